@@ -1,0 +1,283 @@
+"""Identity of the stages that make and measure data: sources, filters, decontamination, sampling, judging, evaluation."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, computed_field, field_validator
+
+from configs.assets import ASSETS
+from configs.frozen import Dtype, Frozen, Many
+from configs.training import Sampling
+
+RecordType = Literal["conversation", "prompt", "preference", "item"]
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+# --- models that come from outside -------------------------------------------------------------------------------------
+
+
+class PackagedModel(Frozen):
+    """A model that ships inside a registry package, converted to safetensors."""
+
+    type: Literal["packaged"]
+    asset: str
+    """A name in `configs/assets.py`."""
+
+    @field_validator("asset")
+    @classmethod
+    def known(cls, value: str) -> str:
+        return known_asset(value)
+
+    @computed_field
+    @property
+    def sha256(self) -> str:
+        return ASSETS[self.asset].sha256
+
+
+class RandomLlama(Frozen):
+    """A Llama with random weights and a byte-level BPE tokenizer trained on the stage's `corpus` input."""
+
+    type: Literal["random_llama"]
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=8)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    ffn: int = Field(ge=8)
+    vocabulary: int = Field(ge=300)
+    context: int = Field(ge=16)
+    seed: int = Field(default=0, ge=0)
+
+
+class FolderModel(Frozen):
+    """A Hugging Face folder inside the project; its files are a dependency of the stage."""
+
+    type: Literal["folder"]
+    path: str
+    """Relative to the project root."""
+
+
+class HubModel(Frozen):
+    """A model of the Hugging Face hub, pinned to a commit."""
+
+    type: Literal["hub"]
+    repo: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    """A full commit hash: names like `main` move."""
+
+
+class SourceModel(Frozen):
+    """Brings a model into the project as a tracked artifact, in safetensors, with our chat template."""
+
+    source: Annotated[PackagedModel | RandomLlama | FolderModel | HubModel, Field(discriminator="type")]
+    chat_template: str = "chatml"
+    """A file `configs/templates/NAME.jinja`; it must mark assistant turns with `{% generation %}`."""
+    dtype: Dtype = "fp32"
+    """Dtype of the stored weights."""
+
+    @field_validator("chat_template")
+    @classmethod
+    def exists(cls, value: str) -> str:
+        names = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+        if value not in names:
+            raise ValueError(f"chat template {value!r} is none of {names}: add configs/templates/{value}.jinja")
+        return value
+
+    @computed_field
+    @property
+    def chat_template_sha256(self) -> str:
+        return hashlib.sha256((TEMPLATES / f"{self.chat_template}.jinja").read_bytes()).hexdigest()
+
+
+# --- data that comes from outside --------------------------------------------------------------------------------------
+
+
+class Arithmetic(Frozen):
+    """Procedural sums, differences and products with a checkable answer."""
+
+    type: Literal["arithmetic"]
+    operations: Many[Literal["add", "subtract", "multiply"]] = Field(min_length=1)
+    digits: Many[int] = Field(min_length=1)
+    """Operand lengths to draw from, e.g. [1, 2]."""
+    count: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    style: Literal["plain", "gsm"] = "plain"
+    """`plain`: the answer alone; `gsm`: one sentence of working that ends in `#### ANSWER`."""
+
+
+class Constraints(Frozen):
+    """Procedural instructions with one of five IFEval checks (lowercase, no comma, quotation, title, word count)."""
+
+    type: Literal["constraints"]
+    checks: Many[Literal["lowercase", "no_comma", "quotation", "title", "word_count"]] = Field(min_length=1)
+    count: int = Field(ge=1)
+    seed: int = Field(ge=0)
+
+
+class Packaged(Frozen):
+    """A data file that ships inside a registry package."""
+
+    type: Literal["packaged"]
+    asset: str
+    count: int | None = Field(default=None, ge=1)
+    """Rows to keep, drawn by hash of (seed, id); all when absent."""
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("asset")
+    @classmethod
+    def known(cls, value: str) -> str:
+        return known_asset(value)
+
+    @computed_field
+    @property
+    def sha256(self) -> str:
+        return ASSETS[self.asset].sha256
+
+
+class Files(Frozen):
+    """JSONL or parquet files inside the project; their content is a dependency of the stage."""
+
+    type: Literal["files"]
+    path: str
+    """A file or folder relative to the project root."""
+    count: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+
+class Hub(Frozen):
+    """A data set of the Hugging Face hub, pinned to a commit."""
+
+    type: Literal["hub"]
+    repo: str
+    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
+    split: str
+    count: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+
+class Leaks(Frozen):
+    """Items of the stage's `leak_from` suites, planted on purpose so that a recipe proves its decontamination."""
+
+    type: Literal["leaks"]
+    count: int = Field(ge=1)
+    seed: int = Field(ge=0)
+    styles: Many[Literal["verbatim", "embedded", "rewrapped"]] = ("verbatim", "embedded", "rewrapped")
+    """As it is; in the middle of other text; with other line breaks and case."""
+
+
+DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Hub | Leaks, Field(discriminator="type")]
+
+
+class MaxCharacters(Frozen):
+    """Drops rows whose text is longer."""
+
+    type: Literal["max_characters"]
+    limit: int = Field(ge=1)
+
+
+class ExactDuplicates(Frozen):
+    """Keeps the first of rows with the same text (white space and case folded)."""
+
+    type: Literal["exact_duplicates"]
+
+
+class Keywords(Frozen):
+    """Drops rows that contain one of the words (case folded, whole words)."""
+
+    type: Literal["keywords"]
+    words: Many[str] = Field(min_length=1)
+
+
+Filter = Annotated[MaxCharacters | ExactDuplicates | Keywords, Field(discriminator="type")]
+
+
+class PrepareData(Frozen):
+    """Sources to one validated, filtered, shuffled set of records."""
+
+    record: RecordType
+    task: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
+    """Name of the benchmark task; required for, and only for, `record: item`."""
+    sources: Many[DataSource] = Field(min_length=1)
+    filters: Many[Filter] = ()
+    seed: int = Field(default=0, ge=0)
+    """Order of the rows."""
+
+
+class Decontaminate(Frozen):
+    """Removes training rows that share text with benchmark items: exact n-gram coverage (Tülu 3, §3.2)."""
+
+    ngram: int = Field(default=8, ge=2)
+    threshold: float = Field(default=0.5, gt=0, le=1)
+    """A row is removed when it covers more than this share of an item's tokens by shared n-grams."""
+    max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
+    """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02)."""
+
+
+# --- data that models make ---------------------------------------------------------------------------------------------
+
+
+class Window(Frozen):
+    """A slice of a prompt pool: rows [index * count, (index + 1) * count). Rounds use fresh prompts by other indices."""
+
+    count: int = Field(ge=1)
+    index: int = Field(default=0, ge=0)
+
+
+class Sample(Frozen):
+    """Answers of one or several policies to prompts."""
+
+    sampling: Sampling
+    samples_per_prompt: int = Field(ge=1)
+    """Per policy."""
+    prompts: Window
+    chunk_size: int = Field(default=64, ge=1)
+    """Requests submitted together: the unit of generation, seeding and resume."""
+    dtype: Dtype = "bf16"
+    seed: int = Field(default=0, ge=0)
+
+
+class Judge(Frozen):
+    """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward model(prompt, answer)."""
+
+    verifier_weight: float = Field(default=1.0, ge=0)
+    reward_weight: float = Field(default=0.0, ge=0)
+    """Needs the input `reward_model` when above zero."""
+    dtype: Dtype = "fp32"
+    """Compute dtype of the reward model."""
+
+
+class Pair(Frozen):
+    """Best against worst answer of each prompt; pairs closer than `min_gap` (ties always) are dropped and counted."""
+
+    strategy: Literal["best_vs_worst"] = "best_vs_worst"
+    min_gap: float = Field(default=0.0, ge=0)
+    min_pairs: int = Field(default=1, ge=1)
+    """The stage fails with fewer."""
+    seed: int = Field(default=0, ge=0)
+    """Breaks ties between equally best (or worst) answers, by hash."""
+
+
+class Evaluate(Frozen):
+    """Scores policies on suites, with one engine, item by item."""
+
+    split: Literal["dev", "unseen"] = "dev"
+    """`unseen` suites may be run on the output of a `select` stage only."""
+    sampling: Sampling
+    chunk_size: int = Field(default=64, ge=1)
+    resamples: int = Field(default=2000, ge=100)
+    """Bootstrap resamples of items behind each 95 % interval."""
+    dtype: Dtype = "bf16"
+    seed: int = Field(default=0, ge=0)
+
+
+class Select(Frozen):
+    """The candidate with the highest development score; the earlier one on equal scores."""
+
+    task: str | None = None
+    """One task's score; the mean over tasks when absent."""
+
+
+def known_asset(name: str) -> str:
+    if name not in ASSETS:
+        raise ValueError(f"asset {name!r} is none of {sorted(ASSETS)}")
+    return name

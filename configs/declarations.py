@@ -1,0 +1,157 @@
+"""What each kind of stage is: its version, its config, the types it takes and gives. Nothing here loads torch.
+
+The code behind a kind is `stages/KIND.py`; it is loaded inside jobs only.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from configs import datasets, training
+from configs.frozen import Frozen
+
+ArtifactType = Literal[
+    "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores"
+]
+DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
+
+
+@dataclass(frozen=True)
+class Port:
+    """One named input of a stage."""
+
+    types: frozenset[str]
+    many: bool = False
+    """Takes one or more artifacts, each under a label (by default the name of its stage)."""
+    optional: bool = False
+
+
+def port(*types: ArtifactType, many: bool = False, optional: bool = False) -> Port:
+    return Port(frozenset(types), many, optional)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A kind of stage. Raise `version` when the meaning of its output changes."""
+
+    kind: str
+    version: int
+    config: type[Frozen]
+    inputs: Mapping[str, Port]
+    output: Callable[[Frozen, Mapping[str, list[str]]], str]
+    """Type of the artifact, from the config and the types that arrived at each port."""
+    engine: Literal["none", "torch", "deepspeed", "vllm", "deepspeed+vllm"] = "none"
+    """What its job loads; `deepspeed` kinds may run on several ranks."""
+    trains_on: frozenset[str] = field(default_factory=frozenset)
+    """Ports whose rows reach a gradient: the decontamination gate guards them."""
+
+
+def gives(artifact_type: ArtifactType) -> Callable[[Frozen, Mapping[str, list[str]]], str]:
+    return lambda config, inputs: artifact_type
+
+
+DECLARATIONS: dict[str, Declaration] = {
+    declaration.kind: declaration
+    for declaration in (
+        Declaration(
+            kind="source_model",
+            version=1,
+            config=datasets.SourceModel,
+            inputs={"corpus": port("conversation", many=True, optional=True)},
+            output=gives("policy"),
+            engine="torch",
+        ),
+        Declaration(
+            kind="prepare_data",
+            version=1,
+            config=datasets.PrepareData,
+            inputs={"leak_from": port("item", many=True, optional=True)},
+            output=lambda config, inputs: config.record,
+        ),
+        Declaration(
+            kind="decontaminate",
+            version=1,
+            config=datasets.Decontaminate,
+            inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
+            output=lambda config, inputs: inputs["data"][0],
+        ),
+        Declaration(
+            kind="sft",
+            version=1,
+            config=training.Sft,
+            inputs={"policy": port("policy"), "data": port("conversation", many=True)},
+            output=gives("policy"),
+            engine="deepspeed",
+            trains_on=frozenset({"data"}),
+        ),
+        Declaration(
+            kind="sample",
+            version=1,
+            config=datasets.Sample,
+            inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
+            output=gives("completion"),
+            engine="vllm",
+        ),
+        Declaration(
+            kind="judge",
+            version=1,
+            config=datasets.Judge,
+            inputs={"completions": port("completion"), "reward_model": port("reward_model", optional=True)},
+            output=gives("judgment"),
+            engine="torch",
+        ),
+        Declaration(
+            kind="pair",
+            version=1,
+            config=datasets.Pair,
+            inputs={"judgments": port("judgment")},
+            output=gives("preference"),
+        ),
+        Declaration(
+            kind="reward_model",
+            version=1,
+            config=training.RewardModel,
+            inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
+            output=gives("reward_model"),
+            engine="deepspeed",
+            trains_on=frozenset({"preferences"}),
+        ),
+        Declaration(
+            kind="preference_train",
+            version=1,
+            config=training.PreferenceTrain,
+            inputs={
+                "policy": port("policy"),
+                "preferences": port("preference", many=True),
+                "reference": port("policy", optional=True),
+            },
+            output=gives("policy"),
+            engine="deepspeed",
+            trains_on=frozenset({"preferences"}),
+        ),
+        Declaration(
+            kind="rlvr",
+            version=1,
+            config=training.Rlvr,
+            inputs={"policy": port("policy"), "prompts": port("prompt")},
+            output=gives("policy"),
+            engine="deepspeed+vllm",
+            trains_on=frozenset({"prompts"}),
+        ),
+        Declaration(
+            kind="evaluate",
+            version=1,
+            config=datasets.Evaluate,
+            inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
+            output=gives("scores"),
+            engine="vllm",
+        ),
+        Declaration(
+            kind="select",
+            version=1,
+            config=datasets.Select,
+            inputs={"candidates": port("policy", many=True), "scores": port("scores")},
+            output=gives("policy"),
+        ),
+    )
+}

@@ -1,0 +1,111 @@
+"""YAML with line numbers, without YAML 1.1's surprises (`1e-4` is a number here, repeated keys are an error)."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a file: where, and a message with value, bound and remedy."""
+
+    file: str
+    line: int | None
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.message}" if self.line else f"{self.file}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """All problems of a recipe or profile at once."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
+    list("-+0123456789."),
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML mapping and the line of each of its values."""
+
+    file: str
+    value: dict[str, Any]
+    lines: dict[Place, int]
+
+    def line(self, place: Place) -> int | None:
+        """The line of a value, or of the nearest thing around it."""
+        for end in range(len(place), -1, -1):
+            if place[:end] in self.lines:
+                return self.lines[place[:end]]
+        return None
+
+    def problem(self, place: Place, message: str) -> Problem:
+        return Problem(self.file, self.line(place), message)
+
+
+def parse_value(text: str) -> Any:
+    """One YAML value, as in `--set a.b=VALUE`."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
+def read_document(path: Path, shown_as: str | None = None) -> Document:
+    """Reads a YAML file whose top is a mapping.
+
+    Raises:
+        ConfigError: missing, not YAML, not a mapping, or a key given twice.
+    """
+    name = shown_as or path.name
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ConfigError([Problem(name, None, f"cannot be read: {error.strerror}")]) from error
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or "cannot be parsed"
+        raise ConfigError([Problem(name, mark.line + 1 if mark else None, f"not valid YAML: {problem}")]) from error
+    if not isinstance(value, dict) or node is None:
+        raise ConfigError([Problem(name, 1, "must be a mapping of keys to values")])
+    lines: dict[Place, int] = {}
+    problems: list[Problem] = []
+    _walk(node, (), lines, problems, name)
+    if problems:
+        raise ConfigError(problems)
+    return Document(name, value, lines)
+
+
+def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], problems: list[Problem], file: str) -> None:
+    lines.setdefault(place, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*place, key.value)
+            if inner in lines:
+                problems.append(Problem(file, key.start_mark.line + 1, f"key {key.value!r} stands here twice"))
+            lines[inner] = key.start_mark.line + 1
+            _walk(value, inner, lines, problems, file)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            _walk(value, (*place, index), lines, problems, file)

@@ -1,0 +1,98 @@
+"""How and where a stage runs. Nothing here is identity: `Placement` never changes a bit of the result, `Numerics` may change
+bits but not meaning; numerics are recorded, and a checkpoint made under other numerics is not resumed.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from configs.frozen import Frozen
+
+
+class Numerics(Frozen):
+    """What can change rounding."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    world_size: int = Field(default=1, ge=1)
+    """Ranks of a training job."""
+    packing: bool = True
+    """Documents side by side in one row without padding, isolated from each other; otherwise padded rows."""
+    micro_batch_tokens: int = Field(default=1024, ge=8)
+    """Packed: most tokens in one forward pass (one longer document may exceed it alone)."""
+    micro_batch_sequences: int = Field(default=8, ge=1)
+    """Padded: sequences in one forward pass per rank."""
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    """DeepSpeed ZeRO stage."""
+    gradient_checkpointing: bool = False
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    threads: int = Field(default=2, ge=1)
+    """OpenMP threads per rank on CPU."""
+    logprob_chunk: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at one time."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks of one vLLM engine."""
+
+
+class Placement(Frozen):
+    """Where it runs and how it is watched."""
+
+    launcher: Literal["local"] = "local"
+    slots: int = Field(default=1, ge=1)
+    """Slots of the machine that the stage takes while it runs."""
+    sampler_process: Literal["own", "inline"] = "own"
+    """RLVR: vLLM in a child process of its own, or inside the trainer's."""
+    sampler_memory_gb: float = Field(default=1.0, gt=0)
+    """KV-cache of vLLM on CPU, in GB."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    """Share of GPU memory that vLLM may take."""
+    retries: int = Field(default=2, ge=0)
+    """Further attempts after a failure that may pass by itself; each goes on from the last checkpoint."""
+    heartbeat_timeout_s: float = Field(default=600, gt=0)
+    """A job silent for longer is killed."""
+    timeout_s: float | None = Field(default=None, gt=0)
+    checkpoint_every_s: float = Field(default=300, gt=0)
+    checkpoint_every_steps: int | None = Field(default=None, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+
+
+class Execution(Frozen):
+    """A profile: defaults for all stages, and overrides by kind and by stage name (the later wins)."""
+
+    slots: int = Field(ge=1)
+    """How many slots the machine has: stages run side by side while their slots fit."""
+    numerics: Numerics = Numerics()
+    placement: Placement = Placement()
+    kinds: dict[str, dict[str, Any]] = {}
+    """`KIND: {numerics: {...}, placement: {...}}`"""
+    stages: dict[str, dict[str, Any]] = {}
+    """`STAGE: {numerics: {...}, placement: {...}}`"""
+
+    @model_validator(mode="after")
+    def overrides_are_valid(self) -> "Execution":
+        for name in (*self.kinds, *self.stages):
+            self.of(name, name)
+        return self
+
+    def of(self, kind: str, stage: str) -> tuple[Numerics, Placement]:
+        """Numerics and placement of one stage.
+
+        Raises:
+            ValueError: its placement asks for more slots than the profile has.
+        """
+        numerics, placement = self.numerics.model_dump(), self.placement.model_dump()
+        for override in (self.kinds.get(kind, {}), self.stages.get(stage, {})):
+            unknown = set(override) - {"numerics", "placement"}
+            if unknown:
+                raise ValueError(f"{stage}: {sorted(unknown)} is neither `numerics` nor `placement`")
+            numerics |= override.get("numerics", {})
+            placement |= override.get("placement", {})
+        resolved = Numerics.model_validate(numerics), Placement.model_validate(placement)
+        if resolved[1].slots > self.slots:
+            raise ValueError(f"{stage}: slots {resolved[1].slots} > {self.slots} of the profile: lower one or raise the other")
+        return resolved
+
+
+def profile_path(folder: Path, name: str) -> Path:
+    """A profile's file, by name in `configs/execution/` or by path."""
+    return Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"

@@ -1,0 +1,45 @@
+"""The base of every config class, canonical JSON, and hashes over it."""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
+
+Dtype = Literal["bf16", "fp32"]
+
+
+class Frozen(BaseModel):
+    """Immutable, strict, closed: unknown keys and silently coerced types are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def computed_fields_agree(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """A dump holds computed fields (hashes of what a name stands for); reading it back checks that they still agree."""
+        given = {}
+        if isinstance(value, dict):
+            given = {name: value[name] for name in cls.model_computed_fields if name in value}
+            value = {name: inner for name, inner in value.items() if name not in given}
+        made = handler(value)
+        for name, expected in given.items():
+            if getattr(made, name) != expected:
+                raise ValueError(f"{name} is {getattr(made, name)} now, not {expected}: the file behind it has changed")
+        return made
+
+
+T = TypeVar("T")
+
+Many = Annotated[tuple[T, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+"""A YAML list as an immutable tuple (strict mode alone would refuse the list)."""
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spare space; refuses NaN and whatever has no stable form."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """sha256 (hex) of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()

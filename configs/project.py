@@ -1,0 +1,60 @@
+"""Where things lie in a project: the only place that knows the folder layout."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class ProjectNotFound(FileNotFoundError):
+    """No Pedigree project at or above the folder."""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A cloned repository. All paths are absolute; nothing is created by asking for one."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, start: Path | None = None) -> "Project":
+        """The project that holds `start` (default: the working directory).
+
+        Raises:
+            ProjectNotFound: no folder above `start` holds both `.dvc/` and `configs/recipes/`.
+        """
+        here = (start or Path.cwd()).resolve()
+        for folder in (here, *here.parents):
+            if (folder / ".dvc").is_dir() and (folder / "configs" / "recipes").is_dir():
+                return cls(folder)
+        raise ProjectNotFound(f"no Pedigree project at or above {here}: run the command inside a clone of one")
+
+    @property
+    def recipes(self) -> Path:
+        return self.root / "configs" / "recipes"
+
+    @property
+    def executions(self) -> Path:
+        return self.root / "configs" / "execution"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.root / "artifacts"
+
+    def recipe_folder(self, recipe: str) -> Path:
+        """`artifacts/RECIPE`: params.yaml and one folder per artifact."""
+        return self.artifacts / recipe
+
+    def artifact(self, address: str) -> Path:
+        """`artifacts/RECIPE/STAGE` for the address `RECIPE/STAGE`."""
+        return self.artifacts / address
+
+    @property
+    def private(self) -> Path:
+        """Git-ignored state of this machine: scratch folders, leases."""
+        return self.root / ".pedigree"
+
+    def scratch(self, key: str) -> Path:
+        """Where the job of the stage with this key works: checkpoints, log, unpublished output."""
+        return self.private / "scratch" / key
+
+    def lease(self, key: str) -> Path:
+        return self.private / "leases" / f"{key}.json"

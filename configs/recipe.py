@@ -1,0 +1,494 @@
+"""Recipe files to graphs: extends, overrides, rounds, references, types, cycles, the decontamination gate.
+
+A recipe is YAML:
+
+    description: one line
+    execution: cpu                      # default profile
+    extends: other                      # optional: start from another recipe's stages
+    stages:
+      sft:
+        kind: sft
+        in: {policy: base, data: clean} # a stage, RECIPE/STAGE, a list, or {label: stage}
+        global_batch: 32                # the rest is the stage's config
+      online:
+        rounds: 2                       # unrolled: sample_1, pair_1, dpo_1, sample_2, ...
+        first: sft                      # what `previous` means in round 1
+        stages: {...}                   # `$round` is 1, 2, ...; `previous` the last stage of the round before
+
+Elsewhere `online` names the last stage of the last round. All problems are reported at once.
+"""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.declarations import DATASETS, DECLARATIONS
+from configs.document import ConfigError, Document, Place, Problem, parse_value, read_document
+from configs.frozen import Frozen, digest
+from configs.graph import Edge, Graph, Node
+
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+RECIPE_KEYS = {"description", "execution", "extends", "stages"}
+
+
+def load_recipe(folder: Path, name: str, overrides: Sequence[str] = ()) -> Graph:
+    """The graph of a recipe, by name in `folder` or by path, with `--set` overrides (which make a variant).
+
+    Raises:
+        ConfigError: with every problem found, each with its line.
+    """
+    return _Loading(folder).graph(name, overrides)
+
+
+def recipe_names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+@dataclass(frozen=True)
+class _Raw:
+    """A stage as written, after unrolling, before validation."""
+
+    body: dict[str, Any]
+    document: Document
+    place: Place
+
+    def problem(self, inner: Place, message: str) -> Problem:
+        return self.document.problem((*self.place, *inner), message)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A recipe's stages as written, its parents' merged in and its rounds unrolled."""
+
+    document: Document
+    extends: str | None
+    stages: dict[str, _Raw]
+    groups: dict[str, str]
+    """What a group of rounds stands for elsewhere: the last stage of its last round."""
+
+    def setting(self, key: str, default: str) -> str:
+        return str(self.document.value.get(key, default))
+
+
+class _Loading:
+    """One loading of a recipe and of those it refers to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.graphs: dict[str, Graph] = {}
+        self.open: list[str] = []
+
+    def graph(self, name: str, overrides: Sequence[str] = ()) -> Graph:
+        path = Path(name) if name.endswith((".yaml", ".yml")) else self.folder / f"{name}.yaml"
+        recipe = path.stem
+        if recipe in self.graphs and not overrides:
+            return self.graphs[recipe]
+        if recipe in self.open:
+            circle = " -> ".join([*self.open, recipe])
+            raise ConfigError([Problem(path.name, None, f"recipes refer to each other in a circle: {circle}")])
+        base = self.graph(name) if overrides else None
+        changes = _parse_overrides(overrides)
+        self.open.append(recipe)
+        try:
+            written = self._written(path, changes)
+            shared = [base] if base else []
+            if written.extends:
+                shared.append(self.graph(written.extends))
+            variant = f"{recipe}+{digest(changes)[:8]}" if changes else recipe
+            graph = _Building(self, variant, written, shared, changes).graph()
+        finally:
+            self.open.pop()
+        if not overrides:
+            self.graphs[recipe] = graph
+        return graph
+
+    def _written(self, path: Path, changes: Mapping[str, Any]) -> _Written:
+        """Reads a recipe file; `changes` (dotted paths) are applied to groups before and to stages after unrolling."""
+        if not path.exists():
+            known = ", ".join(recipe_names(self.folder)) or "none"
+            raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; there are: {known}")])
+        document = read_document(path)
+        problems = [] if RECIPE_NAME.fullmatch(path.stem) else [Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}")]
+        for key in set(document.value) - RECIPE_KEYS:
+            problems.append(document.problem((key,), f"unknown key {key!r}: a recipe has {', '.join(sorted(RECIPE_KEYS))}"))
+        own = document.value.get("stages", {})
+        if not isinstance(own, dict) or not (own or document.value.get("extends")):
+            raise ConfigError([*problems, document.problem(("stages",), "`stages` must be a mapping with at least one stage")])
+        own = copy.deepcopy(own)
+        left = {}
+        for place, value in changes.items():
+            group = own.get(place.split(".")[0])
+            if isinstance(group, dict) and "rounds" in group:
+                _set(own, place.split("."), value)
+            else:
+                left[place] = value
+
+        stages: dict[str, _Raw] = {}
+        groups: dict[str, str] = {}
+        extends = document.value.get("extends")
+        if extends is not None:
+            parent = self._written(self.folder / f"{extends}.yaml", {})
+            stages, groups = dict(parent.stages), dict(parent.groups)
+        unrolled, last = _unroll(document, own, problems)
+        for name, raw in unrolled.items():
+            stages[name] = replace(raw, body=_merged(stages[name].body, raw.body)) if name in stages else raw
+        for place, value in left.items():
+            name = place.split(".")[0]
+            if name not in stages:
+                problems.append(Problem("--set", None, f"{place}: recipe {path.stem} has no stage {name!r}: it has {', '.join(stages)}"))
+                continue
+            body = copy.deepcopy(stages[name].body)
+            _set(body, place.split(".")[1:], value)
+            stages[name] = replace(stages[name], body=body)
+        if problems:
+            raise ConfigError(problems)
+        return _Written(document, extends, stages, groups | last)
+
+
+class _Building:
+    """Turns written stages into nodes, parents first, and collects every problem on the way."""
+
+    def __init__(self, loading: _Loading, recipe: str, written: _Written, shared: list[Graph], changes: Mapping[str, Any]) -> None:
+        self.loading, self.recipe, self.written, self.changes = loading, recipe, written, changes
+        self.known = {(node.name, node.spec): node for graph in shared for node in graph.nodes.values()}
+        self.foreign = {node.address: node for graph in shared for node in graph.nodes.values()}
+        self.nodes: dict[str, Node] = {}
+        self.built: dict[str, Node | None] = {}
+        self.problems: list[Problem] = []
+
+    def graph(self) -> Graph:
+        for name in self.written.stages:
+            self._node(name, ())
+        if not self.problems:
+            self.problems.extend(self._gate())
+        if self.problems:
+            unique = list(dict.fromkeys(self.problems))
+            raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
+        written = self.written
+        return Graph(
+            recipe=self.recipe,
+            description=written.setting("description", ""),
+            execution=written.setting("execution", "cpu"),
+            nodes=self.nodes,
+            overrides=dict(self.changes),
+        )
+
+    def _node(self, name: str, below: tuple[str, ...]) -> Node | None:
+        """Builds a stage after its parents; None when it has problems (they are collected)."""
+        if name in self.built:
+            return self.built[name]
+        raw = self.written.stages[name]
+        if name in below:
+            circle = " -> ".join([*below[below.index(name) :], name])
+            self.problems.append(raw.problem(("in",), f"stages feed each other in a circle: {circle}"))
+            return None
+        node = self._build(name, raw, (*below, name))
+        self.built[name] = node
+        return node
+
+    def _build(self, name: str, raw: _Raw, below: tuple[str, ...]) -> Node | None:
+        body = dict(raw.body)
+        kind = body.pop("kind", None)
+        declaration = DECLARATIONS.get(str(kind))
+        if declaration is None:
+            self.problems.append(raw.problem(("kind",), f"stage {name}: kind {kind!r} is none of {', '.join(DECLARATIONS)}"))
+            return None
+        sources = self._sources(name, raw, body.pop("in", None) or {}, below)
+        config = self._config(name, raw, declaration.config, body)
+        if sources is None or config is None:
+            return None
+        arrived: dict[str, list[str]] = {}
+        for edge, source in sources:
+            arrived.setdefault(edge.port, []).append(source.output)
+        output = declaration.output(config, arrived)
+        spec = digest(
+            {
+                "kind": kind,
+                "version": declaration.version,
+                "config": config.model_dump(mode="json"),
+                "inputs": sorted([edge.port, edge.label, source.spec] for edge, source in sources),
+            }
+        )
+        shared = self.known.get((name, spec))
+        if shared is not None:
+            self._adopt(shared)
+            return shared
+        node = Node(
+            recipe=self.recipe,
+            name=name,
+            kind=declaration.kind,
+            config=config,
+            edges=tuple(edge for edge, _ in sources),
+            output=output,
+            files=_files(config),
+            spec=spec,
+        )
+        self.nodes[node.address] = node
+        return node
+
+    def _adopt(self, node: Node) -> None:
+        """Takes a stage of another recipe, and all it is made from, into this graph."""
+        if node.address not in self.nodes:
+            for parent in node.parents:
+                self._adopt(self.foreign[parent])
+            self.nodes[node.address] = node
+
+    def _sources(self, name: str, raw: _Raw, given: Any, below: tuple[str, ...]) -> list[tuple[Edge, Node]] | None:
+        """The stage's inputs, each with the node that makes it; None when one of them has a problem."""
+        ports = DECLARATIONS[raw.body["kind"]].inputs
+        if not isinstance(given, dict):
+            self.problems.append(raw.problem(("in",), f"stage {name}: `in` must map ports to stages; its ports are {', '.join(ports)}"))
+            return None
+        good = True
+        for port_name in set(given) - set(ports):
+            good = False
+            self.problems.append(raw.problem(("in", port_name), f"stage {name}: no input {port_name!r}; a {raw.body['kind']} takes {', '.join(ports) or 'none'}"))
+        for port_name, port in ports.items():
+            if not port.optional and port_name not in given:
+                good = False
+                self.problems.append(raw.problem(("in",), f"stage {name}: input {port_name!r} is missing: name a stage that makes a {' or '.join(sorted(port.types))}"))
+        found: list[tuple[Edge, Node]] = []
+        for port_name, value in given.items():
+            if port_name not in ports:
+                continue
+            port = ports[port_name]
+            for label, reference in _labelled(value):
+                source = self._source(name, raw, port_name, reference, below)
+                if source is None:
+                    good = False
+                    continue
+                if source.output not in port.types:
+                    good = False
+                    self.problems.append(
+                        raw.problem(
+                            ("in", port_name),
+                            f"stage {name}: input {port_name!r} is {reference}, a {source.output}; it must be a {' or '.join(sorted(port.types))}",
+                        )
+                    )
+                found.append((Edge(port_name, label or source.name, source.address), source))
+            labels = [edge.label for edge, _ in found if edge.port == port_name]
+            if len(labels) != len(set(labels)):
+                good = False
+                self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r} has a label twice: {', '.join(labels)}"))
+            if not port.many and len(labels) > 1:
+                good = False
+                self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r} takes one stage, not {len(labels)}"))
+        return found if good else None
+
+    def _source(self, name: str, raw: _Raw, port_name: str, reference: Any, below: tuple[str, ...]) -> Node | None:
+        reference = self.written.groups.get(str(reference), str(reference))
+        if reference in self.written.stages:
+            return self._node(reference, below)
+        if "/" in reference:
+            recipe, _, stage = reference.partition("/")
+            try:
+                other = self.loading.graph(recipe)
+                node = other.find(stage)
+            except (ConfigError, KeyError) as error:
+                self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r}: {error.args[0]}"))
+                return None
+            self.foreign.update(other.nodes)
+            self._adopt(node)
+            return node
+        known = ", ".join([*self.written.stages, *self.written.groups])
+        self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r} names {reference!r}, which does not exist; there are {known}"))
+        return None
+
+    def _config(self, name: str, raw: _Raw, config: type[Frozen], body: dict[str, Any]) -> Frozen | None:
+        try:
+            return config.model_validate(body)
+        except ValidationError as error:
+            for detail in error.errors():
+                place = tuple(part for part in detail["loc"] if part in _parts(raw.body))
+                shown = ".".join(str(part) for part in detail["loc"]) or "(whole stage)"
+                message = detail["msg"].removeprefix("Value error, ")
+                if detail["type"] == "extra_forbidden":
+                    message = f"unknown key; a {raw.body['kind']} has {', '.join(config.model_fields)}" if len(detail["loc"]) == 1 else "unknown key"
+                elif detail["type"] != "missing" and not isinstance(detail["input"], dict):
+                    message = f"{message} (it is {detail['input']!r})"
+                self.problems.append(raw.problem(place, f"stage {name}: {shown}: {message}"))
+            return None
+
+    def _gate(self) -> list[Problem]:
+        """Nothing trains on rows that were not decontaminated against every suite that the recipe reports."""
+        suites = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
+        problems = []
+        for node in self.nodes.values():
+            for edge in node.edges:
+                if edge.port not in node.declaration.trains_on:
+                    continue
+                for missing in sorted(suites - self._covered(edge.source)):
+                    problems.append(
+                        self._problem(
+                            node,
+                            ("in", edge.port),
+                            f"stage {node.name}: trains on {edge.source}, which is not decontaminated against {missing}: "
+                            f"put a `decontaminate` stage with that benchmark before it",
+                        )
+                    )
+        problems.extend(self._unseen())
+        return problems
+
+    def _problem(self, node: Node, place: Place, message: str) -> Problem:
+        if node.recipe == self.recipe:
+            return self.written.stages[node.name].problem(place, message)
+        return Problem(self.written.document.file, None, message)
+
+    def _covered(self, address: str) -> set[str]:
+        """Suites that every row which led to this data set was checked against."""
+        node = self.nodes[address]
+        if node.kind == "decontaminate":
+            return {edge.source for edge in node.edges if edge.port == "benchmarks"} | self._covered_by_parents(node)
+        return self._covered_by_parents(node)
+
+    def _covered_by_parents(self, node: Node) -> set[str]:
+        rows = DATASETS - {"item"} | {"completion", "judgment"}
+        parents = [edge.source for edge in node.edges if self.nodes[edge.source].output in rows]
+        covers = [self._covered(parent) for parent in parents]
+        return set.intersection(*covers) if covers else set()
+
+    def _unseen(self) -> list[Problem]:
+        problems = []
+        for node in self.nodes.values():
+            if node.recipe != self.recipe or node.kind != "evaluate" or node.config.model_dump()["split"] != "unseen":
+                continue
+            for edge in node.edges:
+                if edge.port == "policies" and self.nodes[edge.source].kind not in ("select", "source_model"):
+                    problems.append(
+                        self._problem(
+                            node,
+                            ("in", "policies"),
+                            f"stage {node.name}: {edge.source} is not frozen: unseen suites take the output of a `select` stage (and the base model)",
+                        )
+                    )
+        return problems
+
+
+def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for text in overrides:
+        place, equals, value = text.partition("=")
+        if not equals or "." not in place:
+            raise ConfigError([Problem("--set", None, f"{text!r} must be STAGE.FIELD=VALUE, e.g. sft.optimizer.learning_rate=1e-4")])
+        changes[place.strip()] = parse_value(value)
+    return dict(sorted(changes.items()))
+
+
+def _set(target: dict[str, Any], place: Sequence[str], value: Any) -> None:
+    for part in place[:-1]:
+        inner = target.get(part)
+        if not isinstance(inner, dict):
+            inner = target[part] = {}
+        target = inner
+    target[place[-1]] = value
+
+
+def _merged(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
+    """The child's stage over the parent's: mappings merge, everything else replaces. Another `kind` starts afresh."""
+    if child.get("kind", parent.get("kind")) != parent.get("kind"):
+        return child
+    merged = dict(parent)
+    for key, value in child.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        tagged = both and value.get("type", merged[key].get("type")) != merged[key].get("type")
+        merged[key] = _merged(merged[key], value) if both and not tagged else value
+    return merged
+
+
+def _unroll(document: Document, stages: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, _Raw], dict[str, str]]:
+    """Stages with every group of rounds written out, and the stage that each group stands for."""
+    found: dict[str, _Raw] = {}
+    groups: dict[str, str] = {}
+    for name, body in stages.items():
+        place: Place = ("stages", name)
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            problems.append(document.problem(place, f"stage name {name!r} must match {NAME.pattern}"))
+        elif not isinstance(body, dict):
+            problems.append(document.problem(place, f"stage {name} must be a mapping"))
+        elif "rounds" in body:
+            _unroll_group(document, name, body, found, groups, problems)
+        else:
+            found[name] = _Raw(body, document, place)
+    return found, groups
+
+
+def _unroll_group(document, name, body, found, groups, problems) -> None:
+    place: Place = ("stages", name)
+    rounds, first, inner = body.get("rounds"), body.get("first"), body.get("stages")
+    if set(body) != {"rounds", "first", "stages"} or not isinstance(inner, dict) or not inner:
+        problems.append(document.problem(place, f"group {name} must have exactly `rounds`, `first` and `stages`"))
+        return
+    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+        problems.append(document.problem((*place, "rounds"), f"group {name}: rounds is {rounds!r}; it must be a whole number of at least 1"))
+        return
+    previous = str(first)
+    for index in range(1, rounds + 1):
+        names = {stage: f"{stage}_{index}" for stage in inner} | {"previous": previous}
+        for stage, template in inner.items():
+            found[f"{stage}_{index}"] = _Raw(_instance(template, names, index), document, (*place, "stages", stage))
+        previous = f"{list(inner)[-1]}_{index}"
+    groups[name] = previous
+
+
+def _instance(template: Any, names: Mapping[str, str], index: int) -> Any:
+    """A template's body in one round: inputs renamed, `$round` replaced by the number."""
+
+    def rename(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rename(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [rename(inner) for inner in value]
+        return names.get(value, value)
+
+    def number(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: number(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [number(inner) for inner in value]
+        return index if value == "$round" else value
+
+    body = number(template)
+    if isinstance(body, dict) and "in" in body:
+        body["in"] = rename(body["in"])
+    return body
+
+
+def _labelled(value: Any) -> list[tuple[str | None, Any]]:
+    if isinstance(value, dict):
+        return [(str(label), reference) for label, reference in value.items()]
+    if isinstance(value, list):
+        return [(None, reference) for reference in value]
+    return [(None, value)]
+
+
+def _files(config: Frozen) -> tuple[str, ...]:
+    """Project files named anywhere in a config (fields `path` of `files` and `folder` sources)."""
+    found = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if value.get("type") in ("files", "folder"):
+                found.append(value["path"])
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    walk(config.model_dump(mode="json"))
+    return tuple(dict.fromkeys(found))
+
+
+def _parts(value: Any) -> set[str | int]:
+    """All keys and indices inside a value: what can be part of a place in the file."""
+    if isinstance(value, dict):
+        return set(value).union(*(_parts(inner) for inner in value.values()))
+    if isinstance(value, list):
+        return set(range(len(value))).union(*(_parts(inner) for inner in value))
+    return set()

@@ -1,0 +1,129 @@
+"""Identity of the stages that train: SFT, reward model, preference optimisation, RLVR.
+
+Quantities are effective ones: a global batch is the number of sequences (or pairs, or prompts) per optimizer step over all
+ranks. How a batch is cut into ranks and micro-batches is execution (`configs/execution.py`) and changes no field here.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.frozen import Dtype, Frozen, Many
+
+
+class Optimizer(Frozen):
+    """AdamW (Loshchilov & Hutter 2019) with a learning-rate schedule over the whole run."""
+
+    learning_rate: float = Field(gt=0, le=1)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Shape after warm-up; linear and cosine end at zero."""
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Share of all steps spent in linear warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are clipped to this global L2 norm."""
+
+
+class Training(Frozen):
+    """What every trained model states. Weights are kept in fp32 by the optimizer whatever the compute dtype."""
+
+    global_batch: int = Field(ge=1)
+    """Sequences (SFT) or pairs (reward model, preference training) per optimizer step, over all ranks."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the data; each is shuffled by (seed, epoch). The last, incomplete batch of an epoch is trained on."""
+    max_length: int = Field(ge=8)
+    """Longest sequence in tokens, prompt and answer together; longer rows are dropped and counted."""
+    dtype: Dtype = "bf16"
+    """Compute dtype of forward and backward."""
+    optimizer: Optimizer
+    seed: int = Field(default=0, ge=0)
+
+
+class Sft(Training):
+    """Supervised fine-tuning on the assistant's tokens."""
+
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """`mean`: over all trained tokens of the global batch; `sum`: no denominator (the original Tülu 3 setting)."""
+
+
+class BradleyTerry(Frozen):
+    """-log σ(s_w - s_l) + centering * (s_w + s_l)²  (Bradley & Terry 1952; centering: arXiv 2312.09244)."""
+
+    type: Literal["bradley_terry"]
+    centering: float = Field(default=0.0, ge=0)
+
+
+class RewardModel(Training):
+    """A scalar head on a policy, trained on preference pairs."""
+
+    loss: BradleyTerry = BradleyTerry(type="bradley_terry")
+    holdout: float = Field(default=0.1, ge=0, lt=0.9)
+    """Share of pairs (by hash of their id) kept aside to measure accuracy."""
+
+
+class Dpo(Frozen):
+    """-log σ(β (r_w - r_l)) with r the summed log-ratio to the reference (Rafailov et al. 2023, eq. 7)."""
+
+    type: Literal["dpo"]
+    beta: float = Field(default=0.1, gt=0)
+
+
+class DpoNorm(Frozen):
+    """DPO with each log-ratio divided by its answer's length in tokens (Tülu 3, arXiv 2411.15124, §5.1)."""
+
+    type: Literal["dpo_norm"]
+    beta: float = Field(default=5.0, gt=0)
+
+
+PreferenceLoss = Annotated[Dpo | DpoNorm, Field(discriminator="type")]
+
+
+class PreferenceTrain(Training):
+    """One pass of preference optimisation against a fixed reference (the initial policy unless `reference` is given)."""
+
+    loss: PreferenceLoss
+
+
+class Sampling(Frozen):
+    """How answers are drawn. Temperature 0 is greedy."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(ge=1)
+    """Longest answer, in tokens."""
+
+
+class Grpo(Frozen):
+    """Group-relative policy optimisation (Shao et al. 2024) with DAPO's asymmetric clip and token mean (arXiv 2503.14476).
+
+    A_i = (R_i - mean R) / (std R + 1e-4) over the answers to one prompt; loss = -min(ρA, clip(ρ, 1-ε_low, 1+ε_high)A),
+    summed over tokens and divided by all trained tokens of the step; plus kl * k3(θ ‖ initial policy).
+    Groups whose rewards are all equal carry no gradient: they are left out of loss and denominator, and counted.
+    """
+
+    type: Literal["grpo"]
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    kl: float = Field(default=0.0, ge=0)
+
+
+class Rlvr(Frozen):
+    """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
+
+    algorithm: Grpo
+    steps: int = Field(ge=1)
+    """Optimizer steps; each draws fresh rollouts from the current weights."""
+    prompts_per_step: int = Field(ge=1)
+    samples_per_prompt: int = Field(ge=2)
+    sampling: Sampling
+    max_prompt_length: int = Field(ge=1)
+    """Longest prompt in tokens; longer prompts are dropped and counted."""
+    max_logprob_gap: float = Field(default=0.1, gt=0)
+    """Agreement probe after each weight load: mean |log-prob(sampler) - log-prob(trainer)| per token must not exceed this."""
+    dtype: Dtype = "bf16"
+    optimizer: Optimizer
+    seed: int = Field(default=0, ge=0)

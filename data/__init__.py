@@ -1,0 +1,1 @@
+"""Records, artifacts, sources, filters, decontamination, chat templates, expectations."""

@@ -1,0 +1,213 @@
+"""Artifacts: immutable folders with a payload and the record that proves it.
+
+    payload/        what later stages read
+    evidence/       what people read: curves, manifests, samples, drops; no stage depends on it
+    record.json     key, config, inputs, files, metrics: no time, host, path or commit
+    run.json        how it came about: code, environment, execution, attempts, times
+    lineage.json    records and runs of all ancestors
+
+A folder without a record does not exist.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from configs.frozen import Frozen, canonical_json, digest
+
+RECORD_SCHEMA = 1
+PARTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
+
+
+class ArtifactError(Exception):
+    """An artifact is missing, damaged or of another type; the message names it and the remedy."""
+
+
+class FileEntry(Frozen):
+    """One file of a payload."""
+
+    path: str
+    """Relative to `payload/`, with forward slashes."""
+    size: int
+    sha256: str
+
+
+class Input(Frozen):
+    """One lineage edge."""
+
+    port: str
+    label: str
+    content: str
+    """Content hash of the artifact that was read."""
+    producer: str
+    """Id of the artifact that was read; outside the key: only content decides."""
+
+
+class Record(Frozen):
+    """What an artifact is. Equal keys promise equal meaning; equal contents are equal bytes."""
+
+    schema_version: int = RECORD_SCHEMA
+    kind: str
+    version: int
+    type: str
+    config: dict[str, Any]
+    inputs: tuple[Input, ...] = Field(strict=False)
+    source_files: dict[str, str] = {}
+    """Project files that the config names, with sha256."""
+    key: str
+    content: str
+    files: tuple[FileEntry, ...] = Field(strict=False)
+    metrics: dict[str, Any]
+    """Numbers and verdicts that define the result (rows, steps, scores); no times."""
+    marks: tuple[str, ...] = Field(default=(), strict=False)
+    """What a reader must know, e.g. `numerics changed at step N`."""
+
+    @property
+    def id(self) -> str:
+        return digest([self.key, self.content])
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published artifact, opened."""
+
+    path: Path
+    record: Record
+
+    @property
+    def payload(self) -> Path:
+        return self.path / "payload"
+
+    @property
+    def evidence(self) -> Path:
+        return self.path / "evidence"
+
+    @property
+    def type(self) -> str:
+        return self.record.type
+
+
+def stage_key(
+    kind: str,
+    version: int,
+    config: Mapping[str, Any],
+    inputs: list[tuple[str, str, str]],
+    source_files: Mapping[str, str],
+) -> str:
+    """Hash of what is known before the run; `inputs` are (port, label, content)."""
+    return digest(
+        {
+            "kind": kind,
+            "version": version,
+            "config": dict(config),
+            "inputs": sorted([list(edge) for edge in inputs]),
+            "source_files": dict(source_files),
+        }
+    )
+
+
+def sha256_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_path(path: Path) -> str:
+    """sha256 of a file, or of the sorted (path, sha256) list of a folder's files."""
+    if path.is_dir():
+        return content_hash(scan(path))
+    return sha256_file(path)
+
+
+def scan(folder: Path) -> tuple[FileEntry, ...]:
+    """All files below `folder`, sorted by path, hashed.
+
+    Raises:
+        ArtifactError: something below is neither a file nor a folder (a link would leave the artifact).
+    """
+    entries = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ArtifactError(f"{path} is not a plain file: an artifact holds plain files only")
+        if path.is_file():
+            entries.append(FileEntry(path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_file(path)))
+    return tuple(sorted(entries, key=lambda entry: entry.path))
+
+
+def content_hash(files: tuple[FileEntry, ...]) -> str:
+    """Hash of the sorted (path, sha256) list."""
+    return digest([[entry.path, entry.sha256] for entry in sorted(files, key=lambda entry: entry.path)])
+
+
+def open_artifact(path: Path, verify: bool = False) -> Artifact:
+    """Opens a published artifact.
+
+    Args:
+        path: its folder.
+        verify: re-hash the payload, instead of trusting names and sizes.
+
+    Raises:
+        ArtifactError: no record, an unknown schema, or a payload that is not the recorded one; each differing file is named.
+    """
+    record_file = path / "record.json"
+    if not record_file.is_file():
+        raise ArtifactError(f"{path} holds no record.json: it was never finished; run the stage that makes it")
+    try:
+        raw = json.loads(record_file.read_text())
+        if raw.get("schema_version") != RECORD_SCHEMA:
+            raise ArtifactError(f"{record_file} has schema {raw.get('schema_version')}; this version reads {RECORD_SCHEMA}")
+        record = Record.model_validate(raw)
+    except ValueError as error:
+        raise ArtifactError(f"{record_file} is damaged ({error}); restore the artifact or run its stage again") from error
+    artifact = Artifact(path, record)
+    problems = differences(artifact, verify)
+    if problems:
+        raise ArtifactError(f"{path} is not what its record says: {'; '.join(problems)}; restore it or run its stage again")
+    return artifact
+
+
+def differences(artifact: Artifact, verify: bool) -> list[str]:
+    """How the payload on disk differs from the record, one sentence a file."""
+    recorded = {entry.path: entry for entry in artifact.record.files}
+    present = {p.relative_to(artifact.payload).as_posix(): p for p in sorted(artifact.payload.rglob("*")) if p.is_file()}
+    problems = [f"payload/{name} is missing" for name in recorded.keys() - present.keys()]
+    problems += [f"payload/{name} is not in the record" for name in present.keys() - recorded.keys()]
+    for name in sorted(recorded.keys() & present.keys()):
+        entry, path = recorded[name], present[name]
+        if path.stat().st_size != entry.size:
+            problems.append(f"payload/{name} has {path.stat().st_size} bytes instead of {entry.size}")
+        elif verify and sha256_file(path) != entry.sha256:
+            problems.append(f"payload/{name} has another sha256")
+    if content_hash(artifact.record.files) != artifact.record.content:
+        problems.append("record.json contradicts itself: its content is not the hash of its files")
+    return sorted(problems)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON so that a reader sees the old file or the whole new one, also after a power cut."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows as JSONL with a stable form: equal rows are equal bytes."""
+    write_text(path, "".join(canonical_json(row) + "\n" for row in rows))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    with path.open() as stream:
+        return [json.loads(line) for line in stream]

@@ -1,0 +1,116 @@
+"""The rows that stages exchange. On disk each is one line of `payload/rows.jsonl`.
+
+Messages are `{"role": "system" | "user" | "assistant", "content": str}`. A verifier is a name and its arguments, e.g.
+`{"name": "arithmetic", "answer": "42"}` (see `stages/core/verifiers.py`), or null where nothing can be checked.
+"""
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from data.artifacts import Artifact, read_rows, write_rows
+
+
+class Message(TypedDict):
+    role: str
+    content: str
+
+
+class Conversation(TypedDict):
+    """{"id": "arithmetic-3f2a", "source": "arithmetic", "messages": [user, assistant, ...]}; the last turn is the assistant's."""
+
+    id: str
+    source: str
+    messages: list[Message]
+
+
+class Prompt(TypedDict):
+    """A conversation that ends with the user's turn, and how to check an answer."""
+
+    id: str
+    source: str
+    messages: list[Message]
+    verifier: dict[str, Any] | None
+
+
+class Item(TypedDict):
+    """A prompt of a benchmark."""
+
+    id: str
+    source: str
+    task: str
+    messages: list[Message]
+    verifier: dict[str, Any]
+
+
+class Preference(TypedDict):
+    """Two answers to one prompt; `margin` is the score gap, where one was measured."""
+
+    id: str
+    source: str
+    messages: list[Message]
+    chosen: str
+    rejected: str
+    margin: float | None
+
+
+class Completion(TypedDict):
+    """One sampled answer and all that says where it came from."""
+
+    id: str
+    """`PROMPT_ID/POLICY_LABEL/INDEX`."""
+    prompt_id: str
+    source: str
+    messages: list[Message]
+    verifier: dict[str, Any] | None
+    policy: str
+    """Label of the policy at the stage's input."""
+    policy_content: str
+    """Content hash of that policy."""
+    index: int
+    seed: int
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    """Of each response token under the sampling distribution."""
+    text: str
+    finish_reason: str
+    """`stop` (the end token was drawn; it is the last of `response_ids`) or `length`."""
+
+
+class Judgment(TypedDict):
+    """One answer and its scores; a judge that could not score leaves null, never a number."""
+
+    id: str
+    prompt_id: str
+    source: str
+    messages: list[Message]
+    policy: str
+    text: str
+    finish_reason: str
+    response_length: int
+    verifier_score: float | None
+    reward: float | None
+    score: float | None
+
+
+class ItemScore(TypedDict):
+    """One policy's answer to one benchmark item."""
+
+    id: str
+    task: str
+    policy: str
+    text: str
+    answer: str | None
+    """What the verifier extracted."""
+    score: float
+    reason: str
+
+
+def load(artifact: Artifact) -> list[dict[str, Any]]:
+    """All rows of a data artifact."""
+    return read_rows(artifact.payload / "rows.jsonl")
+
+
+def save(out: Path, rows: list[Any]) -> None:
+    """Writes a data artifact's rows below its output folder."""
+    write_rows(out / "payload" / "rows.jsonl", rows)

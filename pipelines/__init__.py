@@ -1,0 +1,1 @@
+"""Running recipes: the flow, `ensure(stage)`, the DVC ledger, launchers, lineage, the command line."""

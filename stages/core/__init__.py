@@ -1,0 +1,1 @@
+"""Pure functions: losses, advantages, log-probabilities, verifiers, statistics."""

@@ -1,0 +1,1 @@
+"""One door each to DeepSpeed and vLLM."""

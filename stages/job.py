@@ -1,0 +1,113 @@
+"""A running stage: what its code may know of the outside, and what it reports.
+
+A job works in a scratch folder named after the stage's key:
+
+    spec.json       what to do (written by the orchestrator before the start)
+    progress.json   the heartbeat: step, total, numbers of the moment
+    curve.jsonl     one line per logged step; survives a resume without gaps or repeats
+    checkpoints/    the stage's own
+    out/            the unpublished artifact: payload/ and evidence/
+    done.json       written last: the result, or the failure and its cause
+"""
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.execution import Numerics, Placement
+from configs.frozen import Frozen
+from data.artifacts import Artifact, read_rows, write_json, write_text
+
+HEARTBEAT_INTERVAL_S = 1.0
+
+
+class StageError(Exception):
+    """A stage cannot give what it promises; running it again would end the same way."""
+
+
+class Preempted(Exception):
+    """The job was asked to stop, has written a checkpoint, and may be resumed."""
+
+
+class JobSpec(Frozen):
+    """What the orchestrator asks of a job; a file, so that a job outlives whoever started it."""
+
+    address: str
+    kind: str
+    key: str
+    config: dict[str, Any]
+    inputs: dict[str, dict[str, str]]
+    """Port → label → absolute folder of the artifact."""
+    source_files: dict[str, str]
+    """Project file → absolute path."""
+    numerics: Numerics
+    placement: Placement
+
+
+@dataclass
+class Job:
+    """The outside world of one stage run, on one rank."""
+
+    folder: Path
+    address: str
+    key: str
+    numerics: Numerics
+    placement: Placement
+    source_files: dict[str, Path]
+    rank: int = 0
+    _last_beat: float = field(default=0.0, repr=False)
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def evidence(self) -> Path:
+        """For people: curves, manifests, samples. No stage reads it."""
+        path = self.out / "evidence"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def progress(self, step: int, total: int, **numbers: float) -> None:
+        """Says that the job is alive and how far it is. Cheap: at most one write a second."""
+        now = time.time()
+        if self.rank == 0 and (now - self._last_beat >= HEARTBEAT_INTERVAL_S or step == total):
+            self._last_beat = now
+            beat = {"step": step, "total": total, "time": now, "numbers": numbers}
+            temporary = self.folder / f".progress.{os.getpid()}"
+            temporary.write_text(json.dumps(beat))
+            os.replace(temporary, self.folder / "progress.json")
+
+    def log(self, step: int, **numbers: float) -> None:
+        """Adds a line to the training curve; written by rank 0 once per step."""
+        if self.rank == 0:
+            with (self.folder / "curve.jsonl").open("a") as stream:
+                stream.write(json.dumps({"step": step, **numbers}) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forgets curve lines after `step`: they will be written again by the resumed run."""
+        path = self.folder / "curve.jsonl"
+        if self.rank == 0 and path.exists():
+            kept = [row for row in read_rows(path) if row["step"] <= step]
+            write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+Inputs = dict[str, dict[str, Artifact]]
+"""Port → label → artifact, in the order of the recipe."""
+
+
+def only(inputs: Inputs, port: str) -> Artifact:
+    """The artifact at a port that takes one."""
+    (artifact,) = inputs[port].values()
+    return artifact
+
+
+def only_or_none(inputs: Inputs, port: str) -> Artifact | None:
+    return only(inputs, port) if inputs.get(port) else None
