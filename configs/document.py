@@ -66,7 +66,7 @@ class Document:
 
 def parse_value(text: str) -> Any:
     """One YAML value, as in `--set a.b=VALUE`."""
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    return yaml.load(text, Loader=_Loader)
 
 
 def read_document(path: Path, shown_as: str | None = None) -> Document:
@@ -82,7 +82,7 @@ def read_document(path: Path, shown_as: str | None = None) -> Document:
         raise ConfigError([Problem(name, None, f"cannot be read: {error.strerror}")]) from error
     try:
         node = yaml.compose(text, Loader=_Loader)
-        value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "cannot be parsed"

@@ -63,9 +63,9 @@ class Execution(Frozen):
     """How many slots the machine has: stages run side by side while their slots fit."""
     numerics: Numerics = Numerics()
     placement: Placement = Placement()
-    kinds: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """`KIND: {numerics: {...}, placement: {...}}`"""
-    stages: dict[str, dict[str, Any]] = {}
+    stages: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """`STAGE: {numerics: {...}, placement: {...}}`"""
 
     @model_validator(mode="after")

@@ -73,6 +73,8 @@ class Graph:
     """By address, in topological order."""
     overrides: Mapping[str, object]
     """The `--set` values that made this variant; empty for a committed recipe."""
+    source: str = ""
+    """What was loaded: the name of a recipe, or the path of its file as it was given."""
 
     @property
     def own(self) -> list[Node]:

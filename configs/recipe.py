@@ -27,7 +27,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.declarations import DATASETS, DECLARATIONS
+from configs.datasets import Evaluate
+from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Document, Place, Problem, parse_value, read_document
 from configs.frozen import Frozen, digest
 from configs.graph import Edge, Graph, Node
@@ -44,6 +45,17 @@ def load_recipe(folder: Path, name: str, overrides: Sequence[str] = ()) -> Graph
         ConfigError: with every problem found, each with its line.
     """
     return _Loading(folder).graph(name, overrides)
+
+
+def load_recipes(folder: Path, name: str, overrides: Sequence[str] = ()) -> list[Graph]:
+    """The graph of a recipe, last, after those of all recipes that it extends or takes stages from.
+
+    Raises:
+        ConfigError: with every problem found, each with its line.
+    """
+    loading = _Loading(folder)
+    graph = loading.graph(name, overrides)
+    return [*(other for other in loading.graphs.values() if other is not graph), graph]
 
 
 def recipe_names(folder: Path) -> list[str]:
@@ -101,7 +113,7 @@ class _Loading:
             if written.extends:
                 shared.append(self.graph(written.extends))
             variant = f"{recipe}+{digest(changes)[:8]}" if changes else recipe
-            graph = _Building(self, variant, written, shared, changes).graph()
+            graph = replace(_Building(self, variant, written, shared, changes).graph(), source=name)
         finally:
             self.open.pop()
         if not overrides:
@@ -114,7 +126,9 @@ class _Loading:
             known = ", ".join(recipe_names(self.folder)) or "none"
             raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; there are: {known}")])
         document = read_document(path)
-        problems = [] if RECIPE_NAME.fullmatch(path.stem) else [Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}")]
+        problems: list[Problem] = []
+        if not RECIPE_NAME.fullmatch(path.stem):
+            problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
         for key in set(document.value) - RECIPE_KEYS:
             problems.append(document.problem((key,), f"unknown key {key!r}: a recipe has {', '.join(sorted(RECIPE_KEYS))}"))
         own = document.value.get("stages", {})
@@ -141,7 +155,8 @@ class _Loading:
         for place, value in left.items():
             name = place.split(".")[0]
             if name not in stages:
-                problems.append(Problem("--set", None, f"{place}: recipe {path.stem} has no stage {name!r}: it has {', '.join(stages)}"))
+                known = ", ".join(stages)
+                problems.append(Problem("--set", None, f"{place}: recipe {path.stem} has no stage {name!r}: it has {known}"))
                 continue
             body = copy.deepcopy(stages[name].body)
             _set(body, place.split(".")[1:], value)
@@ -161,12 +176,14 @@ class _Building:
         self.nodes: dict[str, Node] = {}
         self.built: dict[str, Node | None] = {}
         self.problems: list[Problem] = []
+        self.circle_found = False
 
     def graph(self) -> Graph:
         for name in self.written.stages:
             self._node(name, ())
         if not self.problems:
-            self.problems.extend(self._gate())
+            self._gate()
+            self._unseen()
         if self.problems:
             unique = list(dict.fromkeys(self.problems))
             raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
@@ -179,34 +196,34 @@ class _Building:
             overrides=dict(self.changes),
         )
 
+    def _complain(self, name: str, place: Place, message: str) -> None:
+        self.problems.append(self.written.stages[name].problem(place, f"stage {name}: {message}"))
+
     def _node(self, name: str, below: tuple[str, ...]) -> Node | None:
         """Builds a stage after its parents; None when it has problems (they are collected)."""
         if name in self.built:
             return self.built[name]
-        raw = self.written.stages[name]
         if name in below:
-            circle = " -> ".join([*below[below.index(name) :], name])
-            self.problems.append(raw.problem(("in",), f"stages feed each other in a circle: {circle}"))
+            if not self.circle_found:  # one circle is usually seen from many sides
+                self.circle_found = True
+                circle = " -> ".join([*below[below.index(name) :], name])
+                self._complain(name, ("in",), f"stages feed each other in a circle: {circle}")
             return None
-        node = self._build(name, raw, (*below, name))
+        node = self._build(name, (*below, name))
         self.built[name] = node
         return node
 
-    def _build(self, name: str, raw: _Raw, below: tuple[str, ...]) -> Node | None:
-        body = dict(raw.body)
+    def _build(self, name: str, below: tuple[str, ...]) -> Node | None:
+        body = dict(self.written.stages[name].body)
         kind = body.pop("kind", None)
         declaration = DECLARATIONS.get(str(kind))
         if declaration is None:
-            self.problems.append(raw.problem(("kind",), f"stage {name}: kind {kind!r} is none of {', '.join(DECLARATIONS)}"))
+            self._complain(name, ("kind",), f"kind {kind!r} is none of {', '.join(DECLARATIONS)}")
             return None
-        sources = self._sources(name, raw, body.pop("in", None) or {}, below)
-        config = self._config(name, raw, declaration.config, body)
+        sources = self._sources(name, declaration, body.pop("in", None) or {}, below)
+        config = self._config(name, declaration, body)
         if sources is None or config is None:
             return None
-        arrived: dict[str, list[str]] = {}
-        for edge, source in sources:
-            arrived.setdefault(edge.port, []).append(source.output)
-        output = declaration.output(config, arrived)
         spec = digest(
             {
                 "kind": kind,
@@ -219,13 +236,16 @@ class _Building:
         if shared is not None:
             self._adopt(shared)
             return shared
+        arrived: dict[str, list[str]] = {}
+        for edge, source in sources:
+            arrived.setdefault(edge.port, []).append(source.output)
         node = Node(
             recipe=self.recipe,
             name=name,
             kind=declaration.kind,
             config=config,
             edges=tuple(edge for edge, _ in sources),
-            output=output,
+            output=declaration.output(config, arrived),
             files=_files(config),
             spec=spec,
         )
@@ -239,49 +259,48 @@ class _Building:
                 self._adopt(self.foreign[parent])
             self.nodes[node.address] = node
 
-    def _sources(self, name: str, raw: _Raw, given: Any, below: tuple[str, ...]) -> list[tuple[Edge, Node]] | None:
+    def _sources(self, name: str, declaration: Declaration, given: Any, below: tuple[str, ...]) -> list[tuple[Edge, Node]] | None:
         """The stage's inputs, each with the node that makes it; None when one of them has a problem."""
-        ports = DECLARATIONS[raw.body["kind"]].inputs
+        ports, before = declaration.inputs, len(self.problems)
         if not isinstance(given, dict):
-            self.problems.append(raw.problem(("in",), f"stage {name}: `in` must map ports to stages; its ports are {', '.join(ports)}"))
+            self._complain(name, ("in",), f"`in` must map ports to stages; its ports are {', '.join(ports) or 'none'}")
             return None
-        good = True
-        for port_name in set(given) - set(ports):
-            good = False
-            self.problems.append(raw.problem(("in", port_name), f"stage {name}: no input {port_name!r}; a {raw.body['kind']} takes {', '.join(ports) or 'none'}"))
+        for port_name in given:
+            if port_name not in ports:
+                takes = ", ".join(ports) or "none"
+                self._complain(name, ("in", port_name), f"no input {port_name!r}; a {declaration.kind} takes {takes}")
         for port_name, port in ports.items():
             if not port.optional and port_name not in given:
-                good = False
-                self.problems.append(raw.problem(("in",), f"stage {name}: input {port_name!r} is missing: name a stage that makes a {' or '.join(sorted(port.types))}"))
+                self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage that makes a {_any_of(port.types)}")
         found: list[tuple[Edge, Node]] = []
-        for port_name, value in given.items():
-            if port_name not in ports:
-                continue
-            port = ports[port_name]
-            for label, reference in _labelled(value):
-                source = self._source(name, raw, port_name, reference, below)
-                if source is None:
-                    good = False
-                    continue
-                if source.output not in port.types:
-                    good = False
-                    self.problems.append(
-                        raw.problem(
-                            ("in", port_name),
-                            f"stage {name}: input {port_name!r} is {reference}, a {source.output}; it must be a {' or '.join(sorted(port.types))}",
-                        )
-                    )
-                found.append((Edge(port_name, label or source.name, source.address), source))
-            labels = [edge.label for edge, _ in found if edge.port == port_name]
-            if len(labels) != len(set(labels)):
-                good = False
-                self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r} has a label twice: {', '.join(labels)}"))
-            if not port.many and len(labels) > 1:
-                good = False
-                self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r} takes one stage, not {len(labels)}"))
-        return found if good else None
+        complete = True
+        for port_name in (port_name for port_name in given if port_name in ports):
+            arrived = self._at_port(name, port_name, ports[port_name], given[port_name], below)
+            complete = complete and arrived is not None
+            found.extend(arrived or [])
+        return found if complete and len(self.problems) == before else None
 
-    def _source(self, name: str, raw: _Raw, port_name: str, reference: Any, below: tuple[str, ...]) -> Node | None:
+    def _at_port(self, name: str, port_name: str, port: Port, value: Any, below: tuple[str, ...]) -> list[tuple[Edge, Node]] | None:
+        place: Place = ("in", port_name)
+        found: list[tuple[Edge, Node]] = []
+        complete = True
+        for label, reference in _labelled(value):
+            source = self._source(name, port_name, reference, below)
+            if source is None:
+                complete = False
+                continue
+            if source.output not in port.types:
+                self._complain(name, place, f"input {port_name!r} is {reference}, a {source.output}; it must be a {_any_of(port.types)}")
+            found.append((Edge(port_name, label or source.name, source.address), source))
+        labels = [edge.label for edge, _ in found]
+        if len(labels) != len(set(labels)):
+            self._complain(name, place, f"input {port_name!r} has a label twice: {', '.join(labels)}")
+        if not port.many and len(labels) > 1:
+            self._complain(name, place, f"input {port_name!r} takes one stage, not {len(labels)}")
+        return found if complete else None
+
+    def _source(self, name: str, port_name: str, reference: Any, below: tuple[str, ...]) -> Node | None:
+        """The node that a reference names: a stage, a group of rounds, or RECIPE/STAGE."""
         reference = self.written.groups.get(str(reference), str(reference))
         if reference in self.written.stages:
             return self._node(reference, below)
@@ -291,54 +310,59 @@ class _Building:
                 other = self.loading.graph(recipe)
                 node = other.find(stage)
             except (ConfigError, KeyError) as error:
-                self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r}: {error.args[0]}"))
+                self._complain(name, ("in", port_name), f"input {port_name!r}: {error.args[0]}")
                 return None
             self.foreign.update(other.nodes)
             self._adopt(node)
             return node
         known = ", ".join([*self.written.stages, *self.written.groups])
-        self.problems.append(raw.problem(("in", port_name), f"stage {name}: input {port_name!r} names {reference!r}, which does not exist; there are {known}"))
+        self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; there are {known}")
         return None
 
-    def _config(self, name: str, raw: _Raw, config: type[Frozen], body: dict[str, Any]) -> Frozen | None:
+    def _config(self, name: str, declaration: Declaration, body: dict[str, Any]) -> Frozen | None:
         try:
-            return config.model_validate(body)
+            return declaration.config.model_validate(body)
         except ValidationError as error:
             for detail in error.errors():
-                place = tuple(part for part in detail["loc"] if part in _parts(raw.body))
+                place = tuple(part for part in detail["loc"] if part in _parts(body))
                 shown = ".".join(str(part) for part in detail["loc"]) or "(whole stage)"
                 message = detail["msg"].removeprefix("Value error, ")
                 if detail["type"] == "extra_forbidden":
-                    message = f"unknown key; a {raw.body['kind']} has {', '.join(config.model_fields)}" if len(detail["loc"]) == 1 else "unknown key"
+                    has = f"; a {declaration.kind} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
+                    message = f"unknown key{has}"
                 elif detail["type"] != "missing" and not isinstance(detail["input"], dict):
                     message = f"{message} (it is {detail['input']!r})"
-                self.problems.append(raw.problem(place, f"stage {name}: {shown}: {message}"))
+                self._complain(name, place, f"{shown}: {message}")
             return None
 
-    def _gate(self) -> list[Problem]:
+    def _gate(self) -> None:
         """Nothing trains on rows that were not decontaminated against every suite that the recipe reports."""
         suites = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
-        problems = []
         for node in self.nodes.values():
             for edge in node.edges:
-                if edge.port not in node.declaration.trains_on:
-                    continue
-                for missing in sorted(suites - self._covered(edge.source)):
-                    problems.append(
-                        self._problem(
+                if edge.port in node.declaration.trains_on:
+                    for missing in sorted(suites - self._covered(edge.source)):
+                        self._complain_about(
                             node,
                             ("in", edge.port),
-                            f"stage {node.name}: trains on {edge.source}, which is not decontaminated against {missing}: "
-                            f"put a `decontaminate` stage with that benchmark before it",
+                            f"trains on {edge.source}, which is not decontaminated against {missing}: "
+                            "put a `decontaminate` stage with that benchmark before it",
                         )
-                    )
-        problems.extend(self._unseen())
-        return problems
 
-    def _problem(self, node: Node, place: Place, message: str) -> Problem:
+    def _unseen(self) -> None:
+        """Unseen suites are for frozen candidates: nobody may choose by them."""
+        for node in self.nodes.values():
+            if isinstance(node.config, Evaluate) and node.config.split == "unseen":
+                for edge in node.edges:
+                    if edge.port == "policies" and self.nodes[edge.source].kind not in ("select", "source_model"):
+                        message = f"{edge.source} is not frozen: unseen suites take the output of a `select` stage (and the base model)"
+                        self._complain_about(node, ("in", "policies"), message)
+
+    def _complain_about(self, node: Node, place: Place, message: str) -> None:
         if node.recipe == self.recipe:
-            return self.written.stages[node.name].problem(place, message)
-        return Problem(self.written.document.file, None, message)
+            self._complain(node.name, place, message)
+        else:  # a stage of another recipe: this one has no line for it
+            self.problems.append(Problem(self.written.document.file, None, f"stage {node.address}: {message}"))
 
     def _covered(self, address: str) -> set[str]:
         """Suites that every row which led to this data set was checked against."""
@@ -352,22 +376,6 @@ class _Building:
         parents = [edge.source for edge in node.edges if self.nodes[edge.source].output in rows]
         covers = [self._covered(parent) for parent in parents]
         return set.intersection(*covers) if covers else set()
-
-    def _unseen(self) -> list[Problem]:
-        problems = []
-        for node in self.nodes.values():
-            if node.recipe != self.recipe or node.kind != "evaluate" or node.config.model_dump()["split"] != "unseen":
-                continue
-            for edge in node.edges:
-                if edge.port == "policies" and self.nodes[edge.source].kind not in ("select", "source_model"):
-                    problems.append(
-                        self._problem(
-                            node,
-                            ("in", "policies"),
-                            f"stage {node.name}: {edge.source} is not frozen: unseen suites take the output of a `select` stage (and the base model)",
-                        )
-                    )
-        return problems
 
 
 def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -457,6 +465,10 @@ def _instance(template: Any, names: Mapping[str, str], index: int) -> Any:
     if isinstance(body, dict) and "in" in body:
         body["in"] = rename(body["in"])
     return body
+
+
+def _any_of(types: frozenset[str]) -> str:
+    return " or ".join(sorted(types))
 
 
 def _labelled(value: Any) -> list[tuple[str | None, Any]]:

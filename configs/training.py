@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.frozen import Dtype, Frozen, Many
+from configs.frozen import Dtype, Frozen
 
 
 class Optimizer(Frozen):

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Record(Frozen):
     type: str
     config: dict[str, Any]
     inputs: tuple[Input, ...] = Field(strict=False)
-    source_files: dict[str, str] = {}
+    source_files: dict[str, str] = Field(default_factory=dict)
     """Project files that the config names, with sha256."""
     key: str
     content: str

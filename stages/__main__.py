@@ -34,7 +34,10 @@ def main(folder: Path) -> int:
     job.progress(0, 0)
     try:
         metrics = run(spec, job)
-    except Preempted:
+    except Preempted as error:
+        if rank == 0:  # torchrun swallows exit codes: the file says it too
+            message = str(error) or "was asked to stop and wrote a checkpoint"
+            write_json(folder / "done.json", {"ok": False, "cause": "preempted", "message": message})
         return RESUME_ME
     except Exception as error:  # the boundary of the process: every failure becomes a reported cause
         traceback.print_exc()

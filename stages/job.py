@@ -19,7 +19,7 @@ from typing import Any
 
 from configs.execution import Numerics, Placement
 from configs.frozen import Frozen
-from data.artifacts import Artifact, read_rows, write_json, write_text
+from data.artifacts import Artifact, read_rows, write_text
 
 HEARTBEAT_INTERVAL_S = 1.0
 

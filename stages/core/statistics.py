@@ -1,0 +1,51 @@
+"""Intervals over benchmark items."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_mean(scores: Sequence[float], *, resamples: int, seed: int) -> Interval:
+    """Percentile bootstrap of the mean over items (Efron & Tibshirani 1993, §13.3).
+
+    Equal seeds and lengths draw equal resamples, so two policies scored on the same items are resampled alike.
+
+    Raises:
+        ValueError: no scores, or one that is not finite.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("no scores: an interval needs at least one item")
+    if not np.isfinite(values).all():
+        raise ValueError(f"score {int(np.flatnonzero(~np.isfinite(values))[0])} is not finite")
+    generator = np.random.default_rng([seed, values.size])
+    means = np.empty(resamples)
+    for number in range(resamples):  # one resample at a time: resamples x items need not fit in memory
+        means[number] = values[generator.integers(0, values.size, values.size)].mean()
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(values.mean()), float(low), float(high))
+
+
+def paired_difference(candidate: Sequence[float], baseline: Sequence[float], *, resamples: int, seed: int) -> Interval:
+    """Percentile bootstrap of mean(candidate - baseline), item by item.
+
+    Args:
+        candidate: scores of one policy.
+        baseline: scores of another on the same items in the same order.
+
+    Raises:
+        ValueError: the two differ in length, or hold no or non-finite scores.
+    """
+    differences = [a - b for a, b in zip(candidate, baseline, strict=True)]
+    return bootstrap_mean(differences, resamples=resamples, seed=seed)

@@ -1,0 +1,88 @@
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.compile import compile_recipe, overrides_of, write_compiled
+from configs.recipe import load_recipes
+
+FIRST = """
+stages:
+  suite: {kind: prepare_data, record: item, task: a, sources: [{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 1}]}
+  raw:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: files, path: rows/chat.jsonl}]
+"""
+SECOND = """
+stages:
+  clean: {kind: decontaminate, in: {data: first/raw, benchmarks: [first/suite]}, threshold: 1e-5}
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Path:
+    folder = tmp_path / "configs" / "recipes"
+    folder.mkdir(parents=True)
+    (folder / "first.yaml").write_text(FIRST)
+    (folder / "second.yaml").write_text(SECOND)
+    (folder / "demo.yaml").write_text(SECOND)
+    return folder
+
+
+def test_paths_are_relative_to_the_file_that_holds_them(recipes: Path) -> None:
+    first, second = load_recipes(recipes, "second")
+    raw = yaml.safe_load(compile_recipe(first)["artifacts/first/dvc.yaml"])["stages"]["raw"]
+    assert raw["deps"] == ["../../rows/chat.jsonl"] and raw["params"] == [{"params.yaml": ["raw"]}]
+    compiled = yaml.safe_load(compile_recipe(second)["artifacts/second/dvc.yaml"])
+    assert list(compiled["stages"]) == ["clean"]
+    assert compiled["stages"]["clean"]["deps"] == ["../first/raw/payload", "../first/suite/payload"]
+    assert compiled["stages"]["clean"]["cmd"] == "pedigree stage second/clean"
+    assert compiled["metrics"] == ["clean/evidence/metrics.json"]
+
+
+def test_default_recipe_stands_at_the_root(recipes: Path) -> None:
+    compiled = compile_recipe(load_recipes(recipes, "demo")[-1])
+    stage = yaml.safe_load(compiled["dvc.yaml"])["stages"]["clean"]
+    assert stage["deps"] == ["artifacts/first/raw/payload", "artifacts/first/suite/payload"]
+    assert stage["params"] == [{"artifacts/demo/params.yaml": ["clean"]}]
+    assert stage["outs"][0] == "artifacts/demo/clean/payload"
+
+
+def test_params_hold_the_identity_also_for_readers_of_yaml_1_2(recipes: Path) -> None:
+    graph = load_recipes(recipes, "second")[-1]
+    text = compile_recipe(graph)["artifacts/second/params.yaml"]
+    assert yaml.safe_load(text) == {"clean": graph.find("clean").identity()}
+    ruamel = pytest.importorskip("ruamel.yaml")  # what DVC reads with
+    assert ruamel.YAML(typ="safe").load(text) == {"clean": graph.find("clean").identity()}
+
+
+def test_variant_holds_only_what_differs_and_can_be_loaded_again(recipes: Path) -> None:
+    graphs = load_recipes(recipes, "second", ["clean.threshold=1e-4"])
+    compiled = compile_recipe(graphs[-1])
+    source = yaml.safe_load(compiled[f"artifacts/{graphs[-1].recipe}/source.json"])
+    assert load_recipes(recipes, source["recipe"], source["set"])[-1] == graphs[-1]
+    assert overrides_of(graphs[-1]) == ["clean.threshold=0.0001"]
+
+
+def test_override_without_effect_compiles_to_nothing(recipes: Path) -> None:
+    assert compile_recipe(load_recipes(recipes, "second", ["clean.threshold=1e-5"])[-1]) == {}
+
+
+def test_files_are_written_only_when_their_text_changes(recipes: Path, tmp_path: Path) -> None:
+    graphs = load_recipes(recipes, "second")
+    assert len(write_compiled(tmp_path, graphs)) == 4
+    assert write_compiled(tmp_path, graphs) == []
+    (recipes / "second.yaml").write_text(SECOND.replace("1e-5", "1e-3"))
+    assert write_compiled(tmp_path, load_recipes(recipes, "second")) == ["artifacts/second/params.yaml"]
+
+
+def test_shipped_recipes_compile_fast() -> None:
+    folder = Path(__file__).parents[2] / "configs" / "recipes"
+    for path in folder.glob("*.yaml"):
+        graphs = load_recipes(folder, path.stem)
+        started = time.process_time()
+        for graph in graphs:
+            compile_recipe(graph)
+        assert time.process_time() - started < 0.5

@@ -1,0 +1,86 @@
+import os
+import shutil
+
+import pytest
+
+from data.artifacts import ArtifactError, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
+
+
+def publish(folder, rows):
+    """A finished artifact with one data file."""
+    write_rows(folder / "payload" / "rows.jsonl", rows)
+    files = scan(folder / "payload")
+    record = Record(
+        kind="pair", version=1, type="preference", config={}, inputs=(), key="k", content=content_hash(files), files=files, metrics={}
+    )
+    write_json(folder / "record.json", record.model_dump(mode="json"))
+    return record
+
+
+def test_content_is_the_hash_of_paths_and_bytes_and_nothing_else(tmp_path):
+    first = publish(tmp_path / "a", [{"b": 1, "a": 2}])
+    os.utime(tmp_path / "a" / "payload" / "rows.jsonl", (0, 0))
+    assert publish(tmp_path / "b", [{"a": 2, "b": 1}]).content == first.content
+    assert publish(tmp_path / "c", [{"a": 2, "b": 3}]).content != first.content
+
+
+def test_a_renamed_file_is_another_content(tmp_path):
+    first = publish(tmp_path / "a", [{"a": 1}])
+    shutil.copytree(tmp_path / "a" / "payload", tmp_path / "b")
+    (tmp_path / "b" / "rows.jsonl").rename(tmp_path / "b" / "lines.jsonl")
+    assert content_hash(scan(tmp_path / "b")) != first.content
+
+
+def test_a_folder_without_a_record_does_not_exist(tmp_path):
+    publish(tmp_path, [{"a": 1}])
+    (tmp_path / "record.json").unlink()
+    with pytest.raises(ArtifactError, match=r"never finished"):
+        open_artifact(tmp_path)
+
+
+def test_a_flipped_byte_is_found_and_named(tmp_path):
+    publish(tmp_path, [{"a": 1}])
+    rows = tmp_path / "payload" / "rows.jsonl"
+    rows.write_text(rows.read_text().replace("1", "2"))
+    open_artifact(tmp_path)  # same size: only a re-hash can tell
+    with pytest.raises(ArtifactError, match=r"rows\.jsonl has another sha256"):
+        open_artifact(tmp_path, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda payload: (payload / "rows.jsonl").unlink(), "is missing"),
+        (lambda payload: (payload / "rows.jsonl").write_text(""), "has 0 bytes instead of"),
+        (lambda payload: (payload / "more.jsonl").write_text("{}"), "is not in the record"),
+    ],
+)
+def test_a_half_written_payload_is_refused_without_reading_it(tmp_path, damage, message):
+    publish(tmp_path, [{"a": 1}])
+    damage(tmp_path / "payload")
+    with pytest.raises(ArtifactError, match=message):
+        open_artifact(tmp_path)
+
+
+def test_a_damaged_record_is_an_error_that_says_what_to_do(tmp_path):
+    publish(tmp_path, [{"a": 1}])
+    (tmp_path / "record.json").write_text('{"schema_version": 1, "kind"')
+    with pytest.raises(ArtifactError, match="run its stage again"):
+        open_artifact(tmp_path)
+
+
+def test_a_link_cannot_stand_in_a_payload(tmp_path):
+    (tmp_path / "payload").mkdir()
+    (tmp_path / "payload" / "outside").symlink_to("/etc/hostname")
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        scan(tmp_path / "payload")
+
+
+def test_the_key_knows_ports_labels_and_contents_but_not_their_order():
+    edges = [("policies", "a", "1"), ("policies", "b", "2")]
+    key = stage_key("sample", 1, {"x": 1}, edges, {})
+    assert stage_key("sample", 1, {"x": 1}, edges[::-1], {}) == key
+    assert stage_key("sample", 1, {"x": 1}, [("policies", "a", "2"), ("policies", "b", "1")], {}) != key
+    assert stage_key("sample", 2, {"x": 1}, edges, {}) != key
+    assert stage_key("sample", 1, {"x": 2}, edges, {}) != key
+    assert stage_key("sample", 1, {"x": 1}, edges, {"rows.jsonl": "3"}) != key

@@ -1,0 +1,121 @@
+"""A project with artifacts written by hand: what the report, the plan and the export read, without running a stage."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.graph import Graph, Node
+from configs.project import Project
+from configs.recipe import load_recipe
+from data.artifacts import Input, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
+
+ROOT = Path(__file__).parents[2]
+
+
+RUN = {
+    "schema_version": 1,
+    "numerics": {"device": "cpu", "threads": 2, "world_size": 1, "zero_stage": 1},
+    "attempts": [
+        {
+            "started_at": "2026-01-02T03:04:05+00:00",
+            "ended_at": "2026-01-02T03:06:10+00:00",
+            "code": {"commit": "0123456789abcdef", "dirty": False, "patch_sha256": None},
+        }
+    ],
+    "environment": {"python": "3.11.7", "libraries": {"torch": "2.13.0"}, "locks": {}},
+    "hardware": {"cpu": "A processor", "cores": 2, "memory_gib": 23.5},
+}
+
+
+def project_at(folder: Path) -> Project:
+    """An empty project with the shipped recipes and profiles."""
+    (folder / ".dvc").mkdir(parents=True)
+    for name in ("recipes", "execution"):
+        target = folder / "configs" / name
+        target.mkdir(parents=True)
+        for path in (ROOT / "configs" / name).glob("*.yaml"):
+            (target / path.name).write_text(path.read_text())
+    return Project(folder)
+
+
+def build(project: Project, graph: Graph, node: Node, payload: dict[str, str], evidence: dict[str, Any], metrics: dict[str, Any]) -> None:
+    """Publishes one artifact; its parents must be there."""
+    folder = project.artifact(node.address)
+    for name, text in payload.items():
+        (folder / "payload" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "payload" / name).write_text(text)
+    (folder / "evidence").mkdir(parents=True)
+    for name, value in evidence.items():
+        if isinstance(value, str):
+            (folder / "evidence" / name).write_text(value)
+        elif name.endswith(".jsonl"):
+            write_rows(folder / "evidence" / name, value)
+        else:
+            write_json(folder / "evidence" / name, value)
+    inputs = []
+    for edge in node.edges:
+        record = open_artifact(project.artifact(edge.source)).record
+        inputs.append(Input(port=edge.port, label=edge.label, content=record.content, producer=record.id))
+    files = scan(folder / "payload")
+    config = node.config.model_dump(mode="json")
+    key = stage_key(node.kind, 1, config, [(edge.port, edge.label, edge.content) for edge in inputs], {})
+    record = Record(
+        kind=node.kind, version=1, type=node.output, config=config, inputs=tuple(inputs), key=key,
+        content=content_hash(files), files=files, metrics=metrics,
+    )  # fmt: skip
+    artifacts: dict[str, Any] = {}
+    for edge in node.edges:
+        parent = open_artifact(project.artifact(edge.source))
+        artifacts |= json.loads((parent.path / "lineage.json").read_text())["artifacts"]
+        run = json.loads((parent.path / "run.json").read_text())
+        artifacts[parent.record.id] = {"record": parent.record.model_dump(mode="json"), "run": run}
+    write_json(folder / "lineage.json", {"schema_version": 1, "artifacts": artifacts})
+    write_json(folder / "run.json", RUN)
+    write_json(folder / "record.json", record.model_dump(mode="json"))
+
+
+def everything(project: Project, recipe: str = "tiny") -> Graph:
+    """All stages of a recipe, with plausible content of each kind."""
+    graph = load_recipe(project.recipes, recipe)
+    for index, node in enumerate(graph.nodes.values()):
+        payload, evidence, metrics = CONTENT[node.kind](node, index)
+        build(project, graph, node, payload, evidence, metrics)
+    return graph
+
+
+def _rows(node: Node, index: int):
+    rows = "".join(json.dumps({"id": f"{node.name}-{i}"}) + "\n" for i in range(20 + index))
+    counts = {"read": 24 + index, "kept": 20 + index, "dropped": {"exact_duplicates": 4}, "sources": {"arithmetic": 20 + index}}
+    return {"rows.jsonl": rows}, {"counts.json": counts}, {"rows": 20 + index}
+
+
+def _model(node: Node, index: int):
+    curve = "step,loss,grad_norm,learning_rate\n" + "".join(f"{s},{4 / s + index / 10},{1 + (s * 7 % 5) / 9},{1e-4}\n" for s in range(1, 60))
+    if node.kind == "rlvr":
+        curve = "step,reward,kl\n" + "".join(f"{s},{0.3 + s / 100},{s / 1e4}\n" for s in range(1, 41))
+    return {"model.safetensors": f"weights of {node.name}", "config.json": "{}"}, {"curve.csv": curve}, {"steps": 59}
+
+
+def _scores(node: Node, index: int):
+    labels = [edge.label for edge in node.edges if edge.port == "policies"]
+    task = "arithmetic"
+    policies = {
+        label: {"content": "0" * 64, "tasks": {task: {"n": 40, "mean": 0.1 + 0.15 * i, "low": 0.05 + 0.15 * i, "high": 0.2 + 0.15 * i}},
+                "mean": 0.1 + 0.15 * i}
+        for i, label in enumerate(labels)
+    }  # fmt: skip
+    differences = [
+        {"candidate": b, "baseline": a, "task": task, "mean": 0.15, "low": -0.02 if i % 2 else 0.06, "high": 0.24, "n": 40}
+        for i, (a, b) in enumerate(zip(labels, labels[1:], strict=False))
+    ]
+    samples = [
+        {"id": f"i{i}", "task": task, "policy": label, "messages": [{"role": "user", "content": f"What is {i} + 4? <b>&"}],
+         "text": f"{i + 4}" if (n + i) % 3 else "banana", "answer": None, "score": 1.0 if (n + i) % 3 else 0.0, "reason": "no number"}
+        for i in range(9) for n, label in enumerate(labels)
+    ]  # fmt: skip
+    return {"scores.json": json.dumps({"policies": policies, "differences": differences})}, {"samples.jsonl": samples}, {"items": 40}
+
+
+CONTENT = dict.fromkeys(("prepare_data", "decontaminate", "sample", "judge", "pair"), _rows)
+CONTENT |= dict.fromkeys(("source_model", "sft", "reward_model", "preference_train", "rlvr", "select"), _model)
+CONTENT |= {"evaluate": _scores}

@@ -1,0 +1,442 @@
+"""Hazards of making stages current, with real git, DVC and jobs."""
+
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from running_lab import Lab
+
+from pipelines.ensure import Result, StageFailed, ensure, log_file
+from pipelines.launcher import LocalLauncher, _processes_of
+from pipelines.runs import NotRun, plan, run_graph, selected, unchanged
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return Lab(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A lab whose recipe has run; for tests that only look, or that leave it built."""
+    lab = Lab(tmp_path_factory.mktemp("built"))
+    assert outcomes(lab) == dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
+    return lab
+
+
+def outcomes(lab: Lab, *overrides: str, forced: tuple[str, ...] = ()) -> dict[str, str]:
+    ends = run_graph(lab.run(*overrides), forced={f"lab/{name}" for name in forced})
+    return {end.address.partition("/")[2]: end.outcome if isinstance(end, Result) else type(end).__name__ for end in ends}
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def running_scratch(lab: Lab, name: str) -> Path | None:
+    """The scratch folder of the stage's job, once the stage's code has begun."""
+    for spec in lab.root.glob(".pedigree/scratch/*/spec.json"):
+        if json.loads(spec.read_text())["address"] == f"lab/{name}" and (spec.parent / "curve.jsonl").exists():
+            return spec.parent
+    return None
+
+
+def status(lab: Lab) -> str:
+    return lab.shell("dvc status").stdout.strip()
+
+
+CLEAN = "Data and pipelines are up to date."
+
+
+def test_second_run_does_nothing_and_dvc_agrees(built: Lab) -> None:
+    before = built.runs()
+    assert set(outcomes(built).values()) == {"unchanged"}
+    assert built.runs() == before
+    assert status(built) == CLEAN
+    ignored = built.shell("git status --short --untracked-files=all").stdout
+    files = {"dvc.lock", "dvc.yaml", "params.yaml"}
+    assert {line.removeprefix("?? artifacts/lab/") for line in ignored.splitlines() if "artifacts" in line} == files
+    assert not (built.root / ".pedigree" / "scratch").exists() or not list((built.root / ".pedigree" / "scratch").iterdir())
+    assert log_file(built.project, "lab/clean").exists()
+
+
+def test_artifact_carries_run_evidence_and_lineage_without_machine(built: Lab) -> None:
+    folder = built.root / "artifacts" / "lab" / "cleaner"
+    assert json.loads((folder / "evidence" / "metrics.json").read_text()) == {"rows": 5}
+    assert (folder / "evidence" / "curve.csv").read_text().splitlines() == ["step,rows", "1,5"]
+    run = json.loads((folder / "run.json").read_text())
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["succeeded"]
+    assert run["numerics"]["threads"] == 1 and "pydantic" in run["environment"]["libraries"]
+    lineage = json.loads((folder / "lineage.json").read_text())["artifacts"]
+    assert sorted(entry["run"]["address"] for entry in lineage.values()) == ["lab/clean", "lab/raw", "lab/suite"]
+    for part in ("record.json", "run.json", "lineage.json"):
+        assert str(built.root) not in (folder / part).read_text() and str(built.code) not in (folder / part).read_text()
+
+
+def test_deleted_artifacts_come_back_from_the_cache(built: Lab) -> None:
+    before, runs = built.contents(), built.runs()
+    for name in ("clean", "cleaner"):
+        shutil.rmtree(built.root / "artifacts" / "lab" / name)
+    assert outcomes(built) == {"suite": "unchanged", "raw": "unchanged", "clean": "restored", "cleaner": "restored"}
+    assert built.contents() == before and built.runs() == runs and status(built) == CLEAN
+
+
+def test_lost_lock_is_written_again_without_a_run(built: Lab) -> None:
+    runs = built.runs()
+    (built.root / "artifacts" / "lab" / "dvc.lock").unlink()
+    assert set(outcomes(built).values()) == {"restored"}
+    assert built.runs() == runs and status(built) == CLEAN
+
+
+def test_deleted_cache_rebuilds_the_same_content(lab: Lab) -> None:
+    outcomes(lab)
+    before = lab.contents()
+    shutil.rmtree(lab.root / ".dvc" / "cache")
+    for name in ("clean", "cleaner"):
+        shutil.rmtree(lab.root / "artifacts" / "lab" / name)
+    assert outcomes(lab) == {"suite": "restored", "raw": "restored", "clean": "ran", "cleaner": "ran"}
+    assert lab.contents() == before and status(lab) == CLEAN
+
+
+@pytest.mark.parametrize("part", ["payload/rows.jsonl", "evidence/metrics.json"])
+def test_flipped_byte_in_the_cache_is_not_served(lab: Lab, part: str) -> None:
+    outcomes(lab)
+    folder = lab.root / "artifacts" / "lab" / "clean"
+    before, good = lab.contents(), (folder / part).read_bytes()
+    (damaged,) = [path for path in lab.root.glob(".dvc/cache/files/md5/??/*") if path.read_bytes() == good][:1]
+    shared = part.startswith("payload")  # raw, clean and cleaner hold the same rows
+    damaged.chmod(0o644)
+    damaged.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    damaged.chmod(0o444)
+    shutil.rmtree(folder)
+    assert outcomes(lab)["clean"] == "ran"
+    assert (folder / part).read_bytes() == good and lab.contents() == before
+    assert status(lab) == CLEAN
+    assert not shared or damaged.read_bytes() == good
+
+
+def test_changed_parameter_names_the_field_and_equal_content_stops_there(lab: Lab) -> None:
+    lab.knobs(raw={"constant": True})
+    outcomes(lab)
+    lab.edit("configs/recipes/lab.yaml", "count: 5, seed: 2", "count: 6, seed: 2")
+    run = lab.run()
+    (reason,) = run.ledger.reasons(run.graph.nodes["lab/raw"])
+    assert reason == "parameters changed: sources [{'type': 'arithmetic', 'operations': ['add'], 'digits': [1], 'count': 5, " \
+        "'seed': 2, 'style': 'plain'}] -> [{'type': 'arithmetic', 'operations': ['add'], 'digits': [1], 'count': 6, 'seed': 2, " \
+        "'style': 'plain'}]"  # fmt: skip
+    assert [(p.node.name, p.reasons) for p in plan(run)][2] == ("clean", ("waits for lab/raw",))
+    assert outcomes(lab) == {"suite": "unchanged", "raw": "ran", "clean": "unchanged", "cleaner": "unchanged"}
+    assert status(lab) == CLEAN
+
+
+def test_changed_content_runs_what_is_below(lab: Lab) -> None:
+    outcomes(lab)
+    lab.edit("configs/recipes/lab.yaml", "count: 5", "count: 6")
+    assert outcomes(lab) == {"suite": "unchanged", "raw": "ran", "clean": "ran", "cleaner": "ran"}
+    lab.edit("configs/recipes/lab.yaml", "count: 6", "count: 5")
+    assert outcomes(lab) == {"suite": "unchanged", "raw": "restored", "clean": "restored", "cleaner": "restored"}
+
+
+def test_variant_runs_what_differs_and_shares_the_rest(built: Lab) -> None:
+    run = built.run("cleaner.ngram=6")
+    run.ledger.reasons(run.graph.find("cleaner"))
+    ends = run_graph(run)
+    assert [(end.address.partition("/")[2], end.outcome) for end in ends if isinstance(end, Result)] == [
+        ("suite", "unchanged"), ("raw", "unchanged"), ("clean", "unchanged"), ("cleaner", "ran"),
+    ]  # fmt: skip
+    assert run.graph.recipe.startswith("lab+") and status(built) == CLEAN
+    shutil.rmtree(built.root / "artifacts" / run.graph.recipe / "cleaner")
+    shutil.rmtree(built.root / ".dvc" / "cache" / "runs")
+    done = built.shell(f"dvc repro 'artifacts/{run.graph.recipe}/dvc.yaml:cleaner'")
+    assert "pedigree stage" in done.stdout and status(built) == CLEAN
+
+
+def test_forced_stage_runs_again_with_the_same_content(built: Lab) -> None:
+    before, runs = built.contents(), len(built.runs())
+    assert outcomes(built, forced=("clean",)) == {"suite": "unchanged", "raw": "unchanged", "clean": "ran", "cleaner": "unchanged"}
+    assert built.contents() == before and len(built.runs()) == runs + 1 and status(built) == CLEAN
+
+
+def test_half_by_dvc_and_half_by_us_is_one_clean_state(lab: Lab) -> None:
+    run = lab.run()
+    done = lab.shell("dvc repro artifacts/lab/dvc.yaml:clean")
+    assert lab.runs() in (["suite", "raw", "clean"], ["raw", "suite", "clean"]), done.stdout
+    assert run_graph(run)[-1].outcome == "ran" and lab.runs()[3:] == ["cleaner"]
+    assert status(lab) == CLEAN
+    assert "cleaner" not in lab.shell("dvc repro -P").stdout.replace("didn't change", "").split("Running")[1:]
+    assert len(lab.runs()) == 4
+
+
+def test_dvc_repro_refuses_params_that_the_recipe_does_not_say(lab: Lab) -> None:
+    lab.run()
+    lab.edit("artifacts/lab/params.yaml", "count: 3", "count: 4")
+    done = lab.shell("dvc repro artifacts/lab/dvc.yaml:suite", check=False)
+    assert done.returncode != 0 and "artifacts/lab/params.yaml is not what the recipe says now" in done.stdout + done.stderr
+    assert lab.runs() == []
+
+
+def test_failed_stage_spoils_only_what_is_below(lab: Lab) -> None:
+    lab.knobs(raw={"fail": "no rows\nat all"})
+    ends = run_graph(lab.run())
+    suite, raw, clean, cleaner = ends
+    assert isinstance(suite, Result) and isinstance(raw, StageFailed)
+    assert (raw.cause, raw.message) == ("refused", "no rows")
+    assert raw.log and "StageError" in (lab.root / raw.log).read_text()
+    assert (clean, cleaner) == (NotRun("lab/clean", "lab/raw failed"), NotRun("lab/cleaner", "lab/clean failed"))
+    assert lab.runs().count("raw") == 1  # a refusal is not tried again
+    lab.knobs()
+    assert outcomes(lab) == {"suite": "unchanged", "raw": "ran", "clean": "ran", "cleaner": "ran"}
+
+
+def test_killed_job_is_tried_again_and_attempts_are_recorded(lab: Lab) -> None:
+    lab.knobs(raw={"crash": 1})
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "ran"
+    record = json.loads((lab.root / "artifacts/lab/raw/run.json").read_text())
+    assert [attempt["cause"] for attempt in record["attempts"]] == ["crashed", "succeeded"]
+
+
+def test_retries_end(lab: Lab) -> None:
+    lab.knobs(raw={"crash": 9})
+    run = lab.run()
+    with pytest.raises(StageFailed, match=r"killed by signal 9 .*attempt 2 of 2"):
+        ensure(run, run.graph.find("raw"))
+    assert lab.runs() == ["raw", "raw"]
+
+
+def test_silent_job_is_ended(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 60, "silent": True})
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 1.5")
+    run = lab.run()
+    with pytest.raises(StageFailed, match=r"no sign of life for \d+ s; placement.heartbeat_timeout_s allows 1.5"):
+        ensure(run, run.graph.find("raw"))
+    scratch = running_scratch(lab, "raw")
+    assert scratch and not list(_processes_of(scratch))
+
+
+def test_cancel_leaves_no_process_and_the_next_run_resumes(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 60, "child": True})
+    cancelled = threading.Event()
+    run = lab.run(cancelled=cancelled)
+    found: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            ensure(run, run.graph.find("raw"))
+        except StageFailed as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: running_scratch(lab, "raw"))
+    scratch = running_scratch(lab, "raw")
+    assert scratch and len(list(_processes_of(scratch))) == 2
+    cancelled.set()
+    thread.join(timeout=20)
+    assert isinstance(found[0], StageFailed) and found[0].cause == "cancelled"
+    assert not list(_processes_of(scratch)) and (scratch / "checkpoints").exists()
+    lab.knobs()
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "ran"
+    attempts = json.loads((lab.root / "artifacts/lab/raw/run.json").read_text())["attempts"]
+    assert attempts[1]["resumed_from"].startswith("step-")
+
+
+def test_ctrl_c_ends_the_jobs(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 60})
+    orchestrator = lab.orchestrator("run_graph(run)")
+    until(lambda: running_scratch(lab, "raw"))
+    scratch = running_scratch(lab, "raw")
+    orchestrator.send_signal(2)
+    orchestrator.communicate(timeout=30)
+    assert scratch and not list(_processes_of(scratch))
+
+
+def test_job_of_a_killed_orchestrator_is_joined(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 4})
+    orchestrator = lab.orchestrator("run_graph(run)")
+    until(lambda: running_scratch(lab, "raw"))
+    orchestrator.kill()
+    orchestrator.communicate()
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "attached"
+    assert lab.runs().count("raw") == 1
+    assert set(outcomes(lab).values()) <= {"unchanged", "ran", "attached"} and status(lab) == CLEAN
+
+
+def test_job_is_found_without_its_job_file(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 4})
+    orchestrator = lab.orchestrator("run_graph(run)")
+    until(lambda: running_scratch(lab, "raw"))
+    orchestrator.kill()
+    orchestrator.communicate()
+    scratch = running_scratch(lab, "raw")
+    assert scratch
+    (scratch / "job.json").unlink()
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "attached"
+    assert lab.runs().count("raw") == 1
+
+
+def test_job_that_ended_unseen_is_taken(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 1.5})
+    orchestrator = lab.orchestrator("run_graph(run)")
+    until(lambda: running_scratch(lab, "raw"))
+    orchestrator.kill()
+    orchestrator.communicate()
+    scratch = running_scratch(lab, "raw")
+    assert scratch
+    until(lambda: (scratch / "done.json").exists() and not list(_processes_of(scratch)))
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "attached"
+    assert lab.runs().count("raw") == 1
+    attempts = json.loads((lab.root / "artifacts/lab/raw/run.json").read_text())["attempts"]
+    assert [attempt["cause"] for attempt in attempts] == ["succeeded"]
+
+
+def test_two_runs_at_once_do_the_work_once(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 2})
+    first = lab.orchestrator("print(run_graph(run))")
+    until(lambda: running_scratch(lab, "raw"))
+    told: list[str] = []
+    run = lab.run(watch=lambda address, state, detail="", **more: told.append(f"{address} {state} {detail}"))
+    ends = run_graph(run)
+    assert first.wait(timeout=60) == 0, first.communicate()
+    first.communicate()
+    assert all(isinstance(end, Result) for end in ends)
+    assert sorted(lab.runs()) == ["clean", "cleaner", "raw", "suite"]
+    assert any(f"lab/raw waiting held by process {first.pid} since" in line for line in told)
+    assert status(lab) == CLEAN
+
+
+def test_config_edited_in_mid_run_is_not_recorded_and_the_result_is_kept(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 2})
+    found: list[StageFailed] = []
+    run = lab.run()
+
+    def work() -> None:
+        try:
+            ensure(run, run.graph.find("raw"))
+        except StageFailed as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until(lambda: running_scratch(lab, "raw"))
+    lab.edit("configs/recipes/lab.yaml", "count: 5", "count: 6")
+    lab.run()  # compiles
+    thread.join(timeout=30)
+    assert found and found[0].cause == "inputs_moved" and "params changed while it ran" in found[0].message
+    assert not (lab.root / "artifacts/lab/raw").exists()
+    lab.edit("configs/recipes/lab.yaml", "count: 6", "count: 5")
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "attached" and lab.runs() == ["raw"]
+
+
+def test_other_numerics_do_not_resume_checkpoints(lab: Lab) -> None:
+    lab.knobs(raw={"crash": 9})
+    run = lab.run()
+    with pytest.raises(StageFailed):
+        ensure(run, run.graph.find("raw"))
+    (scratch,) = (lab.root / ".pedigree" / "scratch").iterdir()
+    (scratch / "checkpoints" / "step-1").mkdir(parents=True)
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 2")
+    lab.knobs()
+    run = lab.run()
+    with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\)"):
+        ensure(run, run.graph.find("raw"))
+    assert ensure(run, run.graph.find("raw"), force=True).outcome == "ran"
+
+
+def test_kill_between_the_renames_of_a_publication_loses_nothing(built: Lab) -> None:
+    folder = built.root / "artifacts" / "lab" / "clean"
+    aside = built.root / ".pedigree" / "aside" / "lab" / "clean"
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(aside)
+    runs = built.runs()
+    assert set(outcomes(built).values()) <= {"unchanged", "restored"}
+    assert folder.exists() and not aside.exists() and built.runs() == runs and status(built) == CLEAN
+
+
+def test_edited_artifact_is_put_right(built: Lab) -> None:
+    path = built.root / "artifacts" / "lab" / "clean" / "payload" / "rows.jsonl"
+    good = path.read_bytes()
+    path.chmod(0o644)
+    path.write_bytes(good + b"{}\n")
+    run = built.run()
+    assert run.ledger.reasons(run.graph.find("clean")) == ["output payload changed"]
+    assert run.ledger.reasons(run.graph.find("cleaner")) == ["input lab/clean changed"]
+    assert outcomes(built)["clean"] == "restored" and path.read_bytes() == good and status(built) == CLEAN
+
+
+def test_selection(built: Lab) -> None:
+    graph = built.run().graph
+    assert selected(graph) == frozenset(graph.nodes)
+    assert selected(graph, until=["clean"]) == {"lab/raw", "lab/suite", "lab/clean"}
+    assert selected(graph, start=["clean"]) == {"lab/clean", "lab/cleaner"}
+    assert selected(graph, only=["raw"]) == {"lab/raw"}
+    with pytest.raises(KeyError, match="nonsense"):
+        selected(graph, only=["nonsense"])
+
+
+def test_selected_stage_without_its_input_says_so(lab: Lab) -> None:
+    (end,) = run_graph(lab.run(), {"lab/clean"})
+    assert isinstance(end, StageFailed) and "input lab/raw" in end.message and "artifacts/lab/raw holds no record.json" in end.message
+
+
+def test_malformed_dvc_file_elsewhere_is_named(lab: Lab) -> None:
+    lab.run()
+    lab.write("artifacts/lab/dvc.lock", "stages: [")
+    run = lab.run()
+    with pytest.raises(StageFailed, match=r"DVC says: .*dvc\.lock"):
+        ensure(run, run.graph.find("raw"))
+
+
+def test_remote_serves_a_fresh_clone(lab: Lab, tmp_path: Path) -> None:
+    outcomes(lab)
+    remote = tmp_path / "remote"
+    lab.write(".dvc/config.local", f"[core]\n    site_cache_dir = {tmp_path / 'site'}\n    remote = store\n['remote \"store\"']\n    url = {remote}\n")
+    lab.shell("dvc push -q --run-cache")
+    before, runs = lab.contents(), lab.runs()
+    shutil.rmtree(lab.root / ".dvc" / "cache")
+    for name in before:
+        shutil.rmtree(lab.root / "artifacts" / "lab" / name)
+    assert set(outcomes(lab).values()) == {"restored"}
+    assert lab.contents() == before and lab.runs() == runs and status(lab) == CLEAN
+
+
+def test_no_op_loads_no_heavy_library(built: Lab) -> None:
+    code = "ends = run_graph(run)\nimport sys\n"
+    code += "print([m for m in ('torch', 'transformers', 'vllm', 'deepspeed', 'prefect', 'great_expectations') if m in sys.modules])"
+    process = built.orchestrator(code)
+    assert process.communicate(timeout=60)[0] == "[]\n"
+
+
+def test_unchanged_stops_at_the_first_stale_stage(built: Lab) -> None:
+    run = built.run()
+    assert [end.address for end in unchanged(run, forced={"lab/clean"})] == ["lab/suite", "lab/raw"]
+
+
+def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
+    scratch = lab.root / ".pedigree" / "scratch" / "x"
+    scratch.mkdir(parents=True)
+    launcher = LocalLauncher(lab.project, lab.code)
+    child = subprocess.Popen(
+        ["python3", "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"],
+        env=lab.environment | {"PEDIGREE_JOB": str(scratch)}, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: list(_processes_of(scratch)))
+    run = lab.run()
+    numerics, _ = run.execution.of("prepare_data", "raw")
+    handle = launcher.submit(scratch, numerics, 1)  # sweeps what an earlier attempt has left
+    assert child.wait(timeout=5) == -9
+    until(lambda: launcher.poll(handle).state != "running")
+    assert launcher.poll(handle).state == "failed"  # there is no spec.json

@@ -1,0 +1,135 @@
+"""The whole chain on `tiny`, as a user types it: half by plain DVC, half by a Prefect flow, then again, damaged, and varied."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CODE = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory) -> Path:
+    """A fresh clone's files in a repository of their own."""
+    root = tmp_path_factory.mktemp("project")
+    for folder in ("configs", ".dvc"):
+        (root / folder).mkdir()
+    shutil.copytree(CODE / "configs" / "recipes", root / "configs" / "recipes")
+    shutil.copytree(CODE / "configs" / "execution", root / "configs" / "execution")
+    for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore"):
+        shutil.copy(CODE / name, root / name)
+    for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm start"):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+    return root
+
+
+def call(project: Path, *command: str, check: bool = True) -> str:
+    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "160"}
+    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=project, env=env, capture_output=True, text=True)
+    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done.stdout + done.stderr
+
+
+def contents(project: Path) -> dict[str, str]:
+    records = (project / "artifacts" / "tiny").glob("*/record.json")
+    return {path.parent.name: json.loads(path.read_text())["content"] for path in records}
+
+
+def started_jobs(project: Path) -> int:
+    """Attempts of all jobs ever started, from the runs of the artifacts that exist."""
+    runs = (project / "artifacts").glob("*/*/run.json")
+    return sum(len(json.loads(path.read_text())["attempts"]) for path in runs)
+
+
+@pytest.fixture(scope="session")
+def chain(project: Path) -> dict[str, str]:
+    """The first half by `dvc repro`, the rest by `pedigree run`; the content of every artifact."""
+    call(project, "pedigree", "compile", "tiny")
+    call(project, "dvc", "repro", "artifacts/tiny/dvc.yaml:sample_0")
+    built = set(contents(project))
+    assert {"chat", "base", "sft", "sample_0"} <= built and "pair_0" not in built
+    before = {path: path.stat().st_mtime_ns for path in (project / "artifacts" / "tiny").glob("*/record.json")}
+    shown = call(project, "pedigree", "run", "tiny")
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items()), "a stage that DVC built was built again"
+    assert "unseen_arithmetic" in shown and "arithmetic" in shown
+    return contents(project)
+
+
+def test_half_by_dvc_and_half_by_pedigree_is_one_clean_state(project, chain):
+    assert "up to date" in call(project, "dvc", "status")
+    assert "tiny:sft" in call(project, "dvc", "dag") or "sft" in call(project, "dvc", "dag", "artifacts/tiny/dvc.yaml")
+
+
+def test_the_leaks_that_were_planted_are_gone(project, chain):
+    rows = (project / "artifacts/tiny/chat/payload/rows.jsonl").read_text()
+    raw = (project / "artifacts/tiny/chat_raw/payload/rows.jsonl").read_text()
+    assert '"source":"leak' in raw and '"source":"leak' not in rows
+
+
+def test_every_stage_has_its_whole_ancestry(project, chain):
+    lineage = json.loads((project / "artifacts/tiny/rlvr/lineage.json").read_text())
+    kinds = {entry["record"]["kind"] for entry in lineage["artifacts"].values()}
+    assert {"prepare_data", "decontaminate", "source_model", "sft", "sample", "judge", "pair", "reward_model", "preference_train"} <= kinds
+
+
+def test_the_same_command_again_does_nothing(project, chain):
+    jobs = started_jobs(project)
+    start = time.monotonic()
+    shown = call(project, "pedigree", "run", "tiny")
+    assert re.search(r"up to date", shown)
+    assert started_jobs(project) == jobs and contents(project) == chain
+    assert time.monotonic() - start < 30  # no Prefect, no torch: their start alone takes longer
+
+
+def test_deleted_artifacts_come_back_from_the_cache(project, chain):
+    jobs = started_jobs(project)
+    for stage in ("best", "unseen"):
+        shutil.rmtree(project / "artifacts/tiny" / stage)
+    shown = call(project, "pedigree", "run", "tiny", "--no-prefect")
+    assert "restored" in shown
+    assert contents(project) == chain and started_jobs(project) == jobs
+
+
+def test_without_the_cache_too_they_are_built_again_with_the_same_content(project, chain):
+    for stage in ("dpo_2", "unseen"):
+        shutil.rmtree(project / "artifacts/tiny" / stage)
+    shutil.rmtree(project / ".dvc/cache")
+    call(project, "pedigree", "run", "tiny", "--no-prefect")
+    assert contents(project) == chain
+    assert "up to date" in call(project, "dvc", "status")
+
+
+def test_a_variant_trains_what_lies_below_the_change_and_shares_the_rest(project, chain):
+    lock = (project / "artifacts/tiny/dvc.lock").read_bytes()
+    call(project, "pedigree", "run", "tiny", "--set", "dpo_2.loss.beta=2.0", "--until", "dpo_2", "--no-prefect")
+    (variant,) = (project / "artifacts").glob("tiny+*")
+    assert [path.parent.name for path in variant.glob("*/record.json")] == ["dpo_2"]
+    record = json.loads((variant / "dpo_2/record.json").read_text())
+    assert record["config"]["loss"]["beta"] == 2.0 and record["content"] != chain["dpo_2"]
+    assert (project / "artifacts/tiny/dvc.lock").read_bytes() == lock and contents(project) == chain
+
+
+def test_the_report_is_one_page_that_needs_nothing_else(project, chain):
+    call(project, "pedigree", "report", "tiny")
+    page = (project / "artifacts/tiny/report.html").read_text()
+    for stage in chain:
+        assert stage in page
+    assert not re.search(r"""(?:src|href)=["']https?:""", page)
+
+
+def test_an_exported_model_loads_and_carries_its_records(project, chain, tmp_path):
+    call(project, "pedigree", "export", "tiny/rlvr", str(tmp_path / "model"))
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= names
+    lineage = next((tmp_path / "model").rglob("lineage.json"))
+    assert json.loads(lineage.read_text())["artifacts"]
+    check = "import sys, transformers as t; m = t.AutoModelForCausalLM.from_pretrained(sys.argv[1]); print(m.num_parameters())"
+    subprocess.run([sys.executable, "-c", check, str(tmp_path / "model")], check=True, capture_output=True)
