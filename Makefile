@@ -102,8 +102,9 @@ endif
 $(PACKAGES): $(TORCH)
 	@$(call begin,packages of $(LOCK): some minutes)
 	total=$$(cat $(LOCK) requirements/dev.txt | grep -c ==)
-	$(INSTALL) --requirement $(LOCK) --requirement requirements/dev.txt \
-		| awk -v total=$$total '/^Collecting/ && ++n % 50 == 0 {print "    " n " of " total; fflush()} /^Installing/ {print "    unpacking"; fflush()}'
+	$(INSTALL) --requirement $(LOCK) --requirement requirements/dev.txt 2>&1 | tee .venv/install.log | awk -v total=$$total ' \
+		/^Collecting/ && ++n % 50 == 0 {print "    " n " of " total; fflush()} \
+		/^Installing/ {print "    unpacking"; fflush()}' || { tail -n 40 .venv/install.log >&2; exit 1; }
 	.venv/bin/python -c 'import sys; from torch.version import __version__, cuda; built = "gpu" if cuda else "cpu"
 	sys.exit(f"torch {__version__} is built for {built}: run `make clean`, then `make setup DEVICE={built}`" if built != "$(DEVICE)" else 0)'
 	$(call end)

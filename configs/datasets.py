@@ -1,10 +1,10 @@
 """Identity of the stages that make and measure data: sources, filters, decontamination, sampling, judging, evaluation."""
 
 import hashlib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import Field, computed_field, field_validator
+from pydantic import AfterValidator, Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
 from configs.frozen import Dtype, Frozen, Many
@@ -17,6 +17,15 @@ TEMPLATES = Path(__file__).parent / "templates"
 # --- models that come from outside -------------------------------------------------------------------------------------
 
 
+def project_path(value: str) -> str:
+    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts or not PurePosixPath(value).parts:
+        raise ValueError(f"{value!r} must be a path inside the project, relative to its root")
+    return value
+
+
+ProjectPath = Annotated[str, AfterValidator(project_path)]
+
+
 class PackagedModel(Frozen):
     """A model that ships inside a registry package, converted to safetensors."""
 
@@ -27,7 +36,7 @@ class PackagedModel(Frozen):
     @field_validator("asset")
     @classmethod
     def known(cls, value: str) -> str:
-        return known_asset(value)
+        return known_asset(value, model=True)
 
     @computed_field
     @property
@@ -48,12 +57,18 @@ class RandomLlama(Frozen):
     context: int = Field(ge=16)
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def heads_divide(self) -> "RandomLlama":
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise ValueError(f"hidden {self.hidden} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}")
+        return self
+
 
 class FolderModel(Frozen):
     """A Hugging Face folder inside the project; its files are a dependency of the stage."""
 
     type: Literal["folder"]
-    path: str
+    path: ProjectPath
     """Relative to the project root."""
 
 
@@ -138,7 +153,7 @@ class Files(Frozen):
     """JSONL or parquet files inside the project; their content is a dependency of the stage."""
 
     type: Literal["files"]
-    path: str
+    path: ProjectPath
     """A file or folder relative to the project root."""
     count: int | None = Field(default=None, ge=1)
     seed: int = Field(default=0, ge=0)
@@ -201,6 +216,12 @@ class PrepareData(Frozen):
     filters: Many[Filter] = ()
     seed: int = Field(default=0, ge=0)
     """Order of the rows."""
+
+    @model_validator(mode="after")
+    def items_have_a_task(self) -> "PrepareData":
+        if (self.record == "item") != (self.task is not None):
+            raise ValueError(f"`task` names the benchmark of `record: item` and of nothing else; this is a {self.record}")
+        return self
 
 
 class Decontaminate(Frozen):
@@ -277,7 +298,8 @@ class Select(Frozen):
     """One task's score; the mean over tasks when absent."""
 
 
-def known_asset(name: str) -> str:
-    if name not in ASSETS:
-        raise ValueError(f"asset {name!r} is none of {sorted(ASSETS)}")
+def known_asset(name: str, model: bool = False) -> str:
+    fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(".gguf") == model)
+    if name not in fitting:
+        raise ValueError(f"asset {name!r} is none of {fitting}")
     return name

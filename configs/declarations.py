@@ -5,7 +5,7 @@ The code behind a kind is `stages/KIND.py`; it is loaded inside jobs only.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from configs import datasets, training
 from configs.frozen import Frozen
@@ -38,15 +38,17 @@ class Declaration:
     version: int
     config: type[Frozen]
     inputs: Mapping[str, Port]
-    output: Callable[[Frozen, Mapping[str, list[str]]], str]
+    output: Callable[[Any, Mapping[str, list[str]]], str]
     """Type of the artifact, from the config and the types that arrived at each port."""
     engine: Literal["none", "torch", "deepspeed", "vllm", "deepspeed+vllm"] = "none"
     """What its job loads; `deepspeed` kinds may run on several ranks."""
     trains_on: frozenset[str] = field(default_factory=frozenset)
     """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    needs: Callable[[Any], frozenset[str]] = lambda config: frozenset()
+    """Optional inputs that a config makes required."""
 
 
-def gives(artifact_type: ArtifactType) -> Callable[[Frozen, Mapping[str, list[str]]], str]:
+def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:
     return lambda config, inputs: artifact_type
 
 
@@ -60,6 +62,7 @@ DECLARATIONS: dict[str, Declaration] = {
             inputs={"corpus": port("conversation", many=True, optional=True)},
             output=gives("policy"),
             engine="torch",
+            needs=lambda config: frozenset({"corpus"} if config.source.type == "random_llama" else ()),
         ),
         Declaration(
             kind="prepare_data",
@@ -67,6 +70,7 @@ DECLARATIONS: dict[str, Declaration] = {
             config=datasets.PrepareData,
             inputs={"leak_from": port("item", many=True, optional=True)},
             output=lambda config, inputs: config.record,
+            needs=lambda config: frozenset({"leak_from"} if any(source.type == "leaks" for source in config.sources) else ()),
         ),
         Declaration(
             kind="decontaminate",
@@ -99,6 +103,7 @@ DECLARATIONS: dict[str, Declaration] = {
             inputs={"completions": port("completion"), "reward_model": port("reward_model", optional=True)},
             output=gives("judgment"),
             engine="torch",
+            needs=lambda config: frozenset({"reward_model"} if config.reward_weight else ()),
         ),
         Declaration(
             kind="pair",

@@ -65,8 +65,15 @@ class Document:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as in `--set a.b=VALUE`."""
-    return yaml.load(text, Loader=_Loader)
+    """One YAML value, as in `--set a.b=VALUE`.
+
+    Raises:
+        ValueError: not YAML.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from error
 
 
 def read_document(path: Path, shown_as: str | None = None) -> Document:
@@ -97,7 +104,13 @@ def read_document(path: Path, shown_as: str | None = None) -> Document:
     return Document(name, value, lines)
 
 
-def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], problems: list[Problem], file: str) -> None:
+def _walk(
+    node: yaml.Node, place: Place, lines: dict[Place, int], problems: list[Problem], file: str, above: tuple[yaml.Node, ...] = ()
+) -> None:
+    if node in above:
+        problems.append(Problem(file, node.start_mark.line + 1, "an alias stands inside its own anchor"))
+        return
+    above = (*above, node)
     lines.setdefault(place, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -105,7 +118,7 @@ def _walk(node: yaml.Node, place: Place, lines: dict[Place, int], problems: list
             if inner in lines:
                 problems.append(Problem(file, key.start_mark.line + 1, f"key {key.value!r} stands here twice"))
             lines[inner] = key.start_mark.line + 1
-            _walk(value, inner, lines, problems, file)
+            _walk(value, inner, lines, problems, file, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _walk(value, (*place, index), lines, problems, file)
+            _walk(value, (*place, index), lines, problems, file, above)

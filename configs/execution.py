@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from configs.declarations import DECLARATIONS
 from configs.frozen import Frozen
 
 
@@ -70,7 +71,10 @@ class Execution(Frozen):
 
     @model_validator(mode="after")
     def overrides_are_valid(self) -> "Execution":
-        for name in (*self.kinds, *self.stages):
+        unknown = sorted(set(self.kinds) - set(DECLARATIONS))
+        if unknown:
+            raise ValueError(f"kinds {', '.join(unknown)}: there are {', '.join(DECLARATIONS)}")
+        for name in ("", *self.kinds, *self.stages):
             self.of(name, name)
         return self
 

@@ -120,8 +120,11 @@ class _Loading:
             self.graphs[recipe] = graph
         return graph
 
-    def _written(self, path: Path, changes: Mapping[str, Any]) -> _Written:
+    def _written(self, path: Path, changes: Mapping[str, Any], below: tuple[str, ...] = ()) -> _Written:
         """Reads a recipe file; `changes` (dotted paths) are applied to groups before and to stages after unrolling."""
+        if path.stem in below:
+            circle = " -> ".join([*below, path.stem])
+            raise ConfigError([Problem(path.name, None, f"recipes extend each other in a circle: {circle}")])
         if not path.exists():
             known = ", ".join(recipe_names(self.folder)) or "none"
             raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; there are: {known}")])
@@ -147,7 +150,7 @@ class _Loading:
         groups: dict[str, str] = {}
         extends = document.value.get("extends")
         if extends is not None:
-            parent = self._written(self.folder / f"{extends}.yaml", {})
+            parent = self._written(self.folder / f"{extends}.yaml", {}, (*below, path.stem))
             stages, groups = dict(parent.stages), dict(parent.groups)
         unrolled, last = _unroll(document, own, problems)
         for name, raw in unrolled.items():
@@ -224,6 +227,12 @@ class _Building:
         config = self._config(name, declaration, body)
         if sources is None or config is None:
             return None
+        missing = declaration.needs(config) - {edge.port for edge, _ in sources}
+        for port_name in sorted(missing):
+            makes = _any_of(declaration.inputs[port_name].types)
+            self._complain(name, ("in",), f"input {port_name!r} is missing, which this config needs: name a stage that makes a {makes}")
+        if missing:
+            return None
         spec = digest(
             {
                 "kind": kind,
@@ -270,11 +279,11 @@ class _Building:
                 takes = ", ".join(ports) or "none"
                 self._complain(name, ("in", port_name), f"no input {port_name!r}; a {declaration.kind} takes {takes}")
         for port_name, port in ports.items():
-            if not port.optional and port_name not in given:
+            if not port.optional and given.get(port_name) in (None, [], {}):
                 self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage that makes a {_any_of(port.types)}")
         found: list[tuple[Edge, Node]] = []
         complete = True
-        for port_name in (port_name for port_name in given if port_name in ports):
+        for port_name in (port_name for port_name in given if port_name in ports and given[port_name] is not None):
             arrived = self._at_port(name, port_name, ports[port_name], given[port_name], below)
             complete = complete and arrived is not None
             found.extend(arrived or [])
@@ -323,7 +332,11 @@ class _Building:
         try:
             return declaration.config.model_validate(body)
         except ValidationError as error:
-            for detail in error.errors():
+            details = error.errors()
+            for detail in details:
+                loc = detail["loc"]
+                if detail["type"] == "too_short" and any(other["loc"][: len(loc)] == loc != other["loc"] for other in details):
+                    continue  # a list counts as short when its items have problems
                 place = tuple(part for part in detail["loc"] if part in _parts(body))
                 shown = ".".join(str(part) for part in detail["loc"]) or "(whole stage)"
                 message = detail["msg"].removeprefix("Value error, ")
@@ -384,7 +397,10 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         place, equals, value = text.partition("=")
         if not equals or "." not in place:
             raise ConfigError([Problem("--set", None, f"{text!r} must be STAGE.FIELD=VALUE, e.g. sft.optimizer.learning_rate=1e-4")])
-        changes[place.strip()] = parse_value(value)
+        try:
+            changes[place.strip()] = parse_value(value)
+        except ValueError as error:
+            raise ConfigError([Problem("--set", None, f"{text!r}: {error}")]) from error
     return dict(sorted(changes.items()))
 
 
@@ -415,33 +431,48 @@ def _unroll(document: Document, stages: dict[str, Any], problems: list[Problem])
     groups: dict[str, str] = {}
     for name, body in stages.items():
         place: Place = ("stages", name)
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            problems.append(document.problem(place, f"stage name {name!r} must match {NAME.pattern}"))
-        elif not isinstance(body, dict):
-            problems.append(document.problem(place, f"stage {name} must be a mapping"))
-        elif "rounds" in body:
-            _unroll_group(document, name, body, found, groups, problems)
+        if not _is_stage(document, place, body, problems):
+            continue
+        if "rounds" in body:
+            unrolled = _unroll_group(document, name, body, problems)
+            groups |= {name: list(unrolled)[-1]} if unrolled else {}
         else:
-            found[name] = _Raw(body, document, place)
+            unrolled = {name: _Raw(body, document, place)}
+        for twice in sorted(unrolled.keys() & found.keys()):
+            problems.append(document.problem(place, f"two stages are named {twice}, one of them in a group of rounds: rename one"))
+        found |= unrolled
     return found, groups
 
 
-def _unroll_group(document, name, body, found, groups, problems) -> None:
+def _is_stage(document: Document, place: Place, body: Any, problems: list[Problem]) -> bool:
+    name, before = place[-1], len(problems)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        problems.append(document.problem(place, f"stage name {name!r} must match {NAME.pattern}"))
+    elif not isinstance(body, dict):
+        problems.append(document.problem(place, f"stage {name} must be a mapping"))
+    return len(problems) == before
+
+
+def _unroll_group(document: Document, name: str, body: dict[str, Any], problems: list[Problem]) -> dict[str, _Raw]:
+    """The stages of all rounds, in order; empty when the group has problems (they are collected)."""
     place: Place = ("stages", name)
     rounds, first, inner = body.get("rounds"), body.get("first"), body.get("stages")
     if set(body) != {"rounds", "first", "stages"} or not isinstance(inner, dict) or not inner:
         problems.append(document.problem(place, f"group {name} must have exactly `rounds`, `first` and `stages`"))
-        return
+        return {}
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        problems.append(document.problem((*place, "rounds"), f"group {name}: rounds is {rounds!r}; it must be a whole number of at least 1"))
-        return
+        problems.append(document.problem((*place, "rounds"), f"group {name}: rounds is {rounds!r}, not a whole number of at least 1"))
+        return {}
+    if not all([_is_stage(document, (*place, "stages", stage), template, problems) for stage, template in inner.items()]):
+        return {}
+    found: dict[str, _Raw] = {}
     previous = str(first)
     for index in range(1, rounds + 1):
         names = {stage: f"{stage}_{index}" for stage in inner} | {"previous": previous}
         for stage, template in inner.items():
             found[f"{stage}_{index}"] = _Raw(_instance(template, names, index), document, (*place, "stages", stage))
         previous = f"{list(inner)[-1]}_{index}"
-    groups[name] = previous
+    return found
 
 
 def _instance(template: Any, names: Mapping[str, str], index: int) -> Any:

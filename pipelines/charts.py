@@ -221,7 +221,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> l
 
 def curve_svg(points: Sequence[tuple[float, float]], label: str) -> str:
     """One small line chart with its range at the left, its steps below and its last value at the right."""
-    width, height, left, right, top, bottom = 260.0, 104.0, 38.0, 44.0, 8.0, 18.0
+    width, height, left, right, top, bottom = 260.0, 104.0, 40.0, 48.0, 8.0, 18.0
     shown = thinned([(x, y) for x, y in points if isfinite(x) and isfinite(y)])
     if not shown:
         return '<p class="none">no finite values</p>'

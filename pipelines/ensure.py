@@ -89,6 +89,8 @@ class RunContext:
     cancelled: threading.Event = field(default_factory=threading.Event)
     launcher: Launcher | None = None
     """The local one when absent."""
+    keep_jobs: bool = False
+    """Jobs go on when the run is interrupted; the next run re-attaches to them."""
 
     @property
     def title(self) -> str:
@@ -223,6 +225,8 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool) -> tuple[Outc
     if not alive and not force and _took_unseen(scratch):
         return "attached", _read(scratch / "snapshot.json")
     numerics, placement = run.execution.of(node.kind, node.name)
+    if "deepspeed" not in node.declaration.engine:
+        numerics = numerics.model_copy(update={"world_size": 1})
     if alive:
         placement = JobSpec.model_validate(_read(scratch / "spec.json")).placement
     elif force and scratch.exists():
@@ -271,8 +275,8 @@ def _attempts(run: RunContext, node: Node, scratch: Path, handle: Handle | None,
     detail = "re-attached to the job of an earlier run" if handle else ""
     while True:
         if handle is None:
-            (scratch / "done.json").unlink(missing_ok=True)
-            (scratch / "progress.json").unlink(missing_ok=True)
+            for left in ("done.json", "progress.json", "cancelled.json"):
+                (scratch / left).unlink(missing_ok=True)
             _remove_output(scratch)
             attempts.append(_attempt(scratch, node))
             write_json(history, attempts)
@@ -314,9 +318,10 @@ def _wait(run: RunContext, node: Node, handle: Handle, placement: Placement) -> 
                 jobs.cancel(handle)
                 return None if late[0] == "lingers" else late
             if run.cancelled.wait(POLL_S):
-                raise Cancelled("cancelled; its checkpoints are kept")
+                raise Cancelled("its job goes on" if run.keep_jobs else "cancelled; its checkpoints are kept")
     except BaseException:
-        jobs.cancel(handle)
+        if not run.keep_jobs:
+            jobs.cancel(handle)
         raise
 
 
@@ -324,6 +329,8 @@ def _failure(status: Status, scratch: Path) -> tuple[str, str] | None:
     done = read_done(scratch)
     if status.state == "succeeded":
         return None
+    if (scratch / "cancelled.json").exists():  # left by `pedigree cancel`
+        return "cancelled", "cancelled; its checkpoints are kept"
     if done is not None:
         return str(done.get("cause", "crashed")), _first_line(str(done.get("message", "it gave no reason")))
     if status.state == "lost":

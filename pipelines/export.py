@@ -93,7 +93,7 @@ def card(artifact: Artifact, name: str, license_name: str | None = None) -> str:
     if metrics:
         parts.append(f"## Recorded metrics\n\n{metrics}")
     parts.append(
-        f"## Pedigree\n\nThe records of this model and of the {len(lineage)} artifacts that it was made from lie in `pedigree/`.\n\n"
+        f"## Pedigree\n\nThe records of this artifact and of the {len(lineage)} that it was made from lie in `pedigree/`.\n\n"
         f"| stage | key | content |\n|---|---|---|\n{stages}"
     )
     return "\n\n".join(parts) + "\n"

@@ -199,16 +199,17 @@ class FlowRecord:
 def _activate(run: RunContext, selection: Collection[str] | None, forced: Collection[str]) -> Active:
     progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection))
     active = Active(run, progress, forced)
-    shown = run.watch
+    shown, changing = run.watch, threading.Lock()
 
     def watch(address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
         shown(address, state, detail, folder=folder, seconds=seconds)
-        if state == "running" and folder is not None:
-            active.folders[address] = folder
-        elif state not in ("running", "waiting", "checking"):
-            active.folders.pop(address, None)
-        if active.record is not None and state != "checking":
-            active.record.write(dict(active.folders))
+        with changing:
+            if state == "running" and folder is not None:
+                active.folders[address] = folder
+            elif state not in ("running", "waiting", "checking"):
+                active.folders.pop(address, None)
+            if active.record is not None and state != "checking":
+                active.record.write(active.folders)
         if detail and active.record is not None and state in ("running", "waiting"):
             get_run_logger().warning("%s: %s", state, detail)
 

@@ -155,7 +155,7 @@ def slots(
         yield
     finally:
         with _exclusive(folder):
-            if _load(path) == mine:
+            if _load(path) == mine and not job_alive(job):  # a job that was left running keeps its slots
                 path.unlink()
 
 

@@ -81,6 +81,26 @@ class Ledger:
         return found
 
     @_dvc_errors()
+    def is_cached(self, node: Node) -> bool:
+        """Whether this machine's cache knows an output for the stage as it stands (unproven: `restore` proves it)."""
+        from dvc.stage.loader import StageLoader
+
+        stage = self._stage(node)
+        if stage is None or not all(dep.exists for dep in stage.deps):
+            return False
+        entry = to_lock_entry(stage)
+        stage.save_deps()
+        with self._locked() as repo:
+            candidates = list(_run_cache_entries(repo, stage))
+        if _same_inputs(entry, to_lock_entry(stage)):
+            candidates.append(entry)
+        for candidate in candidates:
+            StageLoader.fill_from_lock(stage, candidate)
+            if stage.outs_cached():
+                return True
+        return False
+
+    @_dvc_errors()
     def restore(self, node: Node, key: str) -> bool:
         """Brings the stage's artifact back from `dvc.lock`, the run cache or the remote, and proves it.
 
@@ -99,7 +119,9 @@ class Ledger:
             if _same_inputs(entry, to_lock_entry(stage)):
                 candidates.insert(0, entry)
         for candidate in candidates:
-            if self._check_out(stage, candidate) and self._is_proven(stage, node, key):
+            if not self._fetch(stage, candidate):
+                continue
+            if self._check_out(stage) and self._is_proven(stage, node, key):
                 self._record(stage)
                 return True
             for out in stage.outs:
@@ -199,14 +221,15 @@ class Ledger:
             known = self._local.files.get(path)
             if known is None or known[0] != state:
                 known = self._local.files[path] = (state, load_file(repo, str(path)))
-            stages = known[1].stages
+            stages: Any = known[1].stages
             return stages[node.name] if node.name in stages else None
 
     def _snapshot(self, stage: "PipelineStage", saved: bool = False) -> Snapshot:
-        return {
-            "params" if dep in stage.params else self._shown(dep.fs_path): (dep.hash_info if saved else dep.get_hash()).value
-            for dep in stage.deps
-        }
+        found: Snapshot = {}
+        for dep in stage.deps:
+            hash_info = dep.hash_info if saved else dep.get_hash()
+            found["params" if dep in stage.params else self._shown(dep.fs_path)] = hash_info.value if hash_info else None
+        return found
 
     def _parameter_changes(self, stage: "PipelineStage", dep: Any) -> list[str]:
         """Names of the identity fields whose value is not the recorded one, with both values."""
@@ -226,23 +249,30 @@ class Ledger:
             known = self._local.files[path] = (state, yaml.load(path.read_text(), Loader=LOADER) if state else {})
         return known[1]
 
-    def _check_out(self, stage: "PipelineStage", entry: Mapping[str, Any]) -> bool:
-        """Puts the outputs of an entry into place, from the cache or the remote; whatever lies there goes."""
+    def _fetch(self, stage: "PipelineStage", entry: Mapping[str, Any]) -> bool:
+        """Takes over the outputs of an entry, when the cache holds them or the remote gives them."""
         from dvc.exceptions import DvcException
         from dvc.stage.loader import StageLoader
 
         repo = self._repo
         StageLoader.fill_from_lock(stage, entry)
-        try:
-            if not stage.outs_cached() and repo.config["core"].get("remote"):
+        if not stage.outs_cached() and repo.config["core"].get("remote"):
+            try:
                 for objects in stage.get_used_objs().values():
                     repo.cloud.pull(objects)
-            if not stage.outs_cached():
+            except (DvcException, OSError):  # a remote that cannot be reached is a miss: the stage runs
                 return False
+        return stage.outs_cached()
+
+    def _check_out(self, stage: "PipelineStage") -> bool:
+        """Puts the outputs from the cache into place; whatever lies there goes."""
+        from dvc.exceptions import DvcException
+
+        try:
             for out in stage.outs:
                 _remove(Path(out.fs_path))
                 out.checkout(force=True)
-        except (DvcException, OSError):  # an object that has gone meanwhile, a remote that cannot be reached: the stage runs
+        except (DvcException, OSError):  # e.g. an object that has gone meanwhile
             return False
         return True
 
@@ -283,7 +313,7 @@ class Ledger:
 
         path = Path(stage.dvcfile.path).with_suffix(".lock")
         entry = to_lock_entry(stage)
-        lock = load_yaml(str(path)) if path.exists() else {"schema": "2.0"}
+        lock: dict[str, Any] = load_yaml(str(path)) if path.exists() else {"schema": "2.0"}
         stages = lock.setdefault("stages", {})
         if _plain(stages.get(stage.name)) == _plain(entry):
             return
@@ -338,7 +368,7 @@ def _run_cache_entries(repo: "Repo", stage: "PipelineStage") -> Iterator[Mapping
     folder = Path(cache._get_cache_dir(key))
     values = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True) if folder.is_dir() else []
     for value in values:
-        entry = cache._load_cache(key, value.name)
+        entry: Any = cache._load_cache(key, value.name)
         if entry:
             yield entry
 
@@ -387,9 +417,10 @@ def _damaged(out: "Output") -> list[Path]:
     """Cache objects behind an output whose bytes are not what their name says."""
     from dvc_data.hashfile.tree import Tree
 
-    obj = out.get_obj()
-    oids = {info.value for _, _, info in obj} if isinstance(obj, Tree) else set()
-    paths = {oid: Path(out.cache.oid_to_path(oid)) for oid in sorted(oids | {out.hash_info.value})}
+    obj: Any = out.get_obj()
+    members: Any = obj if isinstance(obj, Tree) else ()
+    oids = {str(hash_info.value) for _, _, hash_info in members}
+    paths = {oid: Path(out.cache.oid_to_path(oid)) for oid in sorted({*oids, str(obj.oid)})}
     return [path for oid, path in paths.items() if _md5(path) != oid.removesuffix(".dir")]
 
 

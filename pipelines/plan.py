@@ -1,7 +1,8 @@
 """What a run would do, and why, before the first GPU second: stale stages, disk, batches. Loads no engine and no network."""
 
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +15,7 @@ from pipelines import runs
 from pipelines.ensure import RunContext
 
 State = Literal["up to date", "cached", "will run", "depends"]
+OUTPUT = re.compile(r"output (\S+) (.+)")
 MODELS = ("policy", "reward_model")
 ROW_UNITS = {"sft": "sequences", "reward_model": "pairs", "preference_train": "pairs"}
 HOW_ESTIMATED = (
@@ -99,6 +101,20 @@ def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
     return f"{config.global_batch} {unit} a step: {passes if not numerics.packing else f'{_ranks(ranks)}, {passes}'}{steps}"
 
 
+def why(reasons: Sequence[str]) -> str:
+    """Reasons in one line; what all parts of an artifact have in common is said once."""
+    by_state: dict[str, list[str]] = {}
+    others = []
+    for reason in reasons:
+        match = OUTPUT.fullmatch(reason)
+        if match:
+            by_state.setdefault(match[2], []).append(match[1])
+        else:
+            others.append(reason)
+    said = [f"its artifact {state}" if len(parts) > 2 else f"{', '.join(parts)} {state}" for state, parts in by_state.items()]
+    return "; ".join([*others, *said])
+
+
 def opened(project: Project, node: Node) -> Artifact | None:
     """The stage's artifact, if a sound one is there."""
     try:
@@ -124,7 +140,7 @@ def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes
         node=node,
         shown=shown_name(run.graph, node),
         state=state,
-        why="; ".join(entry.reasons),
+        why=why(entry.reasons),
         disk=0 if state == "up to date" else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)),
     )

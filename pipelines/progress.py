@@ -104,13 +104,16 @@ def number(value: float) -> str:
     """A number in at most about six characters."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
+    if value == 0:
+        return "0"
     if abs(value) >= 10_000:
         return f"{value / 1000:.0f}k"
     if abs(value) >= 100 or value == int(value):
         return f"{value:.0f}"
     if abs(value) >= 0.01:
         return f"{value:.3g}"
-    return f"{value:.1e}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
@@ -145,7 +148,7 @@ def took(view: StageView, now: float) -> str:
     return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting") else ""
 
 
-def render(title: str, views: Sequence[StageView], now: float) -> RenderableType:
+def render(title: str, views: Sequence[StageView], now: float, note: str = "") -> RenderableType:
     """The tree of stages at one moment; long runs of finished stages fold into one line."""
     table = Table.grid(padding=(0, 2), expand=False)
     for _ in range(4):
@@ -163,7 +166,8 @@ def render(title: str, views: Sequence[StageView], now: float) -> RenderableType
             quiet = "red"
         table.add_row(Text(icon, style), Text(view.name, quiet), Text(doing(view, now), quiet or "default"), Text(took(view, now), "dim"))
     done = sum(view.state in DONE for view in views)
-    return Group(Text(f"{title}  {done}/{len(views)} stages", "bold"), table)
+    head = Text.assemble((f"{title}  {done}/{len(views)} stages", "bold"), (f"  {note}" if note else "", "dim"))
+    return Group(head, table)
 
 
 class Board:
@@ -173,6 +177,8 @@ class Board:
         """`stages` are (address, shown name, kind) in the order of the graph."""
         self.title = title
         self._views = {address: StageView(name, kind) for address, name, kind in stages}
+        self.note = ""
+        """What the run itself is waiting for."""
         self._folders: dict[str, Path] = {}
         self._lock = threading.Lock()
 
@@ -182,6 +188,7 @@ class Board:
             view = self._views.get(address)
             if view is None:
                 return
+            self.note = ""
             now = time.time()
             if folder is not None:
                 self._folders[address] = folder
@@ -229,6 +236,7 @@ class Display:
         self._thread = threading.Thread(target=self._loop, name="display", daemon=True)
         self._last: dict[str, tuple[str, str]] = {}
         self._spoken: dict[str, float] = {}
+        self._said = ""
 
     def __enter__(self) -> "Display":
         if self._live:
@@ -250,7 +258,7 @@ class Display:
     def _show(self) -> None:
         self.board.read_heartbeats()
         if self._live:
-            self._live.update(render(self.board.title, list(self.board.views.values()), time.time()), refresh=True)
+            self._live.update(render(self.board.title, list(self.board.views.values()), time.time(), self.board.note), refresh=True)
         else:
             for line in self.lines(time.time()):
                 print(line, file=self.stream, flush=True)
@@ -258,6 +266,9 @@ class Display:
     def lines(self, now: float) -> list[str]:
         """Plain lines that are due: every change of state, and running stages every `interval_s`."""
         due = []
+        if self.board.note != self._said:
+            self._said = self.board.note
+            due += [self._said] if self._said else []
         for address, view in self.board.views.items():
             state = (view.state, view.detail)
             changed = self._last.get(address, ("pending", "")) != state

@@ -29,7 +29,9 @@ def prefect_environment(project: Project) -> None:
     for name, value in PREFECT.items():
         os.environ.setdefault(name, value)
     if not _prefect_is_configured():
-        os.environ["PREFECT_HOME"] = str(project.private / "prefect")
+        home = project.private / "prefect"
+        home.mkdir(parents=True, exist_ok=True)  # Prefect makes the last folder only, and then waits for a server in vain
+        os.environ["PREFECT_HOME"] = str(home)
 
 
 def _prefect_is_configured() -> bool:

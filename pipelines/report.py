@@ -22,7 +22,6 @@ from pipelines.progress import duration
 
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLES_PER_TASK = 6
-EXAMPLES_PER_GATE = 8
 CURVES_FIRST = ("loss", "reward", "accuracy", "margin", "kl", "grad_norm", "learning_rate")
 SECTIONS = (
     ("scores", "Scores"),
@@ -226,6 +225,26 @@ def scores_of(project: Project, graph: Graph) -> dict[str, dict[str, Any]]:
     return {stage.shown: scores for stage in stages if (scores := _scores(stage))}
 
 
+def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[str, Any]]]:
+    """What a finished stage has to show as tables, for dashboards: name → rows."""
+    stage = _stage(project, graph, node)
+    found: dict[str, list[dict[str, Any]]] = {}
+    scores = _scores(stage)
+    if node.kind == "evaluate" and scores:
+        found["scores"] = [
+            {"policy": label, "task": task, **value} for label, policy in scores["policies"].items() for task, value in policy["tasks"].items()
+        ]
+    if node.kind == "prepare_data" and stage.artifact:
+        counts = _counts(stage)
+        found["counts"] = [{"what": "read", "rows": counts["read"]}]
+        found["counts"] += [{"what": f"dropped: {reason}", "rows": count} for reason, count in counts["drops"]]
+        found["counts"].append({"what": "kept", "rows": counts["kept"]})
+    if node.kind == "decontaminate" and stage.artifact:
+        gate = _contamination(stage)
+        found["contamination"] = [dict(zip(gate["columns"], row, strict=True)) for row in gate["rows"]]
+    return {name: rows for name, rows in found.items() if rows}
+
+
 def size_text(size: int) -> str:
     """Bytes for people: `512 B`, `1.4 MB`."""
     value, unit = float(size), "B"
@@ -391,22 +410,37 @@ def _prompt(row: Mapping[str, Any]) -> str:
 
 def _counts(stage: Stage) -> dict[str, Any]:
     counts = stage.evidence("counts.json")
-    drops = counts.get("drops", counts.get("dropped", {}))
-    sources = counts.get("sources", {})
-    kept = counts.get("kept", stage.metrics.get("rows", ""))
+    drops: dict[str, int] = dict(counts.get("drops", {}))
+    for source in counts.get("per_source", []):
+        for reason, count in source.get("left_out", {}).items():
+            drops[reason] = drops.get(reason, 0) + count
     return {
         "name": stage.shown,
         "type": stage.node.output,
-        "read": counts.get("read", ""),
-        "drops": sorted(drops.items(), key=lambda pair: (-pair[1], pair[0])) if isinstance(drops, dict) else [],
-        "kept": kept,
-        "sources": ", ".join(f"{name} {count}" for name, count in sources.items()) if isinstance(sources, dict) else "",
+        "read": counts.get("read", "") if counts else "not recorded",
+        "drops": sorted(drops.items(), key=lambda pair: (-pair[1], pair[0])),
+        "kept": counts.get("kept", stage.metrics.get("rows", "")),
+        "sources": ", ".join(f"{count} {name}" for name, count in counts.get("sources", {}).items()),
     }
 
 
 def _contamination(stage: Stage) -> dict[str, Any]:
+    """Per benchmark what was found, and the removed rows with the text that gave them away."""
     report = stage.evidence("report.json")
-    return {"name": stage.shown, "note": str(report)[:80], "columns": [], "rows": [], "examples": []}
+    rows = [
+        [label, found["items"], found["items_overlapped"], f"{found['share_overlapped']:.1%}", found["rows_removed"]]
+        for label, found in report.get("benchmarks", {}).items()
+    ]
+    note = f"{report['removed']} of {report['read']} rows removed" if report else "evidence/report.json is missing"
+    if report.get("planted_leaks"):
+        note += f"; {report['leaks_found']} of {report['planted_leaks']} planted leaks found"
+    return {
+        "name": stage.shown,
+        "note": note,
+        "columns": ["benchmark", "items", "items overlapped", "share", "rows removed"],
+        "rows": rows,
+        "examples": stage.evidence_rows("manifest.jsonl"),
+    }
 
 
 def _verdict(stage: Stage) -> dict[str, Any] | None:

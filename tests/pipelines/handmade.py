@@ -1,6 +1,7 @@
 """A project with artifacts written by hand: what the report, the plan and the export read, without running a stage."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,29 @@ def everything(project: Project, recipe: str = "tiny") -> Graph:
 
 def _rows(node: Node, index: int):
     rows = "".join(json.dumps({"id": f"{node.name}-{i}"}) + "\n" for i in range(20 + index))
-    counts = {"read": 24 + index, "kept": 20 + index, "dropped": {"exact_duplicates": 4}, "sources": {"arithmetic": 20 + index}}
-    return {"rows.jsonl": rows}, {"counts.json": counts}, {"rows": 20 + index}
+    counts = {
+        "read": 24 + index,
+        "kept": 20 + index,
+        "drops": {"exact_duplicates": 3},
+        "sources": {"arithmetic": 20 + index},
+        "per_source": [{"source": "arithmetic", "left_out": {"too odd": 1}, "in": 24, "dropped": {}, "kept": 20}],
+    }
+    report = {
+        "read": 24,
+        "rows": 22,
+        "removed": 2,
+        "planted_leaks": 2,
+        "leaks_found": 2,
+        "benchmarks": {"suite": {"items": 40, "items_overlapped": 1, "share_overlapped": 0.025, "rows_removed": 2}},
+    }
+    manifest = [{"id": "r1", "source": "leaks", "benchmark": "suite", "task": "t", "item": "i1", "score": 0.83, "matched": "<i>what is"}]
+    verdict = {"suite": "x", "success": True, "rows": 20, "expectations": [{"expectation": "unique", "column": "id", "success": True}]}
+    evidence = {
+        "prepare_data": {"counts.json": counts},
+        "decontaminate": {"report.json": report, "manifest.jsonl": manifest},
+    }.get(node.kind, {})
+    metrics = {"rows": 20 + index} | ({"validation": verdict} if node.kind == "prepare_data" else {})
+    return {"rows.jsonl": rows}, evidence, metrics
 
 
 def _model(node: Node, index: int):
@@ -106,7 +128,7 @@ def _scores(node: Node, index: int):
     }  # fmt: skip
     differences = [
         {"candidate": b, "baseline": a, "task": task, "mean": 0.15, "low": -0.02 if i % 2 else 0.06, "high": 0.24, "n": 40}
-        for i, (a, b) in enumerate(zip(labels, labels[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(labels))
     ]
     samples = [
         {"id": f"i{i}", "task": task, "policy": label, "messages": [{"role": "user", "content": f"What is {i} + 4? <b>&"}],

@@ -1,6 +1,6 @@
-"""A small project of its own in a temporary folder: real git, real DVC, real jobs of two tiny stages that obey `knobs.json`.
+"""A small project of its own in a temporary folder: real git, real DVC, real jobs of tiny stages that obey `knobs.json`.
 
-The stages stand under the names of two real kinds, in a copy of our code: `prepare_data` writes `count` rows, `decontaminate`
+The stages stand under the names of real kinds, in a copy of our code: `prepare_data` writes `count` rows, `decontaminate`
 passes rows on. Knobs of a stage: `seconds` (works so long, step by step, with a checkpoint per step), `fail` (message of a
 refusal), `crash` (dies by signal in its first attempts), `child` (starts a process that ignores SIGTERM), `constant` (same
 output whatever the config), `silent` (no heartbeat).
@@ -87,8 +87,24 @@ def work(job, rows):
         job.log(step, rows=len(rows))
     save(job.out, [{"constant": True}] if knobs.get("constant") else rows)
     return {"rows": len(rows)}
+
+
+def work_beside(job):
+    knobs = json.loads(Path("knobs.json").read_text()).get(job.address, {})
+    with Path("runs.log").open("a") as stream:
+        stream.write(job.address + "\\n")
+    time.sleep(knobs.get("seconds", 0))
+    return {}
 '''
 KINDS = {
+    "source_model": """
+        def run(config, inputs, job):
+            return work(job, [{"weights": 0}])
+        """,
+    "sft": """
+        def run(config, inputs, job):
+            return work(job, [{"weights": 1}]) if job.rank == 0 else work_beside(job)
+        """,
     "prepare_data": """
         def run(config, inputs, job):
             return work(job, [{"n": n, "seed": config.sources[0].seed} for n in range(config.sources[0].count)])

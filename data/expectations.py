@@ -1,0 +1,140 @@
+"""The only door to Great Expectations: what each type of record must satisfy before anything reads it.
+
+The verdict goes into the artifact's record, so it holds no time and no random id: equal rows give equal verdicts.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from data.messages import message_problem
+
+SHOWN = 5
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "conversation": ("id", "source", "messages"),
+    "prompt": ("id", "source", "messages", "verifier"),
+    "item": ("id", "source", "task", "messages", "verifier"),
+    "preference": ("id", "source", "messages", "chosen", "rejected", "margin"),
+}
+LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
+
+
+class ValidationError(ValueError):
+    """Rows break an expectation; the message shows them."""
+
+
+def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
+    """Holds rows against the suite of their type.
+
+    Args:
+        rows: records, see `data/records.py`.
+        record_type: conversation, prompt, item or preference.
+        check_verifier: raises ValueError for a malformed verifier (`stages.core.verifiers.check`).
+
+    Returns:
+        {"suite", "success", "rows", "expectations": [{"expectation", "column", "success"}]}.
+
+    Raises:
+        ValidationError: an expectation fails; the message names the first five offending rows of each.
+    """
+    facts = [_facts(row, record_type, check_verifier) for row in rows]
+    results = _run_suite(facts, record_type)
+    failures = [_describe(result, facts) for result in results if not result["success"]]
+    if failures:
+        raise ValidationError(f"{record_type} rows break {len(failures)} expectations:\n" + "\n".join(failures))
+    return {
+        "suite": record_type,
+        "success": True,
+        "rows": len(rows),
+        "expectations": [
+            {"expectation": result["expectation"], "column": result["column"], "success": result["success"]} for result in results
+        ],
+    }
+
+
+def _facts(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
+    """One flat line of a table: what the expectations look at. A problem is a sentence, or None where there is none."""
+    columns = COLUMNS[record_type]
+    facts = {
+        "id": row.get("id"),
+        "source": row.get("source"),
+        "columns": ",".join(sorted(row)),
+        "messages": message_problem(row.get("messages"), LAST_TURN[record_type]),
+    }
+    if "verifier" in columns:
+        facts["verifier"] = _verifier_problem(row.get("verifier"), record_type == "prompt", check_verifier)
+    if "task" in columns:
+        facts["task"] = row.get("task")
+    if record_type == "preference":
+        facts["answers"] = _answers_problem(row)
+    return facts
+
+
+def _verifier_problem(verifier: Any, optional: bool, check_verifier: Callable[[Any], None]) -> str | None:
+    if verifier is None and optional:
+        return None
+    try:
+        check_verifier(verifier)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _answers_problem(row: dict[str, Any]) -> str | None:
+    """A policy may answer with nothing, and be taught not to: only the chosen answer must have text."""
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    if not isinstance(chosen, str) or not chosen.strip():
+        return "chosen is empty"
+    if not isinstance(rejected, str):
+        return "rejected is no text"
+    if chosen == rejected:
+        return "chosen and rejected are the same"
+    margin = row.get("margin")
+    return None if margin is None or (isinstance(margin, (int, float)) and margin >= 0) else f"margin {margin!r} is below 0"
+
+
+def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, Any]]:
+    """One entry per expectation: its name, column, success, and the places of the first offending rows."""
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    import great_expectations as gx
+    import pandas as pd
+
+    expect: Any = gx.expectations
+    suite = gx.ExpectationSuite(
+        name=record_type,
+        expectations=[
+            expect.ExpectTableRowCountToBeBetween(min_value=1),
+            expect.ExpectColumnValuesToNotBeNull(column="id"),
+            expect.ExpectColumnValuesToBeUnique(column="id"),
+            expect.ExpectColumnValuesToNotBeNull(column="source"),
+            expect.ExpectColumnValuesToBeInSet(column="columns", value_set=[",".join(sorted(COLUMNS[record_type]))]),
+            expect.ExpectColumnValuesToBeNull(column="messages"),
+            *([expect.ExpectColumnValuesToBeNull(column="verifier")] if "verifier" in COLUMNS[record_type] else []),
+            *([expect.ExpectColumnValuesToNotBeNull(column="task")] if "task" in COLUMNS[record_type] else []),
+            *([expect.ExpectColumnValuesToBeNull(column="answers")] if record_type == "preference" else []),
+        ],
+    )
+    context: Any = gx.get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False, "metric_calculations": False}
+    source = context.data_sources.add_pandas("rows")
+    batch = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows")
+    names = list(_facts({}, record_type, lambda verifier: None))
+    table = pd.DataFrame({name: pd.Series([fact[name] for fact in facts], dtype=object) for name in names})
+    outcome = batch.get_batch({"dataframe": table}).validate(suite, result_format="COMPLETE")
+    return [
+        {
+            "expectation": result.expectation_config.type,
+            "column": result.expectation_config.kwargs.get("column"),
+            "success": bool(result.success),
+            "offending": sorted(result.result.get("unexpected_index_list") or []),
+            "observed": result.result.get("observed_value"),
+        }
+        for result in outcome.results
+    ]
+
+
+def _describe(result: dict[str, Any], facts: list[dict[str, Any]]) -> str:
+    places = result["offending"]
+    lines = [f"  {result['expectation']}({result['column'] or 'rows'}): {len(places) or result['observed']} rows"]
+    lines += [f"    {facts[place]['id']}: {facts[place].get(result['column'])}" for place in places[:SHOWN]]
+    return "\n".join([*lines, f"    ... and {len(places) - SHOWN} more"] if len(places) > SHOWN else lines)

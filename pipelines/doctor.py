@@ -1,0 +1,183 @@
+"""What this machine and its environment have, what is missing, and how to get it. Loads no engine: it reads what is installed."""
+
+import configparser
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.assets import ASSETS
+from configs.project import Project
+from data import assets
+
+LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")
+SET_UP = "run `make setup`"
+FEW_GB = 20
+"""Free disk below this ends many a run: the demo's models and checkpoints take about half of it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination; the remedy is empty where nothing need be done."""
+
+    name: str
+    ok: bool
+    value: str
+    remedy: str = ""
+
+
+def main() -> int:
+    """Prints what `examine` finds; 1 when something is missing."""
+    findings = examine(Project.find())
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        print(f"{'ok' if finding.ok else '!!'}  {finding.name:<{width}}  {finding.value}")
+        if finding.remedy:
+            print(f"    {'':<{width}}  -> {finding.remedy}")
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+def examine(project: Project) -> list[Finding]:
+    """All checks, in the order in which one would mend them. None raises: a check that fails is a finding."""
+    gpus = _gpus()
+    checks: tuple[Callable[[], list[Finding]], ...] = (
+        _python,
+        _tools,
+        lambda: [_lock(project, bool(gpus))],
+        lambda: [_torch(bool(gpus))],
+        lambda: [_library(name) for name in LIBRARIES if name != "torch"],
+        lambda: [_engine(bool(gpus))],
+        lambda: [_asset(name) for name in ASSETS],
+        lambda: [Finding("GPUs", True, "; ".join(gpus) or "none: stages run on the CPU")],
+        lambda: [_machine(), _disk(project.root), _remote(project.root)],
+    )
+    return [finding for check in checks for finding in _safely(check)]
+
+
+def _safely(check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except Exception as error:  # a broken installation may break in any way; the other checks still tell something
+        return [Finding("check", False, f"{type(error).__name__}: {error}", SET_UP)]
+
+
+def _python() -> list[Finding]:
+    right = sys.version_info[:2] == (3, 11)
+    return [Finding("python", right, platform.python_version(), "" if right else "make the environment anew with Python 3.11: " + SET_UP)]
+
+
+def _tools() -> list[Finding]:
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    found = {"git": shutil.which("git"), "C++ compiler": shutil.which("c++"), "Python headers": str(header) if header.exists() else None}
+    remedies = {"git": "install git", "C++ compiler": "install g++", "Python headers": "install python3.11-dev"}
+    return [Finding(name, path is not None, path or "missing", "" if path else remedies[name]) for name, path in found.items()]
+
+
+def _lock(project: Project, gpu: bool) -> Finding:
+    """Whether the installed packages are those of the lock; local versions (`+cpu`) do not count."""
+    lock = project.root / "requirements" / ("gpu.txt" if gpu else "cpu.txt")
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE))
+    installed = {_normal(found.metadata["Name"]): found.version.partition("+")[0] for found in importlib.metadata.distributions()}
+    differing = [f"{name} {installed.get(_normal(name), 'missing')} instead of {pin}" for name, pin in pins.items()
+                 if installed.get(_normal(name)) != pin]  # fmt: skip
+    if not differing:
+        return Finding("packages", True, f"all {len(pins)} of {lock.name}")
+    shown = ", ".join(differing[:5]) + (", ..." if len(differing) > 5 else "")
+    return Finding("packages", False, f"{len(differing)} of {len(pins)} differ from {lock.name}: {shown}", SET_UP)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _torch(gpu: bool) -> Finding:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return Finding("torch", False, "missing", SET_UP)
+    version = importlib.metadata.version("torch")
+    built = re.search(r"^cuda\b[^=]*= *['\"]([^'\"]+)", (Path(spec.origin).parent / "version.py").read_text(), re.MULTILINE)
+    value = f"{version}, built for {'CUDA ' + built[1] if built else 'the CPU'}"
+    if gpu and not built:
+        return Finding("torch", False, f"{value}; this machine has a GPU", "run `make clean`, then `make setup`")
+    return Finding("torch", True, value)
+
+
+def _library(name: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, False, "missing", SET_UP)
+    for package in (name, f"{name}-cpu"):
+        try:
+            return Finding(name, True, f"{importlib.metadata.version(package)}{' for the CPU' if package != name else ''}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Finding(name, False, "can be imported but was not installed by pip", SET_UP)
+
+
+def _engine(gpu: bool) -> Finding:
+    """DeepSpeed's communication operation for CPUs, which is compiled once a machine."""
+    if gpu:
+        return Finding("training engine", True, "NCCL")
+    built = sorted(_extensions().glob("*/deepspeed_shm_comm/deepspeed_shm_comm.so"))
+    if built:
+        return Finding("training engine", True, "CPU operation is compiled")
+    return Finding("training engine", True, "CPU operation is not compiled: the first training stage takes minutes longer", SET_UP)
+
+
+def _extensions() -> Path:
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+
+
+def _asset(name: str) -> Finding:
+    try:
+        size = assets.path(name).stat().st_size
+    except assets.AssetError as error:
+        return Finding(f"asset {name}", False, str(error), SET_UP)
+    return Finding(f"asset {name}", True, f"{size / 1e6:.1f} MB, {ASSETS[name].licence}")
+
+
+def _gpus() -> list[str]:
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+
+
+def _machine() -> Finding:
+    memory = dict(re.findall(r"^(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
+    total, free = (int(memory[key]) / 2**20 for key in ("MemTotal", "MemAvailable"))
+    return Finding("machine", True, f"{len(os.sched_getaffinity(0))} cores, {free:.0f} of {total:.0f} GiB memory free")
+
+
+def _disk(root: Path) -> Finding:
+    free = shutil.disk_usage(root).free / 1e9
+    return Finding("disk", free >= FEW_GB, f"{free:.0f} GB free", "" if free >= FEW_GB else f"make room: a run wants {FEW_GB} GB")
+
+
+def _remote(root: Path) -> Finding:
+    names = [f"{name} ({url})" for name, url in _remotes(root)]
+    if names:
+        return Finding("DVC remote", True, ", ".join(names))
+    hint = "to share artifacts: `dvc remote add --default NAME URL`, with an S3 URL or a folder"
+    return Finding("DVC remote", True, "none: artifacts stay on this machine", hint)
+
+
+def _remotes(root: Path) -> Iterator[tuple[str, str]]:
+    """Name and URL (without user and password) of each remote; the later file wins, as for DVC."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
+    for section in parser.sections():
+        name = re.fullmatch(r"'?remote \"(.+)\"'?", section)
+        if name:
+            yield name[1], re.sub(r"//[^/@]*@", "//", parser[section].get("url", "no URL"))

@@ -1,0 +1,66 @@
+"""Rows to documents, for every stage that trains: what does not fit is dropped, counted and kept for people."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from data import records
+from data.artifacts import Artifact, write_json, write_rows
+from data.chat import Chat
+from stages.core.batches import Document, Unit, document
+from stages.job import Job, StageError
+
+
+def gather(artifacts: Iterable[Artifact]) -> list[dict[str, Any]]:
+    """All rows of several data sets, in the recipe's order."""
+    return [row for artifact in artifacts for row in records.load(artifact)]
+
+
+def to_units(
+    rows: list[dict[str, Any]], make: Callable[[dict[str, Any]], Unit], max_length: int, job: Job
+) -> tuple[list[dict[str, Any]], list[Unit]]:
+    """The rows that fit and their documents.
+
+    Raises:
+        StageError: none is left.
+    """
+    kept, units, drops = [], [], []
+    for row in rows:
+        unit = make(row)
+        longest = max(len(doc) for doc in unit)
+        reason = None
+        if longest > max_length:
+            reason = f"longer than max_length {max_length}"
+        elif any(doc.num_trained == 0 for doc in unit):
+            reason = "no trained token"
+        if reason:
+            drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": longest})
+        else:
+            kept.append(row)
+            units.append(unit)
+    if job.rank == 0:
+        write_rows(job.evidence / "drops.jsonl", drops)
+        counts = Counter((drop["source"], drop["reason"]) for drop in drops)
+        summary = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in sorted(counts.items())]
+        write_json(job.evidence / "counts.json", {"rows": len(rows), "kept": len(kept), "dropped": summary})
+    if not units:
+        raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")
+    return kept, units
+
+
+def conversation(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
+    def make(row: dict[str, Any]) -> Unit:
+        ids, mask = chat.training(row["messages"])
+        end = max((i for i, said in enumerate(mask) if said), default=-1) + 1  # what the template adds after the last turn is no use
+        return (Document(tuple(ids[:end]), tuple(mask[:end])),)
+
+    return make
+
+
+def preference(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
+    """(chosen, rejected)."""
+
+    def make(row: dict[str, Any]) -> Unit:
+        return (document(*chat.answer(row["messages"], row["chosen"])), document(*chat.answer(row["messages"], row["rejected"])))
+
+    return make

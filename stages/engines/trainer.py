@@ -1,0 +1,258 @@
+"""The door to DeepSpeed: gradients over ranks and micro-batches, optimizer steps, exact state, export.
+
+The contract that every loss relies on: `backward(loss)` with loss = (sum over this rank's micro-batch) / (count of the GLOBAL
+batch) makes the step's gradient the SUM over micro-batches and ranks. DeepSpeed averages over ranks, so the loss is multiplied
+by their number; accumulation is ours (`managed_gradient_accumulation: false`), in fp32.
+"""
+
+import atexit
+import json
+import math
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+
+import torch
+from torch import Tensor, nn
+
+from configs.execution import Numerics
+from configs.frozen import Dtype
+from configs.training import Optimizer
+from data.chat import Chat
+from stages.job import StageError
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class StepStats:
+    learning_rate: float
+    grad_norm: float
+    """Global L2 norm before clipping."""
+
+
+def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
+    """Of the 0-based step: linear warm-up over ⌈ratio · total⌉ steps, then the schedule, which would reach 0 after the last."""
+    warmup = math.ceil(optimizer.warmup_ratio * total_steps)
+    if step < warmup:
+        return optimizer.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    return optimizer.learning_rate * shape[optimizer.schedule]
+
+
+class Trainer:
+    """One model under DeepSpeed on this rank."""
+
+    def __init__(self, module: nn.Module, *, optimizer: Optimizer, total_steps: int, dtype: Dtype, numerics: Numerics, seed: int) -> None:
+        """Takes over `module` (whose `.model` is a transformers model): dtype, device, optimizer state.
+
+        Raises:
+            StageError: the numerics cannot be had: no GPU, or bf16 with ZeRO 0 (DeepSpeed has no fp32 accumulation there).
+        """
+        if numerics.device == "cuda" and not torch.cuda.is_available():
+            raise StageError("numerics ask for device cuda, and torch sees none: use another execution profile")
+        if dtype == "bf16" and numerics.zero_stage == 0:
+            raise StageError("bf16 with zero_stage 0 has no fp32 gradient accumulation: set zero_stage to 1, 2 or 3")
+        os.environ["DS_ACCELERATOR"] = numerics.device
+        with _distributed_environment():
+            deepspeed = _deepspeed()
+            if not torch.distributed.is_initialized():
+                atexit.register(_leave)
+            deepspeed.init_distributed(dist_backend="nccl" if numerics.device == "cuda" else "gloo", verbose=False)
+        self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if self.world_size != numerics.world_size:
+            raise StageError(f"{self.world_size} ranks run, the execution profile asks for {numerics.world_size}")
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = torch.device("cuda", local_rank) if numerics.device == "cuda" else torch.device("cpu")
+        if numerics.device == "cpu":
+            torch.set_num_threads(numerics.threads)
+        torch.manual_seed(seed * 1000003 + self.rank)
+        self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
+        self.steps = 0
+        self._grad_norm = 0.0
+        _no_dropout(module)
+        if numerics.gradient_checkpointing:
+            module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        adamw = torch.optim.AdamW(
+            module.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+        plain = numerics.zero_stage == 0
+        if plain:  # DeepSpeed reports no norm there
+            adamw.register_step_pre_hook(self._clip)
+        with _distributed_environment():
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
+        self.module = self.engine
+
+    def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm,
+            "bf16": {"enabled": self.dtype == torch.bfloat16},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "zero_optimization": {
+                "stage": numerics.zero_stage,
+                "overlap_comm": False,
+                "contiguous_gradients": True,
+                "reduce_scatter": True,
+            },
+            "zero_allow_untested_optimizer": True,
+            "steps_per_print": 10**9,
+        }
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds this micro-batch's part of the global loss; see the module's contract."""
+        self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
+
+    def step(self) -> StepStats:
+        """Reduces, clips and applies the gradient accumulated since the last step."""
+        rate = learning_rate(self.steps, self.total_steps, self.optimizer_config)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        self.engine.step()
+        self.steps += 1
+        norm = self.engine.get_global_grad_norm()
+        return StepStats(rate, float(norm) if norm is not None else self._grad_norm)
+
+    def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._grad_norm = float(nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm))
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64 if self.device.type == "cpu" else torch.float32, device=self.device)
+        torch.distributed.all_reduce(tensor)
+        return tensor.tolist()
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def barrier(self) -> None:
+        torch.distributed.barrier()
+
+    def save_state(self, folder: Path) -> None:
+        """Writes weights, optimizer and this rank's random state into `folder`; called on all ranks."""
+        self.engine.save_checkpoint(str(folder), tag="engine", client_state={"steps": self.steps}, save_latest=False)
+        torch.save(_random_state(), folder / f"random_{self.rank}.pt")
+
+    def load_state(self, folder: Path) -> None:
+        """Restores what `save_state` wrote. The caller has verified the files: they are pickles."""
+        _, client = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=True)
+        if client is None:
+            raise StageError(f"the checkpoint {folder.name} cannot be loaded by DeepSpeed: delete it to go on from the one before")
+        self.steps = client["steps"]
+        _restore_random_state(torch.load(folder / f"random_{self.rank}.pt", weights_only=False))
+
+    def export(self, folder: Path, chat: Chat) -> None:
+        """Writes a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
+        model = self.engine.module.model
+        state: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            with _gathered(parameter):
+                if self.rank == 0:
+                    state[name] = parameter.detach().to("cpu", self.dtype).clone().contiguous()
+        if self.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            model.config.dtype = self.dtype
+            model.save_pretrained(folder, state_dict=state)
+            chat.tokenizer.save_pretrained(folder)
+        self.barrier()
+
+    def close(self) -> None:
+        """Frees the engine. The process group lives as long as the process: DeepSpeed cannot enter a second one."""
+        self.engine.destroy()
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _deepspeed() -> Any:
+    import logging
+
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    return deepspeed
+
+
+@contextmanager
+def _gathered(parameter: nn.Parameter) -> Iterator[None]:
+    """A whole parameter, also where ZeRO-3 keeps only a part of it on each rank."""
+    if hasattr(parameter, "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _distributed_environment() -> Iterator[None]:
+    """What torchrun would set, for a single process without it; gone again afterwards, so that no child inherits it."""
+    if "RANK" in os.environ:
+        yield
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    added = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= added
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _no_dropout(module: nn.Module) -> None:
+    """Policy and reference must be one function of their weights."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if hasattr(part, "attention_dropout"):
+            part.attention_dropout = 0.0
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def build_ops() -> None:
+    """Compiles DeepSpeed's CPU communication op where it is missing (minutes, once per machine)."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    _deepspeed()
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    ShareMemCommBuilder().load(verbose=False)
+
+
+if __name__ == "__main__":
+    build_ops()
+    print(json.dumps({"built": "deepspeed_shm_comm"}))

@@ -1,0 +1,111 @@
+"""Sources to one validated, filtered, shuffled set of records.
+
+payload/rows.jsonl      the records
+evidence/counts.json    rows read, dropped by each filter and kept, in all and per source of the recipe
+evidence/drops.jsonl    every dropped row with the filter and what it saw
+evidence/validation.json
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from configs.datasets import Arithmetic, Constraints, DataSource, PrepareData
+from data import filters, procedural, records, sources
+from data.artifacts import write_json, write_rows
+from data.expectations import validate
+from data.filters import Dropped
+from data.sources import LEAK, Loaded, Outside
+from stages.core.verifiers import check, verify
+from stages.job import Inputs, Job, StageError
+
+EXCERPT = 200
+"""Characters of a dropped row that its evidence shows."""
+
+
+def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Loads, filters, validates and shuffles.
+
+    Raises:
+        StageError: no row is left, or a procedural answer is not what its verifier says.
+        ValueError: malformed rows, or rows that break an expectation; the message shows them.
+    """
+    suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
+    outside = Outside(suites=suites, files=job.source_files)
+    for source in config.sources:
+        prove_verifier(source)
+    loaded = [sources.load(source, config.record, config.task, outside) for source in config.sources]
+    given = sources.with_ids([row for part in loaded for row in part.rows])
+    kept, dropped = filters.apply(config.filters, given)
+    drops = dict(Counter(one.drop.reason for one in dropped))
+    counts = {
+        "read": len(given),
+        "kept": len(kept),
+        "drops": drops,
+        "sources": dict(Counter(row["source"] for row in kept)),
+        "per_source": count(loaded, given, kept, dropped),
+    }
+    if not kept:
+        raise StageError(f"no row is left of {len(given)} (dropped: {drops}): loosen the filters or add sources")
+    rows = sources.shuffled(kept, config.seed)
+    verdict = validate(rows, config.record, check)
+    records.save(job.out, rows)
+    write_json(job.evidence / "counts.json", counts)
+    write_json(job.evidence / "validation.json", verdict)
+    write_rows(job.evidence / "drops.jsonl", [excerpt(one) for one in dropped])
+    return {
+        "rows": len(rows),
+        "sources": counts["sources"],
+        "dropped": counts["drops"],
+        "planted_leaks": sum(row["source"].startswith(LEAK) for row in rows),
+        "validation": verdict,
+    }
+
+
+def prove_verifier(source: DataSource) -> None:
+    """A rule that makes questions proves that its verifier accepts the right answer and refuses a wrong one."""
+    match source:
+        case Arithmetic():
+            examples = procedural.arithmetic(source)
+        case Constraints():
+            examples = procedural.constraints(source)
+        case _:
+            return
+    for example in examples:
+        for text, expected in ((example.answer, 1.0), (example.rejected, 0.0)):
+            verdict = verify(example.verifier or {}, text or "")
+            if verdict.score != expected:
+                raise StageError(f"verifier {example.verifier} scores {text!r} {verdict.score}, not {expected}: {verdict.reason}")
+
+
+def count(
+    loaded: Sequence[Loaded], given: list[dict[str, Any]], kept: list[dict[str, Any]], dropped: Sequence[Dropped]
+) -> list[dict[str, Any]]:
+    """One entry per source of the recipe, in its order; `given` are their rows, one after another."""
+    stayed = {row["id"] for row in kept}
+    reasons = {one.row["id"]: one.drop.reason for one in dropped}
+    counts, start = [], 0
+    for part in loaded:
+        ids = [row["id"] for row in given[start : start + len(part.rows)]]
+        start += len(ids)
+        counts.append(
+            {
+                "source": part.name,
+                "left_out": part.left_out,
+                "in": len(ids),
+                "dropped": dict(Counter(reasons[name] for name in ids if name in reasons)),
+                "kept": sum(name in stayed for name in ids),
+            }
+        )
+    return counts
+
+
+def excerpt(one: Dropped) -> dict[str, Any]:
+    text = "\n".join(filters.texts(one.row))
+    return {
+        "id": one.row["id"],
+        "source": one.row["source"],
+        "reason": one.drop.reason,
+        "evidence": one.drop.evidence,
+        "text": text[:EXCERPT],
+    }

@@ -1,0 +1,59 @@
+"""The candidate with the highest development score, copied.
+
+payload/                the chosen model, byte for byte
+evidence/choice.json    every candidate's score, best first
+"""
+
+import json
+import shutil
+from typing import Any
+
+from configs.datasets import Select
+from data.artifacts import Artifact, write_json
+from stages.job import Inputs, Job, StageError, only
+
+
+def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Chooses by the scores of `evaluate`; of equal scores the candidate that the recipe names first.
+
+    Raises:
+        StageError: the scores are of an unseen split, of other models than the candidates, or lack the task.
+    """
+    scores = only(inputs, "scores")
+    if scores.record.config.get("split") != "dev":
+        raise StageError(
+            "the scores are of an unseen split, and choosing by them would use it up: name an `evaluate` stage with split: dev"
+        )
+    table = json.loads((scores.payload / "scores.json").read_text())["policies"]
+    candidates = inputs["candidates"]
+    scored = {label: score_of(label, candidate, scores, table, config.task) for label, candidate in candidates.items()}
+    ranking = sorted(scored, key=lambda label: -scored[label])  # stable: the earlier one of equals
+    chosen = ranking[0]
+    shutil.copytree(candidates[chosen].payload, job.out / "payload")
+    choice = {
+        "chosen": chosen,
+        "content": candidates[chosen].record.content,
+        "task": config.task,
+        "ranking": [{"candidate": label, "score": scored[label]} for label in ranking],
+    }
+    write_json(job.evidence / "choice.json", choice)
+    return {"chosen": chosen, "chosen_content": choice["content"], "scores": scored}
+
+
+def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str, Any], task: str | None) -> float:
+    """The development score of exactly this model: it must have been evaluated with these bytes, under whatever label."""
+    evaluated = {edge.label: edge.content for edge in scores.record.inputs if edge.port == "policies"}
+    content = candidate.record.content
+    names = [label, *evaluated]
+    name = next((name for name in names if evaluated.get(name) == content), None)
+    if name is None:
+        known = ", ".join(sorted(evaluated))
+        raise StageError(
+            f"candidate {label} ({content[:12]}) was not evaluated as it is now: the scores are of {known}; add it to the policies of "
+            "the `evaluate` stage"
+        )
+    if task is None:
+        return table[name]["mean"]
+    if task not in table[name]["tasks"]:
+        raise StageError(f"{label} has no score for task {task!r}: the scores have {', '.join(sorted(table[name]['tasks']))}")
+    return table[name]["tasks"][task]["mean"]

@@ -1,0 +1,74 @@
+"""Supervised fine-tuning: base policy + conversations → policy.
+
+The loss is -log π over the assistant's tokens (its end-of-turn tokens included), divided by their count in the whole global batch
+(`mean`), or not divided at all (`sum`). What we leave out: prompt loss, NEFTune, LoRA.
+"""
+
+import time
+from typing import Any
+
+from configs.training import Sft
+from data.chat import Chat
+from stages.core import losses
+from stages.core.batches import collate, plan_step, step_rows, steps_per_epoch
+from stages.core.logprobs import probe_isolation
+from stages.engines.checkpoints import Checkpoints
+from stages.engines.models import load_policy
+from stages.engines.rows import conversation, gather, to_units
+from stages.engines.trainer import Trainer
+from stages.job import Inputs, Job, StageError, only
+
+ISOLATION_TOLERANCE = {"fp32": 1e-3, "bf16": 0.25}
+"""Rounding of one token's log-probability between batch shapes; a leak between documents is larger by far."""
+
+
+def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
+    base, numerics = only(inputs, "policy"), job.numerics
+    chat = Chat(base.payload)
+    rows, units = to_units(gather(inputs["data"].values()), conversation(chat), config.max_length, job)
+    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
+    trainer = Trainer(
+        load_policy(base, numerics), optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed
+    )
+    probe_isolation(trainer.module, numerics, trainer.device, ISOLATION_TOLERANCE[config.dtype])
+    checkpoints = Checkpoints(job, trainer)
+    state = checkpoints.resume() or {"step": 0, "tokens": 0}
+    first = last = None
+
+    for step in range(state["step"], total):
+        started = time.monotonic()
+        batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
+        num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
+        denominator = num_tokens if config.loss_reduction == "mean" else 1
+        loss_sum = 0.0
+        for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
+            tensors = collate([doc for i in micro.units for doc in batch[i]], numerics, chat.pad_id).to(trainer.device)
+            logps_N, _ = trainer.module(tensors)
+            loss = losses.sft(logps_N) * micro.weight
+            trainer.backward(loss / denominator)
+            loss_sum += loss.item()
+        stats = trainer.step()
+        (loss_sum,) = trainer.sum(loss_sum)
+
+        last = loss_sum / num_tokens
+        first = last if first is None else first
+        if not abs(last) < float("inf"):
+            raise StageError(f"the loss of step {step + 1} is {last}: lower optimizer.learning_rate ({config.optimizer.learning_rate})")
+        length = sum(len(doc) for unit in batch for doc in unit)
+        speed = length / (time.monotonic() - started)
+        job.log(
+            step + 1,
+            loss=last,
+            grad_norm=stats.grad_norm,
+            learning_rate=stats.learning_rate,
+            trained_tokens=num_tokens,
+            tokens_per_second=speed,
+        )
+        job.progress(step + 1, total, loss=last, tokens_per_second=speed)
+        state = {"step": step + 1, "tokens": state["tokens"] + num_tokens}
+        if step + 1 < total:
+            checkpoints.after_step(step + 1, state)
+
+    trainer.export(job.out / "payload", chat)
+    trainer.close()
+    return {"rows": len(rows), "steps": total, "trained_tokens": state["tokens"], "loss": last}

@@ -1,0 +1,168 @@
+"""Brings a model into the project: safetensors, tokenizer and our chat template, in one Hugging Face folder.
+
+payload/                  model.safetensors, config.json, generation_config.json, tokenizer files, chat_template.jinja
+evidence/model.json       parameters, vocabulary, special tokens
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    GgufConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from configs.datasets import TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from data import assets, records
+from data.artifacts import write_json
+from data.chat import Chat
+from stages.job import Inputs, Job, StageError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+"""ChatML's tokens. Padding is a token of its own: where it is the end of a turn, no model learns to stop."""
+
+
+def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Loads or makes the model, stores it in `config.dtype`, and proves that its tokenizer and template can be trained on.
+
+    Raises:
+        StageError: the model has parameters that are not finite, a vocabulary smaller than its tokenizer's, or no corpus.
+        ChatError: the tokenizer and template do not fit together.
+    """
+    disable_progress_bar()
+    model, tokenizer = load(config, inputs, job)
+    template = (TEMPLATES / f"{config.chat_template}.jinja").read_text()
+    adopt(model, tokenizer, template)
+    refuse(model, tokenizer)
+    folder = job.out / "payload"
+    model.to(DTYPES[config.dtype]).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    chat = Chat(folder)
+    facts = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "eos_id": chat.eos_id,
+        "pad_id": chat.pad_id,
+        "chat_template_sha256": config.chat_template_sha256,
+    }
+    write_json(job.evidence / "model.json", facts)
+    return facts
+
+
+def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
+    """(model in fp32, tokenizer) of the configured source."""
+    match config.source:
+        case PackagedModel(asset=asset):
+            return load_gguf(assets.path(asset))
+        case RandomLlama() as wanted:
+            texts = corpus(inputs)
+            tokenizer = train_tokenizer(texts, wanted.vocabulary, wanted.context)
+            return random_llama(wanted, tokenizer), tokenizer
+        case FolderModel(path=path):
+            return load_folder(str(job.source_files[path]), local_files_only=True)
+        case HubModel(repo=repo, revision=revision):
+            return load_folder(repo, revision=revision)
+
+
+def load_gguf(file: Path) -> tuple[Any, Any]:
+    """A GGUF file's weights, dequantised, and the tokenizer inside it."""
+    quantization = GgufConfig(gguf_file=file.name, dequantize=True)
+    place = {"gguf_file": file.name, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place)
+    return model, AutoTokenizer.from_pretrained(file.parent, **place)
+
+
+def load_folder(name: str, **place: Any) -> tuple[Any, Any]:
+    """Safetensors only, and no code from the folder."""
+    model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **place)
+    return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **place)
+
+
+def corpus(inputs: Inputs) -> list[str]:
+    """Every text of the corpus input.
+
+    Raises:
+        StageError: there is no corpus to train a tokenizer on.
+    """
+    rows = [row for artifact in inputs.get("corpus", {}).values() for row in records.load(artifact)]
+    if not rows:
+        raise StageError("a random_llama trains its tokenizer on the input `corpus`: name a stage that makes conversations")
+    return [message["content"] for row in rows for message in row["messages"]]
+
+
+def train_tokenizer(texts: list[str], vocabulary: int, context: int) -> Any:
+    """Byte-level BPE with digits one by one (as SmolLM2 and Llama do); equal texts in any order give equal files."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[PAD, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sorted(texts), trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, model_max_length=context)
+
+
+def random_llama(wanted: RandomLlama, tokenizer: Any) -> Any:
+    """A Llama whose weights follow from the seed; the process's own random state is left as it was."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),  # a small corpus fills less than the configured vocabulary
+        hidden_size=wanted.hidden,
+        intermediate_size=wanted.ffn,
+        num_hidden_layers=wanted.layers,
+        num_attention_heads=wanted.heads,
+        num_key_value_heads=wanted.kv_heads,
+        max_position_embeddings=wanted.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(wanted.seed)
+        return LlamaForCausalLM(config)
+
+
+def adopt(model: Any, tokenizer: Any, template: str) -> None:
+    """Gives the model our template, and one opinion on which tokens end a turn and which pad."""
+    vocabulary = tokenizer.get_vocab()
+    if END in template:
+        if END not in vocabulary:
+            raise StageError(
+                f"the chat template ends turns with {END}, which the tokenizer lacks: add a template with the model's own tokens"
+            )
+        tokenizer.eos_token = END
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        spare = [token for token in (PAD, tokenizer.unk_token, tokenizer.bos_token) if token in vocabulary and token != tokenizer.eos_token]
+        tokenizer.pad_token = spare[0] if spare else tokenizer.eos_token
+    tokenizer.chat_template = template
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    model.config.eos_token_id = tokenizer.eos_token_id
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+
+
+def refuse(model: Any, tokenizer: Any) -> None:
+    damaged = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
+    if damaged:
+        raise StageError(f"parameters {', '.join(damaged[:5])} hold values that are not finite: the source is damaged")
+    if len(tokenizer) > model.config.vocab_size:
+        raise StageError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}: they do not belong together"
+        )

@@ -1,0 +1,76 @@
+"""YAML with lines: numbers as people write them, repeated keys refused, the line of every problem."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.document import ConfigError, parse_value, read_document
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "file.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 0.0001),  # YAML 1.1 reads a string here
+        ("5E3", 5000.0),
+        (".5", 0.5),
+        ("-1.5e-3", -0.0015),
+        ("12", 12),
+        ("1e", "1e"),
+        ("v1e-4", "v1e-4"),
+        ("[1e-4, a]", [0.0001, "a"]),
+    ],
+)
+def test_numbers_are_what_they_look_like(text, value):
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+def test_a_malformed_override_value_says_so():
+    with pytest.raises(ValueError, match="not valid YAML"):
+        parse_value("[1, 2")
+
+
+def test_every_repeated_key_is_a_problem_on_its_line(tmp_path):
+    path = written(tmp_path, "a: 1\nb:\n  c: 1\n  d: 2\n  c: 3\na: 2\n")
+    with pytest.raises(ConfigError) as caught:
+        read_document(path)
+    assert [(problem.line, problem.message) for problem in caught.value.problems] == [
+        (5, "key 'c' stands here twice"),
+        (6, "key 'a' stands here twice"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must be a mapping"),
+        ("- a\n", "must be a mapping"),
+        ("a: [\n", "not valid YAML"),
+        ("a: b: c\n", "not valid YAML"),
+        ("a: \x01\n", "not valid YAML"),
+        ("a: &x\n  b: *x\n", "an alias stands inside its own anchor"),
+        ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+    ],
+)
+def test_what_is_no_config_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_document(written(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        read_document(tmp_path / "none.yaml")
+
+
+def test_lines_of_values_and_of_what_surrounds_missing_ones(tmp_path):
+    document = read_document(written(tmp_path, "a: 1\nb:\n  c:\n    - x\n    - y\n"))
+    assert document.line(("b", "c", 1)) == 5
+    assert document.line(("b", "c")) == 3
+    assert document.line(("b", "nothing", 7)) == 2
+    assert str(document.problem(("b", "c"), "is odd")) == "file.yaml:3: is odd"

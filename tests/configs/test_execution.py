@@ -1,0 +1,47 @@
+"""Execution profiles: the later override wins; what cannot hold is refused before anything runs."""
+
+import pytest
+from pydantic import ValidationError
+
+from configs.document import read_document
+from configs.execution import Execution
+
+
+def test_stage_beats_kind_beats_default():
+    profile = Execution.model_validate(
+        {
+            "slots": 4,
+            "numerics": {"threads": 1, "zero_stage": 2},
+            "kinds": {"sft": {"numerics": {"threads": 2}, "placement": {"slots": 2}}},
+            "stages": {"warm": {"numerics": {"threads": 3}}},
+        }
+    )
+    numerics, placement = profile.of("sft", "warm")
+    assert (numerics.threads, numerics.zero_stage, placement.slots) == (3, 2, 2)
+    numerics, placement = profile.of("sft", "other")
+    assert (numerics.threads, placement.slots) == (2, 2)
+    numerics, placement = profile.of("pair", "other")
+    assert (numerics.threads, placement.slots) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"kinds": {"sfft": {}}}, "kinds sfft: there are source_model, "),
+        ({"kinds": {"sft": {"numeric": {}}}}, "neither `numerics` nor `placement`"),
+        ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "Extra inputs"),
+        ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 > 2 of the profile"),
+        ({"placement": {"slots": 3}}, "slots 3 > 2 of the profile"),
+        ({"numerics": {"zero_stage": 4}}, "zero_stage"),
+    ],
+)
+def test_what_cannot_hold_is_refused(override, message):
+    with pytest.raises(ValidationError, match=message):
+        Execution.model_validate({"slots": 2, **override})
+
+
+def test_every_shipped_profile_is_valid(root):
+    paths = sorted((root / "configs" / "execution").glob("*.yaml"))
+    assert "cpu" in [path.stem for path in paths]
+    for path in paths:
+        Execution.model_validate(read_document(path).value)

@@ -1,0 +1,75 @@
+"""Config classes are closed, strict, immutable; what they compute is part of the identity and checked on the way back."""
+
+import hashlib
+
+import pytest
+from pydantic import ValidationError
+
+from configs.assets import ASSETS
+from configs.datasets import PackagedModel, PrepareData, SourceModel
+from configs.frozen import canonical_json, digest
+from configs.training import Optimizer
+
+MODEL = {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}}
+
+
+def test_unknown_keys_are_refused():
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Optimizer.model_validate({"learning_rate": 0.1, "lr": 0.1})
+
+
+@pytest.mark.parametrize("value", ["0.1", True, None, "1e-4"])
+def test_nothing_is_coerced_to_a_number(value):
+    with pytest.raises(ValidationError):
+        Optimizer.model_validate({"learning_rate": value})
+
+
+def test_a_config_cannot_be_changed():
+    optimizer = Optimizer(learning_rate=0.1)
+    with pytest.raises(ValidationError, match="frozen"):
+        optimizer.learning_rate = 0.2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_dump_with_computed_hashes_reads_back_as_the_same_config():
+    config = SourceModel.model_validate(MODEL)
+    dump = config.model_dump(mode="json")
+    assert dump["source"]["sha256"] == ASSETS["smollm2-135m-instruct"].sha256
+    assert len(dump["chat_template_sha256"]) == 64
+    assert SourceModel.model_validate(dump) == config
+
+
+@pytest.mark.parametrize("place", [("chat_template_sha256",), ("source", "sha256")])
+def test_a_file_that_changed_behind_a_name_is_refused(place):
+    dump = SourceModel.model_validate(MODEL).model_dump(mode="json")
+    inner = dump
+    for part in place[:-1]:
+        inner = inner[part]
+    inner[place[-1]] = "0" * 64
+    with pytest.raises(ValidationError, match="the file behind it has changed"):
+        SourceModel.model_validate(dump)
+
+
+def test_a_data_asset_is_no_model():
+    with pytest.raises(ValidationError, match="alpaca-en-demo"):
+        PackagedModel(type="packaged", asset="alpaca-en-demo")
+
+
+@pytest.mark.parametrize("path", ["/data/rows.jsonl", "../rows.jsonl", "rows/../../x", "", "."])
+def test_files_outside_the_project_are_refused(path):
+    with pytest.raises(ValidationError, match="inside the project"):
+        PrepareData.model_validate({"record": "prompt", "sources": [{"type": "files", "path": path}]})
+
+
+@pytest.mark.parametrize(("record", "task"), [("item", None), ("prompt", "sums")])
+def test_a_task_names_items_and_nothing_else(record, task):
+    with pytest.raises(ValidationError, match="`task` names the benchmark"):
+        PrepareData.model_validate({"record": record, "task": task, "sources": [{"type": "files", "path": "rows.jsonl"}]})
+
+
+def test_canonical_json_has_one_form_and_refuses_what_has_none():
+    assert canonical_json({"b": [1, 2.5], "a": "σ"}) == '{"a":"σ","b":[1,2.5]}'
+    assert digest({"b": 1, "a": 2}) == hashlib.sha256(b'{"a":2,"b":1}').hexdigest()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical_json(float("nan"))
+    with pytest.raises(TypeError):
+        canonical_json({1, 2})

@@ -1,0 +1,376 @@
+"""Hazards of recipe files: each ends in an error that names file, line, value and remedy, or in the graph that was meant."""
+
+from pathlib import Path
+
+import pytest
+
+from configs.document import ConfigError
+from configs.graph import Graph
+from configs.recipe import load_recipe, load_recipes, recipe_names
+from configs.training import PreferenceTrain, Sft
+
+SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 1}"
+LLAMA = "{type: random_llama, layers: 1, hidden: 16, heads: 2, kv_heads: 1, ffn: 16, vocabulary: 300, context: 64}"
+CHAIN = f"""\
+description: from rows to scores
+stages:
+  suite: {{kind: prepare_data, record: item, task: sums, sources: [{SUMS}]}}
+  raw: {{kind: prepare_data, record: conversation, sources: [{SUMS}]}}
+  clean: {{kind: decontaminate, in: {{data: raw, benchmarks: [suite]}}}}
+  base: {{kind: source_model, in: {{corpus: [clean]}}, source: {LLAMA}}}
+  sft:
+    kind: sft
+    in: {{policy: base, data: [clean]}}
+    global_batch: 4
+    max_length: 32
+    optimizer: {{learning_rate: 1e-4}}
+  scores:
+    kind: evaluate
+    in: {{policies: [sft], suites: [suite]}}
+    sampling: {{max_tokens: 4}}
+"""
+PREFERENCES = f"""\
+  pairs_raw: {{kind: prepare_data, record: preference, sources: [{SUMS}]}}
+  pairs: {{kind: decontaminate, in: {{data: pairs_raw, benchmarks: [suite]}}}}
+  reward:
+    kind: reward_model
+    in: {{policy: sft, preferences: [pairs]}}
+    global_batch: 4
+    max_length: 32
+    optimizer: {{learning_rate: 1e-4}}
+"""
+
+
+class Recipes:
+    """A folder of recipes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.yaml").write_text(text)
+
+    def load(self, name: str, *overrides: str) -> Graph:
+        return load_recipe(self.folder, name, overrides)
+
+    def problems(self, name: str, *overrides: str) -> list[str]:
+        with pytest.raises(ConfigError) as caught:
+            self.load(name, *overrides)
+        return [str(problem) for problem in caught.value.problems]
+
+    def problem(self, name: str, *overrides: str) -> str:
+        (problem,) = self.problems(name, *overrides)
+        return problem
+
+
+@pytest.fixture
+def recipes(tmp_path) -> Recipes:
+    return Recipes(tmp_path)
+
+
+@pytest.fixture
+def chain(recipes) -> Recipes:
+    recipes.write("chain", CHAIN)
+    return recipes
+
+
+def sources_of(graph: Graph, name: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for edge in graph.find(name).edges:
+        found.setdefault(edge.port, []).append(edge.source)
+    return found
+
+
+def test_a_chain_loads_with_types_and_numbers(chain):
+    graph = chain.load("chain")
+    assert list(graph.nodes) == [f"chain/{name}" for name in ("suite", "raw", "clean", "base", "sft", "scores")]
+    assert [node.output for node in graph.nodes.values()] == ["item", "conversation", "conversation", "policy", "policy", "scores"]
+    config = graph.find("sft").config
+    assert isinstance(config, Sft) and config.optimizer.learning_rate == 0.0001
+    assert graph.execution == "cpu" and graph.description == "from rows to scores"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("    max_length: 32\n", "    max_length: 32\n    lr: 1\n", "chain.yaml:12: stage sft: lr: unknown key; a sft has global_batch, "),
+        ("{learning_rate: 1e-4}", "{learning_rate: 1e-4, lr: 1}", "chain.yaml:12: stage sft: optimizer.lr: unknown key"),
+        ("{learning_rate: 1e-4}", "{learning_rate: 2.0}", "less than or equal to 1 (it is 2.0)"),
+        ("global_batch: 4", "global_batch: '4'", "chain.yaml:10: stage sft: global_batch: Input should be a valid integer (it is '4')"),
+        ("    global_batch: 4\n", "", "chain.yaml:7: stage sft: global_batch: Field required"),
+        ("    max_length: 32\n", "    max_length: 32\n    max_length: 64\n", "chain.yaml:12: key 'max_length' stands here twice"),
+        ("kind: sft", "kind: sfft", "chain.yaml:8: stage sft: kind 'sfft' is none of source_model, "),
+        ("  sft:\n", "  Sft:\n", "stage name 'Sft' must match"),
+        ("policy: base", "policy: bose", "chain.yaml:9: stage sft: input 'policy' names 'bose', which does not exist; there are suite, "),
+        ("policy: base, ", "", "chain.yaml:9: stage sft: input 'policy' is missing: name a stage that makes a policy"),
+        ("policy: base", "polcy: base, policy: base", "chain.yaml:9: stage sft: no input 'polcy'; a sft takes policy, data"),
+        ("policy: base", "policy: raw", "stage sft: input 'policy' is raw, a conversation; it must be a policy"),
+        ("policy: base", "policy: [base, base]", "input 'policy' has a label twice: base, base"),
+        ("policy: base", "policy: {a: base, b: base}", "input 'policy' takes one stage, not 2"),
+        ("policies: [sft]", "policies: []", "stage scores: input 'policies' is missing: name a stage that makes a policy"),
+        ("policies: [sft]", "policies:", "stage scores: input 'policies' is missing"),
+        ("in: {corpus: [clean]}, ", "", "stage base: input 'corpus' is missing, which this config needs"),
+        ("heads: 2", "heads: 3", "hidden 16 must be a multiple of heads 3"),
+        ("data: raw", "data: clean", "chain.yaml:5: stage clean: stages feed each other in a circle: clean -> clean"),
+        ("data: raw", "data: scores", "stages feed each other in a circle: "),
+        ("description:", "descripton: x\ndescription:", "chain.yaml:1: unknown key 'descripton': a recipe has description, "),
+        ("data: [clean]", "data: [raw]", "stage sft: trains on chain/raw, which is not decontaminated against chain/suite"),
+    ],
+)
+def test_one_mistake_is_one_problem_with_its_line(recipes, old, new, problem):
+    assert CHAIN.count(old) >= 1
+    recipes.write("chain", CHAIN.replace(old, new, 1))
+    found = [text for text in recipes.problems("chain") if "trains on" in problem or "trains on" not in text]
+    assert any(problem in text for text in found), found
+
+
+def test_a_stage_behind_a_broken_one_is_not_blamed(recipes):
+    recipes.write("chain", CHAIN.replace("kind: source_model", "kind: sourcemodel"))
+    assert recipes.problem("chain").startswith("chain.yaml:6: stage base: kind 'sourcemodel'")
+
+
+def test_all_problems_come_at_once_in_the_order_of_the_file(recipes):
+    text = CHAIN.replace("digits: [1]", "digits: []", 1).replace("global_batch: 4", "global_batch: 0")
+    recipes.write("chain", text.replace("max_tokens: 4", "max_token: 4"))
+    found = recipes.problems("chain")
+    assert [int(problem.split(":")[1]) for problem in found] == [3, 10, 16, 16]
+    assert [problem.split(": ")[1] for problem in found] == ["stage suite", "stage sft", "stage scores", "stage scores"]
+
+
+def test_a_reward_model_is_no_policy(recipes):
+    recipes.write("chain", CHAIN + PREFERENCES + "  more:\n    kind: sample\n    in: {policies: [sft, reward], prompts: prompts}\n"
+                  f"    sampling: {{max_tokens: 4}}\n    samples_per_prompt: 1\n    prompts: {{count: 4}}\n"
+                  f"  prompts: {{kind: prepare_data, record: prompt, sources: [{SUMS}]}}\n")  # fmt: skip
+    assert recipes.problem("chain") == "chain.yaml:27: stage more: input 'policies' is reward, a reward_model; it must be a policy"
+
+
+def test_a_malformed_recipe_does_not_touch_the_good_ones(chain):
+    chain.write("broken", "stages: [\n")
+    assert recipe_names(chain.folder) == ["broken", "chain"]
+    assert len(chain.load("chain").nodes) == 6
+    assert chain.problem("broken").startswith("broken.yaml:2: not valid YAML")
+
+
+def test_an_unknown_recipe_names_those_there_are(chain):
+    assert chain.problem("chian") == "chian.yaml: there is no recipe 'chian'; there are: chain"
+
+
+def test_a_recipe_by_path_is_the_same_recipe(chain):
+    assert set(chain.load(str(chain.folder / "chain.yaml")).nodes) == set(chain.load("chain").nodes)
+
+
+# Rounds
+
+ROUNDS = """\
+  prompts_raw: {kind: prepare_data, record: prompt, sources: [SUMS]}
+  prompts: {kind: decontaminate, in: {data: prompts_raw, benchmarks: [suite]}}
+  online:
+    rounds: 2
+    first: sft
+    stages:
+      sample:
+        kind: sample
+        in: {policies: [previous], prompts: prompts}
+        sampling: {max_tokens: 4}
+        samples_per_prompt: 2
+        prompts: {count: 4, index: $round}
+      judge: {kind: judge, in: {completions: sample}}
+      pair: {kind: pair, in: {judgments: judge}}
+      dpo:
+        kind: preference_train
+        in: {policy: previous, preferences: [pair], reference: sft}
+        loss: {type: dpo}
+        global_batch: 4
+        max_length: 32
+        optimizer: {learning_rate: 1e-5}
+  best: {kind: select, in: {candidates: [sft, online], scores: scores}}
+""".replace("SUMS", SUMS)
+
+
+def test_rounds_are_unrolled_each_with_its_own_stages(recipes):
+    recipes.write("chain", CHAIN + ROUNDS)
+    graph = recipes.load("chain")
+    rounds = [name for name in (node.name for node in graph.nodes.values()) if name.endswith(("_1", "_2"))]
+    assert sorted(rounds) == sorted(f"{stage}_{index}" for stage in ("sample", "judge", "pair", "dpo") for index in (1, 2))
+    assert sources_of(graph, "sample_1") == {"policies": ["chain/sft"], "prompts": ["chain/prompts"]}
+    assert sources_of(graph, "sample_2") == {"policies": ["chain/dpo_1"], "prompts": ["chain/prompts"]}
+    assert sources_of(graph, "dpo_2") == {"policy": ["chain/dpo_1"], "preferences": ["chain/pair_2"], "reference": ["chain/sft"]}
+    assert [graph.find(f"sample_{i}").config.model_dump()["prompts"]["index"] for i in (1, 2)] == [1, 2]
+    assert sources_of(graph, "best")["candidates"] == ["chain/sft", "chain/dpo_2"]
+
+
+@pytest.mark.parametrize("rounds", ["0", "-1", "two", "1.5", "true"])
+def test_rounds_must_be_a_positive_whole_number(recipes, rounds):
+    recipes.write("chain", CHAIN + ROUNDS.replace("rounds: 2", f"rounds: {rounds}"))
+    assert recipes.problems("chain")[0].startswith("chain.yaml:20: group online: rounds is ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("    first: sft\n", "", "chain.yaml:19: group online must have exactly `rounds`, `first` and `stages`"),
+        ("first: sft", "first: stf", "input 'policies' names 'stf', which does not exist"),
+        ("      judge: {kind: judge, in: {completions: sample}}\n", "      judge: 3\n", "chain.yaml:29: stage judge must be a mapping"),
+        ("      pair:", "      Pair:", "chain.yaml:30: stage name 'Pair' must match"),
+        ("  best:", "  dpo_1:", "chain.yaml:38: two stages are named dpo_1, one of them in a group of rounds: rename one"),
+    ],
+)
+def test_a_mistake_in_a_group_is_found(recipes, old, new, problem):
+    recipes.write("chain", CHAIN + ROUNDS.replace(old, new))
+    assert problem in recipes.problems("chain")[0]
+
+
+def test_an_override_reaches_a_group_before_it_is_unrolled(recipes):
+    recipes.write("chain", CHAIN + ROUNDS)
+    graph = recipes.load("chain", "online.rounds=3", "online.stages.dpo.loss.beta=0.5")
+    own = {node.name for node in graph.own}
+    assert {"dpo_1", "dpo_2", "dpo_3"} <= own
+    for index in (1, 2, 3):
+        config = graph.find(f"dpo_{index}").config
+        assert isinstance(config, PreferenceTrain) and config.loss.beta == 0.5
+
+
+def test_an_override_reaches_one_round_alone(recipes):
+    recipes.write("chain", CHAIN + ROUNDS)
+    graph = recipes.load("chain", "dpo_2.optimizer.learning_rate=1e-6")
+    assert {node.name for node in graph.own} == {"dpo_2", "best"}
+
+
+# Variants, extension, references
+
+
+def test_a_variant_owns_the_changed_stage_and_all_below_it_and_nothing_else(chain):
+    base, variant = chain.load("chain"), chain.load("chain", "sft.optimizer.learning_rate=1e-3")
+    assert variant.recipe.startswith("chain+") and len(variant.recipe) == len("chain+") + 8
+    assert {node.name for node in variant.own} == {"sft", "scores"}
+    shared = {address for address in variant.nodes if address.startswith("chain/")}
+    assert shared == {f"chain/{name}" for name in ("suite", "raw", "clean", "base")}
+    assert variant.nodes["chain/base"].spec == base.nodes["chain/base"].spec
+    assert variant.overrides == {"sft.optimizer.learning_rate": 0.001}
+
+
+def test_a_variant_is_named_after_what_it_changes_not_after_the_order(chain):
+    one = chain.load("chain", "sft.epochs=2", "sft.seed=3").recipe
+    assert chain.load("chain", "sft.seed=3", "sft.epochs=2").recipe == one
+    assert chain.load("chain", "sft.seed=3", "sft.epochs=3").recipe != one
+
+
+def test_an_override_that_says_what_stands_there_changes_nothing(chain):
+    assert chain.load("chain", "sft.global_batch=4").own == []
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("sft", "--set: 'sft' must be STAGE.FIELD=VALUE, e.g. "),
+        ("epochs=2", "--set: 'epochs=2' must be STAGE.FIELD=VALUE, e.g. "),
+        ("stf.epochs=2", "--set: stf.epochs: recipe chain has no stage 'stf': it has suite, raw, clean, base, sft, scores"),
+        ("sft.epochs=[", "--set: 'sft.epochs=[': not valid YAML: "),
+        ("sft.epoch=2", "chain.yaml:7: stage sft: epoch: unknown key; a sft has "),
+        ("sft.epochs=0", "chain.yaml:7: stage sft: epochs: Input should be greater than or equal to 1 (it is 0)"),
+        ("sft.optimizer.learning_rate=fast", "stage sft: optimizer.learning_rate: Input should be a valid number (it is 'fast')"),
+    ],
+)
+def test_an_override_that_cannot_be_says_so(chain, override, problem):
+    assert problem in chain.problem("chain", override)
+
+
+def test_an_extension_shares_what_it_does_not_change(chain):
+    chain.write("longer", "extends: chain\nstages:\n  sft: {epochs: 3}\n")
+    graph = chain.load("longer")
+    assert {node.name for node in graph.own} == {"sft", "scores"}
+    config = graph.find("longer/sft").config
+    assert isinstance(config, Sft) and (config.epochs, config.global_batch) == (3, 4)
+    assert [found.recipe for found in load_recipes(chain.folder, "longer")] == ["chain", "longer"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "circle"),
+    [
+        ({"a": "extends: a\n"}, "a -> a"),
+        ({"a": "extends: b\n", "b": "extends: a\n"}, "a -> b -> a"),
+    ],
+)
+def test_recipes_that_extend_each_other_in_a_circle(recipes, texts, circle):
+    for name, text in texts.items():
+        recipes.write(name, text)
+    assert recipes.problem("a").endswith(f"recipes extend each other in a circle: {circle}")
+
+
+def test_a_stage_of_another_recipe_is_used_not_copied(chain):
+    chain.write("more", "stages:\n  again:\n    kind: sft\n    in: {policy: chain/sft, data: [chain/clean]}\n"
+                "    global_batch: 4\n    max_length: 32\n    optimizer: {learning_rate: 1e-4}\n")  # fmt: skip
+    graph = chain.load("more")
+    assert [node.address for node in graph.own] == ["more/again"]
+    assert sources_of(graph, "again") == {"policy": ["chain/sft"], "data": ["chain/clean"]}
+    assert set(graph.nodes) == {"more/again", *(f"chain/{name}" for name in ("suite", "raw", "clean", "base", "sft"))}
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("nowhere/sft", "there is no recipe 'nowhere'"),
+        ("chain/sftt", "recipe chain has no stage 'sftt'"),
+        ("user/more", "recipes refer to each other in a circle: user -> user"),
+    ],
+)
+def test_a_reference_into_the_void(chain, reference, problem):
+    chain.write("user", f"stages:\n  more:\n    kind: pair\n    in: {{judgments: {reference}}}\n")
+    found = chain.problem("user")
+    assert found.startswith("user.yaml:4: stage more: input 'judgments': ") and problem in found
+
+
+# The gate on decontamination, and the unseen suite
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("data: [clean]}\n    global_batch", "data: [raw]}\n    global_batch"),  # never checked
+        ("data: [clean]}\n    global_batch", "data: [clean, raw]}\n    global_batch"),  # checked in part
+    ],
+)
+def test_nothing_trains_on_rows_that_were_not_decontaminated(recipes, old, new):
+    recipes.write("chain", CHAIN.replace(old, new))
+    assert recipes.problem("chain") == (
+        "chain.yaml:9: stage sft: trains on chain/raw, which is not decontaminated against chain/suite: "
+        "put a `decontaminate` stage with that benchmark before it"
+    )
+
+
+def test_a_suite_that_is_reported_later_counts_too(recipes):
+    recipes.write("chain", CHAIN + f"  other: {{kind: prepare_data, record: item, task: more, sources: [{SUMS}]}}\n"
+                  "  scores_2: {kind: evaluate, in: {policies: [sft], suites: [other]}, sampling: {max_tokens: 4}}\n")  # fmt: skip
+    assert "trains on chain/clean, which is not decontaminated against chain/other" in recipes.problem("chain")
+
+
+def test_generated_rows_are_as_clean_as_their_prompts(recipes):
+    text = CHAIN + ROUNDS
+    recipes.write("chain", text)
+    recipes.load("chain")
+    recipes.write("chain", text.replace("prompts: prompts}\n        sampling", "prompts: prompts_raw}\n        sampling"))
+    found = recipes.problems("chain")
+    assert [problem.split(",")[0].split(": ", 1)[1] for problem in found] == [
+        "stage dpo_1: trains on chain/pair_1",
+        "stage dpo_2: trains on chain/pair_2",
+    ]
+
+
+def test_unseen_suites_take_a_selected_candidate_only(recipes):
+    unseen = "  unseen: {kind: evaluate, in: {policies: [POLICY], suites: [suite]}, split: unseen, sampling: {max_tokens: 4}}\n"
+    recipes.write("chain", CHAIN + ROUNDS + unseen.replace("POLICY", "base, best"))
+    recipes.load("chain")
+    recipes.write("chain", CHAIN + ROUNDS + unseen.replace("POLICY", "sft"))
+    assert "stage unseen: chain/sft is not frozen: unseen suites take the output of a `select` stage" in recipes.problem("chain")
+
+
+@pytest.mark.parametrize(
+    ("body", "port"),
+    [
+        ("a: {kind: prepare_data, record: prompt, sources: [{type: leaks, count: 1, seed: 1}]}", "leak_from"),
+        ("a: {kind: judge, in: {completions: sample_1}, reward_weight: 0.5}", "reward_model"),
+    ],
+)
+def test_a_config_that_needs_an_optional_input_says_so(recipes, body, port):
+    recipes.write("chain", CHAIN + ROUNDS + f"  {body}\n")
+    assert f"stage a: input '{port}' is missing, which this config needs" in recipes.problem("chain")

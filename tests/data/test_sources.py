@@ -1,0 +1,192 @@
+import json
+from collections import Counter
+
+import pytest
+
+from configs.datasets import Arithmetic, Constraints, Files, Leaks
+from data import procedural
+from data.decontamination import Index
+from data.layouts import SourceError
+from data.sources import Outside, load
+from stages.core.verifiers import verify
+
+ARITHMETIC = {"type": "arithmetic", "operations": ["add", "subtract", "multiply"], "digits": [1, 2], "count": 300, "seed": 1}
+CONSTRAINTS = {"type": "constraints", "checks": ["lowercase", "no_comma", "quotation", "title", "word_count"], "count": 300, "seed": 1}
+
+
+def arithmetic(**changes) -> Arithmetic:
+    return Arithmetic.model_validate(ARITHMETIC | changes)
+
+
+def constraints(**changes) -> Constraints:
+    return Constraints.model_validate(CONSTRAINTS | changes)
+
+
+def examples_of(config):
+    return procedural.arithmetic(config) if isinstance(config, Arithmetic) else procedural.constraints(config)
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path, record="conversation", **source):
+    config = Files.model_validate({"type": "files", "path": path.name, **source})
+    return load(config, record, "t" if record == "item" else None, Outside(files={path.name: path}))
+
+
+def turn(role, content):
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize("config", [arithmetic(), arithmetic(style="gsm"), constraints()], ids=["plain", "gsm", "constraints"])
+def test_right_answers_verify_and_wrong_ones_do_not(config):
+    for example in examples_of(config):
+        assert verify(example.verifier, example.answer).score == 1.0, example
+        assert verify(example.verifier, example.rejected).score == 0.0, example
+
+
+def test_arithmetic_says_what_python_says():
+    for example in procedural.arithmetic(arithmetic(count=50)):
+        term = "".join(character for character in example.messages[0]["content"] if character in "0123456789+-* ")
+        assert int(example.answer) == eval(term)  # our own text: digits and one operator
+
+
+def test_problems_differ_and_the_same_problem_has_the_same_words_in_every_set():
+    def wording(config):
+        texts = [example.messages[0]["content"] for example in procedural.arithmetic(config)]
+        return {"".join(filter(lambda character: character in "0123456789+-*", text)): text for text in texts}, len(texts)
+
+    (one, count), (other, _) = wording(arithmetic(seed=1, digits=[1])), wording(arithmetic(seed=2, digits=[1], count=200))
+    assert len(one) == count == 300  # all there are: 3 x 10 x 10
+    assert all(one[problem] == text for problem, text in other.items())
+
+
+def test_more_problems_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="count 301 > 300"):
+        procedural.arithmetic(arithmetic(digits=[1], count=301))
+
+
+@pytest.mark.parametrize("config", [arithmetic(), arithmetic(style="gsm"), constraints()], ids=["plain", "gsm", "constraints"])
+def test_the_frame_of_a_question_alone_contaminates_nothing(config):
+    """Only an equal question overlaps: templates must not make two different questions look alike."""
+    rows = load(config, "item", "t", Outside()).rows
+    index = Index({"suite": rows}, 8)
+    assert all([one.item["id"] for one in index.overlaps(row, 0.5)] == [row["id"]] for row in rows)
+
+
+def test_ids_follow_from_the_row_alone():
+    few = {row["id"]: row for row in load(arithmetic(count=20), "prompt", None, Outside()).rows}
+    assert len(few) == 20
+    every = {row["id"]: row for row in load(arithmetic(digits=[1], count=300, seed=7), "prompt", None, Outside()).rows}
+    assert all(every[name] == row for name, row in few.items() if name in every)
+
+
+def test_equal_rows_get_ids_of_their_own(tmp_path):
+    row = {"messages": [turn("user", "a"), turn("assistant", "b")]}
+    assert len({row["id"] for row in read(write(tmp_path / "x.jsonl", row, row, row)).rows}) == 3
+
+
+def test_sampling_does_not_depend_on_the_order_of_the_file(tmp_path):
+    rows = [{"messages": [turn("user", f"question {number}"), turn("assistant", "x")]} for number in range(30)]
+    one = read(write(tmp_path / "x.jsonl", *rows), count=10, seed=3)
+    other = read(write(tmp_path / "x.jsonl", *reversed(rows)), count=10, seed=3)
+    assert one == other and one.left_out == {"not drawn": 20}
+    assert read(tmp_path / "x.jsonl", count=10, seed=4).rows != one.rows
+    with pytest.raises(SourceError, match="count 31 > 30"):
+        read(tmp_path / "x.jsonl", count=31)
+
+
+def test_the_usual_layouts_give_the_same_conversation(tmp_path):
+    expected = [turn("user", "Add.\n\n1 2"), turn("assistant", "3")]
+    layouts = [
+        {"messages": expected},
+        {"instruction": "Add.", "input": "1 2", "output": "3"},
+        {"conversations": [{"from": "human", "value": "Add.\n\n1 2"}, {"from": "gpt", "value": "3"}]},
+    ]
+    for row in layouts:
+        assert read(write(tmp_path / "x.jsonl", row)).rows[0]["messages"] == expected
+
+
+def test_the_usual_layouts_give_the_same_preference(tmp_path):
+    ask = turn("user", "1 + 2?")
+    layouts = [
+        {"messages": [ask], "chosen": "3", "rejected": "4"},
+        {"prompt": "1 + 2?", "chosen": "3", "rejected": "4"},
+        {"prompt": "1 + 2?", "chosen": [ask, turn("assistant", "3")], "rejected": [ask, turn("assistant", "4")]},
+        {
+            "conversations": [{"from": "human", "value": "1 + 2?"}],
+            "chosen": {"from": "gpt", "value": "3"},
+            "rejected": {"from": "gpt", "value": "4"},
+        },
+    ]
+    for row in layouts:
+        made = read(write(tmp_path / "x.jsonl", row), record="preference").rows[0]
+        assert (made["messages"], made["chosen"], made["rejected"], made["margin"]) == ([ask], "3", "4", None)
+
+
+def test_parquet_and_folders_are_read(tmp_path):
+    from pyarrow import Table, parquet
+
+    rows = [{"instruction": f"q{number}", "input": None, "output": "x"} for number in range(3)]
+    (tmp_path / "set").mkdir()
+    parquet.write_table(Table.from_pylist(rows[:2]), tmp_path / "set" / "a.parquet")
+    write(tmp_path / "set" / "b.jsonl", rows[2])
+    assert sorted(row["messages"][0]["content"] for row in read(tmp_path / "set").rows) == ["q0", "q1", "q2"]
+
+
+BAD = {
+    "there are no messages": {"text": "x"},
+    "message 1 \\(assistant\\) is empty|the answer is empty": {"messages": [turn("user", "a"), turn("assistant", " ")]},
+    "role 'bot'": {"messages": [turn("bot", "a"), turn("assistant", "b")]},
+    "the user's where the assistant's is due": {"messages": [turn("user", "a"), turn("user", "b"), turn("assistant", "c")]},
+    "is not {role, content}": {"messages": [{"role": "user"}]},
+    "has no text": {"messages": [turn("user", 5), turn("assistant", "b")]},
+    "not an object": [1],
+    "only one of chosen and rejected": {"prompt": "a", "chosen": "b"},
+    "do not answer the same beginning": {
+        "chosen": [turn("user", "a"), turn("assistant", "b")],
+        "rejected": [turn("user", "A"), turn("assistant", "c")],
+    },
+}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_a_malformed_row_is_named_and_not_dropped(tmp_path, says):
+    good = {"messages": [turn("user", "a"), turn("assistant", "b")]}
+    with pytest.raises(SourceError, match=f"(?s)1 malformed rows.*x.jsonl:2: .*({says})"):
+        read(write(tmp_path / "x.jsonl", good, BAD[says]))
+
+
+def test_of_many_malformed_rows_five_are_shown(tmp_path):
+    with pytest.raises(SourceError) as error:
+        read(write(tmp_path / "x.jsonl", *[{"messages": []}] * 8))
+    assert str(error.value).count("x.jsonl:") == 5 and "8 malformed" in str(error.value) and "3 more" in str(error.value)
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"messages": []}\n{"mess')
+    with pytest.raises(SourceError, match=r"x.jsonl:2 is not JSON"):
+        list(read(tmp_path / "x.jsonl"))
+
+
+def test_a_source_that_cannot_give_the_record_says_what_is_missing(tmp_path):
+    path = write(tmp_path / "x.jsonl", {"messages": [turn("user", "Say hello")]})
+    with pytest.raises(SourceError, match="preference rows need answer and rejected"):
+        read(path, record="preference")
+    with pytest.raises(SourceError, match="item rows need verifier"):
+        read(path, record="item")
+
+
+def test_leaks_are_spread_over_items_and_styles():
+    suite = load(arithmetic(count=6), "item", "t", Outside()).rows
+    config = Leaks.model_validate({"type": "leaks", "count": 18, "seed": 1})
+    leaks = load(config, "conversation", None, Outside(suites=suite)).rows
+    assert Counter(row["source"] for row in leaks) == {"leak-verbatim": 6, "leak-embedded": 6, "leak-rewrapped": 6}
+    assert len({row["messages"][0]["content"] for row in leaks}) == 18
+    assert Counter(row["messages"][1]["content"] for row in leaks) == {
+        answer: 3 * times for answer, times in Counter(item["verifier"]["answer"] for item in suite).items()
+    }
+    with pytest.raises(SourceError, match="count 19 > 6 items x 3 styles"):
+        load(config.model_copy(update={"count": 19}), "conversation", None, Outside(suites=suite))

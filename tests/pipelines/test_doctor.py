@@ -1,0 +1,79 @@
+"""The examination names what is missing and how to get it, loads no engine, and never shows a password."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from configs.assets import ASSETS
+from configs.project import Project
+from pipelines import doctor
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Project:
+    monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no GPU, no compiler, whatever the machine has
+    for folder in (".dvc", "requirements"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "requirements" / "cpu.txt").write_text("# comment\npyyaml==6.0.3\n")
+    doctor.assets.path.cache_clear()
+    return Project(tmp_path)
+
+
+def finding(project: Project, name: str) -> doctor.Finding:
+    (found,) = [finding for finding in doctor.examine(project) if finding.name == name]
+    return found
+
+
+def test_each_absent_asset_is_a_finding_with_a_remedy(project):
+    absent = [found for found in doctor.examine(project) if found.name.startswith("asset ")]
+    assert len(absent) == len(ASSETS)
+    assert all(not found.ok and "make setup" in found.remedy for found in absent)
+
+
+def test_a_missing_compiler_is_a_finding_with_a_remedy(project):
+    assert finding(project, "C++ compiler") == doctor.Finding("C++ compiler", False, "missing", "install g++")
+
+
+def test_packages_are_compared_with_the_lock(project):
+    assert finding(project, "packages").ok
+    (project.root / "requirements" / "cpu.txt").write_text("PyYAML==1.0\nno-such-package==2.0\ntyper==0.29.2\n")
+    found = finding(project, "packages")
+    assert not found.ok
+    assert found.value.startswith("2 of 3 differ from cpu.txt: PyYAML 6.0.3 instead of 1.0, no-such-package missing instead of 2.0")
+
+
+def test_a_missing_lock_is_a_finding_and_not_the_end(project):
+    (project.root / "requirements" / "cpu.txt").unlink()
+    findings = doctor.examine(project)
+    assert any(not found.ok and "cpu.txt" in found.value for found in findings)
+    assert any(found.name == "disk" for found in findings)
+
+
+def test_an_operation_that_was_not_compiled_is_told(project):
+    assert finding(project, "training engine").remedy
+    built = project.root / "extensions" / "py311_cpu" / "deepspeed_shm_comm" / "deepspeed_shm_comm.so"
+    built.parent.mkdir(parents=True)
+    built.touch()
+    assert not finding(project, "training engine").remedy
+
+
+def test_remotes_are_listed_without_their_passwords(project):
+    assert finding(project, "DVC remote").value.startswith("none")
+    (project.root / ".dvc" / "config").write_text(
+        "[core]\n    remote = store\n['remote \"store\"']\n    url = https://user:secret@host/path\n    jobs = 3\n"
+    )
+    assert finding(project, "DVC remote").value == "store (https://host/path)"
+
+
+def test_the_examination_loads_no_engine(root):
+    script = (
+        "import json, sys; from pipelines.doctor import examine; from configs.project import Project;"
+        "from pathlib import Path; examine(Project(Path.cwd())); print(json.dumps(sorted(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    loaded = set(json.loads(answer.stdout))
+    assert not loaded & {"torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect"}

@@ -1,0 +1,74 @@
+"""Pedigrees and provenance of real artifacts, built by real jobs in a lab."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from running_lab import Lab
+
+from data.artifacts import ArtifactError
+from pipelines import provenance
+from pipelines.lineage import ancestry, find_artifact, published, walk
+from pipelines.runs import run_graph
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("lineage"))
+    run_graph(lab.run())
+    return lab
+
+
+def test_a_folder_alone_holds_its_ancestry(lab: Lab, tmp_path: Path) -> None:
+    copied = tmp_path / "anywhere"
+    shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
+    lines = [(depth, found.address, found.role, found.repeated) for depth, found in walk(ancestry(copied))]
+    assert lines == [
+        (0, "lab/cleaner", "", False),
+        (1, "lab/clean", "data", False),
+        (2, "lab/raw", "data", False),
+        (2, "lab/suite", "benchmarks", False),
+        (1, "lab/suite", "benchmarks", True),
+    ]
+
+
+def test_artifacts_are_found_by_folder_address_name_id_and_content(lab: Lab) -> None:
+    project = lab.project
+    clean = find_artifact(project, "lab/clean")
+    assert find_artifact(project, "clean", recipe="lab") == clean
+    assert find_artifact(None, str(clean.path)) == clean
+    assert find_artifact(project, clean.record.id[:12]) == clean
+    assert len(list(published(project))) == 4
+    with pytest.raises(ArtifactError, match="stands for several artifacts: lab/clean, lab/cleaner, lab/raw"):
+        find_artifact(project, clean.record.content[:12])  # the stages pass the same rows on
+    with pytest.raises(ArtifactError, match="no artifact folder"):
+        find_artifact(project, "zzzz")
+
+
+def test_damaged_lineage_is_named(lab: Lab, tmp_path: Path) -> None:
+    copied = tmp_path / "x"
+    shutil.copytree(lab.root / "artifacts/lab/clean", copied)
+    lineage = json.loads((copied / "lineage.json").read_text())
+    gone = next(iter(lineage["artifacts"]))
+    del lineage["artifacts"][gone]
+    (copied / "lineage.json").write_text(json.dumps(lineage))
+    with pytest.raises(ArtifactError, match=f"lacks {gone[:12]}"):
+        ancestry(copied)
+
+
+def test_fingerprint_sees_code_and_no_comments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.py").write_text('"""Rows."""\nONE = 1\n')
+    (tmp_path / "data" / "other.py").write_text("TWO = 2\n")
+    stage = tmp_path / "stages" / "work.py"
+    stage.write_text("import json\nfrom data.rows import ONE\n\ndef run():\n    return ONE\n")
+    monkeypatch.setattr(provenance, "CODE_ROOT", tmp_path)
+    before = provenance.fingerprint("work")
+    assert sorted(before["files"]) == ["data/rows.py", "stages/work.py"]
+    stage.write_text('import json\nfrom data.rows import ONE\n\n\ndef run():  # one\n    """One."""\n    return (ONE)\n')
+    assert provenance.fingerprint("work") == before
+    (tmp_path / "data" / "rows.py").write_text("ONE = 2\n")
+    after = provenance.fingerprint("work")
+    assert [name for name in after["files"] if after["files"][name] != before["files"][name]] == ["data/rows.py"]

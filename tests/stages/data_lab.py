@@ -1,0 +1,54 @@
+"""Runs one stage's code in a scratch folder and opens what it made, without an orchestrator."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from configs.declarations import DECLARATIONS
+from configs.execution import Numerics, Placement
+from data.artifacts import Artifact, Input, Record, content_hash, open_artifact, read_rows, scan, write_json, write_rows
+from stages.job import Job
+
+
+def run_stage(folder: Path, kind: str, config: dict[str, Any], files: dict[str, Path] | None = None, **ports: Any) -> Artifact:
+    """`ports`: port → artifact, or label → artifact."""
+    declaration = DECLARATIONS[kind]
+    typed = declaration.config.model_validate(config)
+    inputs = {port: given if isinstance(given, dict) else {"it": given} for port, given in ports.items()}
+    folder.mkdir(parents=True)
+    job = Job(folder, address=f"r/{kind}", key="k", numerics=Numerics(), placement=Placement(), source_files=files or {})
+    metrics = importlib.import_module(f"stages.{kind}").run(typed, inputs, job)
+    kinds = {port: [artifact.type for artifact in labelled.values()] for port, labelled in inputs.items()}
+    edges = [
+        Input(port=port, label=label, content=artifact.record.content, producer=artifact.record.id)
+        for port, labelled in inputs.items()
+        for label, artifact in labelled.items()
+    ]
+    return seal(job.out, kind, declaration.output(typed, kinds), typed.model_dump(mode="json"), edges, metrics)
+
+
+def publish(folder: Path, artifact_type: str, rows: list[Any]) -> Artifact:
+    """A hand-made data artifact."""
+    write_rows(folder / "payload" / "rows.jsonl", rows)
+    return seal(folder, "by_hand", artifact_type, {}, [], {})
+
+
+def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], edges: list[Input], metrics: dict[str, Any]) -> Artifact:
+    entries = scan(folder / "payload")
+    record = Record(
+        kind=kind,
+        version=1,
+        type=artifact_type,
+        config=config,
+        inputs=tuple(edges),
+        key="k",
+        content=content_hash(entries),
+        files=entries,
+        metrics=metrics,
+    )
+    write_json(folder / "record.json", record.model_dump(mode="json"))
+    return open_artifact(folder)
+
+
+def rows_of(artifact: Artifact) -> list[dict[str, Any]]:
+    return read_rows(artifact.payload / "rows.jsonl")

@@ -1,0 +1,62 @@
+"""A tiny policy and jobs around it, for tests of the stages that train and sample."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from configs.declarations import DECLARATIONS
+from configs.execution import Numerics, Placement
+from data import records
+from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from stages.job import Job
+
+
+def publish(folder: Path, kind: str, artifact_type: str) -> Artifact:
+    """Turns a folder with a payload into an artifact."""
+    files = scan(folder / "payload")
+    record = Record(
+        kind=kind, version=1, type=artifact_type, config={}, inputs=(), key="k", content=content_hash(files), files=files, metrics={}
+    )
+    write_json(folder / "record.json", record.model_dump(mode="json"))
+    return open_artifact(folder)
+
+
+def dataset(folder: Path, artifact_type: str, rows: list[Any]) -> Artifact:
+    records.save(folder, rows)
+    return publish(folder, "prepare_data", artifact_type)
+
+
+def a_job(folder: Path, numerics: Numerics | None = None, **placement: Any) -> Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    placed = Placement(**placement)
+    return Job(folder=folder, address="r/s", key="k", numerics=numerics or Numerics(), placement=placed, source_files={})
+
+
+def config_of(kind: str, **fields: Any) -> Any:
+    return DECLARATIONS[kind].config.model_validate(fields)
+
+
+def arithmetic(count: int) -> list[dict[str, Any]]:
+    """Conversations of unequal length."""
+    rows = []
+    for i in range(count):
+        a, b = 7 * i % 97, 13 * i % (10 if i % 3 else 1000)
+        messages = [{"role": "user", "content": f"What is {a} + {b}?"}, {"role": "assistant", "content": str(a + b)}]
+        rows.append({"id": f"row-{i}", "source": "test", "messages": messages})
+    return rows
+
+
+def tiny_policy(folder: Path, seed: int = 0) -> Artifact:
+    """The policy that `source_model` makes of a few rows: two layers, its own tokenizer."""
+    from stages import source_model
+
+    corpus = dataset(folder / "corpus", "conversation", arithmetic(60))
+    sizes = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocabulary": 300, "context": 128, "seed": seed}
+    config = config_of("source_model", source={"type": "random_llama", **sizes})
+    job = a_job(folder / "job")
+    source_model.run(config, {"corpus": {"corpus": corpus}}, job)
+    return publish(job.out, "source_model", "policy")
+
+
+def curve(job: Job) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (job.folder / "curve.jsonl").read_text().splitlines()]

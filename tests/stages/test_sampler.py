@@ -1,0 +1,225 @@
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import make
+from transformers import AutoModelForCausalLM
+
+from configs.execution import Numerics, Placement
+from configs.training import Sampling
+from stages.engines.sampler import EngineLost, Inline, Request, architecture, check_lengths, open_sampler
+from stages.job import StageError
+
+PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
+STOP = [2]
+WARM = Sampling(temperature=0.7, max_tokens=12)
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+PREFIX = list(range(3, 150))  # longer than a cache block of 128 tokens: shared by all requests
+CHUNK = [Request([*PREFIX, 200 + number % 5], 1000 + number) for number in range(10)]
+
+# One engine in its own process serves the whole module (a start takes seconds); replays open fresh ones.
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "a": make(folder / "a"),
+        "b": make(folder / "b", seed=1),
+        "deep": make(folder / "deep", layers=3),
+    }
+
+
+def sampler(model: Path, context: int = 256, inline: bool = False, **placement):
+    changed = PLACEMENT.model_copy(update=placement)
+    return open_sampler(model, dtype="fp32", context=context, numerics=Numerics(threads=1), placement=changed, inline=inline)
+
+
+@pytest.fixture(scope="module")
+def engine(models):
+    with sampler(models["a"]) as opened:
+        yield opened
+
+
+def exact(generations) -> str:
+    return json.dumps([dataclasses.asdict(one) for one in generations])
+
+
+def hf_logprobs(model_folder: Path, request: Request, response: list[int], temperature: float) -> torch.Tensor:
+    """log softmax(logits / T) of the response, by transformers: the independent implementation."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    ids = torch.tensor([[*request.prompt_ids, *response]])
+    with torch.no_grad():
+        logps = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
+    start = len(request.prompt_ids) - 1
+    return logps[start:].gather(-1, torch.tensor(response)[:, None])[:, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_logprobs_are_those_of_the_sampling_distribution(engine, models):
+    engine.load(models["a"])
+    for request, answer in zip(CHUNK[:4], engine.generate(CHUNK[:4], WARM, STOP), strict=True):
+        ours = hf_logprobs(models["a"], request, answer.response_ids, 0.7)
+        assert torch.allclose(torch.tensor(answer.logprobs), ours, atol=1e-3)  # the prompt is seen as it was given: no second BOS
+        untempered = hf_logprobs(models["a"], request, answer.response_ids, 1.0)
+        assert (torch.tensor(answer.logprobs) - untempered).abs().mean() > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_seeds_belong_to_requests_and_order_of_asking_does_not_matter_to_them(engine, models):
+    engine.load(models["a"])
+    twins = [Request(CHUNK[0].prompt_ids, seed) for seed in (5, 6, 5)]
+    first, other, again = engine.generate(twins, WARM, STOP)
+    assert first.response_ids == again.response_ids != other.response_ids
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_load_changes_the_answers_to_those_of_a_fresh_engine_and_leaves_no_cached_prefix(engine, models):
+    engine.load(models["a"])
+    before = engine.generate(CHUNK, GREEDY, STOP)
+    engine.load(models["b"])
+    after = engine.generate(CHUNK, GREEDY, STOP)
+    assert [one.response_ids for one in before] != [one.response_ids for one in after]
+    with sampler(models["b"]) as fresh:  # tied embeddings, norms, cached keys: all are b's
+        assert exact(fresh.generate(CHUNK, GREEDY, STOP)) == exact(after)
+    engine.load(models["a"])
+    assert exact(engine.generate(CHUNK, GREEDY, STOP)) == exact(before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_replayed_chunk_has_the_same_bits_whatever_was_asked_before(engine, models):
+    engine.load(models["a"])
+    engine.generate(CHUNK[3:], WARM, STOP)  # leaves this prefix cached, unless it is emptied
+    beats: list[int] = []
+    there = engine.generate(CHUNK, WARM, STOP, beats.append)
+    with sampler(models["a"]) as fresh:
+        assert exact(fresh.generate(CHUNK, WARM, STOP)) == exact(there)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_stop_token_ends_an_answer_and_is_its_last_token(engine, models):
+    engine.load(models["a"])
+    (free,) = engine.generate(CHUNK[:1], GREEDY, STOP)
+    assert (free.finish_reason, len(free.response_ids)) == ("length", 12)
+    stop = free.response_ids[3]
+    first = free.response_ids.index(stop)
+    (stopped,) = engine.generate(CHUNK[:1], GREEDY, [stop])
+    assert (stopped.finish_reason, stopped.response_ids) == ("stop", free.response_ids[: first + 1])
+    assert len(stopped.logprobs) == first + 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_inline_and_own_process_give_the_same_bits(engine, models, tmp_path):
+    engine.load(models["a"])
+    program = f"""
+import json, dataclasses
+from pathlib import Path
+import test_sampler as t
+with t.sampler(Path({str(models["a"])!r}), inline=True) as engine:
+    answers = t.exact(engine.generate(t.CHUNK, t.WARM, t.STOP))
+Path({str(tmp_path / "answers")!r}).write_text(answers)
+"""
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=240)
+    assert (tmp_path / "answers").read_text() == exact(engine.generate(CHUNK, WARM, STOP))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_another_architecture_is_refused_by_name_of_what_differs(models):
+    with sampler(models["a"]) as opened, pytest.raises(StageError, match="num_hidden_layers"):
+        opened.load(models["deep"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_killed_engine_is_an_error_and_no_hang(models):
+    with sampler(models["a"]) as opened:
+        opened.generate(CHUNK[:1], GREEDY, STOP)
+        os.kill(opened.pid, signal.SIGKILL)
+        with pytest.raises(EngineLost, match="killed by SIGKILL"):
+            opened.generate(CHUNK, GREEDY, STOP)
+
+
+def test_a_silent_engine_is_an_error_and_no_hang(models):
+    with sampler(models["a"], heartbeat_timeout_s=1.5) as opened:
+        os.kill(opened.pid, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(EngineLost, match="silent for 1 s.*heartbeat_timeout_s"):
+            opened.generate(CHUNK, GREEDY, STOP)
+        assert time.monotonic() - started < 10
+        os.kill(opened.pid, signal.SIGKILL)
+
+
+def test_the_engine_dies_with_its_parent_and_sees_no_ranks(models):
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+import test_sampler as t
+with t.sampler(Path({str(models["a"])!r})) as engine:
+    print(engine.pid, flush=True)
+    time.sleep(3)  # long enough for the child to ask for its death signal
+    print(b"\\0RANK=" in Path(f"/proc/{{engine.pid}}/environ").read_bytes(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root}:{Path(__file__).parent}", "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    pid, sees_ranks = done.stdout.split()
+    assert sees_ranks == "False"
+    deadline = time.monotonic() + 10
+    while alive(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(int(pid))
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_chunk_beyond_the_kv_cache_is_refused(models):
+    # 2 layers * 2 (k, v) * 2 heads * 32 * 4 bytes = 1 KiB a token; blocks of 128 tokens: 0.001 GiB hold 8 blocks
+    with sampler(models["a"], sampler_memory_gb=0.001) as opened, pytest.raises(StageError, match=r"20 KV-cache blocks.*sampler_memory_gb"):
+        opened.generate(CHUNK, WARM, STOP)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_before_the_engine_starts(models):
+    with pytest.raises(StageError, match=r"up to 300 tokens, the model's context is 256.*lower max_tokens"), sampler(models["a"], context=300):
+        raise AssertionError("opened")
+    with pytest.raises(StageError, match="prompt 0 of the chunk has 148 tokens.*12.*context of 150"):
+        check_lengths(CHUNK, WARM, 150)
+    with pytest.raises(StageError, match="prompt 1 of the chunk has no tokens"):
+        check_lengths([CHUNK[0], Request([], 1)], WARM, 256)
+
+
+def test_without_vllm_the_error_names_package_and_remedy(models, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what Python leaves of a package that is not there
+    settings = {"numerics": Numerics().model_dump(), "placement": PLACEMENT.model_dump(), "model_folder": str(models["a"]), "context": 256}
+    with pytest.raises(StageError, match="make setup"):
+        Inline(settings)
+
+
+def test_architecture_ignores_names_and_token_roles_only(models, tmp_path):
+    shutil.copytree(models["a"], tmp_path / "renamed")
+    file = tmp_path / "renamed" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"_name_or_path": "elsewhere", "eos_token_id": 5}))
+    assert architecture(tmp_path / "renamed") == architecture(models["a"]) != architecture(models["deep"])

