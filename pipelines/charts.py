@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
 from pipelines.progress import number
@@ -93,10 +94,8 @@ def graph_svg(boxes: Sequence[Box], label: str) -> str:
     height = len(rows) * (NODE_HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
     lines = "".join(_line(cell, cells[name]) for cell in cells.values() for name in cell.down)
     nodes = "".join(_node(cell, cell.box) for cell in cells.values() if cell.box)
-    return (
-        f'<svg class="graph" viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role="img" aria-label="{escape(label)}">'
-        f'<path class="edge" d="{lines}"/>{nodes}</svg>'
-    )
+    box = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px"'
+    return f'<svg class="graph" {box} role="img" aria-label="{escape(label)}"><path class="edge" d="{lines}"/>{nodes}</svg>'
 
 
 def _cells(boxes: Sequence[Box]) -> dict[str, _Cell]:
@@ -115,7 +114,7 @@ def _cells(boxes: Sequence[Box]) -> dict[str, _Cell]:
             chain.append(box.id)
             chains.append(chain)
     for chain in chains:
-        for above, below in zip(chain, chain[1:], strict=False):
+        for above, below in pairwise(chain):
             if below not in cells[above].down:
                 cells[above].down.append(below)
                 cells[below].up.append(above)

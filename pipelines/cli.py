@@ -533,6 +533,5 @@ def _message(error: Exception) -> str:
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 
-
 if __name__ == "__main__":
     main()

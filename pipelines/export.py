@@ -1,8 +1,7 @@
 """Export: an artifact as a flat folder that travels.
 
-    config.json, model.safetensors, tokenizer…   the payload, as transformers and vLLM load it
-    README.md                                    model card, with the metadata that model hubs read
-    pedigree/record.json, run.json, lineage.json the records of the artifact and of its whole ancestry
+The payload stands at the top, as transformers and vLLM load it; beside it `README.md`, a model card with the metadata that
+model hubs read, and `pedigree/` with the records of the artifact and of its whole ancestry.
 """
 
 import json

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from prefect import flow, task
 from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.flows import Flow
@@ -156,8 +157,11 @@ def sweep(project: Project) -> None:
             try:
                 found = client.read_flow_run(UUID(record.flow_run_id))
                 if found.state is None or not found.state.is_final():
-                    message = "its process died without a word; found by the next run"
-                    client.set_flow_run_state(found.id, Crashed(message=message), force=True)
+                    crashed = Crashed(message="its process died without a word; found by the next run")
+                    client.set_flow_run_state(found.id, crashed, force=True)
+                    for run in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[found.id]))):
+                        if run.state is None or not run.state.is_final():
+                            client.set_task_run_state(run.id, crashed, force=True)
             except ObjectNotFound:  # it ran against another server
                 pass
             record.remove()
@@ -217,7 +221,7 @@ def _activate(run: RunContext, selection: Collection[str] | None, forced: Collec
     return active
 
 
-def _task_runner(run: RunContext) -> ThreadPoolTaskRunner[Any]:
+def _task_runner(run: RunContext) -> Any:
     return ThreadPoolTaskRunner(max_workers=max(2, run.execution.slots))
 
 
@@ -230,7 +234,7 @@ def _work_off(active: Active) -> bool:
     cancelled = False
 
     def submit(node: Node) -> None:
-        named = stage.with_options(name=node.kind, task_run_name=node.name)
+        named: Any = stage.with_options(name=node.kind, task_run_name=node.name)
         futures[node.address] = named.submit(node.address, wait_for=[futures[parent] for parent in node.parents if parent in futures])
 
     def take() -> None:
@@ -342,7 +346,7 @@ class _Relay:
         self.bar_told = now
         share = 100.0 * beat["step"] / beat["total"] if beat["total"] else 0.0
         if self.bar is None:
-            self.bar = create_progress_artifact(progress=share, key=_slug(self.address), description=self.address)
+            self.bar = cast(UUID, create_progress_artifact(progress=share, key=_slug(self.address), description=self.address))
         else:
             update_progress_artifact(self.bar, progress=share)
 
@@ -359,5 +363,3 @@ class _Relay:
 def _slug(text: str) -> str:
     """A key as Prefect's artifacts want it: lowercase letters, digits and dashes."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower()).strip("-")
-
-

@@ -232,7 +232,9 @@ def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[st
     scores = _scores(stage)
     if node.kind == "evaluate" and scores:
         found["scores"] = [
-            {"policy": label, "task": task, **value} for label, policy in scores["policies"].items() for task, value in policy["tasks"].items()
+            {"policy": label, "task": task, **value}
+            for label, policy in scores["policies"].items()
+            for task, value in policy["tasks"].items()
         ]
     if node.kind == "prepare_data" and stage.artifact:
         counts = _counts(stage)
@@ -321,7 +323,7 @@ def _differences(differences: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """One chart per task: each compared pair of policies with the interval of the mean difference."""
     by_task: dict[str, list[Estimate]] = {}
     for row in differences:
-        name = f"{row['candidate']} − {row['baseline']}"  # noqa: RUF001 (a minus sign)
+        name = f"{row['candidate']} − {row['baseline']}"
         by_task.setdefault(str(row["task"]), []).append(_estimate(name, row))
     return [
         Chart(task, f'<div class="differences">{intervals_svg(rows, f"Paired differences on {task}", zero_line=True)}</div>')

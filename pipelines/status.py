@@ -143,9 +143,7 @@ def uncommitted(project: Project, graph: Graph) -> list[str]:
     """Generated files of the recipe that git does not hold as they are; empty without git."""
     pipeline = Path(pipeline_file(graph.recipe))
     names = [pipeline.as_posix(), pipeline.with_suffix(".lock").as_posix(), params_file(graph.recipe)]
-    answer = subprocess.run(
-        ["git", "status", "--porcelain", "--", *names], cwd=project.root, capture_output=True, text=True, check=False
-    )
+    answer = subprocess.run(["git", "status", "--porcelain", "--", *names], cwd=project.root, capture_output=True, text=True, check=False)
     return [line[3:] for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
 
 

@@ -179,6 +179,7 @@ class Inline:
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._folder = Path(settings["model_folder"])
         self._context: int = settings["context"]
+        self._packs_weights = numerics.device == "cpu"
         if numerics.device == "cpu":
             device: dict[str, Any] = {
                 "enforce_eager": True,
@@ -242,6 +243,8 @@ class Inline:
             keys = sorted(key for key in wanted.keys() | present.keys() if wanted.get(key) != present.get(key))
             raise StageError(f"{model_folder} has another architecture than {self._folder} ({', '.join(keys)}): open another engine for it")
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(model_folder)})
+        if self._packs_weights:
+            self._engine.apply_model(_pack_output_head)
         self._folder = Path(model_folder)
         self._forget()
 
@@ -262,6 +265,16 @@ class Inline:
                 f"a chunk of {len(requests)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, the engine has "
                 f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
             )
+
+
+def _pack_output_head(model: Any) -> None:
+    """On CPU the output head multiplies by a packed copy of its weights, which `reload_weights` leaves as it was where the head
+    is tied to the embeddings (vLLM 0.32): the new embeddings would meet the old head."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
 
 
 def _generation(output: Any) -> Generation:

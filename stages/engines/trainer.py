@@ -218,7 +218,7 @@ def _distributed_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for name in added:
+        for name in added.keys() - {"LOCAL_RANK"}:  # which ZeRO-3 reads at every step
             os.environ.pop(name, None)
 
 

@@ -112,7 +112,8 @@ def _rows(node: Node, index: int):
 
 
 def _model(node: Node, index: int):
-    curve = "step,loss,grad_norm,learning_rate\n" + "".join(f"{s},{4 / s + index / 10},{1 + (s * 7 % 5) / 9},{1e-4}\n" for s in range(1, 60))
+    lines = [f"{step},{4 / step + index / 10},{1 + (step * 7 % 5) / 9},{1e-4}" for step in range(1, 60)]
+    curve = "\n".join(["step,loss,grad_norm,learning_rate", *lines])
     if node.kind == "rlvr":
         curve = "step,reward,kl\n" + "".join(f"{s},{0.3 + s / 100},{s / 1e4}\n" for s in range(1, 41))
     return {"model.safetensors": f"weights of {node.name}", "config.json": "{}"}, {"curve.csv": curve}, {"steps": 59}

@@ -1,6 +1,9 @@
 """A tiny policy and jobs around it, for tests of the stages that train and sample."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,7 @@ from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
 from data import records
 from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
-from stages.job import Job
+from stages.job import Job, JobSpec
 
 
 def publish(folder: Path, kind: str, artifact_type: str) -> Artifact:
@@ -60,3 +63,32 @@ def tiny_policy(folder: Path, seed: int = 0) -> Artifact:
 
 def curve(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (job.folder / "curve.jsonl").read_text().splitlines()]
+
+
+def start_job(folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[str, Artifact]], numerics: Numerics, **placement: Any):
+    """Starts a stage as the launcher does: a process of its own, under torchrun for several ranks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = JobSpec(
+        address=f"test/{kind}",
+        kind=kind,
+        key="k",
+        config=config_of(kind, **config).model_dump(mode="json"),
+        inputs={port: {label: str(artifact.path) for label, artifact in given.items()} for port, given in inputs.items()},
+        source_files={},
+        numerics=numerics,
+        placement=Placement(**placement),
+    )
+    write_json(folder / "spec.json", spec.model_dump(mode="json"))
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
+    command = [sys.executable, *ranks, "-m", "stages", str(folder)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    with (folder / "log.txt").open("a") as log:
+        return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def run_job(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Runs a stage to its end; returns done.json."""
+    process = start_job(folder, *args, **kwargs)
+    process.wait(timeout=300)
+    assert (folder / "done.json").exists(), (folder / "log.txt").read_text()[-3000:]
+    return json.loads((folder / "done.json").read_text())

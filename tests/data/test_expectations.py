@@ -1,0 +1,67 @@
+import pytest
+
+from data.expectations import ValidationError, validate
+from stages.core.verifiers import check
+
+ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+VERIFIER = {"name": "arithmetic", "answer": "2"}
+GOOD = {
+    "conversation": {"messages": [{"role": "system", "content": "Add."}, ASK, SAY, ASK, SAY]},
+    "prompt": {"messages": [ASK], "verifier": None},
+    "item": {"messages": [ASK], "task": "t", "verifier": VERIFIER},
+    "preference": {"messages": [ASK, SAY, ASK], "chosen": "2", "rejected": "", "margin": 0.5},
+}
+
+
+def rows(record, **changes):
+    second = {"id": "b", "source": "s", **GOOD[record], **changes}
+    return [{"id": "a", "source": "s", **GOOD[record]}, {name: value for name, value in second.items() if value != "gone"}]
+
+
+@pytest.mark.parametrize("record", GOOD)
+def test_good_rows_pass_and_equal_rows_give_equal_verdicts(record):
+    verdict = validate(rows(record), record, check)
+    assert verdict["success"] and verdict["rows"] == 2 and all(one["success"] for one in verdict["expectations"])
+    assert verdict == validate(rows(record), record, check)
+
+
+BAD = [
+    ("conversation", {"messages": [ASK]}, "the last turn is the user's"),
+    ("conversation", {"messages": [SAY, ASK, SAY]}, "turn 0 is the assistant's"),
+    ("conversation", {"messages": [ASK, SAY, SAY]}, "turn 2 is the assistant's"),
+    ("conversation", {"messages": []}, "there are no messages"),
+    ("conversation", {"messages": [ASK, {"role": "assistant", "content": " \n"}]}, "is empty"),
+    ("conversation", {"messages": "gone"}, "id,source"),
+    ("conversation", {"extra": 1}, "extra"),
+    ("conversation", {"source": None}, "source"),
+    ("prompt", {"messages": [ASK, SAY]}, "the last turn is the assistant's"),
+    ("prompt", {"verifier": {"name": "arithmetic"}}, "must have the fields"),
+    ("item", {"verifier": None}, "none of the names"),
+    ("item", {"task": None}, "task"),
+    ("preference", {"rejected": "2"}, "are the same"),
+    ("preference", {"chosen": " "}, "chosen is empty"),
+    ("preference", {"rejected": None}, "rejected is no text"),
+    ("preference", {"margin": -1.0}, "below 0"),
+]
+
+
+@pytest.mark.parametrize(("record", "changes", "says"), BAD)
+def test_a_bad_row_is_shown(record, changes, says):
+    with pytest.raises(ValidationError) as error:
+        validate(rows(record, **changes), record, check)
+    assert "b: " in str(error.value) and says in str(error.value)
+    assert "a: " not in str(error.value)
+
+
+def test_ids_are_unique_and_an_empty_set_is_no_set():
+    with pytest.raises(ValidationError, match="unique"):
+        validate(rows("prompt", id="a"), "prompt", check)
+    with pytest.raises(ValidationError, match="row_count"):
+        validate([], "prompt", check)
+
+
+def test_of_many_bad_rows_five_are_shown():
+    many = [{"id": f"r{number}", "source": "s", "messages": [], "verifier": None} for number in range(9)]
+    with pytest.raises(ValidationError) as error:
+        validate(many, "prompt", check)
+    assert str(error.value).count("there are no messages") == 5 and "and 4 more" in str(error.value) and "9 rows" in str(error.value)

@@ -1,0 +1,128 @@
+"""What a person sees while a recipe runs."""
+
+import io
+import json
+import time
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from pipelines.progress import Board, Display, StageView, doing, duration, eta_seconds, number, numbers_text, render, with_heartbeat
+
+RUNNING = StageView("sft", "sft", "running", started=1000.0)
+
+
+def shown(views, now=1000.0, note="") -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render("tiny", views, now, note))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def beat(step, total, when, **numbers):
+    return {"step": step, "total": total, "time": when, "numbers": numbers}
+
+
+def test_eta_is_measured_from_the_first_counted_step_not_from_the_start_of_the_job():
+    # the job starts at 1000 and loads its model for 90 s; steps 1..5 take 2 s each: 45 left * 2 s
+    view = with_heartbeat(RUNNING, beat(0, 50, 1030.0))
+    view = with_heartbeat(view, beat(1, 50, 1090.0))
+    assert eta_seconds(view) is None
+    view = with_heartbeat(view, beat(5, 50, 1098.0))
+    assert eta_seconds(view) == pytest.approx(45 * 2.0)
+
+
+def test_eta_starts_afresh_when_a_new_attempt_begins_at_an_earlier_step():
+    view = with_heartbeat(with_heartbeat(RUNNING, beat(30, 50, 1000.0)), beat(40, 50, 1010.0))
+    view = with_heartbeat(view, beat(20, 50, 1100.0))
+    assert eta_seconds(view) is None
+    assert eta_seconds(with_heartbeat(view, beat(22, 50, 1110.0))) == pytest.approx(28 * 5.0)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (59.4, "59s"), (59.6, "1m 00s"), (3599.7, "1h 00m"), (7620, "2h 07m")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (1e-4, "1e-4"), (-2.5e-7, "-2.5e-7"), (0.123456, "0.123"), (12.345, "12.3"), (1234.5, "1234"), (56_789.0, "57k"),
+     (float("nan"), "nan")],
+)  # fmt: skip
+def test_numbers_stay_short(value, text):
+    assert number(value) == text
+
+
+def test_loss_or_reward_comes_first_and_the_rate_last():
+    assert numbers_text({"tokens_per_second": 1500.0, "grad_norm": 2.0, "loss": 0.5}) == "loss 0.5  grad norm 2  1500 tok/s"
+
+
+def test_a_stage_that_only_loads_says_so_and_a_silent_one_says_for_how_long():
+    assert doing(RUNNING, 1010.0).startswith("starting")
+    view = with_heartbeat(RUNNING, beat(3, 10, 1010.0, loss=1.5))
+    assert "step 3/10" in doing(view, 1011.0) and "sign of life" not in doing(view, 1011.0)
+    assert "no sign of life for 1m 10s" in doing(view, 1080.0)
+
+
+def test_the_tree_shows_every_state():
+    views = [
+        replace(RUNNING, name="a", state="unchanged"),
+        replace(RUNNING, name="b", state="failed", detail="no rows"),
+        with_heartbeat(replace(RUNNING, name="c"), beat(3, 10, 1000.0, reward=0.25)),
+        StageView("d", "pair", "skipped"),
+        StageView("e", "pair"),
+    ]
+    text = shown(views, note="starting Prefect")
+    for part in ("tiny  1/5 stages", "starting Prefect", "a  up to date", "b  no rows", "step 3/10  reward 0.25", "e"):
+        assert part in " ".join(text.split("\u2003")) or part in text
+    assert [line[0] for line in text.splitlines()[1:]] == ["✓", "✗", "●", "–", "·"]
+
+
+def test_many_finished_stages_fold_so_that_the_running_one_stays_on_the_screen():
+    views = [StageView(f"s{i}", "pair", "unchanged") for i in range(40)] + [replace(RUNNING, name="last")]
+    lines = shown(views).splitlines()
+    assert len(lines) == 3 and "40 stages" in lines[1] and "last" in lines[2]
+
+
+def test_markup_in_a_message_is_shown_not_interpreted():
+    assert "[/red] [bold]" in shown([replace(RUNNING, state="failed", detail="[/red] [bold]")])
+
+
+def test_plain_lines_come_with_every_change_and_every_fifteen_seconds():
+    board = Board("tiny", [("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")])
+    display = Display(board, io.StringIO(), interval_s=15)
+    assert display.lines(0.0) == []
+    board.tell("tiny/sft", "running")
+    (line,) = display.lines(100.0)
+    assert line.startswith("● sft") and "running" in line
+    assert display.lines(110.0) == []
+    assert len(display.lines(115.0)) == 1
+    board.tell("tiny/sft", "ran", seconds=65.0)
+    board.tell("tiny/eval", "failed", "no suite")
+    done, failed = display.lines(116.0)
+    assert done.startswith("✓ sft") and "1m 05s" in done
+    assert failed.startswith("✗ eval") and "no suite" in failed
+    assert display.lines(200.0) == []
+
+
+def test_heartbeats_are_read_from_the_scratch_folder_of_a_running_job(tmp_path):
+    board = Board("tiny", [("tiny/sft", "sft", "sft")])
+    board.tell("tiny/sft", "running", folder=tmp_path)
+    board.read_heartbeats()  # nothing there yet
+    (tmp_path / "progress.json").write_text("{")  # half a file: of a job that was killed
+    board.read_heartbeats()
+    (tmp_path / "progress.json").write_text(json.dumps(beat(4, 8, time.time(), loss=2.0)))
+    board.read_heartbeats()
+    view = board.views["tiny/sft"]
+    assert (view.step, view.total, view.numbers) == (4, 8, {"loss": 2.0})
+
+
+def test_without_a_terminal_nothing_but_lines_is_written():
+    stream = io.StringIO()
+    board = Board("tiny", [("tiny/sft", "sft", "sft")])
+    with Display(board, stream, interval_s=0.05):
+        board.tell("tiny/sft", "running")
+        time.sleep(0.2)
+        board.tell("tiny/sft", "ran", seconds=1.0)
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().splitlines()[-1].startswith("✓ sft")

@@ -1,0 +1,129 @@
+"""The report of a recipe, on artifacts written by hand."""
+
+import re
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+from handmade import build, everything, project_at
+
+from configs.recipe import load_recipe
+from pipelines.report import SECTIONS, gather, scores_of, size_text, tables, write_report
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    project = project_at(tmp_path_factory.mktemp("report"))
+    return project, everything(project)
+
+
+@pytest.fixture(scope="module")
+def page(made) -> str:
+    return write_report(*made).read_text()
+
+
+class Outline(HTMLParser):
+    """Tags that are open, ids, and links out of the page."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID and not (self.get_starttag_text() or "").endswith("/>"):
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("href", "src"):
+                self.targets.append(value or "")
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def test_the_page_is_well_formed_and_every_link_stays_inside(page):
+    outline = Outline(page)
+    assert not outline.wrong and not outline.open
+    assert [target.removeprefix("#") for target in outline.targets] == [id for id, _ in SECTIONS]
+    assert set(outline.ids) >= {id for id, _ in SECTIONS}
+
+
+def test_nothing_is_loaded_and_nothing_runs(page):
+    assert "<script" not in page and "@import" not in page and "url(" not in page
+    assert not re.search(r"https?://", page)
+
+
+def test_light_and_dark(page):
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_every_stage_stands_in_graph_and_lineage(made, page):
+    for node in made[1].nodes.values():
+        assert page.count(f">{node.name}<") >= 2, node.name
+
+
+def test_scores_have_intervals_and_paired_differences(page):
+    assert "0.100 <span" in page and "[0.050, 0.200]" in page
+    assert "sft − base" in page and "+0.150" in page
+
+
+def test_samples_show_losses_and_ties_too_and_are_escaped(page):
+    assert "What is 0 + 4? &lt;b&gt;&amp;" in page and "<b>" not in page
+    assert "✗" in page and "✓" in page
+
+
+def test_data_contamination_and_validation_are_told(page):
+    assert "3 exact_duplicates" in page and "1 too odd" in page
+    assert "2 of 24 rows removed; 2 of 2 planted leaks found" in page and "&lt;i&gt;what is" in page
+    assert page.count(">passed<") == 4  # the four data sets of `tiny`
+
+
+def test_wall_time_numerics_and_environment(page):
+    assert "2m 05s" in page and "cpu, 2 threads" in page and "2.13.0" in page and "0123456789ab" in page
+
+
+def test_the_same_artifacts_give_the_same_page(made, page):
+    assert write_report(*made).read_text() == page
+
+
+def test_what_is_missing_is_said(tmp_path):
+    project = project_at(tmp_path)
+    graph = load_recipe(project.recipes, "tiny")
+    suite = graph.find("arithmetic_suite")
+    build(project, graph, suite, {"rows.jsonl": "{}\n"}, {}, {"rows": 1})
+    text = write_report(project, graph).read_text()
+    for words in ("not built yet", "No evaluation has run yet", "No sampled answers are kept: no evaluation has run", "not recorded"):
+        assert words in text, words
+    assert f"{len(graph.nodes) - 1} of {len(graph.nodes)} stages have no artifact" in text
+
+
+def test_a_damaged_artifact_shows_its_problem_and_no_number(made, tmp_path):
+    project = project_at(tmp_path / "damaged")
+    shutil.copytree(made[0].artifacts, project.artifacts)
+    (project.artifact("tiny/sft") / "payload" / "model.safetensors").write_text("other weights")
+    found = {stage.shown: stage for stage in gather(project, made[1]).stages}
+    assert found["sft"].artifact is None and "bytes instead of" in found["sft"].problem
+    text = write_report(project, made[1]).read_text()
+    assert "bytes instead of" in text and str(project.root) not in text
+
+
+def test_scores_and_tables_for_other_displays(made):
+    project, graph = made
+    assert list(scores_of(project, graph)) == ["scores", "unseen"]
+    rows = tables(project, graph, graph.find("scores"))["scores"]
+    assert rows[0] == {"policy": "base", "task": "arithmetic", "n": 40, "mean": 0.1, "low": 0.05, "high": 0.2}
+    assert tables(project, graph, graph.find("chat"))["contamination"][0]["rows removed"] == 2
+    assert tables(project, graph, graph.find("sft")) == {}
+
+
+@pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (123_456_789, "123 MB"), (1.5e12, "1.5 TB")])
+def test_sizes(size, text):
+    assert size_text(int(size)) == text

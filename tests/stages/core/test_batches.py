@@ -1,0 +1,62 @@
+import pytest
+
+from configs.execution import Numerics
+from stages.core.batches import Document, best_fit, collate, document, epoch_order, plan_step, step_rows
+
+
+def docs(*lengths):
+    return [(Document(tuple(range(length)), (False, *[True] * (length - 1))),) for length in lengths]
+
+
+def test_an_answer_is_trained_and_its_prompt_is_not():
+    doc = document([5, 6], [7, 2])
+    assert doc.ids == (5, 6, 7, 2) and doc.trained == (False, False, True, True) and doc.num_trained == 2
+
+
+def test_best_fit_fills_the_fullest_bin_that_still_has_room():
+    # capacity 10: 7, then 5; 3 fits beside the 7 exactly (0 left beats 2 left); 4 goes beside the 5
+    assert best_fit(range(4), [7, 5, 3, 4], 10) == [[0, 2], [1, 3]]
+
+
+def test_a_document_longer_than_the_budget_is_alone_and_not_lost():
+    assert best_fit(range(3), [20, 3, 4], 10) == [[0], [2, 1]]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("numerics", [Numerics(micro_batch_tokens=16), Numerics(packing=False, micro_batch_sequences=2)])
+def test_every_unit_counts_once_and_all_ranks_make_equally_many_passes(world, numerics):
+    units = docs(9, 3, 8, 2, 7, 5, 4)
+    plans = [plan_step(units, rank, world, numerics) for rank in range(world)]
+    assert len({len(plan) for plan in plans}) == 1
+    counted = sorted(unit for plan in plans for micro in plan if micro.weight for unit in micro.units)
+    assert counted == list(range(7))
+
+
+def test_more_ranks_than_units_leaves_idle_passes_without_weight():
+    plans = [plan_step(docs(4), rank, 2, Numerics()) for rank in range(2)]
+    assert [micro.weight for micro in plans[0]] == [1.0] and [micro.weight for micro in plans[1]] == [0.0]
+
+
+def test_packed_tensors_by_hand():
+    batch = collate([document([5], [6, 7]), document([8, 9], [2])], Numerics(), pad_id=0)
+    assert batch.input_ids_BT.tolist() == [[5, 6, 7, 8, 9, 2]]
+    assert batch.position_ids_BT.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert batch.attention_mask_BT is None
+    assert batch.places_N.tolist() == [0, 1, 4] and batch.targets_N.tolist() == [6, 7, 2]
+    assert batch.documents_N.tolist() == [0, 0, 1] and batch.last_D.tolist() == [2, 5]
+
+
+def test_padding_is_masked_by_length_so_an_end_token_that_pads_is_still_trained():
+    eos = 2
+    batch = collate([document([5], [6, eos]), document([8], [eos])], Numerics(packing=False), pad_id=eos)
+    assert batch.input_ids_BT.tolist() == [[5, 6, 2], [8, 2, 2]]
+    assert batch.attention_mask_BT is not None and batch.attention_mask_BT.tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch.targets_N.tolist() == [6, eos, eos] and batch.last_D.tolist() == [2, 4]
+
+
+def test_an_epoch_visits_every_row_once_in_an_order_that_only_seed_and_epoch_decide():
+    rows = [row for step in range(3) for row in step_rows(step, 10, 4, seed=5)]
+    assert sorted(rows) == list(range(10)) and rows == epoch_order(10, 5, 0)
+    second = [row for step in range(3, 6) for row in step_rows(step, 10, 4, seed=5)]
+    assert sorted(second) == list(range(10)) and second != rows
+    assert epoch_order(10, 6, 0) != rows

@@ -1,0 +1,250 @@
+"""prepare_data, decontaminate, pair, select: from artifacts to artifacts."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+from data_lab import publish, rows_of, run_stage, seal
+
+from data.artifacts import Input, write_json
+from stages.job import StageError
+
+SUITE = {
+    "record": "item",
+    "task": "sums",
+    "sources": [{"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 12, "seed": 1}],
+}
+ROWS = {
+    "record": "conversation",
+    "sources": [
+        {"type": "leaks", "count": 6, "seed": 2},
+        {"type": "arithmetic", "operations": ["add", "subtract"], "digits": [1], "count": 100, "seed": 3},
+    ],
+    "filters": [{"type": "exact_duplicates"}],
+}
+
+
+def evidence(artifact, name):
+    return json.loads((artifact.evidence / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return run_stage(tmp_path_factory.mktemp("data") / "suite", "prepare_data", SUITE)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory, suite):
+    return run_stage(tmp_path_factory.mktemp("data") / "raw", "prepare_data", ROWS, leak_from={"suite": suite})
+
+
+def test_every_row_that_went_in_is_kept_or_dropped_with_a_reason(raw):
+    counts = evidence(raw, "counts.json")
+    assert counts["read"] == 106 == counts["kept"] + sum(counts["drops"].values())
+    for part in counts["per_source"]:
+        assert part["in"] == part["kept"] + sum(part["dropped"].values())
+    drops = [json.loads(line) for line in (raw.evidence / "drops.jsonl").read_text().splitlines()]
+    assert Counter(drop["reason"] for drop in drops) == counts["drops"]
+    assert len(rows_of(raw)) == counts["kept"] == raw.record.metrics["rows"]
+
+
+def test_preparing_twice_gives_the_same_bytes_and_another_seed_another_order_of_the_same_rows(tmp_path, suite, raw):
+    again = run_stage(tmp_path / "again", "prepare_data", ROWS, leak_from={"suite": suite})
+    assert again.record.content == raw.record.content and again.record.metrics == raw.record.metrics
+    other = run_stage(tmp_path / "other", "prepare_data", ROWS | {"seed": 1}, leak_from={"suite": suite})
+    assert [row["id"] for row in rows_of(other)] != [row["id"] for row in rows_of(raw)]
+    assert {row["id"] for row in rows_of(other)} == {row["id"] for row in rows_of(raw)}
+
+
+def test_filtering_everything_away_is_a_failure(tmp_path):
+    with pytest.raises(StageError, match=r"no row is left of 12 \(dropped: {'max_characters': 12}\)"):
+        run_stage(tmp_path / "x", "prepare_data", SUITE | {"filters": [{"type": "max_characters", "limit": 1}]})
+
+
+def test_decontamination_removes_leaks_and_equal_problems_and_nothing_else(tmp_path, suite, raw):
+    clean = run_stage(tmp_path / "clean", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
+    asked = {item["messages"][0]["content"] for item in rows_of(suite)}
+    expected = [row for row in rows_of(raw) if not row["source"].startswith("leak") and row["messages"][0]["content"] not in asked]
+    assert rows_of(clean) == expected
+    assert clean.record.metrics["planted_leaks"] == clean.record.metrics["leaks_found"] == 6
+    manifest = [json.loads(line) for line in (clean.evidence / "manifest.jsonl").read_text().splitlines()]
+    assert {line["id"] for line in manifest} == {row["id"] for row in rows_of(raw)} - {row["id"] for row in expected}
+    items = {item["id"] for item in rows_of(suite)}
+    assert all(line["item"] in items and line["score"] == 1.0 and line["task"] == "sums" for line in manifest)
+    assert clean.record.metrics["benchmarks"]["suite"]["items_overlapped"] == len({line["item"] for line in manifest})
+
+
+def test_a_further_benchmark_that_removes_nothing_changes_no_content(tmp_path, suite, raw):
+    far = SUITE | {"sources": [{"type": "arithmetic", "operations": ["multiply"], "digits": [2], "count": 5, "seed": 1}]}
+    other = run_stage(tmp_path / "far", "prepare_data", far)
+    one = run_stage(tmp_path / "one", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
+    two = run_stage(tmp_path / "two", "decontaminate", {}, data=raw, benchmarks={"suite": suite, "far": other})
+    assert one.record.content == two.record.content
+    assert two.record.metrics["benchmarks"]["far"] == {"items": 5, "items_overlapped": 0, "share_overlapped": 0.0, "rows_removed": 0}
+
+
+def test_a_leak_that_no_benchmark_explains_is_a_failure(tmp_path, raw):
+    far = SUITE | {"sources": [{"type": "arithmetic", "operations": ["multiply"], "digits": [2], "count": 5, "seed": 1}]}
+    other = run_stage(tmp_path / "far", "prepare_data", far)
+    with pytest.raises(StageError, match="6 planted leaks are still there"):
+        run_stage(tmp_path / "x", "decontaminate", {}, data=raw, benchmarks={"far": other})
+
+
+def test_the_gate_counts_items_and_not_rows(tmp_path, suite, raw):
+    """All 12 items are sums of one digit, of which the 100 rows hold many."""
+    share = run_stage(tmp_path / "a", "decontaminate", {}, data=raw, benchmarks={"s": suite}).record.metrics["benchmarks"]["s"]
+    exact = share["share_overlapped"]
+    assert 0.5 <= exact == share["items_overlapped"] / 12
+    run_stage(tmp_path / "b", "decontaminate", {"max_contaminated_share": exact}, data=raw, benchmarks={"s": suite})
+    with pytest.raises(StageError, match="of 12 items of s"):
+        run_stage(tmp_path / "c", "decontaminate", {"max_contaminated_share": exact - 0.01}, data=raw, benchmarks={"s": suite})
+
+
+def judgment(prompt, index, text, score, policy="p"):
+    return {
+        "id": f"{prompt}/{policy}/{index}",
+        "prompt_id": prompt,
+        "source": "s",
+        "messages": [{"role": "user", "content": prompt}],
+        "policy": policy,
+        "text": text,
+        "finish_reason": "stop",
+        "response_length": 3,
+        "verifier_score": score,
+        "reward": None,
+        "score": score,
+    }
+
+
+def paired(folder, rows, **config):
+    return run_stage(folder, "pair", config, judgments=publish(folder.with_name(folder.name + "_in"), "judgment", rows))
+
+
+JUDGMENTS = [
+    judgment("better", 0, "good", 1.0),
+    judgment("better", 1, "bad", -0.5),
+    judgment("better", 2, "so", 0.0),
+    judgment("tie", 0, "a", 0.3),
+    judgment("tie", 1, "b", 0.3),
+    judgment("twins", 0, "same", 1.0),
+    judgment("twins", 1, "same", 1.0),
+    judgment("alone", 0, "a", 1.0),
+    judgment("unscored", 0, "a", 1.0),
+    judgment("unscored", 1, "b", None),
+    judgment("near", 0, "a", 0.2),
+    judgment("near", 1, "b", 0.1),
+    judgment("silent", 0, "", 1.0),
+    judgment("silent", 1, "x", 0.0),
+    judgment("shy", 0, "x", 1.0),
+    judgment("shy", 1, "", 0.0),
+]
+
+
+def test_best_is_paired_with_worst_and_every_other_prompt_has_its_reason(tmp_path):
+    made = paired(tmp_path / "x", JUDGMENTS, min_gap=0.2)
+    assert [(row["id"], row["chosen"], row["rejected"], row["margin"]) for row in rows_of(made)] == [
+        ("better/best_vs_worst", "good", "bad", 1.5),
+        ("shy/best_vs_worst", "x", "", 1.0),
+    ]
+    assert evidence(made, "counts.json") == {
+        "read": 16,
+        "unscored": 1,
+        "prompts": 8,
+        "kept": 2,
+        "drops": {
+            "tie": 1,
+            "identical texts": 1,
+            "fewer than two scored answers": 2,
+            "gap below min_gap": 1,
+            "empty best answer": 1,
+        },
+    }
+
+
+def random_judgments(seed):
+    draw = random.Random(seed)
+    scores = (0.0, 0.5, 1.0, None)
+    return [judgment(f"q{number}", index, draw.choice("abcd"), draw.choice(scores)) for number in range(40) for index in range(4)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_judgments_changes_nothing(tmp_path, seed):
+    rows = random_judgments(seed)
+    shuffled = random.Random(seed).sample(rows, len(rows))
+    assert paired(tmp_path / "a", rows).record.content == paired(tmp_path / "b", shuffled).record.content
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_losing_one_prompts_rows_changes_no_other_pair(tmp_path, seed):
+    rows = random_judgments(seed)
+    whole = {row["id"]: row for row in rows_of(paired(tmp_path / "a", rows))}
+    some = {row["id"]: row for row in rows_of(paired(tmp_path / "b", [row for row in rows if row["prompt_id"] not in ("q3", "q17")]))}
+    assert some == {name: row for name, row in whole.items() if not name.startswith(("q3/", "q17/"))}
+
+
+def test_among_equally_good_answers_the_seed_decides_and_not_the_place(tmp_path):
+    rows = [judgment(f"q{number}", index, f"good {index}", 1.0) for number in range(60) for index in range(4)]
+    rows += [judgment(f"q{number}", 4, "bad", 0.0) for number in range(60)]
+    chosen = Counter(row["chosen"] for row in rows_of(paired(tmp_path / "a", rows)))
+    assert set(chosen) == {f"good {index}" for index in range(4)} and max(chosen.values()) < 30
+    assert paired(tmp_path / "b", rows, seed=1).record.content != paired(tmp_path / "c", rows, seed=2).record.content
+
+
+def test_too_few_pairs_is_a_failure_that_says_where_the_prompts_went(tmp_path):
+    with pytest.raises(StageError, match=r"2 pairs < min_pairs 4 from 8 prompts \(.*'tie': 1"):
+        paired(tmp_path / "x", JUDGMENTS, min_gap=0.2, min_pairs=4)
+
+
+def policy(folder, weights):
+    (folder / "payload" / "sub").mkdir(parents=True)
+    (folder / "payload" / "model.safetensors").write_text(weights)
+    (folder / "payload" / "sub" / "x").write_text("x")
+    return seal(folder, "by_hand", "policy", {}, [], {})
+
+
+def scores(folder, policies, means, split="dev"):
+    table = {
+        label: {"mean": sum(tasks.values()) / len(tasks), "tasks": {t: {"mean": m} for t, m in tasks.items()}}
+        for label, tasks in means.items()
+    }
+    write_json(folder / "payload" / "scores.json", {"policies": table})
+    edges = [Input(port="policies", label=label, content=made.record.content, producer="p") for label, made in policies.items()]
+    return seal(folder, "evaluate", "scores", {"split": split}, edges, {})
+
+
+@pytest.fixture
+def policies(tmp_path):
+    return {label: policy(tmp_path / label, label) for label in ("a", "b", "c")}
+
+
+MEANS = {"a": {"sums": 0.5, "words": 0.1}, "b": {"sums": 0.5, "words": 0.9}, "c": {"sums": 0.1, "words": 0.2}}
+
+
+def test_the_best_on_the_task_is_copied_whole_and_the_earlier_of_equals_wins(tmp_path, policies):
+    table = scores(tmp_path / "scores", policies, MEANS)
+    by_task = run_stage(tmp_path / "x", "select", {"task": "sums"}, candidates=policies, scores=table)
+    assert by_task.record.content == policies["a"].record.content
+    by_mean = run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=table)
+    assert by_mean.record.content == policies["b"].record.content
+    assert [entry["candidate"] for entry in evidence(by_mean, "choice.json")["ranking"]] == ["b", "a", "c"]
+    copied, original = by_task.payload / "model.safetensors", policies["a"].payload / "model.safetensors"
+    assert copied.stat().st_ino != original.stat().st_ino
+
+
+def test_scores_of_other_bytes_or_an_unseen_split_choose_nothing(tmp_path, policies):
+    table = scores(tmp_path / "scores", policies, MEANS)
+    retrained = policies | {"b": policy(tmp_path / "b2", "other weights")}
+    with pytest.raises(StageError, match="candidate b .* was not evaluated as it is now"):
+        run_stage(tmp_path / "x", "select", {}, candidates=retrained, scores=table)
+    unseen = scores(tmp_path / "unseen", policies, MEANS, split="unseen")
+    with pytest.raises(StageError, match="unseen split"):
+        run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=unseen)
+    with pytest.raises(StageError, match="no score for task 'codes'"):
+        run_stage(tmp_path / "z", "select", {"task": "codes"}, candidates=policies, scores=table)
+
+
+def test_a_model_evaluated_under_another_name_is_the_same_model(tmp_path, policies):
+    table = scores(tmp_path / "scores", policies, MEANS)
+    chosen = run_stage(tmp_path / "x", "select", {}, candidates={"final": policies["c"]}, scores=table)
+    assert chosen.record.metrics["scores"] == {"final": pytest.approx(0.15)}

@@ -1,0 +1,157 @@
+"""The training stages as jobs: one gradient for every cut of the batch, and exact resume."""
+
+import json
+import math
+import os
+import signal
+import time
+
+import models
+import pytest
+
+from configs.execution import Numerics
+
+pytestmark = pytest.mark.slow
+SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory):
+    return models.dataset(tmp_path_factory.mktemp("data"), "conversation", models.arithmetic(28))
+
+
+@pytest.fixture(scope="module")
+def preferences(tmp_path_factory):
+    rows = [
+        {**row, "messages": row["messages"][:1], "chosen": row["messages"][1]["content"], "rejected": "not known", "margin": None}
+        for row in models.arithmetic(36)
+    ]
+    return models.dataset(tmp_path_factory.mktemp("pairs"), "preference", rows)
+
+
+@pytest.fixture(scope="module")
+def sft_curve(tmp_path_factory, policy, conversations):
+    """Loss and gradient norm of four steps, for one way to run the same recipe."""
+    seen = {}
+
+    def run(**numerics):
+        name = json.dumps(numerics)
+        if name not in seen:
+            folder = tmp_path_factory.mktemp("sft")
+            done = models.run_job(folder, "sft", SFT, inputs(policy, conversations), Numerics(threads=1, **numerics))
+            assert done["ok"], done
+            curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
+            seen[name] = [(row["loss"], row["grad_norm"], row["trained_tokens"]) for row in curve]
+        return seen[name]
+
+    return run
+
+
+def inputs(policy, conversations):
+    return {"policy": {"policy": policy}, "data": {"data": conversations}}
+
+
+CUTS = {
+    "small packs": {"micro_batch_tokens": 48},
+    "padded": {"packing": False, "micro_batch_sequences": 3},
+    "small logit chunks": {"logprob_chunk": 3},
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "ZeRO 0": {"zero_stage": 0},
+    "ZeRO 3": {"zero_stage": 3},
+    "two ranks, ZeRO 1": {"world_size": 2},
+    "two ranks, ZeRO 2, small packs": {"world_size": 2, "zero_stage": 2, "micro_batch_tokens": 48},
+    "two ranks, ZeRO 3, padded": {"world_size": 2, "zero_stage": 3, "packing": False},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+def test_the_configured_batch_is_the_batch(sft_curve, cut):
+    """Losses follow gradients: equal losses over all steps are equal gradients, to rounding."""
+    assert len(sft_curve()) == 4  # 28 rows by 8: the last batch holds 4
+    for ours, reference in zip(sft_curve(**cut), sft_curve(), strict=True):
+        assert ours == pytest.approx(reference, rel=2e-4)
+
+
+def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
+    vocabulary = json.loads((policy.payload / "config.json").read_text())["vocab_size"]
+    assert sft_curve()[0][0] == pytest.approx(math.log(vocabulary), rel=0.05)
+
+
+def resume_cases():
+    dpo = {"global_batch": 8, "max_length": 64, "loss": {"type": "dpo"}, "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"}}
+    return {
+        "sft bf16": ("sft", {**SFT, "dtype": "bf16", "epochs": 12}, {}),
+        "sft two ranks ZeRO 3": ("sft", {**SFT, "epochs": 12}, {"world_size": 2, "zero_stage": 3}),
+        "dpo bf16": ("preference_train", {**dpo, "epochs": 12}, {}),
+        "reward model two ranks": ("reward_model", {**{k: dpo[k] for k in dpo if k != "loss"}, "epochs": 12}, {"world_size": 2}),
+    }
+
+
+@pytest.mark.parametrize(("kind", "config", "numerics"), resume_cases().values(), ids=resume_cases().keys())
+def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(tmp_path, policy, conversations, preferences, kind, config, numerics):
+    given = inputs(policy, conversations) if kind == "sft" else {"policy": {"p": policy}, "preferences": {"d": preferences}}
+    args = (kind, config, given, Numerics(threads=1, **numerics))
+    undisturbed = models.run_job(tmp_path / "a", *args)
+    victim = models.start_job(tmp_path / "b", *args, checkpoint_every_steps=5)
+    wait_until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*1[05]")), victim)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    assert not (tmp_path / "b" / "done.json").exists(), "the job ended before it was killed: make it longer"
+    resumed = models.run_job(tmp_path / "b", *args, checkpoint_every_steps=5)
+    assert "resumed from step-" in (tmp_path / "b" / "log.txt").read_text()
+    assert resumed["content"] == undisturbed["content"] and resumed["metrics"] == undisturbed["metrics"]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "b" / "curve.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, undisturbed["metrics"]["steps"] + 1))
+
+
+def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, policy, conversations):
+    args = ("sft", {**SFT, "epochs": 12}, inputs(policy, conversations), Numerics(threads=1))
+    undisturbed = models.run_job(tmp_path / "a", *args)
+    job = models.start_job(tmp_path / "b", *args, checkpoint_every_steps=5)
+    wait_until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*10")), job)
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(timeout=60) == 75
+    newest = max((tmp_path / "b" / "checkpoints").glob("step-*"))
+    random_state = newest / "random_0.pt"
+    random_state.write_bytes(random_state.read_bytes()[:-1] + b"\0")
+    (tmp_path / "b" / "done.json").unlink()
+    resumed = models.run_job(tmp_path / "b", *args, checkpoint_every_steps=5)
+    assert f"{newest.name} is damaged (random_0.pt)" in (tmp_path / "b" / "log.txt").read_text()
+    assert resumed["content"] == undisturbed["content"]
+
+
+def test_a_checkpoint_of_other_numerics_is_refused_with_what_changed(tmp_path, policy, conversations):
+    args = ("sft", {**SFT, "epochs": 12}, inputs(policy, conversations))
+    job = models.start_job(tmp_path, *args, Numerics(threads=1), checkpoint_every_steps=5)
+    wait_until(lambda: any((tmp_path / "checkpoints").glob("step-*10")), job)
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    done = models.run_job(tmp_path, *args, Numerics(threads=1, micro_batch_tokens=64))
+    assert not done["ok"] and done["cause"] == "refused" and "micro_batch_tokens 1024 -> 64" in done["message"]
+
+
+def test_dpo_begins_at_log_two_and_bradley_terry_separates(tmp_path, policy, preferences):
+    given = {"policy": {"p": policy}, "preferences": {"d": preferences}}
+    common = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 3e-3}}
+    dpo = models.run_job(tmp_path / "a", "preference_train", {**common, "loss": {"type": "dpo_norm"}}, given, Numerics(threads=1))
+    assert dpo["metrics"]["first_loss"] == pytest.approx(math.log(2), abs=1e-5) and dpo["metrics"]["loss"] < 0.6
+    reward = models.run_job(tmp_path / "b", "reward_model", {**common, "epochs": 4, "holdout": 0.3}, given, Numerics(threads=1))
+    assert reward["metrics"]["held_out_pairs"] > 3 and reward["metrics"]["held_out_accuracy"] == 1.0
+
+
+def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(tmp_path, policy, conversations):
+    done = models.run_job(tmp_path, "sft", {**SFT, "max_length": 8}, inputs(policy, conversations), Numerics(threads=1))
+    assert not done["ok"] and "none of 28 rows is left" in done["message"]
+
+
+def wait_until(condition, process):
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the job ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
