@@ -50,7 +50,7 @@ clean: ## Removes the environment and caches; artifacts and checkpoints stay
 # after it too.
 LOCK := requirements/$(DEVICE).txt
 STAMPS := .venv/stamps
-stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) | cat - $(2) | sha256sum | cut -c1-12)
+stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) $(CURDIR) | cat - $(2) | sha256sum | cut -c1-12)
 
 VENV := $(call stamp,venv,/dev/null)
 TORCH := $(call stamp,torch,$(LOCK))
@@ -62,7 +62,7 @@ ENGINE := $(call stamp,engine,$(LOCK))
 # The assets' cache serves all clones of a machine and may be emptied behind our back.
 PEDIGREE_CACHE ?= $(HOME)/.cache/pedigree
 ASSET_HASHES := $(shell sed -n 's/^ *sha256="\(.*\)",/\1/p' configs/assets.py)
-ifneq ($(foreach hash,$(ASSET_HASHES),$(if $(wildcard $(PEDIGREE_CACHE)/assets/$(hash)/*),,missing)),)
+ifneq ($(strip $(foreach hash,$(ASSET_HASHES),$(if $(wildcard $(PEDIGREE_CACHE)/assets/$(hash)/*),,missing))),)
 .PHONY: $(ASSETS)
 endif
 

@@ -23,7 +23,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import CancelledRun, ObjectNotFound
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
@@ -68,7 +68,9 @@ class Active:
     forced: Collection[str]
     record: "FlowRecord | None" = None
     folders: dict[str, Path] = field(default_factory=dict)
-    """Address → scratch folder of its job."""
+    """Address → scratch folder of its live job."""
+    logs: dict[str, Path] = field(default_factory=dict)
+    """Address → log of its last job."""
 
 
 _ACTIVE: ContextVar[Active | None] = ContextVar("active run", default=None)
@@ -86,7 +88,7 @@ def run_flow(run: RunContext, selection: Collection[str] | None = None, forced: 
         sweep(run.project)
         named = post_train.with_options(flow_run_name=run.graph.recipe, task_runner=_task_runner(run))
         named(run.graph.source or run.graph.recipe, overrides_of(run.graph), project=str(run.project.root))
-    except StagesFailed:
+    except (StagesFailed, CancelledRun):
         pass  # told stage by stage
     except Exception as error:
         if not isinstance(error, StageFailed):
@@ -209,7 +211,7 @@ def _activate(run: RunContext, selection: Collection[str] | None, forced: Collec
         shown(address, state, detail, folder=folder, seconds=seconds)
         with changing:
             if state == "running" and folder is not None:
-                active.folders[address] = folder
+                active.folders[address], active.logs[address] = folder, folder / "log.txt"
             elif state not in ("running", "waiting", "checking"):
                 active.folders.pop(address, None)
             if active.record is not None and state != "checking":
@@ -308,7 +310,6 @@ class _Relay:
     def __init__(self, active: Active, address: str) -> None:
         self.active, self.address = active, address
         self.logger = get_run_logger()
-        self.folder: Path | None = None
         self.offset = 0
         self.started = time.monotonic()
         self.bar: UUID | None = None
@@ -316,10 +317,10 @@ class _Relay:
 
     def loop(self, stop: threading.Event) -> None:
         while not stop.wait(LOG_INTERVAL_S):
-            self.folder = self.active.folders.get(self.address, self.folder)
-            if self.folder is not None:
-                self.tell_line(self.folder / "log.txt")
-                self.tell_progress(self.folder / "progress.json")
+            folder = self.active.folders.get(self.address)
+            if folder is not None:
+                self.tell_line(folder / "log.txt")
+                self.tell_progress(folder / "progress.json")
         if self.bar is not None:
             update_progress_artifact(self.bar, progress=100.0)
 
@@ -351,12 +352,10 @@ class _Relay:
             update_progress_artifact(self.bar, progress=share)
 
     def tell_last_lines(self) -> None:
-        if self.folder is None:
+        log = self.active.logs.get(self.address)
+        if log is None or not log.is_file():
             return
-        try:
-            lines = (self.folder / "log.txt").read_text(errors="replace").splitlines()
-        except OSError:
-            return
+        lines = log.read_text(errors="replace").splitlines()
         self.logger.error("last lines of its log:\n%s", "\n".join(lines[-LAST_LINES:]))
 
 

@@ -63,8 +63,7 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
         case PackagedModel(asset=asset):
             return load_gguf(assets.path(asset))
         case RandomLlama() as wanted:
-            texts = corpus(inputs)
-            tokenizer = train_tokenizer(texts, wanted.vocabulary, wanted.context)
+            tokenizer = train_tokenizer(corpus(inputs), wanted.vocabulary)
             return random_llama(wanted, tokenizer), tokenizer
         case FolderModel(path=path):
             return load_folder(str(job.source_files[path]), local_files_only=True)
@@ -98,7 +97,7 @@ def corpus(inputs: Inputs) -> list[str]:
     return [message["content"] for row in rows for message in row["messages"]]
 
 
-def train_tokenizer(texts: list[str], vocabulary: int, context: int) -> Any:
+def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
     """Byte-level BPE with digits one by one (as SmolLM2 and Llama do); equal texts in any order give equal files."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -114,7 +113,7 @@ def train_tokenizer(texts: list[str], vocabulary: int, context: int) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator(sorted(texts), trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD, model_max_length=context)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=PAD)
 
 
 def random_llama(wanted: RandomLlama, tokenizer: Any) -> Any:
@@ -150,7 +149,6 @@ def adopt(model: Any, tokenizer: Any, template: str) -> None:
         spare = [token for token in (PAD, tokenizer.unk_token, tokenizer.bos_token) if token in vocabulary and token != tokenizer.eos_token]
         tokenizer.pad_token = spare[0] if spare else tokenizer.eos_token
     tokenizer.chat_template = template
-    tokenizer.model_max_length = model.config.max_position_embeddings
     model.config.eos_token_id = tokenizer.eos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id
     model.generation_config = GenerationConfig(

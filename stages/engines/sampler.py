@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from configs.execution import Numerics, Placement
+from configs.frozen import digest
 from configs.training import Sampling
 from stages.job import StageError
 
@@ -60,6 +61,11 @@ class Generation:
     """Of each token of `response_ids`, under the distribution that it was drawn from."""
     finish_reason: str
     """`stop` or `length`."""
+
+
+def seed_of(*parts: str | int) -> int:
+    """A seed (31 bits) for one draw, from what names it: independent of order, chunking and restarts."""
+    return int(digest(list(parts))[:8], 16) >> 1
 
 
 Beat = Callable[[int], None]

@@ -36,7 +36,7 @@ class Outline(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID and not (self.get_starttag_text() or "").endswith("/>"):
+        if tag not in self.VOID:
             self.open.append(tag)
         for name, value in attrs:
             if name == "id":

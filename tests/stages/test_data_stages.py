@@ -235,7 +235,7 @@ def test_the_best_on_the_task_is_copied_whole_and_the_earlier_of_equals_wins(tmp
 def test_scores_of_other_bytes_or_an_unseen_split_choose_nothing(tmp_path, policies):
     table = scores(tmp_path / "scores", policies, MEANS)
     retrained = policies | {"b": policy(tmp_path / "b2", "other weights")}
-    with pytest.raises(StageError, match="candidate b .* was not evaluated as it is now"):
+    with pytest.raises(StageError, match=r"candidate b .* was not evaluated as it is now"):
         run_stage(tmp_path / "x", "select", {}, candidates=retrained, scores=table)
     unseen = scores(tmp_path / "unseen", policies, MEANS, split="unseen")
     with pytest.raises(StageError, match="unseen split"):

@@ -118,7 +118,9 @@ def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, 
     assert job.wait(timeout=60) == 75
     newest = max((tmp_path / "b" / "checkpoints").glob("step-*"))
     random_state = newest / "random_0.pt"
-    random_state.write_bytes(random_state.read_bytes()[:-1] + b"\0")
+    data = bytearray(random_state.read_bytes())
+    data[len(data) // 2] ^= 1
+    random_state.write_bytes(data)
     (tmp_path / "b" / "done.json").unlink()
     resumed = models.run_job(tmp_path / "b", *args, checkpoint_every_steps=5)
     assert f"{newest.name} is damaged (random_0.pt)" in (tmp_path / "b" / "log.txt").read_text()

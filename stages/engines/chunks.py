@@ -1,0 +1,117 @@
+"""Many answers of several policies: cut into chunks that are generated whole, once, and survive a kill.
+
+A chunk's file is named after all that decides its answers (weights, requests in order, sampling, dtype, context, numerics), is
+written at once or not at all, and is never generated again; a chunk that a kill cut short is replayed from its beginning.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from configs.frozen import digest
+from configs.training import Sampling
+from data.artifacts import Artifact, write_text
+from data.chat import Chat
+from stages.engines.sampler import Generation, Request, architecture, model_context, open_sampler
+from stages.job import Job
+
+CONTEXT_STEP = 128
+"""The engine's context is a multiple of this, or the model's own."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What one policy is asked."""
+
+    policy: Artifact
+    chat: Chat
+    requests: list[Request]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    label: str
+    requests: list[Request]
+    file: Path
+
+
+def generate(asks: Mapping[str, Ask], sampling: Sampling, *, chunk_size: int, dtype: str, job: Job) -> dict[str, list[Generation]]:
+    """Label → answers, in the order of its requests.
+
+    Policies of one architecture share an engine, whose weights are replaced; another architecture takes another engine.
+
+    Raises:
+        StageError: a prompt with its answer is longer than the policy's context.
+        EngineLost: the engine died or fell silent; finished chunks are kept for the next attempt.
+    """
+    answers: dict[str, list[Generation]] = {label: [] for label in asks}
+    total, done = sum(len(ask.requests) for ask in asks.values()), 0
+    for labels in _families(asks):
+        context = _context([asks[label] for label in labels], sampling)
+        chunks = [chunk for label in labels for chunk in _cut(label, asks[label], sampling, chunk_size, dtype, context, job)]
+        missing = [chunk for chunk in chunks if not chunk.file.exists()]
+        done += sum(len(chunk.requests) for chunk in chunks) - sum(len(chunk.requests) for chunk in missing)
+        job.progress(done, total)
+        if missing:
+            _fill(missing, asks, sampling, dtype, context, job, done, total)
+            done += sum(len(chunk.requests) for chunk in missing)
+        for chunk in chunks:
+            answers[chunk.label] += [Generation(**answer) for answer in json.loads(chunk.file.read_text())]
+    return answers
+
+
+def _fill(
+    missing: list[_Chunk], asks: Mapping[str, Ask], sampling: Sampling, dtype: str, context: int, job: Job, done: int, total: int
+) -> None:
+    loaded = asks[missing[0].label].policy
+    with open_sampler(
+        loaded.payload, dtype=dtype, context=context, numerics=job.numerics, placement=job.placement, inline=False
+    ) as sampler:
+        for chunk in missing:
+            if chunk.file.exists():  # equal weights under two labels were asked the same
+                done += len(chunk.requests)
+                continue
+            ask = asks[chunk.label]
+            if ask.policy.record.content != loaded.record.content:
+                sampler.load(ask.policy.payload)
+                loaded = ask.policy
+            before = done
+            made = sampler.generate(
+                chunk.requests, sampling, [ask.chat.eos_id], lambda finished, before=before: job.progress(before + finished, total)
+            )
+            write_text(chunk.file, json.dumps([asdict(answer) for answer in made]))
+            done += len(chunk.requests)
+            job.progress(done, total)
+
+
+def _families(asks: Mapping[str, Ask]) -> Iterator[list[str]]:
+    """Labels by architecture, in the order of their first."""
+    families: dict[str, list[str]] = {}
+    for label, ask in asks.items():
+        families.setdefault(digest(architecture(ask.policy.payload)), []).append(label)
+    yield from families.values()
+
+
+def _context(asks: list[Ask], sampling: Sampling) -> int:
+    """What the longest request needs, rounded up where the model allows: a short context saves memory and start-up time."""
+    needed = max(len(request.prompt_ids) for ask in asks for request in ask.requests) + sampling.max_tokens
+    rounded = -(-needed // CONTEXT_STEP) * CONTEXT_STEP
+    return max(needed, min(rounded, model_context(asks[0].policy.payload)))
+
+
+def _cut(label: str, ask: Ask, sampling: Sampling, chunk_size: int, dtype: str, context: int, job: Job) -> list[_Chunk]:
+    chunks = []
+    for start in range(0, len(ask.requests), chunk_size):
+        requests = ask.requests[start : start + chunk_size]
+        decides = {
+            "weights": ask.policy.record.content,
+            "requests": [asdict(request) for request in requests],
+            "sampling": sampling.model_dump(),
+            "stop": ask.chat.eos_id,
+            "dtype": dtype,
+            "context": context,
+            "numerics": job.numerics.model_dump(),
+        }
+        chunks.append(_Chunk(label, requests, job.folder / "chunks" / f"{digest(decides)[:32]}.json"))
+    return chunks

@@ -1,0 +1,138 @@
+"""Scores of policies on suites, item by item, all by one engine.
+
+    payload/rows.jsonl        one line per policy and item, with what the verifier read and why
+    payload/scores.json       per policy and task: n, mean and 95 % interval; paired differences between policies
+    evidence/samples.jsonl    the first items of each task with every policy's answer, side by side
+
+Policies answer the same items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+from configs.datasets import Evaluate
+from data import records
+from data.artifacts import write_json, write_rows
+from data.chat import Chat
+from data.records import ItemScore
+from stages.core.statistics import bootstrap_mean, paired_difference
+from stages.core.verifiers import verify
+from stages.engines.chunks import Ask, generate
+from stages.engines.sampler import Request, seed_of
+from stages.job import Inputs, Job, StageError
+
+SHOWN_ITEMS = 8
+"""Items per task in the evidence."""
+
+
+def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Generates, verifies, and compares.
+
+    Raises:
+        StageError: a suite is empty, two items have one name, or an item does not fit into a policy's context.
+        EngineLost: the engine died or fell silent; finished chunks are kept.
+    """
+    items = gather(inputs)
+    asks: dict[str, Ask] = {}
+    for label, policy in inputs["policies"].items():
+        chat = Chat(policy.payload)
+        requests = [Request(chat.prompt(item["messages"]), seed_of(config.seed, item["task"], item["id"])) for item in items]
+        asks[label] = Ask(policy, chat, requests)
+    answers = generate(asks, config.sampling, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
+
+    rows: list[ItemScore] = []
+    for label, ask in asks.items():
+        for item, answer in zip(items, answers[label], strict=True):
+            rows.append(score(label, item, ask.chat.decode(answer.response_ids)))
+    table = tabulate(rows, list(asks), config)
+    for label, ask in asks.items():
+        table["policies"][label]["content"] = ask.policy.record.content
+    records.save(job.out, rows)
+    write_json(job.out / "payload" / "scores.json", table)
+    write_rows(job.evidence / "samples.jsonl", samples(rows, items))
+    truncated = sum(answer.finish_reason == "length" for one in answers.values() for answer in one)
+    flat = {
+        f"{label}/{name}": value
+        for label, policy in table["policies"].items()
+        for name, value in [*((task, entry["mean"]) for task, entry in policy["tasks"].items()), ("mean", policy["mean"])]
+    }
+    return {"items": len(items), "rows": len(rows), "truncated_share": truncated / len(rows), **flat}
+
+
+def gather(inputs: Inputs) -> list[dict[str, Any]]:
+    """The items of all suites, in the recipe's order."""
+    items = []
+    for label, suite in inputs["suites"].items():
+        found = records.load(suite)
+        if not found:
+            raise StageError(f"suite {label} has no items: nothing can be measured on it")
+        items += found
+    seen: set[tuple[str, str]] = set()
+    for item in items:
+        name = (item["task"], item["id"])
+        if name in seen:
+            raise StageError(f"item {item['id']} of task {item['task']} is in the suites twice: give each suite a task name of its own")
+        seen.add(name)
+    return items
+
+
+def score(label: str, item: dict[str, Any], text: str) -> ItemScore:
+    verdict = verify(item["verifier"], text)
+    return {
+        "id": item["id"],
+        "task": item["task"],
+        "policy": label,
+        "text": text,
+        "answer": verdict.answer,
+        "score": verdict.score,
+        "reason": verdict.reason,
+    }
+
+
+def tabulate(rows: list[ItemScore], labels: list[str], config: Evaluate) -> dict[str, Any]:
+    """Means with intervals, and each policy's paired difference to the first and to the one before it.
+
+    Returns:
+        {"policies": {label: {"tasks": {task: {n, mean, low, high}}, "mean": mean over tasks}},
+         "differences": [{candidate, baseline, task, n, mean, low, high}]}
+    """
+    scores: dict[str, dict[str, list[float]]] = {label: {} for label in labels}
+    for row in rows:
+        scores[row["policy"]].setdefault(row["task"], []).append(row["score"])
+    draws: dict[str, Any] = {"resamples": config.resamples, "seed": config.seed}
+    policies = {}
+    for label, by_task in scores.items():
+        tasks = {task: {"n": len(values), **bootstrap_mean(values, **draws)._asdict()} for task, values in by_task.items()}
+        policies[label] = {"tasks": tasks, "mean": sum(entry["mean"] for entry in tasks.values()) / len(tasks)}
+    differences = [
+        {
+            "candidate": candidate,
+            "baseline": baseline,
+            "task": task,
+            "n": len(values),
+            **paired_difference(values, scores[baseline][task], **draws)._asdict(),
+        }
+        for baseline, candidate in comparisons(labels)
+        for task, values in scores[candidate].items()
+    ]
+    return {"policies": policies, "differences": differences}
+
+
+def comparisons(labels: list[str]) -> list[tuple[str, str]]:
+    """(baseline, candidate): each with the one before it, then each with the first."""
+    neighbours = list(pairwise(labels))
+    return neighbours + [(labels[0], label) for label in labels[2:]]
+
+
+def samples(rows: list[ItemScore], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first items of each task: one line per policy, an item's lines together."""
+    by_item: dict[tuple[str, str], list[ItemScore]] = {}
+    for row in rows:
+        by_item.setdefault((row["task"], row["id"]), []).append(row)
+    shown: dict[str, int] = {}
+    found = []
+    for item in items:
+        shown[item["task"]] = shown.get(item["task"], 0) + 1
+        if shown[item["task"]] <= SHOWN_ITEMS:
+            found += [{**row, "messages": item["messages"]} for row in by_item[item["task"], item["id"]]]
+    return found

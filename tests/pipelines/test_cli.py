@@ -1,0 +1,298 @@
+"""The command as a user types it: real processes in a small project with real jobs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from running_lab import Lab
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Command:
+    """`pedigree` in a lab."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.environment = {**lab.environment, "COLUMNS": "160"}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipelines.cli", *arguments],
+            cwd=self.lab.root,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, f"{arguments} ended with {process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in err
+        return out + err
+
+    def until(self, *arguments: str, ready) -> subprocess.Popen[str]:
+        """Starts the command and waits until `ready()`."""
+        process = self.start(*arguments)
+        deadline = time.monotonic() + 60
+        while not ready():
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.05)
+        return process
+
+    def jobs(self) -> list[int]:
+        """Processes that carry this lab's scratch folder in their command line."""
+        mark = str(self.lab.root / ".pedigree").encode()
+        found = []
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    if mark in (folder / "cmdline").read_bytes():
+                        found.append(int(folder.name))
+                except OSError:
+                    continue
+        return found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Command:
+    """A lab whose recipe has been run once."""
+    command = Command(Lab(tmp_path_factory.mktemp("cli")))
+    command("run", "lab", "--no-prefect")
+    return command
+
+
+@pytest.fixture
+def fresh(tmp_path) -> Command:
+    return Command(Lab(tmp_path))
+
+
+def step_of(lab: Lab, stage: str) -> int:
+    for path in (lab.root / ".pedigree" / "scratch").glob("*/progress.json"):
+        try:
+            if json.loads((path.parent / "spec.json").read_text())["address"] == f"lab/{stage}":
+                return json.loads(path.read_text())["step"]
+        except (OSError, ValueError):
+            continue
+    return 0
+
+
+# --- help and errors ---------------------------------------------------------------------------------------------------
+
+
+def test_help_teaches_and_is_instant():
+    times = []
+    for _ in range(3):
+        start = time.monotonic()
+        done = subprocess.run([sys.executable, "-m", "pipelines.cli", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        times.append(time.monotonic() - start)
+    for word in ("run", "plan", "status", "jobs", "logs", "cancel", "lineage", "export", "report", "recipes", "doctor", "An example"):
+        assert word in done.stdout
+    assert "stage  " not in done.stdout.split("Commands:")[1]  # the command of dvc.yaml is hidden
+    assert min(times) < 1.0  # 0.2 s on an idle machine
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "status", "logs", "cancel", "lineage", "export", "report", "compile"])
+def test_every_command_has_help_and_refuses_to_run_without_its_argument(shared, command):
+    assert "Usage" in shared(command, "--help")
+    assert "Missing argument" in shared(command, code=2)
+
+
+def test_an_unknown_recipe_names_those_there_are(shared):
+    assert "there is no recipe 'lob'; there are: lab" in shared("run", "lob", code=2)
+
+
+def test_outside_a_project_the_message_says_where_to_go(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelines.cli", "recipes"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("no Pedigree project at or above") and "Traceback" not in done.stderr
+
+
+def test_all_problems_of_a_recipe_come_at_once_with_their_lines(shared):
+    shared.lab.write(
+        "configs/recipes/bad.yaml", "description: bad\nstages:\n  a: {kind: nonsense}\n  b: {kind: pair, in: {judgments: c}}\n"
+    )
+    text = shared("plan", "bad", code=2)
+    assert re.search(r"bad.yaml:3: .*nonsense", text) and re.search(r"bad.yaml:4: .*'c'", text)
+    listed = shared("recipes")
+    assert "Four tiny stages" in listed and re.search(r"bad .*cannot be read: bad.yaml:3.*1 more problem", listed)
+    (shared.lab.root / "configs/recipes/bad.yaml").unlink()
+
+
+def test_a_stage_that_does_not_exist_is_named_with_those_that_do(shared):
+    assert "has no stage 'sft': it has suite, raw, clean, cleaner" in shared("run", "lab", "--only", "sft", code=2)
+    assert "outside what" in shared("run", "lab", "--only", "raw", "--force", "clean", code=2)
+
+
+# --- running -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_do_is_said_at_once_and_loads_neither_prefect_nor_an_engine(shared):
+    script = (
+        "import sys; sys.argv[1:] = ['run', 'lab']\n"
+        "from pipelines.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'prefect', 'torch', 'transformers', 'vllm', 'great_expectations', 'jinja2'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=shared.lab.root, env=shared.environment, capture_output=True, text=True, check=True
+    )
+    assert "4 stages up to date, nothing to do" in done.stdout and "report: artifacts/lab/report.html" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_failed_stage_ends_with_one_line_why_and_the_rest_finishes(fresh):
+    fresh.lab.knobs(raw={"fail": "these rows are bad: use others"})
+    text = fresh("run", "lab", "--no-prefect", code=1)
+    assert re.search(r"lab/raw failed \(refused\): these rows are bad: use others; its log is \.pedigree/", text)
+    assert "1 of 4 stages are current and kept" in text and "✓ suite" in text and "– cleaner" in text
+    assert "these rows are bad" in fresh("logs", "raw")
+    fresh.lab.knobs()
+    assert "up to date" in fresh("run", "lab", "--no-prefect", "--until", "clean")
+    assert "Four" not in fresh("status", "lab") and "not built" in fresh("status", "lab")
+
+
+def test_ctrl_c_ends_the_jobs_and_the_same_command_goes_on(fresh):
+    fresh.lab.knobs(clean={"seconds": 20})
+    process = fresh.until("run", "lab", "--no-prefect", ready=lambda: step_of(fresh.lab, "clean") > 5)
+    assert fresh.jobs()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "The same command goes on from there" in out and "Traceback" not in err
+    assert not fresh.jobs()
+    fresh.lab.knobs()
+    fresh("run", "lab", "--no-prefect")
+    assert fresh.lab.runs() == ["suite", "raw", "clean", "clean", "cleaner"] or fresh.lab.runs() == [
+        "raw",
+        "suite",
+        "clean",
+        "clean",
+        "cleaner",
+    ]
+
+
+def test_jobs_that_were_kept_go_on_and_the_next_run_re_attaches(fresh):
+    fresh.lab.knobs(clean={"seconds": 6})
+    process = fresh.until("run", "lab", "--no-prefect", "--keep-jobs", ready=lambda: step_of(fresh.lab, "clean") > 1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130 and "the same command re-attaches" in out
+    assert len(fresh.jobs()) == 1 and "nobody: `pedigree run` re-attaches" in fresh("jobs")
+    text = fresh("run", "lab", "--no-prefect")
+    assert "job of an earlier run" in text and fresh.lab.runs().count("clean") == 1
+    assert fresh("jobs") == "no job is running\n"
+
+
+def test_cancel_ends_a_job_for_good(fresh):
+    fresh.lab.knobs(clean={"seconds": 30, "child": True})
+    process = fresh.until("run", "lab", "--no-prefect", ready=lambda: step_of(fresh.lab, "clean") > 1)
+    assert re.search(r"lab/clean +decontaminate +\d+ +\d+/300 .*pedigree run lab", fresh("jobs"))
+    assert "running, step" in fresh("status", "lab")
+    assert fresh("cancel", "clean") == "ended lab/clean\n"
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1 and "lab/clean failed (cancelled)" in err
+    assert fresh.lab.runs().count("clean") == 1 and not fresh.jobs()
+    assert "no live job of 'clean'" in fresh("cancel", "clean", code=2)
+
+
+def test_cancel_of_a_recipe_ends_the_run_too(fresh):
+    fresh.lab.knobs(clean={"seconds": 30})
+    process = fresh.until("run", "lab", "--no-prefect", ready=lambda: step_of(fresh.lab, "clean") > 1)
+    fresh("cancel", "lab")
+    process.communicate(timeout=30)
+    assert process.returncode in (1, 130) and not fresh.jobs() and fresh.lab.runs().count("clean") == 1
+
+
+def test_logs_follow_a_job_to_its_end(fresh):
+    fresh.lab.knobs(clean={"crash": 2, "seconds": 1})
+    fresh.lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
+    fresh("run", "lab", "--no-prefect", code=1)
+    fresh.lab.knobs()
+    fresh("run", "lab", "--no-prefect")
+    assert fresh("logs", "-f", "lab/clean") == fresh("logs", "lab/clean")
+    assert "no log of 'sft'" in fresh("logs", "sft", code=2)
+
+
+def test_a_variant_shares_what_the_change_does_not_touch(shared):
+    shared.lab.forget_runs()
+    text = shared("run", "lab", "--set", "cleaner.ngram=7", "--no-prefect")
+    assert shared.lab.runs() == [] or all("cleaner" in name for name in shared.lab.runs())
+    assert "lab/clean" in text and "up to date" in text
+    assert list((shared.lab.root / "artifacts").glob("lab+*/cleaner/record.json"))
+
+
+# --- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_plan_says_what_runs_and_why(shared):
+    assert "4 stages up to date, nothing to do" in shared("plan", "lab")
+    text = shared("plan", "lab", "--force", "clean")
+    assert re.search(r"raw +prepare_data +up to date", text)
+    assert re.search(r"clean +decontaminate +will run +forced", text)
+    assert re.search(r"cleaner +decontaminate +depends +waits for lab/clean", text)
+    assert "2 of 4 stages to make" in text and "are free" in text
+    changed = shared("plan", "lab", "--set", "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 6, seed: 2}]")
+    assert re.search(r"raw +prepare_data +will run +never run", changed)
+
+
+def test_plan_knows_what_the_cache_holds(fresh):
+    fresh("run", "lab", "--no-prefect")
+    subprocess.run(["rm", "-r", fresh.lab.root / "artifacts/lab/cleaner"], check=True)
+    text = fresh("plan", "lab")
+    assert re.search(r"cleaner +decontaminate +cached +its artifact is missing", text)
+    assert "restored from cache" in fresh("run", "lab", "--no-prefect")
+
+
+def test_status_shows_changed_code_with_its_file(fresh):
+    fresh("run", "lab", "--no-prefect")
+    assert "code has changed" not in fresh("status", "lab")
+    path = fresh.lab.code / "stages" / "decontaminate.py"
+    path.write_text(path.read_text() + "\n\n# a comment is no change\n")
+    assert "code has changed" not in fresh("status", "lab")
+    path.write_text(path.read_text() + "\n\nANSWER = 42\n")
+    text = fresh("status", "lab")
+    assert "cleaner: code has changed since it was made: stages/decontaminate.py" in text and "suite: code" not in text
+    assert "nothing to do" in fresh("run", "lab")
+
+
+def test_status_asks_for_results_to_be_committed(shared):
+    assert re.search(r"Not committed to git: .*artifacts/lab/dvc\.lock", shared("status", "lab"))
+
+
+def test_lineage_goes_back_to_the_sources(shared):
+    text = shared("lineage", "lab/cleaner")
+    assert text.startswith("lab/cleaner decontaminate v1 ")
+    assert "data: lab/raw prepare_data" in text and "benchmarks: lab/suite" in text and "shown above" in text
+    entries = json.loads(shared("lineage", "lab/cleaner", "--json"))["artifacts"]
+    assert {entry["run"]["address"] for entry in entries.values()} == {"lab/raw", "lab/suite", "lab/clean"}
+    assert "there are: lab" in shared("lineage", "lab/nothing", code=1)
+
+
+def test_report_is_written_where_it_says(shared):
+    assert shared("report", "lab") == "artifacts/lab/report.html\n"
+    assert (shared.lab.root / "artifacts/lab/report.html").read_text().startswith("<!doctype html>")
+
+
+def test_compile_says_what_has_changed(fresh):
+    assert fresh("compile", "lab").splitlines() == ["artifacts/lab/dvc.yaml", "artifacts/lab/params.yaml"]
+    assert fresh("compile", "lab") == "nothing has changed\n"
+
+
+def test_export_travels_and_refuses_to_mix(shared, tmp_path):
+    target = tmp_path / "out"
+    assert "every hash checked" in shared("export", "lab/cleaner", str(target))
+    names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    assert names == {"rows.jsonl", "README.md", "pedigree/record.json", "pedigree/run.json", "pedigree/lineage.json"}
+    assert "is not empty" in shared("export", "lab/cleaner", str(target), code=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

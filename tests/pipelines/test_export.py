@@ -1,0 +1,68 @@
+"""The folder that travels."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from handmade import everything, project_at
+
+from data.artifacts import ArtifactError
+from pipelines.export import ExportError, export
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    made = project_at(tmp_path_factory.mktemp("export"))
+    everything(made, "demo")
+    return made
+
+
+def metadata(readme: str) -> dict:
+    return yaml.safe_load(readme.split("---\n")[1])
+
+
+def test_a_model_has_a_card_that_names_its_base(project, tmp_path):
+    folder = export(project.artifact("demo/rlvr"), "demo/rlvr", tmp_path / "model", "Apache-2.0")
+    card = (folder / "README.md").read_text()
+    assert metadata(card) == {
+        "base_model": "smollm2-135m-instruct",
+        "library_name": "transformers",
+        "license": "Apache-2.0",
+        "pipeline_tag": "text-generation",
+        "tags": ["pedigree", "rlvr"],
+    }
+    record = json.loads((folder / "pedigree" / "record.json").read_text())
+    assert record["content"] in card and record["key"] in card
+    assert {"model.safetensors", "config.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_damaged_artifact_does_not_leave_the_project(project, tmp_path):
+    copy = tmp_path / "sft"
+    shutil.copytree(project.artifact("demo/sft"), copy)
+    (copy / "payload" / "model.safetensors").write_text("WEIGHTS of sft")  # as long as before
+    with pytest.raises(ArtifactError, match="another sha256"):
+        export(copy, "demo/sft", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_payload_that_has_a_readme_is_refused_whole(project, tmp_path):
+    from data.artifacts import content_hash, scan, write_json
+
+    copy = tmp_path / "sft"
+    shutil.copytree(project.artifact("demo/sft"), copy)
+    (copy / "payload" / "README.md").write_text("mine")
+    files = scan(copy / "payload")
+    record = json.loads((copy / "record.json").read_text())
+    write_json(copy / "record.json", record | {"files": [entry.model_dump() for entry in files], "content": content_hash(files)})
+    with pytest.raises(ExportError, match=r"README\.md"):
+        export(copy, "demo/sft", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_read_only_files_of_a_cache_come_out_writable(project, tmp_path):
+    copy = tmp_path / "sft"
+    shutil.copytree(project.artifact("demo/sft"), copy)
+    (copy / "payload" / "model.safetensors").chmod(0o444)
+    folder = export(copy, "demo/sft", tmp_path / "out")
+    assert (folder / "model.safetensors").stat().st_mode & 0o200

@@ -1,0 +1,117 @@
+import pytest
+import torch
+from data_lab import publish, run_stage
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from data.chat import Chat
+from stages.job import StageError
+
+LLAMA = {
+    "type": "random_llama",
+    "layers": 1,
+    "hidden": 16,
+    "heads": 2,
+    "kv_heads": 1,
+    "ffn": 32,
+    "vocabulary": 320,
+    "context": 64,
+    "seed": 5,
+}
+
+
+def conversation(number):
+    messages = [
+        {"role": "user", "content": f"How many rivers are {number} + 1 rivers?"},
+        {"role": "assistant", "content": f"{number + 1} rivers"},
+    ]
+    return {"id": f"r{number}", "source": "s", "messages": messages}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return publish(tmp_path_factory.mktemp("corpus") / "rows", "conversation", [conversation(number) for number in range(30)])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory, corpus):
+    return run_stage(tmp_path_factory.mktemp("model") / "llama", "source_model", {"source": LLAMA}, corpus=corpus)
+
+
+def test_equal_sources_are_equal_bytes_whatever_the_order_of_the_corpus_and_the_state_of_torch(tmp_path, corpus, llama):
+    torch.manual_seed(99)
+    before = torch.random.get_rng_state()
+    backwards = publish(tmp_path / "rows", "conversation", [conversation(number) for number in reversed(range(30))])
+    again = run_stage(tmp_path / "a", "source_model", {"source": LLAMA}, corpus=backwards)
+    assert again.record.content == llama.record.content
+    assert torch.equal(before, torch.random.get_rng_state())
+    other = run_stage(tmp_path / "b", "source_model", {"source": LLAMA | {"seed": 6}}, corpus=corpus)
+    changed = {entry.path for entry in other.record.files} - {entry.path for entry in llama.record.files if entry in other.record.files}
+    assert changed == {"model.safetensors"}
+
+
+def test_model_tokenizer_and_generation_agree_on_the_ends(llama):
+    chat = Chat(llama.payload)
+    model = AutoModelForCausalLM.from_pretrained(llama.payload)
+    ends = {model.config.eos_token_id, GenerationConfig.from_pretrained(llama.payload).eos_token_id, chat.eos_id}
+    assert ends == {chat.tokenizer.convert_tokens_to_ids("<|im_end|>")}
+    assert model.config.pad_token_id == chat.pad_id == chat.tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    assert model.config.vocab_size == len(chat.tokenizer) == llama.record.metrics["vocabulary"] <= 320
+    assert sum(p.numel() for p in model.parameters()) == llama.record.metrics["parameters"]
+
+
+def test_digits_are_tokens_of_their_own(llama):
+    tokenizer = Chat(llama.payload).tokenizer
+    assert [tokenizer.decode([token]) for token in tokenizer("123", add_special_tokens=False)["input_ids"]] == ["1", "2", "3"]
+
+
+def test_a_folder_gives_the_same_bytes_wherever_it_lies(tmp_path, llama):
+    source = {"source": {"type": "folder", "path": "models/x"}, "dtype": "bf16"}
+    made = [
+        run_stage(tmp_path / name, "source_model", source, files={"models/x": copy(llama.payload, tmp_path / f"{name}_in")})
+        for name in ("a", "b")
+    ]
+    assert made[0].record.content == made[1].record.content
+    stored, original = (load_file(artifact.payload / "model.safetensors") for artifact in (made[0], llama))
+    assert all(torch.equal(stored[name], original[name].bfloat16()) for name in original)
+
+
+def copy(source, target):
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+def test_a_damaged_model_and_a_foreign_tokenizer_are_refused(tmp_path, llama):
+    folder = copy(llama.payload, tmp_path / "damaged")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    source = {"source": {"type": "folder", "path": "m"}}
+    with pytest.raises(StageError, match=r"model\.norm\.weight hold values that are not finite"):
+        run_stage(tmp_path / "a", "source_model", source, files={"m": folder})
+    few = publish(tmp_path / "rows", "conversation", [{"messages": [{"role": "user", "content": "a"}]}])
+    small = run_stage(tmp_path / "small", "source_model", {"source": LLAMA}, corpus=few)
+    foreign = copy(small.payload, tmp_path / "foreign")
+    (foreign / "tokenizer.json").write_bytes((llama.payload / "tokenizer.json").read_bytes())
+    with pytest.raises(StageError, match=r"the tokenizer has \d+ tokens, the model embeds \d+"):
+        run_stage(tmp_path / "b", "source_model", source, files={"m": foreign})
+
+
+def test_a_random_model_needs_a_corpus(tmp_path):
+    with pytest.raises(StageError, match="input `corpus`"):
+        run_stage(tmp_path / "x", "source_model", {"source": LLAMA})
+
+
+@pytest.mark.slow
+def test_the_packaged_model_speaks(tmp_path):
+    made = run_stage(tmp_path / "x", "source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "dtype": "bf16"})
+    assert made.record.metrics["parameters"] == 134_515_008
+    chat = Chat(made.payload)
+    assert (chat.eos_id, chat.pad_id) == (2, 0)
+    model = AutoModelForCausalLM.from_pretrained(made.payload, dtype=torch.float32)
+    prompt = torch.tensor([chat.prompt([{"role": "user", "content": "What is the capital of France?"}])])
+    with torch.no_grad():
+        answer = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+    assert "Paris" in chat.decode(answer[0, prompt.shape[1] :].tolist())
