@@ -171,7 +171,7 @@ class Page:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        return [_counts(stage) for stage in self.stages if stage.node.kind == "prepare_data" and stage.artifact]
+        return [_counts(stage) for stage in self.stages if stage.node.kind in ("prepare_data", "pair") and stage.artifact]
 
     @property
     def contamination(self) -> list[dict[str, Any]]:
@@ -419,11 +419,17 @@ def _counts(stage: Stage) -> dict[str, Any]:
     return {
         "name": stage.shown,
         "type": stage.node.output,
-        "read": counts.get("read", "") if counts else "not recorded",
+        "read": _read_text(counts),
         "drops": sorted(drops.items(), key=lambda pair: (-pair[1], pair[0])),
         "kept": counts.get("kept", stage.metrics.get("rows", "")),
         "sources": ", ".join(f"{count} {name}" for name, count in counts.get("sources", {}).items()),
     }
+
+
+def _read_text(counts: Mapping[str, Any]) -> str:
+    if not counts:
+        return "not recorded"
+    return f"{counts['read']:,}" + (f" answers to {counts['prompts']:,} prompts" if "prompts" in counts else "")
 
 
 def _contamination(stage: Stage) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def reward_statistics(payload: Path) -> tuple[float, float]:
     except (OSError, ValueError, KeyError) as error:
         raise StageError(f"the reward model has no usable reward_stats.json ({error}): make it by a `reward_model` stage") from error
     if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
-        raise StageError(f"reward_stats.json says mean {mean}, std {std}: both must be finite and std above 0; train the reward model again")
+        raise StageError(f"reward_stats.json has mean {mean} and std {std}: finite ones and std > 0 are due; train the reward model again")
     return mean, std
 
 

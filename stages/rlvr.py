@@ -79,6 +79,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
             rollouts: list[Rollout] = trainer.broadcast(rolled)
             rewards_PG = torch.tensor([rollout.reward for rollout in rollouts]).view(len(batch), group)
+            if rewards_PG.isnan().all():
+                raise StageError(f"no answer of step {step + 1} could be verified; the reasons are in the log")
             advantages_PG, kept_PG = group_advantages(rewards_PG)
             chosen = kept_PG.flatten().nonzero()[:, 0].tolist()
             sums = forward_backward(
@@ -122,8 +124,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
         if not state["updates"]:
             raise StageError(
-                f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts are "
-                "all too easy or all too hard for this policy; take others, more samples_per_prompt, or a higher temperature"
+                f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
+                "are all too easy or all too hard for this policy; take others, more samples_per_prompt, or a higher temperature"
             )
         trainer.export(job.out / "payload", chat)
         trainer.close()
@@ -168,7 +170,11 @@ def usable_prompts(
     kept, drops = [], []
     for row in rows:
         ids = chat.prompt(row["messages"])
-        reason = "no verifier" if row["verifier"] is None else "longer than max_prompt_length" if len(ids) > config.max_prompt_length else None
+        reason = None
+        if row["verifier"] is None:
+            reason = "no verifier"
+        elif len(ids) > config.max_prompt_length:
+            reason = "longer than max_prompt_length"
         if reason:
             drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": len(ids)})
         else:
@@ -254,8 +260,7 @@ def forward_backward(
     """
     units: list[Unit] = [(document(rollout.prompt_ids, rollout.answer.response_ids),) for rollout in rollouts]
     num_tokens = sum(doc.num_trained for (doc,) in units)
-    names = ("loss", "clipped", "kl", "entropy", "gap")
-    sums = dict.fromkeys(names, 0.0)
+    sums: dict[str, float] = {"loss": 0.0, "clipped": 0.0, "kl": 0.0, "entropy": 0.0, "gap": 0.0}
     for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
         batch = collate([units[i][0] for i in micro.units], job.numerics, chat.pad_id).to(trainer.device)
         sampled_N = torch.tensor([logp for i in micro.units for logp in rollouts[i].answer.logprobs], device=trainer.device)
@@ -269,8 +274,7 @@ def forward_backward(
                 sums[name] += value * micro.weight
         sums["entropy"] += entropy_N.sum().item() * micro.weight
         sums["gap"] += (logps_N.detach() - sampled_N).abs().sum().item() * micro.weight
-    totals = trainer.sum(*(sums[name] for name in names))
-    return {name: value / num_tokens for name, value in zip(names, totals, strict=True)}
+    return {name: value / num_tokens for name, value in zip(sums, trainer.sum(*sums.values()), strict=True)}
 
 
 def grpo_loss(

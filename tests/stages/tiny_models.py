@@ -13,7 +13,7 @@ def make(folder: Path, *, seed: int = 0, layers: int = 2, context: int = 256) ->
     wanted = RandomLlama(
         type="random_llama", layers=layers, hidden=128, heads=4, kv_heads=2, ffn=256, vocabulary=512, context=context, seed=seed
     )
-    tokenizer = train_tokenizer(TEXTS, wanted.vocabulary, wanted.context)
+    tokenizer = train_tokenizer(TEXTS, wanted.vocabulary)
     model = random_llama(wanted, tokenizer)
     adopt(model, tokenizer, (TEMPLATES / "chatml.jinja").read_text())
     for parameter in model.parameters():  # a fresh initialisation is nearly uniform over tokens: spread it

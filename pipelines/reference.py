@@ -1,0 +1,144 @@
+"""The reference page of all stages, from their declarations: `python -m pipelines.reference` writes `docs/stages.md`."""
+
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from configs.declarations import DECLARATIONS, Declaration
+from configs.frozen import Frozen
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "stages.md"
+HEAD = """# Stages
+
+<!-- Written by `python -m pipelines.reference`; do not edit. -->
+
+A stage is a kind of work with a version. It takes artifacts at named ports, and its result has a type; a recipe connects types
+that fit. Everything in the configuration says what the result is: a change of any field makes another artifact. How and where a
+stage runs is not here but in `configs/execution/`.
+"""
+
+
+def page() -> str:
+    """All kinds, then the configs that their fields are made of."""
+    parts = [HEAD, _overview()]
+    parts += [_stage(declaration) for declaration in DECLARATIONS.values()]
+    parts.append("## Parts of configurations\n")
+    parts += [_config(config) for config in _parts()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _overview() -> str:
+    lines = ["| kind | takes | gives | runs on |", "|---|---|---|---|"]
+    for declaration in DECLARATIONS.values():
+        takes = ", ".join(f"{name}{'?' if port.optional else ''}" for name, port in declaration.inputs.items())
+        lines.append(f"| [`{declaration.kind}`](#{declaration.kind}) | {takes} | {_gives(declaration)} | {_engine(declaration)} |")
+    return "\n".join([*lines, "", "`?` marks a port that may stay empty.", ""])
+
+
+def _stage(declaration: Declaration) -> str:
+    lines = [f"## {declaration.kind}", "", _text(declaration.config), ""]
+    for name, port in declaration.inputs.items():
+        facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
+        gate = "; its rows must have passed decontamination" if name in declaration.trains_on else ""
+        lines.append(f"- input `{name}`: {', '.join(facts)}{gate}")
+    lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", "", *_fields(declaration.config)]
+    return "\n".join(lines)
+
+
+def _config(config: type[Frozen]) -> str:
+    return "\n".join([f"### {config.__name__}", "", _text(config), "", *_fields(config)])
+
+
+def _fields(config: type[Frozen]) -> list[str]:
+    lines = ["| field | value | default | meaning |", "|---|---|---|---|"]
+    for name, field in config.model_fields.items():
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        lines.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {meaning} |")
+    return [*lines, ""] if len(lines) > 2 else []
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.default if field.default is not PydanticUndefined else None
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    if isinstance(value, Frozen):
+        return f"`{{{', '.join(f'{key}: {inner}' for key, inner in value.model_dump(exclude_computed_fields=True).items())}}}`"
+    return f"`{value}`"
+
+
+def _type(annotation: Any, field: FieldInfo | None = None) -> str:
+    """A type as a reader of YAML thinks of it, with its bounds."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _type(arguments[0])
+    if origin is Literal:
+        return " \\| ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " \\| ".join(_type(part) for part in arguments if part is not type(None))
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if inspect.isclass(annotation) and issubclass(annotation, Frozen):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    name = {"str": "text", "int": "whole number", "float": "number", "bool": "true \\| false"}.get(annotation.__name__, annotation.__name__)
+    return name + (_bounds(field) if field else "")
+
+
+def _bounds(field: FieldInfo) -> str:
+    signs = (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<"))
+    found = [f"{sign} {getattr(rule, name):g}" for name, sign in signs for rule in field.metadata if getattr(rule, name, None) is not None]
+    return " " + ", ".join(found) if found else ""
+
+
+def _parts() -> list[type[Frozen]]:
+    """Config classes inside the stages' configs, each once, in order of first use."""
+    stages = [declaration.config for declaration in DECLARATIONS.values()]
+    found: dict[type[Frozen], None] = {}
+    waiting = list(stages)
+    while waiting:
+        config = waiting.pop(0)
+        for field in config.model_fields.values():
+            for inner in _inside(field.annotation):
+                if inner not in found and inner not in stages:
+                    found[inner] = None
+                    waiting.append(inner)
+    return list(found)
+
+
+def _inside(annotation: Any) -> Iterator[type[Frozen]]:
+    if inspect.isclass(annotation) and issubclass(annotation, Frozen):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _inside(argument)
+
+
+def _gives(declaration: Declaration) -> str:
+    try:
+        return f"`{declaration.output(declaration.config.model_construct(), {})}`"
+    except (AttributeError, KeyError):  # it depends on the config, or on what arrives
+        return "the type of its `data`" if "data" in declaration.inputs else "its `record`"
+
+
+def _engine(declaration: Declaration) -> str:
+    return {"none": "CPU", "torch": "torch"}.get(declaration.engine, declaration.engine.replace("+", " and "))
+
+
+def _text(config: type[Frozen]) -> str:
+    return inspect.cleandoc(config.__doc__ or "")
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

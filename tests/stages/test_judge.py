@@ -1,0 +1,105 @@
+import json
+
+import pytest
+import torch
+from models import a_job, config_of, dataset, publish
+from tiny_models import make
+from transformers import AutoModelForSequenceClassification
+
+from configs.execution import Numerics
+from data.artifacts import read_rows
+from data.chat import Chat
+from stages import judge
+from stages.job import StageError
+
+
+def completion(number: int, text: str, verifier):
+    messages = [{"role": "user", "content": f"What is {number} + 1?"}]
+    return {
+        "id": f"p{number}/a/0", "prompt_id": f"p{number}", "source": "test", "messages": messages, "verifier": verifier, "policy": "a",
+        "policy_content": "c", "index": 0, "seed": 1, "prompt_ids": [1], "response_ids": [5, 2], "logprobs": [-1.0, -1.0], "text": text,
+        "finish_reason": "stop",
+    }  # fmt: skip
+
+
+def sum_of(number: int):
+    return {"name": "arithmetic", "answer": str(number + 1)}
+
+
+@pytest.fixture(scope="module")
+def reward_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reward")
+    payload = make(folder / "payload")
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(payload, num_labels=1, dtype=torch.float32)
+    model.config.pad_token_id = Chat(payload).pad_id
+    model.save_pretrained(payload)
+    (payload / "reward_stats.json").write_text(json.dumps({"mean": 0.5, "std": 2.0}))
+    return publish(folder, "reward_model", "reward_model")
+
+
+def judged(tmp_path, rows, config, **ports):
+    job = a_job(tmp_path / "job", numerics=Numerics(threads=1))
+    inputs = {"completions": {"c": dataset(tmp_path / "completions", "completion", rows)}} | ports
+    metrics = judge.run(config_of("judge", **config), inputs, job)
+    return metrics, read_rows(job.out / "payload" / "rows.jsonl")
+
+
+def test_verifier_scores_are_kept_and_weighted(tmp_path):
+    rows = [completion(1, "It is 2.", sum_of(1)), completion(2, "It is 4.", sum_of(2))]
+    metrics, found = judged(tmp_path, rows, {"verifier_weight": 2.0})
+    assert [(row["verifier_score"], row["reward"], row["score"]) for row in found] == [(1.0, None, 2.0), (0.0, None, 0.0)]
+    assert (metrics["mean_verifier"], metrics["mean_score/a"], metrics["unscored"]) == (0.5, 1.0, 0)
+
+
+def test_rewards_are_read_at_the_end_of_turn_and_normalised_before_weighting(tmp_path, reward_model):
+    rows = [completion(number, "ha " * number + "2", sum_of(number) if number != 3 else None) for number in range(1, 8)]
+    _, found = judged(
+        tmp_path, rows, {"verifier_weight": 1.0, "reward_weight": 0.1}, reward_model={"rm": reward_model}
+    )
+    model, chat = AutoModelForSequenceClassification.from_pretrained(reward_model.payload, dtype=torch.float32), Chat(reward_model.payload)
+    for row, given in zip(found, rows, strict=True):
+        conversation = [*given["messages"], {"role": "assistant", "content": given["text"]}]
+        ids, mask = chat.training(conversation)
+        ids = ids[: max(place for place, said in enumerate(mask) if said) + 1]
+        assert ids[-1] == chat.eos_id
+        with torch.no_grad():
+            alone = model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1]).item()  # one at a time, no padding, no packing
+        assert row["reward"] == pytest.approx(alone, abs=1e-4)
+        verified = 0.0 if given["verifier"] is None else row["verifier_score"]
+        assert row["score"] == pytest.approx(verified + 0.1 * (alone - 0.5) / 2.0, abs=1e-4)
+
+
+def test_a_judge_that_cannot_score_leaves_null_and_is_counted(tmp_path):
+    rows = [completion(number, str(number + 1), sum_of(number)) for number in range(20)]
+    rows[3]["verifier"] = {"name": "nobody"}
+    metrics, found = judged(tmp_path, rows, {})
+    assert (found[3]["verifier_score"], found[3]["score"]) == (None, None)
+    assert (metrics["unscored"], metrics["failures"], metrics["mean_score"]) == (1, 1, 1.0)  # a missing score is no zero
+    failures = read_rows(tmp_path / "job" / "out" / "evidence" / "failures.jsonl")
+    assert [(one["id"], one["judge"]) for one in failures] == [("p3/a/0", "verifier")]
+
+
+def test_too_many_answers_without_a_score_fail_the_stage(tmp_path):
+    rows = [completion(number, "x", sum_of(number) if number > 1 else None) for number in range(10)]
+    with pytest.raises(StageError, match=r"2 of 10 answers have no score, more than 10%.*reward_weight"):
+        judged(tmp_path, rows, {})
+
+
+def test_an_answer_longer_than_the_reward_models_context_has_no_reward(tmp_path, reward_model):
+    rows = [completion(number, "2", sum_of(number)) for number in range(20)]
+    rows[0]["text"] = "1" * 400
+    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0}, reward_model={"rm": reward_model})
+    assert found[0]["reward"] is None and found[0]["score"] is None and metrics["failures"] == 1
+    assert all(row["reward"] is not None for row in found[1:])
+
+
+def test_a_reward_model_without_statistics_is_refused(tmp_path, reward_model):
+    statistics = reward_model.payload / "reward_stats.json"
+    kept = statistics.read_text()
+    try:
+        statistics.write_text('{"mean": 0.0, "std": 0.0}')
+        with pytest.raises(StageError, match="std > 0"):
+            judged(tmp_path, [completion(1, "2", sum_of(1))], {"reward_weight": 1.0}, reward_model={"rm": reward_model})
+    finally:
+        statistics.write_text(kept)

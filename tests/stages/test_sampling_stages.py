@@ -1,0 +1,166 @@
+"""`sample` and `evaluate` with the real engine, in jobs of their own, as the launcher runs them."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from models import dataset, publish, run_job, start_job
+from tiny_models import make
+
+from configs.datasets import Window
+from configs.execution import Numerics
+from data.artifacts import read_rows
+from stages.core.statistics import paired_difference
+from stages.engines.sampler import seed_of
+from stages.evaluate import comparisons
+from stages.job import StageError
+from stages.sample import window
+
+ONE_THREAD = Numerics(threads=1)
+SAMPLE = {
+    "sampling": {"temperature": 1.0, "max_tokens": 12},
+    "samples_per_prompt": 3,
+    "prompts": {"count": 12, "index": 1},
+    "chunk_size": 4,
+    "dtype": "fp32",
+    "seed": 5,
+}
+
+
+def prompt(number: int, **more):
+    messages = [{"role": "user", "content": f"What is {number} + {number % 7}?"}]
+    verifier = {"name": "arithmetic", "answer": str(number + number % 7)}
+    return {"id": f"p{number}", "source": "test", "messages": messages, "verifier": verifier, **more}
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policies")
+    for name, options in {"a": {}, "b": {"seed": 1}, "deep": {"layers": 3}}.items():
+        make(folder / name / "payload", **options)
+    return {name: publish(folder / name, "source_model", "policy") for name in ("a", "b", "deep")}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    return dataset(tmp_path_factory.mktemp("pool"), "prompt", [prompt(number) for number in range(30)])
+
+
+def test_a_window_is_its_slice_and_one_beyond_the_pool_is_refused():
+    rows = [{"id": number} for number in range(10)]
+    assert window(rows, Window(count=3, index=2)) == [{"id": 6}, {"id": 7}, {"id": 8}]
+    with pytest.raises(StageError, match=r"prompts 9 to 12.*the pool has 10.*lower prompts.count"):
+        window(rows, Window(count=3, index=3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(policies, pool, tmp_path):
+    inputs = {"policies": {"a": policies["a"], "b": policies["b"]}, "prompts": {"pool": pool}}
+    assert run_job(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
+
+    process = start_job(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
+    chunks = tmp_path / "killed" / "chunks"
+    deadline = time.monotonic() + 240
+    while not list(chunks.glob("[0-9a-f]*.json")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    finished = {file: file.stat().st_mtime_ns for file in chunks.glob("[0-9a-f]*.json")}
+    assert 0 < len(finished) < 18  # 2 policies * 36 requests / 4
+    done = run_job(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
+    assert done["ok"]
+    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+
+    rows_file = Path("out/payload/rows.jsonl")
+    assert (tmp_path / "killed" / rows_file).read_bytes() == (tmp_path / "whole" / rows_file).read_bytes()
+    rows = read_rows(tmp_path / "whole" / rows_file)
+    assert [row["id"] for row in rows[:4]] == ["p12/a/0", "p12/a/1", "p12/a/2", "p13/a/0"]
+    assert len(rows) == done["metrics"]["rows"] == 2 * 12 * 3 == len({row["seed"] for row in rows})
+    assert rows[0]["seed"] == seed_of(5, "a", "p12", 0) < 2**31
+    assert all(len(row["logprobs"]) == len(row["response_ids"]) for row in rows)
+    same_prompt = [row["text"] for row in rows if row["prompt_id"] == "p12"]
+    assert len(set(same_prompt)) > 3  # draws differ, and so do policies
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path):
+    def constraint(number: int):
+        verifier = {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at least", "words": 3 + number % 3}]}
+        return prompt(number, verifier=verifier, task="words")
+
+    suites = {
+        "sums": dataset(tmp_path / "sums", "item", [prompt(number, task="sums") for number in range(6)]),
+        "words": dataset(tmp_path / "words", "item", [constraint(number) for number in range(10)]),
+    }
+    labels = {"base": policies["a"], "tuned": policies["b"], "other": policies["deep"], "again": policies["a"]}
+    config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32"}
+    done = run_job(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
+    assert done["ok"], done
+    payload = tmp_path / "job" / "out" / "payload"
+    rows, table = read_rows(payload / "rows.jsonl"), json.loads((payload / "scores.json").read_text())
+    assert len(rows) == 4 * 16
+
+    def scores(label, task):
+        return [row["score"] for row in rows if (row["policy"], row["task"]) == (label, task)]
+
+    words = table["policies"]["tuned"]["tasks"]["words"]
+    assert words["n"] == 10 and words["mean"] == pytest.approx(sum(scores("tuned", "words")) / 10)
+    assert words["low"] <= words["mean"] <= words["high"]
+    assert table["policies"]["tuned"]["mean"] == pytest.approx((words["mean"] + sum(scores("tuned", "sums")) / 6) / 2)
+    assert done["metrics"]["tuned/words"] == words["mean"]
+    assert table["policies"]["other"]["content"] == policies["deep"].record.content
+    difference = next(row for row in table["differences"] if (row["candidate"], row["baseline"], row["task"]) == ("other", "base", "words"))
+    expected = paired_difference(scores("other", "words"), scores("base", "words"), resamples=200, seed=0)
+    assert (difference["mean"], difference["low"], difference["high"]) == pytest.approx(tuple(expected))
+    texts = {label: [row["text"] for row in rows if row["policy"] == label] for label in labels}
+    assert texts["base"] == texts["again"] != texts["tuned"] != texts["other"]  # equal weights, whatever was loaded in between
+    samples = read_rows(tmp_path / "job" / "out" / "evidence" / "samples.jsonl")
+    assert [(row["id"], row["policy"]) for row in samples[:5]] == [
+        ("p0", "base"), ("p0", "tuned"), ("p0", "other"), ("p0", "again"), ("p1", "base"),
+    ]  # fmt: skip
+    assert sum(row["task"] == "words" for row in samples) == 8 * 4
+
+
+def test_each_policy_is_compared_with_the_one_before_and_the_first():
+    assert comparisons(["a", "b", "c"]) == [("a", "b"), ("b", "c"), ("a", "c")]
+    assert comparisons(["a"]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_prompt_longer_than_the_context_is_named_before_any_engine_starts(policies, tmp_path):
+    long = prompt(1, messages=[{"role": "user", "content": "1 " * 300}])
+    pool = dataset(tmp_path / "pool", "prompt", [long])
+    config = SAMPLE | {"prompts": {"count": 1}}
+    done = run_job(tmp_path / "job", "sample", config, {"policies": {"a": policies["a"]}, "prompts": {"pool": pool}}, ONE_THREAD)
+    assert (done["ok"], done["cause"]) == (False, "refused")
+    assert "the model's context is 256" in done["message"] and "lower max_tokens" in done["message"]
+
+
+def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path):
+    """Identity of a chunk is what decides its answers: a copy of a policy under another label asks for the same files."""
+    from models import a_job
+
+    from configs.training import Sampling
+    from data.chat import Chat
+    from stages.engines.chunks import Ask, _cut
+    from stages.engines.sampler import Request
+
+    shutil.copytree(policies["a"].path, tmp_path / "copy")
+    chat, requests = Chat(policies["a"].payload), [Request([3, 4], 1), Request([3, 5], 2)]
+    sampling, job = Sampling(max_tokens=4), a_job(tmp_path / "job")
+
+    def files(policy, sampling, job):
+        return [chunk.file for chunk in _cut("x", Ask(policy, chat, requests), sampling, 1, "fp32", 128, job)]
+
+    first = files(policies["a"], sampling, job)
+    assert len(set(first)) == 2 and files(policies["a"], sampling, job) == first
+    assert not set(first) & set(files(policies["b"], sampling, job))
+    assert not set(first) & set(files(policies["a"], Sampling(max_tokens=4, temperature=0.5), job))
+    assert not set(first) & set(files(policies["a"], sampling, a_job(tmp_path / "job", numerics=Numerics(threads=1))))
