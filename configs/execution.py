@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from configs.declarations import DECLARATIONS
 from configs.frozen import Frozen
+from configs.training import Rlvr, Training
 
 
 class Numerics(Frozen):
@@ -95,6 +96,29 @@ class Execution(Frozen):
         if resolved[1].slots > self.slots:
             raise ValueError(f"{stage}: slots {resolved[1].slots} > {self.slots} of the profile: lower one or raise the other")
         return resolved
+
+
+def batch_problem(config: Frozen, numerics: Numerics) -> str | None:
+    """Why a training stage's global batch cannot be cut exactly and evenly into ranks and padded micro-batches, or None.
+
+    Packed micro-batches need no second condition: they are filled by tokens, and the loss is divided by the global count.
+    """
+    ranks, size = numerics.world_size, numerics.micro_batch_sequences
+    if isinstance(config, Rlvr):
+        batch, name = config.prompts_per_step * config.samples_per_prompt, "prompts_per_step * samples_per_prompt"
+    elif isinstance(config, Training):
+        batch, name = config.global_batch, "global_batch"
+    else:
+        return None
+    if batch % ranks:
+        return f"{name} {batch} cannot be split over {ranks} ranks: make it a multiple of {ranks}, or change world_size"
+    share = batch // ranks
+    if not numerics.packing and share > size and share % size:
+        return (
+            f"{name} {batch} over {ranks} ranks leaves {share} sequences each, which micro-batches of {size} do not divide: "
+            f"set micro_batch_sequences to a divisor of {share}, or `packing: true`"
+        )
+    return None
 
 
 def profile_path(folder: Path, name: str) -> Path:

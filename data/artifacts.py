@@ -100,13 +100,16 @@ def stage_key(
     inputs: list[tuple[str, str, str]],
     source_files: Mapping[str, str],
 ) -> str:
-    """Hash of what is known before the run; `inputs` are (port, label, content)."""
+    """Hash of what is known before the run; `inputs` are (port, label, content).
+
+    The order of the inputs of one port counts (the first policy is what the others are compared with), that of ports does not.
+    """
     return digest(
         {
             "kind": kind,
             "version": version,
             "config": dict(config),
-            "inputs": sorted([list(edge) for edge in inputs]),
+            "inputs": sorted([list(edge) for edge in inputs], key=lambda edge: edge[0]),
             "source_files": dict(source_files),
         }
     )

@@ -39,6 +39,7 @@ from data.artifacts import (
     sha256_path,
     stage_key,
     write_json,
+    write_text,
 )
 from pipelines import provenance
 from pipelines.launcher import RESUME_ME, Handle, Launcher, LocalLauncher, Status, read_done
@@ -259,7 +260,7 @@ def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placem
         numerics=numerics,
         placement=placement,
     )
-    write_json(scratch / "spec.json", spec.model_dump(mode="json"))
+    write_text(scratch / "spec.json", spec.model_dump_json(indent=1) + "\n")  # inputs in the recipe's order
 
 
 def _attempts(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement) -> None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from configs.compile import overrides_of, params_file, source_file, write_compiled
 from configs.document import ConfigError, Problem, read_document
-from configs.execution import Execution, profile_path
+from configs.execution import Execution, batch_problem, profile_path
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipes
@@ -80,7 +80,7 @@ def open_run(
     graphs = load_recipes(project.recipes, recipe, overrides)
     write_compiled(project.root, graphs)
     graph = graphs[-1]
-    execution = load_execution(project, profile or graph.execution)
+    execution = profile_for(project, graph, profile)
     return RunContext(project, graph, execution, Ledger(project), watch, cancelled or threading.Event())
 
 
@@ -100,7 +100,22 @@ def open_compiled(project: Project, recipe: str, *, profile: str | None = None, 
     graph = load_recipes(project.recipes, name, overrides)[-1]
     if graph.recipe != recipe:
         raise ConfigError([Problem(source_file(recipe), None, f"makes {graph.recipe}, not {recipe}: type `pedigree run` again")])
-    return RunContext(project, graph, load_execution(project, profile or graph.execution), Ledger(project), watch)
+    return RunContext(project, graph, profile_for(project, graph, profile), Ledger(project), watch)
+
+
+def profile_for(project: Project, graph: Graph, profile: str | None) -> Execution:
+    """The execution profile of a run: the one that was asked for, or the recipe's.
+
+    Raises:
+        ConfigError: problems of the file, and every stage whose global batch the profile cannot hit exactly.
+    """
+    name = profile or graph.execution
+    execution = load_execution(project, name)
+    found = ((node, batch_problem(node.config, execution.of(node.kind, node.name)[0])) for node in graph.nodes.values())
+    problems = [Problem(f"{graph.recipe} under {name}", None, f"stage {node.name}: {problem}") for node, problem in found if problem]
+    if problems:
+        raise ConfigError(problems)
+    return execution
 
 
 def load_execution(project: Project, name: str) -> Execution:

@@ -35,7 +35,6 @@ from stages.engines.sampler import Generation, Request, Sampler, model_context, 
 from stages.engines.trainer import TORCH_DTYPES, Trainer
 from stages.job import Inputs, Job, StageError, only
 
-ISOLATION_TOLERANCE = {"fp32": 1e-3, "bf16": 0.25}
 ROLLOUT_CHUNK = 256
 """Requests submitted to the sampler together."""
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
@@ -66,7 +65,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             numerics=numerics,
             seed=config.seed,
         )
-        probe_isolation(trainer.module, numerics, trainer.device, ISOLATION_TOLERANCE[config.dtype])
+        probe_isolation(trainer.module, numerics, trainer.device)
         reference = load_policy(policy, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval() if config.algorithm.kl else None
         checkpoints = Checkpoints(job, trainer)
         state = checkpoints.resume() or {"step": 0, "updates": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
@@ -301,9 +300,7 @@ def check(sums: dict[str, float], step: int, config: Rlvr) -> None:
             f"max_logprob_gap {config.max_logprob_gap}): the sampler has the wrong weights, or the dtype needs a higher bound"
         )
     if not math.isfinite(sums["loss"]):
-        raise StageError(
-            f"the loss of step {step + 1} is {sums['loss']}: lower optimizer.learning_rate ({config.optimizer.learning_rate})"
-        )
+        raise StageError(f"the loss of step {step + 1} is {sums['loss']}: lower optimizer.learning_rate ({config.optimizer.learning_rate})")
 
 
 def reward_numbers(rollouts: list[Rollout], rewards_PG: torch.Tensor) -> dict[str, float]:

@@ -9,7 +9,7 @@ a mask made from lengths, never from a token id: the padding id may be the end-o
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,8 +71,8 @@ class MicroBatch:
     num_documents: int
 
     def to(self, device: torch.device) -> "MicroBatch":
-        moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in vars(self).items()}
-        return MicroBatch(**moved)
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Σ over each document's trained tokens, shape (D,)."""

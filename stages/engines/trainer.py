@@ -25,6 +25,7 @@ from configs.execution import Numerics
 from configs.frozen import Dtype
 from configs.training import Optimizer
 from data.chat import Chat
+from stages.core.logprobs import PolicyModule, RewardModule
 from stages.job import StageError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -50,7 +51,9 @@ def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
 class Trainer:
     """One model under DeepSpeed on this rank."""
 
-    def __init__(self, module: nn.Module, *, optimizer: Optimizer, total_steps: int, dtype: Dtype, numerics: Numerics, seed: int) -> None:
+    def __init__(
+        self, module: PolicyModule | RewardModule, *, optimizer: Optimizer, total_steps: int, dtype: Dtype, numerics: Numerics, seed: int
+    ) -> None:
         """Takes over `module` (whose `.model` is a transformers model): dtype, device, optimizer state.
 
         Raises:
@@ -228,7 +231,7 @@ def _no_dropout(module: nn.Module) -> None:
         if isinstance(part, nn.Dropout):
             part.p = 0.0
         if hasattr(part, "attention_dropout"):
-            part.attention_dropout = 0.0
+            setattr(part, "attention_dropout", 0.0)  # noqa: B010 - a plain number, which nn.Module's typing denies
 
 
 def _random_state() -> dict[str, Any]:

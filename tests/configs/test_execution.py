@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from configs.document import read_document
-from configs.execution import Execution
+from configs.execution import Execution, Numerics, batch_problem
+from configs.training import Optimizer, Sft
 
 
 def test_stage_beats_kind_beats_default():
@@ -45,3 +46,19 @@ def test_every_shipped_profile_is_valid(root):
     assert "cpu" in [path.stem for path in paths]
     for path in paths:
         Execution.model_validate(read_document(path).value)
+
+
+@pytest.mark.parametrize(
+    ("numerics", "problem"),
+    [
+        ({"world_size": 3}, "global_batch 32 cannot be split over 3 ranks"),
+        ({"packing": False, "micro_batch_sequences": 12}, "leaves 32 sequences each, which micro-batches of 12 do not divide"),
+        ({"packing": False, "micro_batch_sequences": 4, "world_size": 2}, None),
+        ({"packing": False, "micro_batch_sequences": 64}, None),
+        ({"world_size": 4}, None),
+    ],
+)
+def test_a_global_batch_that_cannot_be_split_is_refused(numerics, problem):
+    config = Sft(global_batch=32, max_length=64, optimizer=Optimizer(learning_rate=1e-4))
+    found = batch_problem(config, Numerics(**numerics))
+    assert (found is None) if problem is None else (found is not None and problem in found)

@@ -76,10 +76,12 @@ def test_a_link_cannot_stand_in_a_payload(tmp_path):
         scan(tmp_path / "payload")
 
 
-def test_the_key_knows_ports_labels_and_contents_but_not_their_order():
+def test_the_key_knows_ports_labels_contents_and_the_order_within_a_port():
     edges = [("policies", "a", "1"), ("policies", "b", "2")]
     key = stage_key("sample", 1, {"x": 1}, edges, {})
-    assert stage_key("sample", 1, {"x": 1}, edges[::-1], {}) == key
+    assert stage_key("sample", 1, {"x": 1}, edges[::-1], {}) != key  # the order within a port counts
+    other = ("prompts", "pool", "3")
+    assert stage_key("sample", 1, {"x": 1}, [other, *edges], {}) == stage_key("sample", 1, {"x": 1}, [*edges, other], {})
     assert stage_key("sample", 1, {"x": 1}, [("policies", "a", "2"), ("policies", "b", "1")], {}) != key
     assert stage_key("sample", 2, {"x": 1}, edges, {}) != key
     assert stage_key("sample", 1, {"x": 2}, edges, {}) != key

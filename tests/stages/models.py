@@ -65,7 +65,10 @@ def curve(job: Job) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (job.folder / "curve.jsonl").read_text().splitlines()]
 
 
-def start_job(folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[str, Artifact]], numerics: Numerics, **placement: Any):
+Given = dict[str, dict[str, Artifact]]
+
+
+def start_job(folder: Path, kind: str, config: dict[str, Any], inputs: Given, numerics: Numerics, **placement: Any):
     """Starts a stage as the launcher does: a process of its own, under torchrun for several ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(
@@ -78,7 +81,7 @@ def start_job(folder: Path, kind: str, config: dict[str, Any], inputs: dict[str,
         numerics=numerics,
         placement=Placement(**placement),
     )
-    write_json(folder / "spec.json", spec.model_dump(mode="json"))
+    (folder / "spec.json").write_text(spec.model_dump_json())  # inputs in the order given
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
     command = [sys.executable, *ranks, "-m", "stages", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}

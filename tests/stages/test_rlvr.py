@@ -1,0 +1,196 @@
+"""RLVR with both real engines, in jobs of their own, as the launcher runs them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from models import a_job, config_of, curve, dataset, publish, run_job, start_job
+from tiny_models import make
+
+from configs.execution import Numerics
+from data.artifacts import read_rows, sha256_file
+from data.chat import Chat
+from stages.engines.sampler import Generation
+from stages.job import StageError
+from stages.rlvr import Rollout, check, refuse, reward, reward_numbers, usable_prompts
+
+ONE_THREAD = Numerics(threads=1)
+FIELDS = {
+    "algorithm": {"type": "grpo", "kl": 0.05},
+    "steps": 4,
+    "prompts_per_step": 4,
+    "samples_per_prompt": 4,
+    "sampling": {"temperature": 0.8, "max_tokens": 12},
+    "max_prompt_length": 60,
+    "max_logprob_gap": 0.001,
+    "dtype": "fp32",
+    "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
+    "seed": 3,
+}
+WORDS = {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at most", "words": 4}]}
+"""Random text has four words about half of the time: unequal rewards in most groups."""
+
+
+def prompt(number: int, verifier=WORDS, text: str = "Say something about"):
+    messages = [{"role": "user", "content": f"{text} {number}."}]
+    return {"id": f"p{number}", "source": "test", "messages": messages, "verifier": verifier}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    make(folder / "payload")
+    return publish(folder, "source_model", "policy")
+
+
+@pytest.fixture(scope="module")
+def inputs(policy, tmp_path_factory):
+    rows = [prompt(number) for number in range(10)]
+    return {"policy": {"sft": policy}, "prompts": {"pool": dataset(tmp_path_factory.mktemp("pool"), "prompt", rows)}}
+
+
+@pytest.fixture(scope="module")
+def whole(inputs, tmp_path_factory):
+    """A run that nobody interrupted: (folder, done.json)."""
+    folder = tmp_path_factory.mktemp("whole") / "job"
+    done = run_job(folder, "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    assert done["ok"], done
+    return folder, done
+
+
+def weights(folder: Path) -> str:
+    return sha256_file(folder / "out" / "payload" / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_sampler_and_trainer_agree_after_every_load(whole, policy):
+    folder, done = whole
+    rows = curve(a_job(folder))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    # fp32, temperature 0.8: any stale weight, cached prefix or missing temperature is off by far more
+    assert all(row["logprob_gap"] < 1e-4 for row in rows)
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-5  # the policy has moved, the reference has not
+    assert rows[0]["loss"] == pytest.approx(0, abs=1e-5)  # ρ = 1 and advantages of kept groups sum to zero... per answer
+    assert all(row["clip_fraction"] == 0 for row in rows)
+    assert {"reward", "reward_ifeval", "kept_groups", "entropy", "response_length", "truncated", "grad_norm"} <= rows[0].keys()
+    assert weights(folder) != sha256_file(policy.payload / "model.safetensors")
+    assert done["metrics"]["updates"] == 4 and not (folder / "weights").exists()
+    shown = read_rows(folder / "out" / "evidence" / "rollouts.jsonl")
+    assert [row["step"] for row in shown] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert all(len(row["answers"]) == len(row["rewards"]) == 4 for row in shown)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path):
+    process = start_job(tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    deadline = time.monotonic() + 300
+    while not (tmp_path / "job" / "checkpoints" / "step-000002").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "job" / "done.json").exists()
+    done = run_job(tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    assert done["ok"], done
+    assert "resumed from step-" in (tmp_path / "job" / "log.txt").read_text()
+    folder, uninterrupted = whole
+    assert weights(tmp_path / "job") == weights(folder)
+    assert done["metrics"] == uninterrupted["metrics"]
+    evidence = Path("out/evidence/rollouts.jsonl")
+    assert (tmp_path / "job" / evidence).read_bytes() == (folder / evidence).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_inline_sampler_gives_the_same_weights(whole, inputs, tmp_path):
+    done = run_job(tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, sampler_process="inline")
+    assert done["ok"], done
+    assert weights(tmp_path / "job") == weights(whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_ranks_see_the_same_rollouts_and_take_the_same_step(whole, inputs, tmp_path):
+    done = run_job(tmp_path / "job", "rlvr", FIELDS | {"steps": 2}, inputs, Numerics(threads=1, world_size=2))
+    assert done["ok"], done
+    folder, _ = whole
+    ours, theirs = (read_rows(place / "out" / "evidence" / "rollouts.jsonl")[:2] for place in (tmp_path / "job", folder))
+    assert ours == theirs
+    two, one = curve(a_job(tmp_path / "job")), curve(a_job(folder))
+    for name in ("reward", "kept_groups", "grad_norm", "entropy", "response_length"):  # one denominator over all ranks
+        assert two[0][name] == pytest.approx(one[0][name], rel=1e-4), name
+    assert two[1]["logprob_gap"] < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_signal_at_all_fails_the_stage(inputs, tmp_path):
+    hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
+    given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
+    done = run_job(tmp_path / "job", "rlvr", FIELDS | {"steps": 2}, given, ONE_THREAD)
+    assert (done["ok"], done["cause"]) == (False, "refused")
+    assert "none of 2 steps had a group with unequal rewards (mean reward 0.000)" in done["message"]
+    rows = curve(a_job(tmp_path / "job"))
+    assert [row["kept_groups"] for row in rows] == [0, 0] and all("grad_norm" not in row for row in rows)
+
+
+def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
+    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number)
+
+
+def test_a_missing_reward_is_no_zero():
+    assert reward(prompt(1), "four words are fine") == 1.0
+    missing = reward(prompt(1, verifier={"name": "nobody"}), "x")
+    assert missing != missing  # NaN
+    rollouts = [rollout(1.0), rollout(missing), rollout(1.0, "length"), rollout(0.0, verifier={"name": "gsm", "answer": "1"})]
+    numbers = reward_numbers(rollouts, torch.tensor([[1.0, missing, 1.0, 0.0]]))
+    assert numbers["reward"] == pytest.approx(2 / 3) and numbers["missing_rewards"] == 1
+    assert (numbers["reward_ifeval"], numbers["reward_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
+
+
+def test_wrong_weights_in_the_sampler_stop_the_run():
+    config = config_of("rlvr", **FIELDS)
+    check({"gap": 0.0009, "loss": 0.1}, 0, config)
+    with pytest.raises(StageError, match=r"step 5.*0\.5.*max_logprob_gap 0.001.*wrong weights"):
+        check({"gap": 0.5, "loss": 0.1}, 4, config)
+    with pytest.raises(StageError, match="wrong weights"):
+        check({"gap": float("nan"), "loss": 0.1}, 4, config)
+    with pytest.raises(StageError, match="lower optimizer.learning_rate"):
+        check({"gap": 0.0, "loss": float("inf")}, 4, config)
+
+
+def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy, tmp_path):
+    config = config_of("rlvr", **FIELDS)
+    rows = [*(prompt(number) for number in range(4)), prompt(90, text="word " * 40), prompt(91, verifier=None)]
+    job = a_job(tmp_path / "job")
+    kept, dropped = usable_prompts(rows, Chat(policy.payload), config, job)
+    assert [row["id"] for row, _ in kept] == ["p0", "p1", "p2", "p3"]
+    assert dropped == {"longer than max_prompt_length": 1, "no verifier": 1}
+    assert [drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")] == ["p90", "p91"]
+    with pytest.raises(StageError, match=r"3 of 5 prompts are usable.*a step takes 4.*raise max_prompt_length"):
+        usable_prompts(rows[1:], Chat(policy.payload), config, job)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampling": {"temperature": 0.0, "max_tokens": 8}}, "temperature is 0"),
+        ({"sampling": {"top_p": 0.9, "max_tokens": 8}}, "top_p is 0.9: it must be 1"),
+        ({"max_prompt_length": 250}, "250 . max_tokens 12 exceed the policy's context of 256"),
+    ],
+)
+def test_what_cannot_end_well_is_refused_first(change, message, tmp_path):
+    with pytest.raises(StageError, match=message):
+        refuse(config_of("rlvr", **(FIELDS | change)), a_job(tmp_path / "job"), 256)
+
+
+def test_an_inline_sampler_needs_one_rank(tmp_path):
+    job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
+    with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
+        refuse(config_of("rlvr", **FIELDS), job, 256)
+
+

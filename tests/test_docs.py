@@ -1,0 +1,138 @@
+"""The documentation says what is true: commands exist and run, files exist, generated pages are current, examples work."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from configs.declarations import DECLARATIONS
+from configs.recipe import load_recipe
+from pipelines import reference
+from pipelines.cli import app
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+CHEAP = ("recipes", "plan", "compile", "status", "jobs", "report")
+"""Commands that start no job and need no artifact."""
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[tuple[str, str]]:
+    """(page, command line) of every `$` line of every console block."""
+    return [
+        (name, line[2:].strip())
+        for name in NAMES
+        for block in blocks(name, "console")
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+PEDIGREE = [(name, line[line.index("pedigree ") :]) for name, line in commands() if "pedigree " in line]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "configs" / "recipes", root / "configs" / "recipes")
+    shutil.copytree(ROOT / "configs" / "execution", root / "configs" / "execution")
+    (root / ".dvc").mkdir()
+    shutil.copy(ROOT / ".dvc" / "config", root / ".dvc" / "config")
+    shutil.copy(ROOT / ".gitignore", root / ".gitignore")
+    subprocess.run(["git", "init", "-q"], cwd=root, check=True)
+    return root
+
+
+def test_the_commands_are_found():
+    assert len(PEDIGREE) >= 12 and {line.split()[1] for _, line in PEDIGREE} >= {"run", "plan", "lineage", "export", "report", "doctor"}
+
+
+@pytest.mark.parametrize(("name", "line"), PEDIGREE)
+def test_every_command_exists_with_its_options(name, line):
+    words = shlex.split(line)[1:]
+    command = get_command(app).commands[words[0]]  # pyright: ignore[reportAttributeAccessIssue]
+    with command.make_context(words[0], words[1:], resilient_parsing=False) as context:
+        assert context.params or words[0] in ("recipes", "doctor", "jobs")
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(line for _, line in PEDIGREE if line.split()[1] in CHEAP))
+def test_commands_that_start_nothing_run(clone, line):
+    arguments = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipelines.cli import main; main()"]
+    done = subprocess.run([*arguments, *shlex.split(line)[1:]], cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_are_named_exist(name):
+    text = (ROOT / name).read_text()
+    paths = re.findall(r"`((?:configs|data|stages|pipelines|tests|docs)/[\w./-]+\.(?:py|yaml|md))`", text)
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    missing = [path for path in paths if not (ROOT / path).exists()]
+    missing += [target for target in links if not (ROOT / name).parent.joinpath(target).exists()]
+    assert not [path for path in missing if "NAME" not in path]
+
+
+def test_make_targets_that_are_named_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for name in NAMES for target in re.findall(r"(?:`|\$ )make ([a-z]+)", (ROOT / name).read_text())}
+    assert named >= {"setup", "test", "demo"} and named <= targets
+
+
+def test_the_page_of_stages_is_current():
+    assert (ROOT / "docs" / "stages.md").read_text() == reference.page(), "run `python -m pipelines.reference`"
+
+
+def test_the_page_of_stages_names_every_kind_and_field():
+    text = reference.page()
+    for kind, declaration in DECLARATIONS.items():
+        section = text.split(f"\n## {kind}\n")[1].split("\n## ")[0]
+        assert all(f"`{field}`" in section for field in declaration.config.model_fields), kind
+        assert all(f"input `{port}`" in section for port in declaration.inputs), kind
+
+
+def test_the_first_recipe_of_the_manual_loads(tmp_path):
+    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0])
+    assert list(load_recipe(tmp_path, "manual").nodes) == [f"manual/{name}" for name in ("suite", "raw", "clean", "base", "sft", "scores")]
+
+
+def test_the_rounds_of_the_manual_unroll_as_it_says(tmp_path):
+    whole, rounds = blocks("docs/recipes.md", "yaml")[:2]
+    prompts = (
+        "  more: {kind: prepare_data, record: prompt, "
+        "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
+        "  prompts: {kind: decontaminate, in: {data: more, benchmarks: [suite]}}\n"
+    )
+    (tmp_path / "manual.yaml").write_text(whole + prompts + rounds.removeprefix("stages:\n"))
+    graph = load_recipe(tmp_path, "manual")
+    assert {"manual/sample_1", "manual/judge_1", "manual/pair_1", "manual/dpo_1", "manual/sample_2"} <= set(graph.nodes)
+    assert "manual/dpo_1" in graph.nodes["manual/sample_2"].parents
+
+
+def test_the_extension_of_the_manual_trains_one_stage_and_what_is_below(tmp_path):
+    shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
+    (tmp_path / "longer.yaml").write_text(blocks("docs/recipes.md", "yaml")[2])
+    graph = load_recipe(tmp_path, "longer")
+    assert {node.name for node in graph.own} == {"rlvr", "scores", "best", "unseen"}
+
+
+def test_the_example_of_a_stage_test_passes(tmp_path):
+    (example,) = blocks("CONTRIBUTING.md", "python")
+    (tmp_path / "test_example.py").write_text(example)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
+    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'stages'}", "PATH": "/usr/bin:/bin", "GX_ANALYTICS_ENABLED": "false"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_results_table_has_its_place():
+    text = (ROOT / "README.md").read_text()
+    assert text.index("<!-- results -->") < text.index("<!-- /results -->")
