@@ -8,11 +8,13 @@ from math import ceil, floor, isfinite, log10
 
 from pipelines.progress import number
 
-NODE_WIDTH, NODE_HEIGHT = 168.0, 34.0
+NODE_WIDTH, NODE_HEIGHT = 196.0, 34.0
 LANE_WIDTH = 10.0
 """Room of a line that passes a layer without a stage there."""
 GAP_X, GAP_Y = 22.0, 24.0
 MARGIN = 6.0
+SWEEPS = 121
+"""Passes that place the cells, down and up in turn; an odd number, so that the last goes down."""
 MOST_POINTS = 240
 """Points of one curve; longer ones are shown as means over equal spans."""
 
@@ -147,11 +149,13 @@ def _place(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
             x += cell.width + GAP_X
         for cell in row:
             cell.x -= x / 2
-    for sweep in range(120):
-        for row in rows if sweep % 2 == 0 else reversed(rows):
+    for sweep in range(SWEEPS):
+        down, last = sweep % 2 == 0, sweep == SWEEPS - 1  # the last one hangs everything straight below its parents
+        for row in rows if down else reversed(rows):
             wanted, weights = [], []
             for cell in row:
-                near = [(cells[name].x, _stiffness(cell, cells[name])) for name in (*cell.up, *cell.down)]
+                names = (cell.up or cell.down) if last else (*cell.up, *cell.down)
+                near = [(cells[name].x, _stiffness(cell, cells[name])) for name in names]
                 weight = sum(part for _, part in near)
                 wanted.append(sum(x * part for x, part in near) / weight if weight else cell.x)
                 weights.append(weight or 1.0)
@@ -160,7 +164,9 @@ def _place(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
 
 def _stiffness(one: _Cell, other: _Cell) -> float:
     """How much a line wants to be straight; long lines most (weights of Gansner et al. 1993, §4)."""
-    return (1.0, 2.0, 8.0)[(one.box is None) + (other.box is None)]
+    if one.box and other.box:
+        return 4.0 if len(one.down) == 1 or len(other.up) == 1 else 1.0  # a chain of stages stands in a column
+    return 2.0 if one.box or other.box else 8.0
 
 
 def _spread(row: list[_Cell], wanted: Sequence[float], weights: Sequence[float]) -> None:
@@ -195,7 +201,7 @@ def _line(above: _Cell, below: _Cell) -> str:
 def _node(cell: _Cell, box: Box) -> str:
     left, top = cell.x - NODE_WIDTH / 2, MARGIN + cell.layer * (NODE_HEIGHT + GAP_Y)
     family = FAMILIES.get(box.kind, "source")
-    name = box.name if len(box.name) <= 20 else box.name[:19] + "…"
+    name = _short(box.name, 18)
     return (
         f'<g class="node {family}{" missing" if box.missing else ""}"><title>{escape(box.hover or box.name)}</title>'
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{NODE_WIDTH:.0f}" height="{NODE_HEIGHT:.0f}" rx="7"/>'

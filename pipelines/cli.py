@@ -173,7 +173,7 @@ def status(recipe: Recipe, overrides: Overrides = None) -> None:
         node, artifact = entry.node, opened(project, entry.node)
         job = state.is_live(jobs, node)
         word = state.running_word(job) if job else "done" if not entry.reasons else "stale" if artifact else "not built"
-        cells.append((_shown(context, node), node.kind, word, why(entry.reasons)))
+        cells.append((_shown(context, node), node.kind, word, why(entry.reasons, context.graph.recipe)))
         changed = state.drift(artifact, node.kind) if artifact else []
         if changed:
             drifted[_shown(context, node)] = changed

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from configs.assets import ASSETS
 from data.artifacts import Artifact, ArtifactError, content_hash, open_artifact, scan
 
 CARD = "README.md"
@@ -24,14 +25,13 @@ class ExportError(ValueError):
     """The folder cannot take the export."""
 
 
-def export(artifact_path: Path, name: str, target: Path, license_name: str | None = None) -> Path:
+def export(artifact_path: Path, name: str, target: Path) -> Path:
     """Copies an artifact into a new or empty folder, whole or not at all, and proves the copy.
 
     Args:
         artifact_path: folder of a published artifact.
         name: its address, for the title of the card.
         target: a folder that does not exist or is empty.
-        license_name: SPDX name for the card; left out when None.
 
     Raises:
         ExportError: the target holds something, or the payload has a file where the card or the records belong.
@@ -51,7 +51,7 @@ def export(artifact_path: Path, name: str, target: Path, license_name: str | Non
         (building / "pedigree").mkdir()
         for record in RECORDS:
             shutil.copyfile(artifact.path / record, building / "pedigree" / record)
-        (building / CARD).write_text(card(artifact, name, license_name))
+        (building / CARD).write_text(card(artifact, name))
         for path in building.rglob("*"):  # a DVC cache may have handed out read-only files
             path.chmod(path.stat().st_mode | 0o600)
         if target.exists():
@@ -62,14 +62,15 @@ def export(artifact_path: Path, name: str, target: Path, license_name: str | Non
     return target
 
 
-def card(artifact: Artifact, name: str, license_name: str | None = None) -> str:
+def card(artifact: Artifact, name: str) -> str:
     """The model card: metadata first, then what made it and how to load it."""
     record = artifact.record
     lineage = _lineage(artifact)
     bases = _bases(lineage) if record.type in MODELS else []
     metadata: dict[str, Any] = {"tags": ["pedigree", record.kind.replace("_", "-")]}
-    if license_name:
-        metadata["license"] = license_name
+    licences = _licences(lineage)
+    if record.type in MODELS and len(licences) == 1:
+        metadata["license"] = licences[0].lower()
     if record.type in MODELS:
         metadata |= {"library_name": "transformers", "pipeline_tag": PIPELINE_TAGS[record.type]}
     if bases:
@@ -114,6 +115,12 @@ def _lineage(artifact: Artifact) -> list[dict[str, Any]]:
     """Records of all ancestors, as `lineage.json` holds them."""
     lineage = json.loads((artifact.path / "lineage.json").read_text())
     return [entry["record"] for entry in lineage["artifacts"].values()]
+
+
+def _licences(records: list[dict[str, Any]]) -> list[str]:
+    """Licences of the models that the ancestry starts from, as far as they are known."""
+    assets = [record["config"]["source"].get("asset") for record in records if record["kind"] == "source_model"]
+    return sorted({ASSETS[asset].licence for asset in assets if asset in ASSETS})
 
 
 def _bases(records: list[dict[str, Any]]) -> list[str]:

@@ -31,6 +31,7 @@ QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TQDM_DISABLE": "1",
     "GX_ANALYTICS_ENABLED": "false",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -187,6 +188,7 @@ def _environment(scratch: Path, numerics: Numerics, code_root: Path) -> dict[str
     }
     if numerics.device == "cpu":
         environment["DS_ACCELERATOR"] = "cpu"
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning threads cost several times the work where cores are shared
     else:
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     return environment

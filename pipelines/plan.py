@@ -101,11 +101,11 @@ def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
     return f"{config.global_batch} {unit} a step: {passes if not numerics.packing else f'{_ranks(ranks)}, {passes}'}{steps}"
 
 
-def why(reasons: Sequence[str]) -> str:
-    """Reasons in one line; what all parts of an artifact have in common is said once."""
+def why(reasons: Sequence[str], recipe: str) -> str:
+    """Reasons in one line: stages of the recipe by name, and what all parts of an artifact have in common once."""
     by_state: dict[str, list[str]] = {}
     others = []
-    for reason in reasons:
+    for reason in (reason.replace(f"{recipe}/", "") for reason in reasons):
         match = OUTPUT.fullmatch(reason)
         if match:
             by_state.setdefault(match[2], []).append(match[1])
@@ -140,7 +140,7 @@ def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes
         node=node,
         shown=shown_name(run.graph, node),
         state=state,
-        why=why(entry.reasons),
+        why=why(entry.reasons, run.graph.recipe),
         disk=0 if state == "up to date" else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)),
     )

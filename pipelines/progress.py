@@ -148,26 +148,30 @@ def took(view: StageView, now: float) -> str:
     return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting") else ""
 
 
-def render(title: str, views: Sequence[StageView], now: float, note: str = "") -> RenderableType:
-    """The tree of stages at one moment; long runs of finished stages fold into one line."""
+def render(title: str, views: Sequence[StageView], now: float, note: str = "", height: int = 50) -> RenderableType:
+    """The tree of stages at one moment; where it is higher than the screen, finished and coming stages fold into a line each."""
     table = Table.grid(padding=(0, 2), expand=False)
     for _ in range(4):
         table.add_column(no_wrap=True)
-    folded = [view for view in views if view.state in DONE]
-    fold = len(views) > 30 and len(folded) > 8
-    if fold:
-        table.add_row(Text("✓", "green"), Text(f"{len(folded)} stages"), Text("done", "dim"), Text(""))
+    done = [view for view in views if view.state in DONE]
+    coming = [view for view in views if view.state == "pending"]
+    fold_done = len(views) + 2 > height
+    fold_coming = fold_done and len(views) - len(done) + 3 > height
+    if fold_done and done:
+        table.add_row(Text("✓", "green"), Text(f"{len(done)} stages"), Text("done", "dim"), Text(""))
     for view in views:
-        if fold and view.state in DONE:
-            continue
-        icon, style = ICONS[view.state]
-        quiet = "dim" if view.state in ("pending", "skipped", "unchanged") else ""
-        if view.state == "failed":
-            quiet = "red"
-        table.add_row(Text(icon, style), Text(view.name, quiet), Text(doing(view, now), quiet or "default"), Text(took(view, now), "dim"))
-    done = sum(view.state in DONE for view in views)
-    head = Text.assemble((f"{title}  {done}/{len(views)} stages", "bold"), (f"  {note}" if note else "", "dim"))
+        if not (fold_done and view.state in DONE) and not (fold_coming and view.state == "pending"):
+            table.add_row(*_cells(view, now))
+    if fold_coming and coming:
+        table.add_row(Text("·", "dim"), Text(f"{len(coming)} stages", "dim"), Text("to come", "dim"), Text(""))
+    head = Text.assemble((f"{title}  {len(done)}/{len(views)} stages", "bold"), (f"  {note}" if note else "", "dim"))
     return Group(head, table)
+
+
+def _cells(view: StageView, now: float) -> tuple[Text, Text, Text, Text]:
+    icon, style = ICONS[view.state]
+    tone = "red" if view.state == "failed" else "dim" if view.state in ("pending", "skipped", "unchanged") else ""
+    return Text(icon, style), Text(view.name, tone), Text(doing(view, now), tone or "default"), Text(took(view, now), "dim")
 
 
 class Board:
@@ -258,7 +262,8 @@ class Display:
     def _show(self) -> None:
         self.board.read_heartbeats()
         if self._live:
-            self._live.update(render(self.board.title, list(self.board.views.values()), time.time(), self.board.note), refresh=True)
+            views = list(self.board.views.values())
+            self._live.update(render(self.board.title, views, time.time(), self.board.note, self.console.height), refresh=True)
         else:
             for line in self.lines(time.time()):
                 print(line, file=self.stream, flush=True)

@@ -22,7 +22,11 @@ from pipelines.progress import duration
 
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLES_PER_TASK = 6
-CURVES_FIRST = ("loss", "reward", "accuracy", "margin", "kl", "grad_norm", "learning_rate")
+LONGEST_ANSWER = 600
+"""Characters of an answer that are shown."""
+CURVES_FIRST = ("reward", "loss", "accuracy", "margin", "kl", "entropy", "response_length", "grad_norm", "learning_rate")
+CURVES_SHOWN = 4
+"""Curves of a stage that stand open; the others are a click away."""
 SECTIONS = (
     ("scores", "Scores"),
     ("recipe", "Recipe"),
@@ -287,7 +291,12 @@ def _hover(stage: Stage) -> str:
 
 
 def _scores(stage: Stage) -> dict[str, Any]:
-    return stage.json(stage.artifact.payload / "scores.json") if stage.artifact else {}
+    """The scores of an evaluation, its policies in the order of the recipe."""
+    scores = stage.json(stage.artifact.payload / "scores.json") if stage.artifact else {}
+    if scores:
+        order = [edge.label for edge in stage.node.edges if edge.port == "policies"]
+        scores["policies"] = {label: scores["policies"][label] for label in order if label in scores["policies"]}
+    return scores
 
 
 def _estimate(label: str, value: Mapping[str, Any]) -> Estimate:
@@ -298,8 +307,7 @@ def _evaluation(stage: Stage) -> dict[str, Any]:
     scores = _scores(stage)
     policies: dict[str, Any] = scores["policies"]
     tasks = sorted({task for policy in policies.values() for task in policy["tasks"]})
-    order = [edge.label for edge in stage.node.edges if edge.port == "policies"]
-    labels = sorted(policies, key=lambda label: order.index(label) if label in order else len(order))
+    labels = list(policies)
     charts = []
     for task in tasks:
         measured = [(label, policies[label]["tasks"][task]) for label in labels if task in policies[label]["tasks"]]
@@ -336,7 +344,13 @@ def _curves(stage: Stage) -> dict[str, Any]:
     note = f"{stage.node.kind}, {steps} steps" if steps else stage.node.kind
     path = stage.artifact.evidence / "curve.csv" if stage.artifact else None
     if path is None or not path.is_file():
-        return {"name": stage.shown, "note": note, "charts": [], "problem": stage.problem or "the artifact holds no evidence/curve.csv"}
+        return {
+            "name": stage.shown,
+            "note": note,
+            "charts": [],
+            "more": [],
+            "problem": stage.problem or "the artifact holds no evidence/curve.csv",
+        }
     columns = _columns(path)
     steps_column = columns.pop("step", [])
     names = [name for name in CURVES_FIRST if name in columns] + [name for name in columns if name not in CURVES_FIRST]
@@ -345,7 +359,8 @@ def _curves(stage: Stage) -> dict[str, Any]:
         points = [(x, y) for x, y in zip(steps_column, columns[name], strict=True) if x is not None and y is not None]
         if points:
             charts.append(Chart(name.replace("_", " "), curve_svg(points, f"{name} of {stage.shown}")))
-    return {"name": stage.shown, "note": note, "charts": charts, "problem": "evidence/curve.csv is empty"}
+    shown, more = charts[:CURVES_SHOWN], charts[CURVES_SHOWN:]
+    return {"name": stage.shown, "note": note, "charts": shown, "more": more, "problem": "evidence/curve.csv is empty"}
 
 
 def _columns(path: Path) -> dict[str, list[float | None]]:
@@ -376,6 +391,7 @@ def _samples(stage: Stage) -> list[dict[str, Any]]:
     for (task, _), answers in by_item.items():
         if before in answers and after in answers:
             pair = [answers[before], answers[after]]
+            pair = [answer | {"text": _shown_answer(answer["text"])} for answer in pair]
             groups.setdefault(task, []).append({"prompt": _prompt(pair[0]), "answers": pair, "change": pair[1]["score"] - pair[0]["score"]})
     return [
         {
@@ -401,6 +417,12 @@ def _telling(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if pile and len(shown) < SAMPLES_PER_TASK:
                 shown.append(pile.pop(0))
     return shown
+
+
+def _shown_answer(text: str) -> str:
+    if not text.strip():
+        return "(only white space)" if text else "(empty)"
+    return text.strip() if len(text) <= LONGEST_ANSWER else f"{text.strip()[:LONGEST_ANSWER]} …"
 
 
 def _prompt(row: Mapping[str, Any]) -> str:

@@ -415,7 +415,8 @@ def _clean_environment(numerics: Numerics) -> dict[str, str]:
     ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
     prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
     kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
-    return kept | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
+    quiet = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return kept | quiet | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
 
 
 def _serve(parent: int) -> None:

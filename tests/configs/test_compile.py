@@ -86,3 +86,10 @@ def test_shipped_recipes_compile_fast() -> None:
         for graph in graphs:
             compile_recipe(graph)
         assert time.process_time() - started < 0.5
+
+
+def test_committed_compiled_files_are_current() -> None:
+    root = Path(__file__).parents[2]
+    for recipe in recipe_names(root / "configs" / "recipes"):
+        for name, text in compile_recipe(load_recipe(root / "configs" / "recipes", recipe)).items():
+            assert (root / name).read_text() == text, f"{name} is not what {recipe}.yaml says: `pedigree compile {recipe}`"

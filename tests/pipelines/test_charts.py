@@ -22,7 +22,7 @@ def test_a_box_stands_below_its_lowest_parent_and_a_source_just_above_its_first_
 
 def test_boxes_of_one_layer_do_not_touch():
     many = [box("root"), *(box(f"n{i}", "root") for i in range(6)), box("end", *(f"n{i}" for i in range(6)))]
-    rects = re.findall(r'<rect x="([\d.-]+)" y="([\d.]+)" width="168"', graph_svg(many, "g"))
+    rects = re.findall(r'<rect x="([\d.-]+)" y="([\d.]+)" width="196"', graph_svg(many, "g"))
     rows: dict[str, list[float]] = {}
     for x, y in rects:
         rows.setdefault(y, []).append(float(x))
@@ -34,7 +34,7 @@ def test_boxes_of_one_layer_do_not_touch():
 def test_everything_lies_inside_the_drawing():
     svg = graph_svg(DIAMOND, "g")
     width, height = (float(part) for part in re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())  # pyright: ignore[reportOptionalMemberAccess]
-    for x, y in re.findall(r'<rect x="([\d.-]+)" y="([\d.-]+)" width="168"', svg):
+    for x, y in re.findall(r'<rect x="([\d.-]+)" y="([\d.-]+)" width="196"', svg):
         assert 0 <= float(x) <= width - NODE_WIDTH and 0 <= float(y) <= height - 30
     path = re.search(r'<path class="edge" d="([^"]+)"', svg)
     assert path and all(-1 <= float(x) <= width + 1 for x in re.findall(r"M([\d.-]+) ", path[1]))

@@ -23,12 +23,12 @@ def metadata(readme: str) -> dict:
 
 
 def test_a_model_has_a_card_that_names_its_base(project, tmp_path):
-    folder = export(project.artifact("demo/rlvr"), "demo/rlvr", tmp_path / "model", "Apache-2.0")
+    folder = export(project.artifact("demo/rlvr"), "demo/rlvr", tmp_path / "model")
     card = (folder / "README.md").read_text()
     assert metadata(card) == {
         "base_model": "smollm2-135m-instruct",
         "library_name": "transformers",
-        "license": "Apache-2.0",
+        "license": "apache-2.0",
         "pipeline_tag": "text-generation",
         "tags": ["pedigree", "rlvr"],
     }

@@ -13,9 +13,9 @@ from pipelines.progress import Board, Display, StageView, doing, duration, eta_s
 RUNNING = StageView("sft", "sft", "running", started=1000.0)
 
 
-def shown(views, now=1000.0, note="") -> str:
+def shown(views, now=1000.0, note="", height=50) -> str:
     console = Console(file=io.StringIO(), width=120)
-    console.print(render("tiny", views, now, note))
+    console.print(render("tiny", views, now, note, height))
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -78,10 +78,15 @@ def test_the_tree_shows_every_state():
     assert [line[0] for line in text.splitlines()[1:]] == ["✓", "✗", "●", "–", "·"]
 
 
-def test_many_finished_stages_fold_so_that_the_running_one_stays_on_the_screen():
-    views = [StageView(f"s{i}", "pair", "unchanged") for i in range(40)] + [replace(RUNNING, name="last")]
-    lines = shown(views).splitlines()
-    assert len(lines) == 3 and "40 stages" in lines[1] and "last" in lines[2]
+def test_a_tree_higher_than_the_screen_folds_around_what_runs():
+    done = [StageView(f"a{i}", "pair", "unchanged") for i in range(20)]
+    coming = [StageView(f"z{i}", "pair") for i in range(20)]
+    views = [*done, replace(RUNNING, name="now"), *coming]
+    assert len(shown(views, height=50).splitlines()) == 42
+    lines = shown(views, height=30).splitlines()
+    assert len(lines) == 23 and "20 stages  done" in lines[1] and "now" in lines[2] and "z0" in lines[3]
+    lines = shown(views, height=10).splitlines()
+    assert len(lines) == 4 and "now" in lines[2] and "20 stages  to come" in lines[3]
 
 
 def test_markup_in_a_message_is_shown_not_interpreted():

@@ -30,8 +30,8 @@ FIELDS = {
     "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
     "seed": 3,
 }
-WORDS = {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at most", "words": 4}]}
-"""Random text has four words about half of the time: unequal rewards in most groups."""
+WORDS = {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at most", "words": 2}]}
+"""The policy's random text has one to four words: unequal rewards in most groups."""
 
 
 def prompt(number: int, verifier=WORDS, text: str = "Say something about"):
@@ -74,8 +74,7 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
     # fp32, temperature 0.8: any stale weight, cached prefix or missing temperature is off by far more
     assert all(row["logprob_gap"] < 1e-4 for row in rows)
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-5  # the policy has moved, the reference has not
-    assert rows[0]["loss"] == pytest.approx(0, abs=1e-5)  # ρ = 1 and advantages of kept groups sum to zero... per answer
-    assert all(row["clip_fraction"] == 0 for row in rows)
+    assert all(row["clip_fraction"] == 0 < row["grad_norm"] for row in rows)  # one update per batch: ρ = 1
     assert {"reward", "reward_ifeval", "kept_groups", "entropy", "response_length", "truncated", "grad_norm"} <= rows[0].keys()
     assert weights(folder) != sha256_file(policy.payload / "model.safetensors")
     assert done["metrics"]["updates"] == 4 and not (folder / "weights").exists()
@@ -143,7 +142,7 @@ def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
 
 
 def test_a_missing_reward_is_no_zero():
-    assert reward(prompt(1), "four words are fine") == 1.0
+    assert reward(prompt(1), "two words") == 1.0
     missing = reward(prompt(1, verifier={"name": "nobody"}), "x")
     assert missing != missing  # NaN
     rollouts = [rollout(1.0), rollout(missing), rollout(1.0, "length"), rollout(0.0, verifier={"name": "gsm", "answer": "1"})]
@@ -159,7 +158,7 @@ def test_wrong_weights_in_the_sampler_stop_the_run():
         check({"gap": 0.5, "loss": 0.1}, 4, config)
     with pytest.raises(StageError, match="wrong weights"):
         check({"gap": float("nan"), "loss": 0.1}, 4, config)
-    with pytest.raises(StageError, match="lower optimizer.learning_rate"):
+    with pytest.raises(StageError, match=r"lower optimizer.learning_rate"):
         check({"gap": 0.0, "loss": float("inf")}, 4, config)
 
 
