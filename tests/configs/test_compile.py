@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from configs.compile import compile_recipe, overrides_of, write_compiled
-from configs.recipe import load_recipes
+from configs.recipe import load_recipe, load_recipes, recipe_names
 
 FIRST = """
 stages:
