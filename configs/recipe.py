@@ -238,7 +238,8 @@ class _Building:
                 "kind": kind,
                 "version": declaration.version,
                 "config": config.model_dump(mode="json"),
-                "inputs": sorted([edge.port, edge.label, source.spec] for edge, source in sources),
+                # the order within a port counts: `evaluate` compares each policy with the one before it
+                "inputs": sorted(([edge.port, edge.label, source.spec] for edge, source in sources), key=lambda given: given[0]),
             }
         )
         shared = self.known.get((name, spec))

@@ -240,7 +240,7 @@ def test_plan_says_what_runs_and_why(shared):
     text = shared("plan", "lab", "--force", "clean")
     assert re.search(r"raw +prepare_data +up to date", text)
     assert re.search(r"clean +decontaminate +will run +forced", text)
-    assert re.search(r"cleaner +decontaminate +depends +waits for lab/clean", text)
+    assert re.search(r"cleaner +decontaminate +depends +waits for clean", text)
     assert "2 of 4 stages to make" in text and "are free" in text
     changed = shared("plan", "lab", "--set", "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 6, seed: 2}]")
     assert re.search(r"raw +prepare_data +will run +never run", changed)
