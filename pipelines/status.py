@@ -87,7 +87,7 @@ def cancel(project: Project, name: str) -> list[str]:
         raise NoSuchStage(f"no live job of {name!r}; live jobs: {running}")
     launcher = LocalLauncher(project)
     for job in chosen:
-        pass
+        write_json(job.scratch / "cancelled.json", {"by": "pedigree cancel"})
     recipe = [job for job in chosen if job.address.partition("/")[0] == name]
     for runner in {job.holder.process.pid for job in recipe if job.holder and job.holder.process.alive}:
         os.kill(runner, signal.SIGINT)

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from handmade import everything, project_at
 
-from data.artifacts import ArtifactError
-from pipelines.export import ExportError, export
+from data.artifacts import ArtifactError, open_artifact
+from pipelines.export import ExportError, _prove, export
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +66,12 @@ def test_read_only_files_of_a_cache_come_out_writable(project, tmp_path):
     (copy / "payload" / "model.safetensors").chmod(0o444)
     folder = export(copy, "demo/sft", tmp_path / "out")
     assert (folder / "model.safetensors").stat().st_mode & 0o200
+
+
+def test_a_copy_that_went_wrong_is_found_and_named(project, tmp_path):
+    artifact = open_artifact(project.artifact("demo/sft"))
+    shutil.copytree(artifact.payload, tmp_path / "copy")
+    _prove(tmp_path / "copy", artifact)
+    (tmp_path / "copy" / "model.safetensors").write_text("cut off")
+    with pytest.raises(ArtifactError, match=r"differs from the record in model\.safetensors"):
+        _prove(tmp_path / "copy", artifact)
