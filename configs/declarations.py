@@ -10,9 +10,7 @@ from typing import Any, Literal
 from configs import datasets, training
 from configs.frozen import Frozen
 
-ArtifactType = Literal[
-    "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores"
-]
+ArtifactType = Literal["policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores"]
 DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
 
 

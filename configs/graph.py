@@ -55,8 +55,7 @@ class Node:
             "version": self.declaration.version,
             "config": self.config.model_dump(mode="json"),
             "inputs": {
-                port: [edge.label for edge in self.edges if edge.port == port]
-                for port in sorted({edge.port for edge in self.edges})
+                port: [edge.label for edge in self.edges if edge.port == port] for port in sorted({edge.port for edge in self.edges})
             },
         }
 

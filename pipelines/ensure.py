@@ -69,9 +69,7 @@ class StageFailed(Exception):
 class Watch(Protocol):
     """Told what changes, from any thread. States: checking, waiting, running, and those of `Outcome`, and failed."""
 
-    def __call__(
-        self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None
-    ) -> None: ...
+    def __call__(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None: ...
 
 
 def unwatched(address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:

@@ -57,14 +57,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     refuse(config, job, model_context(policy.payload))
     prompts, dropped = usable_prompts(records.load(only(inputs, "prompts")), chat, config, job)
     with rollout_sampler(policy.payload, config, job) as sampler:
-        trainer = Trainer(
-            load_policy(policy, numerics),
-            optimizer=config.optimizer,
-            total_steps=config.steps,
-            dtype=config.dtype,
-            numerics=numerics,
-            seed=config.seed,
-        )
+        settings = {"optimizer": config.optimizer, "total_steps": config.steps, "dtype": config.dtype, "seed": config.seed}
+        trainer = Trainer(load_policy(policy, numerics), numerics=numerics, **settings)
         probe_isolation(trainer.module, numerics, trainer.device)
         reference = load_policy(policy, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval() if config.algorithm.kl else None
         checkpoints = Checkpoints(job, trainer)
@@ -121,11 +115,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             if step + 1 < config.steps:
                 checkpoints.after_step(step + 1, state)
 
-        if not state["updates"]:
-            raise StageError(
-                f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
-                "are all too easy or all too hard for this policy; take others, more samples_per_prompt, or a higher temperature"
-            )
+        refuse_no_signal(state, config)
         trainer.export(job.out / "payload", chat)
         trainer.close()
     shutil.rmtree(job.folder / "weights", ignore_errors=True)
@@ -156,6 +146,15 @@ def refuse(config: Rlvr, job: Job, context: int) -> None:
         )
     if job.placement.sampler_process == "inline" and job.numerics.world_size > 1:
         raise StageError(f"sampler_process inline needs world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")
+
+
+def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:
+    """A run whose every group had equal rewards has trained nothing."""
+    if not state["updates"]:
+        raise StageError(
+            f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
+            "are all too easy or all too hard for this policy; take others, more samples_per_prompt, or a higher temperature"
+        )
 
 
 def usable_prompts(

@@ -70,9 +70,7 @@ def test_imports_go_one_way(name):
 
 @pytest.mark.parametrize("library", DOORS)
 def test_a_foreign_library_has_one_door(library):
-    users = {
-        name for name, path in zip(NAMES, MODULES, strict=True) for module, _ in imports_of(path) if module.split(".")[0] == library
-    }
+    users = {name for name, path in zip(NAMES, MODULES, strict=True) for module, _ in imports_of(path) if module.split(".")[0] == library}
     assert users == {DOORS[library]}
 
 

@@ -54,9 +54,7 @@ def test_verifier_scores_are_kept_and_weighted(tmp_path):
 
 def test_rewards_are_read_at_the_end_of_turn_and_normalised_before_weighting(tmp_path, reward_model):
     rows = [completion(number, "ha " * number + "2", sum_of(number) if number != 3 else None) for number in range(1, 8)]
-    _, found = judged(
-        tmp_path, rows, {"verifier_weight": 1.0, "reward_weight": 0.1}, reward_model={"rm": reward_model}
-    )
+    _, found = judged(tmp_path, rows, {"verifier_weight": 1.0, "reward_weight": 0.1}, reward_model={"rm": reward_model})
     model, chat = AutoModelForSequenceClassification.from_pretrained(reward_model.payload, dtype=torch.float32), Chat(reward_model.payload)
     for row, given in zip(found, rows, strict=True):
         conversation = [*given["messages"], {"role": "assistant", "content": given["text"]}]

@@ -191,5 +191,3 @@ def test_an_inline_sampler_needs_one_rank(tmp_path):
     job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
     with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
         refuse(config_of("rlvr", **FIELDS), job, 256)
-
-
