@@ -84,7 +84,7 @@ def run(
 ) -> None:
     """Make every stage of a recipe current; finished stages are not run again."""
     from pipelines.progress import Board, Display
-    from pipelines.runs import unchanged
+    from pipelines.runs import refuse_missing_engines, unchanged
 
     project = _project()
     context = _open(project, recipe, overrides, execution)
@@ -96,6 +96,7 @@ def run(
         _print_scores(project, context)
         _print_report_path(project, context)
         return
+    refuse_missing_engines(context.graph, [address for address in selection if address not in {end.address for end in done}])
     shown = [(node.address, _shown(context, node), node.kind) for node in context.graph.nodes.values() if node.address in selection]
     board = Board(context.graph.recipe, shown)
     context.watch = board.tell

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -116,6 +117,35 @@ def profile_for(project: Project, graph: Graph, profile: str | None) -> Executio
     if problems:
         raise ConfigError(problems)
     return execution
+
+
+ENGINES = {
+    "none": (),
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed"),
+    "vllm": ("torch", "transformers", "vllm"),
+    "deepspeed+vllm": ("torch", "transformers", "deepspeed", "vllm"),
+}
+"""What a stage's job imports; the local launcher runs jobs in this environment."""
+
+
+def refuse_missing_engines(graph: Graph, addresses: Collection[str]) -> None:
+    """Says before anything runs what the jobs of these stages would not find.
+
+    Raises:
+        ConfigError: a package is not installed; the stages that need it are named.
+    """
+    needing: dict[str, list[str]] = {}
+    for address in addresses:
+        node = graph.nodes[address]
+        for package in ENGINES[node.declaration.engine]:
+            if find_spec(package) is None:
+                needing.setdefault(package, []).append(node.name)
+    if needing:
+        remedy = "run `make setup`, or stop before them with --until"
+        raise ConfigError(
+            [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
+        )
 
 
 def load_execution(project: Project, name: str) -> Execution:
