@@ -230,10 +230,10 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool) -> tuple[Outc
         placement = JobSpec.model_validate(_read(scratch / "spec.json")).placement
     elif force and scratch.exists():
         shutil.rmtree(scratch)
-    with _slots(run, node, need, placement):
+    with _slots(run, node, need, placement) as numbers:
         if not alive:
             _prepare(run, node, need, numerics, placement)
-        _attempts(run, node, scratch, handle if alive else None, placement)
+        _attempts(run, node, scratch, handle if alive else None, placement, numbers)
     return ("attached" if alive else "ran"), _read(scratch / "snapshot.json")
 
 
@@ -261,7 +261,7 @@ def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placem
     write_text(scratch / "spec.json", spec.model_dump_json(indent=1) + "\n")  # inputs in the recipe's order
 
 
-def _attempts(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement) -> None:
+def _attempts(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, numbers: list[int]) -> None:
     """Runs the job until it succeeds; failures that may pass are tried again, and every attempt is noted.
 
     Raises:
@@ -279,7 +279,7 @@ def _attempts(run: RunContext, node: Node, scratch: Path, handle: Handle | None,
             _remove_output(scratch)
             attempts.append(_attempt(scratch, node))
             write_json(history, attempts)
-            handle = run.jobs().submit(scratch, numerics, len(attempts))
+            handle = run.jobs().submit(scratch, numerics, len(attempts), numbers)
         run.watch(node.address, "running", detail, folder=scratch)
         began = time.monotonic()
         failure = _wait(run, node, handle, placement)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -60,8 +60,8 @@ class Status:
 class Launcher(Protocol):
     """What the orchestrator asks of a place that runs jobs."""
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int) -> Handle:
-        """Starts the job described by `scratch/spec.json` and writes `scratch/job.json`."""
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, numbers: Sequence[int]) -> Handle:
+        """Starts the job described by `scratch/spec.json` on the slots with these numbers, and writes `scratch/job.json`."""
         ...
 
     def poll(self, handle: Handle) -> Status: ...
@@ -89,14 +89,14 @@ class LocalLauncher:
         self.project, self.code_root = project, code_root
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
-    def submit(self, scratch: Path, numerics: Numerics, attempt: int) -> Handle:
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, numbers: Sequence[int]) -> Handle:
         _kill_all(scratch)  # children that outlived the attempt before must not write beside this one
         command = _command(scratch, numerics)
         with (scratch / "log.txt").open("ab") as log:
             child = subprocess.Popen(
                 command,
                 cwd=self.project.root,
-                env=_environment(scratch, numerics, self.code_root),
+                env=_environment(scratch, numerics, self.code_root, numbers),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -174,8 +174,8 @@ def _command(scratch: Path, numerics: Numerics) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
 
 
-def _environment(scratch: Path, numerics: Numerics, code_root: Path) -> dict[str, str]:
-    """The job's environment: ours, with our code first, no telemetry, and what numerics fix."""
+def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:
+    """The job's environment: ours, with our code first, no telemetry, what numerics fix, and the GPUs of its slots."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= QUIET | {
         MARK: str(scratch),
@@ -191,6 +191,8 @@ def _environment(scratch: Path, numerics: Numerics, code_root: Path) -> dict[str
         environment["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning threads cost several times the work where cores are shared
     else:
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        ours = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(ours[number] if ours else str(number) for number in numbers)
     return environment
 
 

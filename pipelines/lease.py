@@ -132,19 +132,21 @@ def slots(
     job: Path,
     waiting: Callable[[list[str]], None] = lambda names: None,
     cancelled: threading.Event | None = None,
-) -> Iterator[None]:
-    """Takes `count` of the machine's slots for the block, first waiting until they are free.
+) -> Iterator[list[int]]:
+    """Takes `count` of the machine's slots for the block, first waiting until they are free; yields their numbers.
 
     Whoever holds slots keeps them while its own process lives or the job does that is written in `job` (a `job.json`): an
     orphaned job goes on using its cores. The slots of the same `name`, e.g. of a job that one re-attaches to, are taken over.
     """
     path = folder / f"{name}.json"
-    mine = {"slots": count, "process": asdict(Process.here()), "job": str(job), "token": uuid.uuid4().hex}
+    mine: dict[str, Any] = {"process": asdict(Process.here()), "job": str(job), "token": uuid.uuid4().hex}
     seen: list[str] = []
     while True:
         with _exclusive(folder):
             taken = taken_slots(folder)
-            if name in taken or sum(taken.values()) + count <= capacity or not taken:
+            free = sorted(set(range(capacity)) - {number for numbers in taken.values() for number in numbers})
+            if name in taken or len(free) >= count:
+                mine["slots"] = taken.get(name, free[:count])
                 write_json(path, mine)
                 break
         if sorted(taken) != seen:
@@ -152,15 +154,15 @@ def slots(
             waiting(seen)
         _pause(cancelled)
     try:
-        yield
+        yield mine["slots"]
     finally:
         with _exclusive(folder):
             if _load(path) == mine and not job_alive(job):  # a job that was left running keeps its slots
                 path.unlink()
 
 
-def taken_slots(folder: Path) -> dict[str, int]:
-    """Name → slots of all that live; entries of the dead are removed. The caller holds the folder's lock, or only looks."""
+def taken_slots(folder: Path) -> dict[str, list[int]]:
+    """Name → numbers of the slots of all that live; entries of the dead are removed. The caller holds the folder's lock, or only looks."""
     taken = {}
     for path in sorted(folder.glob("[!.]*.json")):
         entry = _load(path)

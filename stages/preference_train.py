@@ -1,7 +1,7 @@
 """Preference optimisation: policy + preference pairs (+ reference) → policy, by DPO or length-normalised DPO.
 
-The reference is fixed: the `reference` input, or the policy as it came. Its log-probabilities are computed once, before the first
-step, with the micro-batches of training. What we leave out: reference sync, NLL terms, label smoothing.
+The reference is fixed: the `reference` input, or the policy as it came. Its log-probabilities come from the very micro-batches of
+training, so that rounding cancels in the first step (L_0 = log 2). What we leave out: reference sync, NLL terms, label smoothing.
 """
 
 import math
@@ -31,8 +31,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     reference = only_or_none(inputs, "reference") or policy
     chat = Chat(policy.payload)
     _, pairs = to_units(gather(inputs["preferences"].values()), preference(chat), config.max_length, job)
-    per_epoch = steps_per_epoch(len(pairs), config.global_batch)
-    total = config.epochs * per_epoch
+    total = config.epochs * steps_per_epoch(len(pairs), config.global_batch)
     trainer = Trainer(
         load_policy(policy, numerics),
         optimizer=config.optimizer,

@@ -69,15 +69,19 @@ def test_cancelled_wait_ends(tmp_path: Path) -> None:
 
 def test_slots_are_never_oversold(tmp_path: Path) -> None:
     most, now, guard = 0, 0, threading.Lock()
+    held: set[int] = set()
 
     def work(name: str, count: int) -> None:
         nonlocal most, now
-        with slots(tmp_path, name, count, 3, job=tmp_path / "none"):
+        with slots(tmp_path, name, count, 3, job=tmp_path / "none") as numbers:
             with guard:
+                assert len(numbers) == count and not held & set(numbers), "two holders of one slot"
+                held.update(numbers)
                 now += count
                 most = max(most, now)
             time.sleep(0.05)
             with guard:
+                held.difference_update(numbers)
                 now -= count
 
     threads = [threading.Thread(target=work, args=(str(n), 1 + n % 3)) for n in range(8)]
@@ -96,11 +100,11 @@ def test_slots_of_a_dead_orchestrator_belong_to_its_living_job(tmp_path: Path) -
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "job.json").write_text(json.dumps({"process": described}))
     dead = described | {"started": 1}
-    (tmp_path / "k.json").write_text(json.dumps({"slots": 2, "process": dead, "job": str(tmp_path / "job/job.json"), "token": "t"}))
-    assert taken_slots(tmp_path) == {"k": 2}
-    with slots(tmp_path, "k", 2, 2, job=tmp_path / "job/job.json"):  # who re-attaches takes them over
-        pass
-    (tmp_path / "k.json").write_text(json.dumps({"slots": 2, "process": dead, "job": str(tmp_path / "job/job.json"), "token": "t"}))
+    (tmp_path / "k.json").write_text(json.dumps({"slots": [0, 2], "process": dead, "job": str(tmp_path / "job/job.json"), "token": "t"}))
+    assert taken_slots(tmp_path) == {"k": [0, 2]}
+    with slots(tmp_path, "k", 2, 3, job=tmp_path / "job/job.json") as numbers:  # who re-attaches takes them over
+        assert numbers == [0, 2]
+    (tmp_path / "k.json").write_text(json.dumps({"slots": [0, 2], "process": dead, "job": str(tmp_path / "job/job.json"), "token": "t"}))
     job.kill()
     job.wait()
     assert taken_slots(tmp_path) == {}

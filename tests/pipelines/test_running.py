@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from running_lab import Lab
 
+from configs.execution import Numerics
 from pipelines.ensure import Result, StageFailed, ensure, log_file
-from pipelines.launcher import LocalLauncher, _processes_of
+from pipelines.launcher import LocalLauncher, _environment, _processes_of
 from pipelines.runs import NotRun, plan, run_graph, selected, unchanged
 
 
@@ -435,7 +436,7 @@ def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
     until(lambda: list(_processes_of(scratch)))
     run = lab.run()
     numerics, _ = run.execution.of("prepare_data", "raw")
-    handle = launcher.submit(scratch, numerics, 1)  # sweeps what an earlier attempt has left
+    handle = launcher.submit(scratch, numerics, 1, [0])  # sweeps what an earlier attempt has left
     assert child.wait(timeout=5) == -9
     until(lambda: launcher.poll(handle).state != "running")
     assert launcher.poll(handle).state == "failed"  # there is no spec.json
@@ -475,3 +476,11 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     assert [name for name in lab.runs() if name != "sft"].count("raw") == 1  # data stages have one rank whatever the profile
     lab.knobs()
     assert outcomes(lab)["sft"] == "ran"
+
+
+def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    numerics = Numerics(device="cuda")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "1,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # what a scheduler left us
+    assert _environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "5,7"
