@@ -73,7 +73,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
         if step + 1 < total:
             checkpoints.after_step(step + 1, {"step": step + 1})
 
-    report = held_out_report(trainer, held or units, job, chat)
+    report = held_out_report(trainer, held or units, job, chat)  # without a hold-out, rewards are normalised by training pairs
     trainer.export(job.out / "payload", chat)
     if trainer.rank == 0:
         write_json(job.out / "payload" / "reward_stats.json", {"mean": report["reward_mean"], "std": report["reward_std"]})

@@ -4,6 +4,7 @@ The loss is -log π over the assistant's tokens (its end-of-turn tokens included
 (`mean`), or not divided at all (`sum`). What we leave out: prompt loss, NEFTune, LoRA.
 """
 
+import math
 import time
 from typing import Any
 
@@ -30,7 +31,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     probe_isolation(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
-    first = last = None
+    last = float("nan")
 
     for step in range(state["step"], total):
         started = time.monotonic()
@@ -48,8 +49,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         (loss_sum,) = trainer.sum(loss_sum)
 
         last = loss_sum / num_tokens
-        first = last if first is None else first
-        if not abs(last) < float("inf"):
+        if not math.isfinite(last):
             raise StageError(f"the loss of step {step + 1} is {last}: lower optimizer.learning_rate ({config.optimizer.learning_rate})")
         length = sum(len(doc) for unit in batch for doc in unit)
         speed = length / (time.monotonic() - started)

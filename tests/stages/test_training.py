@@ -39,11 +39,12 @@ def sft_curve(tmp_path_factory, policy, conversations):
     """Loss and gradient norm of four steps, for one way to run the same recipe."""
     seen = {}
 
-    def run(**numerics):
-        name = json.dumps(numerics)
+    def run(reduction="mean", **numerics):
+        name = json.dumps([reduction, numerics])
         if name not in seen:
             folder = tmp_path_factory.mktemp("sft")
-            done = models.run_job(folder, "sft", SFT, inputs(policy, conversations), Numerics(threads=1, **numerics))
+            config = {**SFT, "loss_reduction": reduction}
+            done = models.run_job(folder, "sft", config, inputs(policy, conversations), Numerics(threads=1, **numerics))
             assert done["ok"], done
             curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
             seen[name] = [(row["loss"], row["grad_norm"], row["trained_tokens"]) for row in curve]
@@ -75,6 +76,12 @@ def test_the_configured_batch_is_the_batch(sft_curve, cut):
     assert len(sft_curve()) == 4  # 28 rows by 8: the last batch holds 4
     for ours, reference in zip(sft_curve(**cut), sft_curve(), strict=True):
         assert ours == pytest.approx(reference, rel=2e-4)
+
+
+def test_the_sum_loss_has_no_denominator(sft_curve):
+    """The first gradient is that of the mean times the trained tokens; Adam hides the factor from the weights, not from the norm."""
+    (_, norm, tokens), (_, sum_norm, _) = sft_curve()[0], sft_curve("sum")[0]
+    assert sum_norm == pytest.approx(norm * tokens, rel=1e-4)
 
 
 def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
