@@ -8,6 +8,7 @@ What decides correctness here, each with a test:
 - logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self.chunk = chunk
+        self.agree: Callable[[int], int] = lambda pieces: pieces
+        """The number of pieces that all ranks cut into. Under ZeRO-3 each call of the head is a collective: the trainer sets it."""
 
     def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
@@ -38,18 +41,15 @@ class PolicyModule(nn.Module):
         The entropy carries no gradient, and is zeros unless asked for.
         """
         hidden_NH = _hidden(self.model.base_model, batch).flatten(0, 1)[batch.places_N]
+        pieces = self.agree(max(1, -(-len(hidden_NH) // self.chunk)))
         logps, entropies = [], []
-        chunks = list(zip(hidden_NH.split(self.chunk), batch.targets_N.split(self.chunk), strict=True))
-        for hidden, targets in chunks:
-            if len(chunks) > 1 and torch.is_grad_enabled():
+        for hidden, targets in zip(hidden_NH.tensor_split(pieces), batch.targets_N.tensor_split(pieces), strict=True):
+            if pieces > 1 and torch.is_grad_enabled():
                 logp, spread = checkpoint(self._token_logps, hidden, targets, temperature, entropy, use_reentrant=False)
             else:
                 logp, spread = self._token_logps(hidden, targets, temperature, entropy)
             logps.append(logp)
             entropies.append(spread)
-        if not logps:
-            empty = hidden_NH.sum() * 0 + hidden_NH.new_zeros(0, dtype=torch.float32)
-            return empty, empty.detach()
         return torch.cat(logps), torch.cat(entropies)
 
     def _token_logps(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,8 @@ class Trainer:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
+        if numerics.zero_stage == 3 and isinstance(module, PolicyModule):
+            module.agree = self._most
         plain = numerics.zero_stage == 0
         if plain:  # DeepSpeed reports no norm there
             adamw.register_step_pre_hook(self._clip)
@@ -138,6 +140,12 @@ class Trainer:
         tensor = torch.tensor(values, dtype=torch.float64 if self.device.type == "cpu" else torch.float32, device=self.device)
         torch.distributed.all_reduce(tensor)
         return tensor.tolist()
+
+    def _most(self, count: int) -> int:
+        """The largest of the ranks' counts."""
+        tensor = torch.tensor(count, device=self.device)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+        return int(tensor)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

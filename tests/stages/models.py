@@ -49,12 +49,12 @@ def arithmetic(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def tiny_policy(folder: Path, seed: int = 0) -> Artifact:
+def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
     """The policy that `source_model` makes of a few rows: two layers, its own tokenizer."""
     from stages import source_model
 
     corpus = dataset(folder / "corpus", "conversation", arithmetic(60))
-    sizes = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 64, "vocabulary": 300, "context": 128, "seed": seed}
+    sizes = {"layers": 2, "hidden": hidden, "heads": 4, "kv_heads": 2, "ffn": 64, "vocabulary": 300, "context": 128, "seed": seed}
     config = config_of("source_model", source={"type": "random_llama", **sizes})
     job = a_job(folder / "job")
     source_model.run(config, {"corpus": {"corpus": corpus}}, job)

@@ -60,7 +60,6 @@ def inputs(policy, conversations):
 CUTS = {
     "small packs": {"micro_batch_tokens": 48},
     "padded": {"packing": False, "micro_batch_sequences": 3},
-    "small logit chunks": {"logprob_chunk": 3},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "ZeRO 0": {"zero_stage": 0},
     "ZeRO 3": {"zero_stage": 3},
@@ -82,6 +81,21 @@ def test_the_sum_loss_has_no_denominator(sft_curve):
     """The first gradient is that of the mean times the trained tokens; Adam hides the factor from the weights, not from the norm."""
     (_, norm, tokens), (_, sum_norm, _) = sft_curve()[0], sft_curve("sum")[0]
     assert sum_norm == pytest.approx(norm * tokens, rel=1e-4)
+
+
+def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(tmp_path):
+    """The head is large enough to be partitioned, and is called once per piece of logits: 40 tokens are 5 pieces, 3 are one."""
+    policy = models.tiny_policy(tmp_path / "policy", hidden=512)
+    rows = models.arithmetic(2)
+    rows[0]["messages"][1]["content"] = "1 2 3 4 5 6 7 8 9 " * 2
+    data = models.dataset(tmp_path / "data", "conversation", rows)
+    losses = []
+    for name, numerics in (("one", {}), ("two", {"world_size": 2, "zero_stage": 3})):
+        config = {**SFT, "global_batch": 2, "epochs": 3}
+        done = models.run_job(tmp_path / name, "sft", config, inputs(policy, data), Numerics(threads=1, logprob_chunk=8, **numerics))
+        assert done["ok"], done
+        losses.append([json.loads(line)["loss"] for line in (tmp_path / name / "curve.jsonl").read_text().splitlines()])
+    assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 
 
 def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
