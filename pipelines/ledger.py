@@ -1,7 +1,8 @@
 """The one door to DVC: is a stage up to date, why not, restore it, commit it. `dvc.lock` is the only truth about what is done.
 
-DVC's repository lock is held for milliseconds: while its files are read, and while `dvc.lock` is written. Its per-path locks
-are not taken (their holder may be a `dvc repro` that waits for us): the stage's lease does that work.
+DVC's repository lock is held while its files are read, while an output that was hashed before goes into the cache, and while
+`dvc.lock` is written; never while a job runs. Its per-path locks are not taken (their holder may be a `dvc repro` that waits for
+us): the stage's lease does that work.
 """
 
 import hashlib
@@ -175,9 +176,10 @@ class Ledger:
                 raise InputsMoved(moved)
         stage.save_outs()
         stage.md5 = stage.compute_md5()
-        for out in stage.outs:
-            out.commit()
-        self._record(stage)
+        with self._locked():  # DVC's try at a reflink truncates an equal object that another stage is just adding
+            for out in stage.outs:
+                out.commit()
+            self._record(stage)
 
     # --- DVC's objects -------------------------------------------------------------------------------------------------
 

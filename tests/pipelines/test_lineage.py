@@ -9,6 +9,7 @@ from running_lab import Lab
 
 from data.artifacts import ArtifactError
 from pipelines import provenance
+from pipelines.ensure import Result
 from pipelines.lineage import ancestry, find_artifact, published, walk
 from pipelines.runs import run_graph
 
@@ -16,7 +17,8 @@ from pipelines.runs import run_graph
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("lineage"))
-    run_graph(lab.run())
+    ends = run_graph(lab.run())
+    assert all(isinstance(end, Result) for end in ends), ends
     return lab
 
 

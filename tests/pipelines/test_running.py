@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running_lab import Lab
@@ -105,6 +106,25 @@ def test_deleted_cache_rebuilds_the_same_content(lab: Lab) -> None:
         shutil.rmtree(lab.root / "artifacts" / "lab" / name)
     assert outcomes(lab) == {"suite": "restored", "raw": "restored", "clean": "ran", "cleaner": "ran"}
     assert lab.contents() == before and status(lab) == CLEAN
+
+
+def test_two_stages_never_add_to_the_cache_at_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC tries a reflink first, which truncates the object of that name: equal files of two stages, e.g. the empty `lineage.json`
+    of two sources that end together, would be lost in one commit while the other puts them into place."""
+    from dvc.output import Output
+
+    adding, most, commit = [0], [0], Output.commit
+
+    def slow(output: Output, *args: Any, **options: Any) -> None:
+        adding[0] += 1
+        most[0] = max(most[0], adding[0])
+        time.sleep(0.05)
+        commit(output, *args, **options)
+        adding[0] -= 1
+
+    monkeypatch.setattr(Output, "commit", slow)
+    outcomes(lab)
+    assert most == [1]
 
 
 @pytest.mark.parametrize("part", ["payload/rows.jsonl", "evidence/metrics.json"])
