@@ -12,7 +12,7 @@ SHELL := bash
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo tiny clean
+.PHONY: help setup test lint demo tiny chaos clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -41,6 +41,10 @@ demo: setup ## Post-trains a real model from end to end and writes its report
 
 tiny: setup ## Runs the whole chain on a model of random weights
 	pedigree run tiny
+
+N ?= 100
+chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run
+	PYTHONPATH=. python tests/chaos.py --kills $(N)
 
 clean: ## Removes the environment and caches; artifacts and checkpoints stay
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

@@ -11,6 +11,9 @@ from configs.declarations import DECLARATIONS
 from configs.frozen import Frozen
 from configs.training import Rlvr, Training
 
+SMALLEST_TOKENS = 64
+"""A packed micro-batch is not halved below it: one document is as long."""
+
 
 class Numerics(Frozen):
     """What can change rounding."""
@@ -35,6 +38,17 @@ class Numerics(Frozen):
     tensor_parallel: int = Field(default=1, ge=1)
     """Ranks of one vLLM engine."""
 
+    def smaller(self, config: Frozen) -> "Numerics | None":
+        """Half the micro-batch for a stage, whose global batch it still cuts exactly; None when it cannot be halved."""
+        if self.packing:
+            tokens = self.micro_batch_tokens // 2
+            return self.model_copy(update={"micro_batch_tokens": tokens}) if tokens >= SMALLEST_TOKENS else None
+        for sequences in range(self.micro_batch_sequences // 2, 0, -1):
+            found = self.model_copy(update={"micro_batch_sequences": sequences})
+            if batch_problem(config, found) is None:
+                return found
+        return None
+
 
 class Placement(Frozen):
     """Where it runs and how it is watched."""
@@ -49,7 +63,8 @@ class Placement(Frozen):
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     """Share of GPU memory that vLLM may take."""
     retries: int = Field(default=2, ge=0)
-    """Further attempts after a failure that may pass by itself; each goes on from the last checkpoint."""
+    """Further attempts after a failure that may pass by itself, without getting further in between; each goes on from the last
+    checkpoint."""
     heartbeat_timeout_s: float = Field(default=600, gt=0)
     """A job silent for longer is killed."""
     timeout_s: float | None = Field(default=None, gt=0)

@@ -12,7 +12,7 @@ from pipelines.quiet import no_telemetry, prefect_environment
 if TYPE_CHECKING:
     from configs.project import Project
     from data.artifacts import Artifact
-    from pipelines.ensure import RunContext
+    from pipelines.context import RunContext
     from pipelines.lineage import Ancestor
     from pipelines.runs import StageEnd
 
@@ -81,6 +81,12 @@ def run(
     no_prefect: Annotated[bool, typer.Option("--no-prefect", help="Without a Prefect flow around it; the result is the same.")] = False,
     execution: Profile = None,
     keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="On Ctrl-C leave jobs running; the next run re-attaches.")] = False,
+    resume: Annotated[
+        list[str] | None, typer.Option("--resume", metavar="STAGE", help="Fail unless it goes on from a checkpoint. Repeatable.")
+    ] = None,
+    reshard: Annotated[
+        bool, typer.Option("--reshard", help="Take checkpoints made under other numerics (ranks, micro-batch); the record says so.")
+    ] = False,
 ) -> None:
     """Make every stage of a recipe current; finished stages are not run again."""
     from pipelines.progress import Board, Display
@@ -89,7 +95,9 @@ def run(
     project = _project()
     context = _open(project, recipe, overrides, execution)
     context.keep_jobs = keep_jobs
+    context.reshard = reshard
     selection, forced = _selection(context, only, start, until, force)
+    context.must_resume = _named("--resume", context, resume, selection)
     done = unchanged(context, selection, forced)
     if len(done) == len(selection):
         print(f"{len(done)} stage{'s' * (len(done) != 1)} up to date, nothing to do")
@@ -363,11 +371,15 @@ def _selection(
     from pipelines.runs import selected
 
     selection = selected(context.graph, only=only or (), start=start or (), until=until or ())
-    forced = frozenset(context.graph.find(name).address for name in force or ())
-    left = sorted(forced - selection)
+    return selection, _named("--force", context, force, selection)
+
+
+def _named(option: str, context: "RunContext", names: Sequence[str] | None, selection: frozenset[str]) -> frozenset[str]:
+    found = frozenset(context.graph.find(name).address for name in names or ())
+    left = sorted(found - selection)
     if left:
-        raise KeyError(f"--force {', '.join(left)} is outside what --only, --from and --until select")
-    return selection, forced
+        raise KeyError(f"{option} {', '.join(left)} is outside what --only, --from and --until select")
+    return found
 
 
 def _artifact(name: str) -> "Artifact":
@@ -409,7 +421,8 @@ def _tell_not_run(board: Any, ends: "Sequence[StageEnd]") -> None:
 
 def _failures(context: "RunContext", ends: "Sequence[StageEnd]") -> list[str]:
     """One line per failed stage, and one on what becomes of the rest."""
-    from pipelines.ensure import Result, StageFailed
+    from pipelines.context import StageFailed
+    from pipelines.ensure import Result
 
     failed = [end for end in ends if isinstance(end, StageFailed)]
     kept = sum(isinstance(end, Result) for end in ends)
@@ -517,7 +530,7 @@ def _exit_code(error: Exception) -> int | None:
     from configs.document import ConfigError
     from configs.project import ProjectNotFound
     from data.artifacts import ArtifactError
-    from pipelines.ensure import StageFailed
+    from pipelines.context import StageFailed
     from pipelines.export import ExportError
     from pipelines.ledger import LedgerError
     from pipelines.status import NoSuchStage

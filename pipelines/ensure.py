@@ -9,96 +9,43 @@
 """
 
 import csv
-import json
-import math
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from configs.execution import Execution, Numerics, Placement
-from configs.graph import Graph, Node
+from configs.execution import Numerics, Placement
+from configs.graph import Node
 from configs.project import Project
 from data.artifacts import (
-    PARTS,
     Artifact,
     ArtifactError,
     FileEntry,
     Input,
     Record,
-    content_hash,
     open_artifact,
     read_rows,
-    scan,
     sha256_path,
     stage_key,
     write_json,
     write_text,
 )
+from data.faults import fault_point
 from pipelines import provenance
-from pipelines.launcher import RESUME_ME, Handle, Launcher, LocalLauncher, Status, read_done
+from pipelines.attempts import REMEDIES, checkpoint_names, modified, numerics_changes, read_json, resumable, run_job, unproven
+from pipelines.context import RunContext, StageFailed
+from pipelines.launcher import read_done
 from pipelines.lease import Cancelled, Holder, lease, slots
-from pipelines.ledger import InputsMoved, Ledger, LedgerError, is_complete
-from stages.job import JobSpec
+from pipelines.ledger import InputsMoved, LedgerError, is_complete
+from stages.job import JobSpec, storage_cause
 
 Outcome = Literal["unchanged", "restored", "ran", "attached"]
-RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "heartbeat"})
-"""Causes that may pass by themselves. `refused` and `timeout` would end the same way."""
-POLL_S = 0.1
-LINGER_S = 60.0
-"""A job that has reported its end but does not exit is ended after so long."""
-BACKOFF_S = (1.0, 5.0, 30.0)
-"""Pauses before the further attempts."""
 LINEAGE_SCHEMA = 1
-
-
-class StageFailed(Exception):
-    """A stage could not be made current; everything that existed before still does."""
-
-    def __init__(self, address: str, cause: str, message: str, log: str | None = None) -> None:
-        self.address, self.cause, self.message, self.log = address, cause, message, log
-        super().__init__(f"{address} failed ({cause}): {message}" + (f"; its log is {log}" if log else ""))
-
-
-class Watch(Protocol):
-    """Told what changes, from any thread. States: checking, waiting, running, and those of `Outcome`, and failed."""
-
-    def __call__(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None: ...
-
-
-def unwatched(address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-    """Tells nobody."""
-
-
-@dataclass
-class RunContext:
-    """One run of a recipe: what `ensure` needs to know of the outside."""
-
-    project: Project
-    graph: Graph
-    execution: Execution
-    ledger: Ledger
-    watch: Watch = unwatched
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    launcher: Launcher | None = None
-    """The local one when absent."""
-    keep_jobs: bool = False
-    """Jobs go on when the run is interrupted; the next run re-attaches to them."""
-
-    @property
-    def title(self) -> str:
-        return f"pedigree run {self.graph.recipe}"
-
-    def jobs(self) -> Launcher:
-        if self.launcher is None:
-            self.launcher = LocalLauncher(self.project)
-        return self.launcher
 
 
 @dataclass(frozen=True)
@@ -133,7 +80,10 @@ def ensure(run: RunContext, node: Node, *, force: bool = False) -> Result:
     with _failures(run, node):
         run.watch(node.address, "checking")
         outcome: Outcome = "unchanged"
-        if force or run.ledger.reasons(node):
+        stale = force or bool(run.ledger.reasons(node))
+        if node.address in run.must_resume:
+            _refuse_to_begin(run, node, stale)
+        if stale:
             recover(run.project, node.address)
             need = identify(run.project, node)
             with _alone(run, node, need) as waited:
@@ -222,31 +172,50 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool) -> tuple[Outc
     handle = jobs.find(scratch)
     alive = handle is not None and jobs.poll(handle).state == "running"
     if not alive and not force and _took_unseen(scratch):
-        return "attached", _read(scratch / "snapshot.json")
+        return "attached", read_json(scratch / "snapshot.json")
     numerics, placement = run.execution.of(node.kind, node.name)
     if "deepspeed" not in node.declaration.engine:
         numerics = numerics.model_copy(update={"world_size": 1})
     if alive:
-        placement = JobSpec.model_validate(_read(scratch / "spec.json")).placement
+        placement = JobSpec.model_validate(read_json(scratch / "spec.json")).placement
     elif force and scratch.exists():
         shutil.rmtree(scratch)
     with _slots(run, node, need, placement) as numbers:
         if not alive:
             _prepare(run, node, need, numerics, placement)
-        _attempts(run, node, scratch, handle if alive else None, placement, numbers)
-    return ("attached" if alive else "ran"), _read(scratch / "snapshot.json")
+        run_job(run, node, scratch, handle if alive else None, placement, numbers)
+    return ("attached" if alive else "ran"), read_json(scratch / "snapshot.json")
+
+
+def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
+    """`--resume STAGE` promises that work is gone on with.
+
+    Raises:
+        StageFailed: there is none.
+    """
+    if not stale:
+        raise StageFailed(node.address, "refused", "--resume: it is up to date, there is nothing to go on with")
+    scratch = run.project.scratch(identify(run.project, node).key)
+    handle = run.jobs().find(scratch)
+    if not resumable(scratch) and (handle is None or run.jobs().poll(handle).state != "running"):
+        raise StageFailed(node.address, "refused", "--resume: it has left no checkpoint to go on from; without --resume it begins")
 
 
 def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement) -> None:
     """Writes what the job reads; refuses to resume checkpoints that were made under other numerics."""
     scratch = run.project.scratch(need.key)
     scratch.mkdir(parents=True, exist_ok=True)
-    if (scratch / "spec.json").exists() and _checkpoints(scratch):
-        before = JobSpec.model_validate(_read(scratch / "spec.json")).numerics
-        differing = [f"{name} {old} -> {new}" for (name, old), (_, new) in zip(before, numerics, strict=True) if old != new]
-        if differing:
-            message = f"its checkpoints were made under other numerics ({', '.join(differing)}): resume under those, or start it afresh"
-            raise StageFailed(node.address, "refused", f"{message} with --force {node.name}")
+    asked, reshard, marks = None, run.reshard, ()
+    if (scratch / "spec.json").exists() and checkpoint_names(scratch):
+        before = JobSpec.model_validate(read_json(scratch / "spec.json"))
+        if before.asked == numerics:  # what the profile says did not fit into memory: go on with what did
+            asked, numerics, reshard, marks = before.asked, before.numerics, True, before.marks
+        changes = numerics_changes(before.numerics, numerics)
+        if changes and not reshard:
+            message = f"its checkpoints were made under other numerics ({', '.join(changes)}): resume under those, go on under the new ones"
+            raise StageFailed(
+                node.address, "refused", f"{message} with --reshard (the record will say so), or start it afresh with --force"
+            )
     write_json(scratch / "snapshot.json", run.ledger.snapshot(node))
     spec = JobSpec(
         address=node.address,
@@ -256,141 +225,26 @@ def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placem
         inputs={port: {label: str(folder) for label, folder in labelled.items()} for port, labelled in need.folders.items()},
         source_files={name: str(run.project.root / name) for name in need.source_files},
         numerics=numerics,
+        asked=asked,
         placement=placement,
+        reshard=reshard,
+        must_resume=node.address in run.must_resume,
+        marks=marks,
     )
     write_text(scratch / "spec.json", spec.model_dump_json(indent=1) + "\n")  # inputs in the recipe's order
 
 
-def _attempts(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, numbers: list[int]) -> None:
-    """Runs the job until it succeeds; failures that may pass are tried again, and every attempt is noted.
-
-    Raises:
-        StageFailed: a cause that will not pass, or no retry left.
-    """
-    numerics = JobSpec.model_validate(_read(scratch / "spec.json")).numerics
-    history = scratch / "attempts.json"
-    attempts: list[dict[str, Any]] = _read(history) if history.exists() else []
-    failures = 0
-    detail = "re-attached to the job of an earlier run" if handle else ""
-    while True:
-        if handle is None:
-            for left in ("done.json", "progress.json", "cancelled.json"):
-                (scratch / left).unlink(missing_ok=True)
-            _remove_output(scratch)
-            attempts.append(_attempt(scratch, node))
-            write_json(history, attempts)
-            handle = run.jobs().submit(scratch, numerics, len(attempts), numbers)
-        run.watch(node.address, "running", detail, folder=scratch)
-        began = time.monotonic()
-        failure = _wait(run, node, handle, placement)
-        if failure is None:
-            failure = _verify(scratch)
-        if attempts:
-            attempts[-1] |= {"ended_at": _now(), "cause": failure[0] if failure else "succeeded"}
-            write_json(history, attempts)
-        if failure is None:
-            return
-        cause, message = failure
-        resumable = cause == "preempted" and time.monotonic() - began > BACKOFF_S[0]
-        failures += not resumable
-        if cause not in RETRIED | {"preempted"} or failures > placement.retries:
-            tried = f" (attempt {failures} of {placement.retries + 1})" if cause in RETRIED else ""
-            raise StageFailed(node.address, cause, f"{message}{tried}", _shown_log(run, scratch))
-        detail = f"attempt {len(attempts) + 1} after: {message}"
-        run.watch(node.address, "waiting", detail)
-        if not resumable and run.cancelled.wait(BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]):
-            raise Cancelled("cancelled before a further attempt")
-        handle = None
-
-
-def _wait(run: RunContext, node: Node, handle: Handle, placement: Placement) -> tuple[str, str] | None:
-    """Until the job has ended; returns (cause, message) of a failure. On every other way out the job is ended first."""
-    jobs, scratch = run.jobs(), Path(handle.scratch)
-    try:
-        while True:
-            status = jobs.poll(handle)
-            if status.state != "running":
-                jobs.cancel(handle, grace_s=0.0)  # children that it has left behind
-                return _failure(status, scratch)
-            late = _overdue(handle, placement)
-            if late:
-                jobs.cancel(handle)
-                return None if late[0] == "lingers" else late
-            if run.cancelled.wait(POLL_S):
-                raise Cancelled("its job goes on" if run.keep_jobs else "cancelled; its checkpoints are kept")
-    except BaseException:
-        if not run.keep_jobs:
-            jobs.cancel(handle)
-        raise
-
-
-def _failure(status: Status, scratch: Path) -> tuple[str, str] | None:
-    done = read_done(scratch)
-    if status.state == "succeeded":
-        return None
-    if (scratch / "cancelled.json").exists():  # left by `pedigree cancel`
-        return "cancelled", "cancelled; its checkpoints are kept"
-    if done is not None:
-        return str(done.get("cause", "crashed")), _first_line(str(done.get("message", "it gave no reason")))
-    if status.state == "lost":
-        return "lost", "its process is gone and left no result"
-    if status.exit_code == RESUME_ME:
-        return "preempted", "it was asked to stop and wrote a checkpoint"
-    if status.exit_code is not None and status.exit_code < 0:
-        hint = " (the kernel does that when memory runs out)" if status.exit_code == -9 else ""
-        return "crashed", f"it was killed by signal {-status.exit_code}{hint}"
-    return "crashed", f"it exited with code {status.exit_code} and left no result: {_last_line(scratch / 'log.txt')}"
-
-
-def _overdue(handle: Handle, placement: Placement) -> tuple[str, str] | None:
-    scratch, now = Path(handle.scratch), time.time()
-    beat = max(_modified(scratch / "progress.json"), handle.submitted_at)
-    done = _modified(scratch / "done.json")
-    if done and now - done > LINGER_S:
-        finished = read_done(scratch) or {}
-        return ("lingers", "") if finished.get("ok") else ("crashed", _first_line(str(finished.get("message"))))
-    if now - beat > placement.heartbeat_timeout_s:
-        allowed = f"placement.heartbeat_timeout_s allows {placement.heartbeat_timeout_s:g}"
-        return "heartbeat", f"no sign of life for {now - beat:.0f} s; {allowed}"
-    if placement.timeout_s is not None and now - handle.submitted_at > placement.timeout_s:
-        return "timeout", f"still running after {now - handle.submitted_at:.0f} s; placement.timeout_s allows {placement.timeout_s:g}"
-    return None
-
-
 def _took_unseen(scratch: Path) -> bool:
     """Whether the last job succeeded while nobody watched, and its output is what it says."""
-    if not (scratch / "snapshot.json").exists() or _verify(scratch) is not None:
+    if not (scratch / "snapshot.json").exists() or unproven(scratch) is not None:
         return False
     history = scratch / "attempts.json"
-    attempts = _read(history) if history.exists() else []
+    attempts = read_json(history) if history.exists() else []
     if attempts and "ended_at" not in attempts[-1]:
-        ended = datetime.fromtimestamp(_modified(scratch / "done.json"), UTC).isoformat(timespec="seconds")
+        ended = datetime.fromtimestamp(modified(scratch / "done.json"), UTC).isoformat(timespec="seconds")
         attempts[-1] |= {"ended_at": ended, "cause": "succeeded"}
         write_json(history, attempts)
     return True
-
-
-def _verify(scratch: Path) -> tuple[str, str] | None:
-    """Success is proved: the payload is there, is what the job reported, and its metrics are numbers."""
-    done = read_done(scratch)
-    if done is None or done.get("ok") is not True:
-        return "lost", "it left no result"
-    payload = scratch / "out" / "payload"
-    if not payload.is_dir():
-        return "lost", "its output is gone"
-    try:
-        files = scan(payload)
-    except ArtifactError as error:
-        return "refused", str(error)
-    if not files:
-        return "refused", "it ended without an error and without output"
-    if content_hash(files) != done["content"]:
-        return "storage", "its output has changed since it reported it"
-    strange = sorted(path.name for path in (scratch / "out").iterdir() if path.name not in PARTS)
-    if strange:
-        return "refused", f"it wrote {', '.join(strange)} beside payload/ and evidence/"
-    wrong = [name for name, value in _numbers(done["metrics"]) if not math.isfinite(value)]
-    return ("refused", f"metric {wrong[0]} is not finite") if wrong else None
 
 
 def _publish(run: RunContext, node: Node, need: Need, before: dict[str, Any]) -> None:
@@ -424,19 +278,21 @@ def _publish(run: RunContext, node: Node, need: Need, before: dict[str, Any]) ->
     if target.exists():
         aside.parent.mkdir(parents=True, exist_ok=True)
         os.rename(target, aside)
+    fault_point("publish set aside")
     os.rename(out, target)
+    fault_point("publish renamed")
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _run_record(node: Node, scratch: Path) -> dict[str, Any]:
-    spec = JobSpec.model_validate(_read(scratch / "spec.json"))
+    spec = JobSpec.model_validate(read_json(scratch / "spec.json"))
     history = scratch / "attempts.json"
     return {
         "schema_version": 1,
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
         "placement": spec.placement.model_dump(mode="json"),
-        "attempts": _read(history) if history.exists() else [],
+        "attempts": read_json(history) if history.exists() else [],
         "fingerprint": provenance.fingerprint(node.kind),
         "environment": provenance.environment(),
         "hardware": provenance.hardware(),
@@ -449,8 +305,8 @@ def _lineage(need: Need) -> dict[str, Any]:
     for labelled in need.folders.values():
         for folder in labelled.values():
             artifact = open_artifact(folder)
-            found |= _read(folder / "lineage.json")["artifacts"]
-            found[artifact.record.id] = {"record": artifact.record.model_dump(mode="json"), "run": _read(folder / "run.json")}
+            found |= read_json(folder / "lineage.json")["artifacts"]
+            found[artifact.record.id] = {"record": artifact.record.model_dump(mode="json"), "run": read_json(folder / "run.json")}
     return {"schema_version": LINEAGE_SCHEMA, "artifacts": dict(sorted(found.items()))}
 
 
@@ -494,9 +350,10 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
         run.watch(node.address, "failed", str(error))
         raise StageFailed(node.address, "cancelled", str(error)) from error
     except (OSError, LedgerError) as error:
-        message = _inside(run.project, str(error))
+        cause = storage_cause(error) if isinstance(error, OSError) else "storage"
+        message = _inside(run.project, str(error)) + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
         run.watch(node.address, "failed", message)
-        raise StageFailed(node.address, "storage", message) from error
+        raise StageFailed(node.address, cause, message) from error
 
 
 @contextmanager
@@ -547,64 +404,8 @@ def _is_in_place(folder: Path, key: str) -> bool:
     return artifact.record.key == key and is_complete(artifact)
 
 
-def _attempt(scratch: Path, node: Node) -> dict[str, Any]:
-    found = _checkpoints(scratch)
-    return {"started_at": _now(), "resumed_from": found[-1] if found else None, "code": provenance.code_state()}
-
-
-def _checkpoints(scratch: Path) -> list[str]:
-    """Names of the job's checkpoints, the latest last."""
-    folder = scratch / "checkpoints"
-    if not folder.is_dir():
-        return []
-    return [path.name for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns) if path.is_dir()]
-
-
-def _remove_output(scratch: Path) -> None:
-    shutil.rmtree(scratch / "out", ignore_errors=True)
-
-
 def _aside(project: Project, address: str) -> Path:
     return project.private / "aside" / address
-
-
-def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _numbers(inner, f"{place}.{name}" if place else str(name))
-    elif isinstance(value, float):
-        yield place, value
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "it gave no reason"
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace").strip().splitlines()
-    except FileNotFoundError:
-        lines = []
-    return lines[-1][:300] if lines else "its log is empty"
-
-
-def _shown_log(run: RunContext, scratch: Path) -> str:
-    return (scratch / "log.txt").relative_to(run.project.root).as_posix()
 
 
 def _inside(project: Project, text: str) -> str:

@@ -36,7 +36,8 @@ from configs.compile import overrides_of
 from configs.graph import Node
 from configs.project import Project
 from data.artifacts import write_json
-from pipelines.ensure import RunContext, StageFailed, ensure
+from pipelines.context import RunContext, StageFailed
+from pipelines.ensure import ensure
 from pipelines.launcher import LocalLauncher
 from pipelines.lease import Process
 from pipelines.report import tables

@@ -4,6 +4,7 @@ processes carry its scratch folder in their environment.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,16 +17,16 @@ from typing import Any, Literal, Protocol
 from configs.execution import Numerics
 from configs.project import Project
 from data.artifacts import write_json
+from data.faults import fault_point
 from pipelines.lease import Process, job_alive
 
 State = Literal["running", "succeeded", "failed", "lost"]
-RESUME_ME = 75
-"""Exit code of a job that was asked to stop, wrote a checkpoint and may be resumed."""
 MARK = "PEDIGREE_JOB"
 """Environment variable that holds the scratch folder: it finds every process of a job, also after its parents have died."""
 GRACE_S = 30.0
 CODE_ROOT = Path(__file__).resolve().parents[1]
 POLL_S = 0.1
+STACKS_S = 0.5
 QUIET = {
     "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -47,6 +48,8 @@ class Handle:
     submitted_at: float
     command: tuple[str, ...]
     attempt: int
+    oom_kills: int = 0
+    """Processes that the kernel had killed for lack of memory when the job started."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,11 @@ class Launcher(Protocol):
         """What the job has printed from byte `offset` on, all attempts together."""
         ...
 
-    def cancel(self, handle: Handle, grace_s: float = GRACE_S) -> None:
-        """Asks all processes of the job to stop and returns when none lives; after `grace_s` seconds they are killed."""
+    def cancel(self, handle: Handle, grace_s: float = GRACE_S, stacks: bool = False) -> None:
+        """Asks all processes of the job to stop and returns when none lives; after `grace_s` seconds they are killed.
+
+        `stacks`: before that they print to the log where each thread stands.
+        """
         ...
 
     def find(self, scratch: Path) -> Handle | None:
@@ -90,7 +96,7 @@ class LocalLauncher:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, numbers: Sequence[int]) -> Handle:
-        _kill_all(scratch)  # children that outlived the attempt before must not write beside this one
+        kill_all(scratch)  # children that outlived the attempt before must not write beside this one
         command = _command(scratch, numerics)
         with (scratch / "log.txt").open("ab") as log:
             child = subprocess.Popen(
@@ -103,9 +109,10 @@ class LocalLauncher:
                 start_new_session=True,
             )
         self._children[child.pid] = child
+        fault_point("job started")
         # a job that has ended within microseconds has no start time any more; its number still tells it apart from our others
         process = Process.of(child.pid) or Process(child.pid, 0, Process.here().boot)
-        handle = Handle(self.name, str(scratch), process, time.time(), tuple(command), attempt)
+        handle = Handle(self.name, str(scratch), process, time.time(), tuple(command), attempt, oom_kills())
         write_json(scratch / "job.json", asdict(handle))
         return handle
 
@@ -127,7 +134,12 @@ class LocalLauncher:
         except FileNotFoundError:
             return b""
 
-    def cancel(self, handle: Handle, grace_s: float = GRACE_S) -> None:
+    def cancel(self, handle: Handle, grace_s: float = GRACE_S, stacks: bool = False) -> None:
+        if stacks:
+            for pid in processes_of(Path(handle.scratch)):
+                if _catches(pid, signal.SIGUSR2):
+                    _signal(pid, signal.SIGUSR2)
+            time.sleep(STACKS_S)
         if handle.process.alive:
             _signal_group(handle.process.pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
@@ -135,7 +147,7 @@ class LocalLauncher:
             if not handle.process.alive:  # its children have lost whoever would end them
                 deadline = min(deadline, time.monotonic() + 2.0)
             time.sleep(POLL_S)
-        _kill_all(Path(handle.scratch))
+        kill_all(Path(handle.scratch))
         child = self._children.get(handle.process.pid)
         if child:
             child.wait()
@@ -144,7 +156,7 @@ class LocalLauncher:
         known = _read_handle(scratch / "job.json")
         if known is not None and job_alive(scratch / "job.json"):
             return known
-        for pid in _processes_of(scratch):
+        for pid in processes_of(scratch):
             process = Process.of(pid)
             if process is not None and _leads_session(pid) and str(scratch) in _command_line(pid):
                 handle = Handle(self.name, str(scratch), process, time.time(), tuple(_command_line(pid)), 0)
@@ -156,7 +168,13 @@ class LocalLauncher:
         child = self._children.get(handle.process.pid)
         if child:
             child.poll()
-        return list(_processes_of(Path(handle.scratch)))
+        return list(processes_of(Path(handle.scratch)))
+
+
+def oom_kills() -> int:
+    """Processes that this machine's kernel has killed for lack of memory, since its start."""
+    found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 def read_done(scratch: Path) -> dict[str, Any] | None:
@@ -171,7 +189,7 @@ def _command(scratch: Path, numerics: Numerics) -> list[str]:
     stage = ["-m", "stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+    return [sys.executable, "-m", "stages.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
 
 
 def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:
@@ -196,7 +214,7 @@ def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Se
     return environment
 
 
-def _processes_of(scratch: Path) -> Iterator[int]:
+def processes_of(scratch: Path) -> Iterator[int]:
     """Living processes that carry the scratch folder in their environment (a zombie has none)."""
     mark = f"{MARK}={scratch}".encode()
     for folder in Path("/proc").iterdir():
@@ -208,11 +226,21 @@ def _processes_of(scratch: Path) -> Iterator[int]:
                 continue
 
 
-def _kill_all(scratch: Path) -> None:
-    while members := list(_processes_of(scratch)):
+def kill_all(scratch: Path) -> None:
+    """SIGKILL for every process of a job, until none is left."""
+    while members := list(processes_of(scratch)):
         for pid in members:
             _signal(pid, signal.SIGKILL)
         time.sleep(POLL_S)
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal; another would die of it."""
+    try:
+        found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return bool(found) and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 def _leads_session(pid: int) -> bool:

@@ -22,6 +22,7 @@ from configs.compile import LOADER, pipeline_file
 from configs.graph import Node
 from configs.project import Project
 from data.artifacts import Artifact, ArtifactError, open_artifact
+from data.faults import fault_point
 
 if TYPE_CHECKING:
     from dvc.output import Output
@@ -122,7 +123,9 @@ class Ledger:
         for candidate in candidates:
             if not self._fetch(stage, candidate):
                 continue
-            if self._check_out(stage) and self._is_proven(stage, node, key):
+            checked_out = self._check_out(stage)
+            fault_point("restore checked out")
+            if checked_out and self._is_proven(stage, node, key):
                 self._record(stage)
                 return True
             for out in stage.outs:
@@ -179,6 +182,7 @@ class Ledger:
         with self._locked():  # DVC's try at a reflink truncates an equal object that another stage is just adding
             for out in stage.outs:
                 out.commit()
+            fault_point("commit cached")
             self._record(stage)
 
     # --- DVC's objects -------------------------------------------------------------------------------------------------
@@ -322,7 +326,9 @@ class Ledger:
         stages[stage.name] = entry
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         dump_yaml(str(temporary), lock)
+        fault_point("lock written")
         os.replace(temporary, path)
+        fault_point("lock replaced")
 
     def _shown(self, path: str) -> str:
         """A dependency's path as people know it: the address of a stage, or a project file."""

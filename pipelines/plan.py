@@ -12,7 +12,7 @@ from configs.project import Project
 from configs.training import Rlvr, Training
 from data.artifacts import Artifact, ArtifactError, open_artifact
 from pipelines import runs
-from pipelines.ensure import RunContext
+from pipelines.context import RunContext
 
 State = Literal["up to date", "cached", "will run", "depends"]
 OUTPUT = re.compile(r"output (\S+) (.+)")

@@ -16,7 +16,8 @@ from configs.execution import Execution, batch_problem, profile_path
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipes
-from pipelines.ensure import Result, RunContext, StageFailed, Watch, ensure, run_under_dvc, unwatched
+from pipelines.context import RunContext, StageFailed, Watch, unwatched
+from pipelines.ensure import Result, ensure, run_under_dvc
 from pipelines.ledger import Ledger
 
 

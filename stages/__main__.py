@@ -1,11 +1,15 @@
 """Runs one stage inside its job: `python -m stages SCRATCH_FOLDER` (under torchrun for several ranks).
 
-Exit codes: 0 done, 1 failed, 75 pre-empted (a checkpoint was written: resume me).
+Exit codes: 0 done, 1 failed, 75 pre-empted (asked to stop by SIGTERM or SIGUSR1: resume me). SIGUSR2 prints where all threads
+stand, which tells what a hung job waits for.
 """
 
+import faulthandler
 import importlib
 import json
 import os
+import shutil
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -13,12 +17,16 @@ from typing import Any
 
 from configs.declarations import DECLARATIONS
 from data.artifacts import content_hash, open_artifact, scan, write_json
-from stages.job import Inputs, Job, JobSpec, Preempted, StageError
+from data.faults import fault_point
+from stages.job import Inputs, Job, JobSpec, NotFinite, Preempted, StageError, storage_cause
+from stages.postconditions import unmet
 
 RESUME_ME = 75
+FULL_BELOW_BYTES = 16 << 20
 
 
 def main(folder: Path) -> int:
+    listen()
     spec = JobSpec.model_validate(json.loads((folder / "spec.json").read_text()))
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.numerics.threads))
     rank = int(os.environ.get("RANK", "0"))
@@ -30,32 +38,44 @@ def main(folder: Path) -> int:
         placement=spec.placement,
         source_files={name: Path(path) for name, path in spec.source_files.items()},
         rank=rank,
+        reshard=spec.reshard,
+        must_resume=spec.must_resume,
+        marks=list(spec.marks),
     )
     job.progress(0, 0)
     try:
         metrics = run(spec, job)
     except Preempted as error:
         if rank == 0:  # torchrun swallows exit codes: the file says it too
-            message = str(error) or "was asked to stop and wrote a checkpoint"
-            write_json(folder / "done.json", {"ok": False, "cause": "preempted", "message": message})
+            write_json(folder / "done.json", report(job, ok=False, cause="preempted", message=str(error)))
         return RESUME_ME
     except Exception as error:  # the boundary of the process: every failure becomes a reported cause
         traceback.print_exc()
-        if rank == 0 or not (folder / "done.json").exists():
-            write_json(folder / "done.json", {"ok": False, "cause": cause_of(error), "message": str(error) or repr(error)})
+        cause = cause_of(error, folder)
+        if cause != "collective" or not (folder / "done.json").exists():  # which only says that another rank has gone
+            write_json(folder / "done.json", report(job, ok=False, cause=cause, message=str(error) or repr(error)))
         return 1
     if rank == 0:
         files = scan(job.out / "payload")
-        write_json(
-            folder / "done.json",
-            {
-                "ok": True,
-                "metrics": metrics,
-                "content": content_hash(files),
-                "files": [entry.model_dump() for entry in files],
-            },
-        )
+        fault_point("job finished")
+        listed = [entry.model_dump() for entry in files]
+        write_json(folder / "done.json", report(job, ok=True, metrics=metrics, content=content_hash(files), files=listed, marks=job.marks))
     return 0
+
+
+def listen() -> None:
+    """A polite signal ends the job with what it has written so far; stages with checkpoints write one first (`Checkpoints`)."""
+
+    def stop(number: int, _: Any) -> None:
+        raise Preempted(f"asked to stop by {signal.Signals(number).name}")
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, stop)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+
+
+def report(job: Job, **said: Any) -> dict[str, Any]:
+    return said | {"checkpoints": job.checkpoint_cost}
 
 
 def run(spec: JobSpec, job: Job) -> dict[str, Any]:
@@ -66,17 +86,32 @@ def run(spec: JobSpec, job: Job) -> dict[str, Any]:
     }
     config = declaration.config.model_validate(spec.config)
     module = importlib.import_module(f"stages.{spec.kind}")
-    return module.run(config, inputs, job)
+    metrics = module.run(config, inputs, job)
+    if job.rank == 0:
+        types = {port: [artifact.type for artifact in given.values()] for port, given in inputs.items()}
+        problem = unmet(declaration.output(config, types), metrics, job)
+        if problem:
+            raise StageError(f"it ended without an error, but {problem}")
+    return metrics
 
 
-def cause_of(error: BaseException) -> str:
-    """One word for the retry policy: `refused` will fail again, the others may pass."""
+def cause_of(error: BaseException, folder: Path) -> str:
+    """One word for the policy of retries, `pipelines.ensure.POLICY`."""
+    text = str(error).lower()
+    if isinstance(error, NotFinite):
+        return "not_finite"
     if isinstance(error, (StageError, ValueError, TypeError, KeyError, AssertionError, ImportError)):
         return "refused"
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+    if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         return "out_of_memory"
+    if "pytorchstreamwriter" in text and shutil.disk_usage(folder).free < FULL_BELOW_BYTES:
+        return "disk_full"  # torch says only that a write failed
     if isinstance(error, OSError):
-        return "storage"
+        return storage_cause(error)
+    if "gloo" in text or "nccl" in text or type(error).__name__.startswith("Dist"):
+        return "collective"
+    if type(error).__name__ == "EngineLost":  # its module loads vLLM's settings
+        return "lost_engine"
     return "crashed"
 
 

@@ -10,12 +10,15 @@ A job works in a scratch folder named after the stage's key:
     done.json       written last: the result, or the failure and its cause
 """
 
+import errno
 import json
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from configs.execution import Numerics, Placement
 from configs.frozen import Frozen
@@ -28,8 +31,19 @@ class StageError(Exception):
     """A stage cannot give what it promises; running it again would end the same way."""
 
 
-class Preempted(Exception):
-    """The job was asked to stop, has written a checkpoint, and may be resumed."""
+class NotFinite(StageError):
+    """The loss is no number: the same data and weights would give it again."""
+
+
+def storage_cause(error: OSError) -> str:
+    """One word for what a disk refuses."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    return "not_writable" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else "storage"
+
+
+class Preempted(BaseException):
+    """The job was asked to stop and may be resumed. Like a KeyboardInterrupt, no library's `except Exception` may swallow it."""
 
 
 class JobSpec(Frozen):
@@ -45,6 +59,14 @@ class JobSpec(Frozen):
     """Project file → absolute path."""
     numerics: Numerics
     placement: Placement
+    asked: Numerics | None = None
+    """What the profile says, where `numerics` had to be made smaller to fit into memory."""
+    reshard: bool = False
+    """Checkpoints that were made under other numerics are taken too, and the result is marked."""
+    marks: tuple[str, ...] = Field(default=(), strict=False)
+    """What a reader of the record must know of how this run was begun."""
+    must_resume: bool = False
+    """Without a sound checkpoint the job is refused instead of begun again."""
 
 
 @dataclass
@@ -58,6 +80,12 @@ class Job:
     placement: Placement
     source_files: dict[str, Path]
     rank: int = 0
+    reshard: bool = False
+    must_resume: bool = False
+    marks: list[str] = field(default_factory=list)
+    """What a reader of the record must know."""
+    checkpoint_cost: dict[str, float] = field(default_factory=lambda: {"written": 0, "seconds": 0.0, "bytes": 0})
+    """Of this attempt: how many, how long training stood still for them, size of the last."""
     _last_beat: float = field(default=0.0, repr=False)
 
     @property

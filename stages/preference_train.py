@@ -64,7 +64,9 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         names = sorted(sums)
         means = {name: value / len(batch) for name, value in zip(names, trainer.sum(*(sums[name] for name in names)), strict=True)}
 
-        check_loss(means["loss"], step, same, config)
+        trainer.refuse_not_finite(step + 1, means["loss"], stats)
+        if step == 0 and same:
+            check_first_loss(means["loss"], config)
         speed = sum(len(doc) for pair in batch for doc in pair) / (time.monotonic() - started)
         job.log(step + 1, **means, grad_norm=stats.grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
         job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
@@ -86,11 +88,9 @@ def log_ratios(batch: MicroBatch, difference_N: Tensor, normalise: bool) -> tupl
     return ratios_D[0::2], ratios_D[1::2]
 
 
-def check_loss(loss: float, step: int, same: bool, config: PreferenceTrain) -> None:
-    if not math.isfinite(loss):
-        raise StageError(f"the loss of step {step + 1} is {loss}: lower optimizer.learning_rate ({config.optimizer.learning_rate})")
+def check_first_loss(loss: float, config: PreferenceTrain) -> None:
     tolerance = FIRST_LOSS_TOLERANCE[config.dtype]
-    if step == 0 and same and abs(loss - math.log(2)) > tolerance:
+    if abs(loss - math.log(2)) > tolerance:
         raise StageError(
             f"the first loss is {loss:.4f} where policy and reference are one model: it must be log 2 = 0.6931 within {tolerance}; "
             "their log-probabilities are not computed alike"

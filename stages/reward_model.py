@@ -55,10 +55,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
         stats = trainer.step()
         loss_mean, accuracy, margin = (value / len(batch) for value in trainer.sum(loss_sum, accuracy, margin))
 
-        if not math.isfinite(loss_mean):
-            raise StageError(
-                f"the loss of step {step + 1} is {loss_mean}: lower optimizer.learning_rate ({config.optimizer.learning_rate})"
-            )
+        trainer.refuse_not_finite(step + 1, loss_mean, stats)
         speed = sum(len(doc) for unit in batch for doc in unit) / (time.monotonic() - started)
         job.log(
             step + 1,

@@ -85,7 +85,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job,
                 chat,
             )
-            check(sums, step, config)
+            check_gap(sums, step, config)
+            trainer.refuse_not_finite(step + 1, sums["loss"])
             numbers = reward_numbers(rollouts, rewards_PG) | {
                 "kept_groups": float(kept_PG.any(1).sum()),
                 "entropy": sums["entropy"],
@@ -93,6 +94,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             }
             if chosen:
                 stats = trainer.step()
+                trainer.refuse_not_finite(step + 1, sums["loss"], stats)
                 numbers |= {"loss": sums["loss"], "clip_fraction": sums["clipped"], "grad_norm": stats.grad_norm}
                 numbers |= {"learning_rate": stats.learning_rate} | ({"kl": sums["kl"]} if reference else {})
             if chosen and step + 1 < config.steps:
@@ -291,15 +293,13 @@ def grpo_loss(
     return loss, {"clipped": clipped.item(), "kl": kl}
 
 
-def check(sums: dict[str, float], step: int, config: Rlvr) -> None:
-    """The sampler answers from the trainer's weights, and the loss is a number."""
+def check_gap(sums: dict[str, float], step: int, config: Rlvr) -> None:
+    """The sampler answers from the trainer's weights."""
     if not sums["gap"] <= config.max_logprob_gap:
         raise StageError(
             f"in step {step + 1} sampler and trainer differ by {sums['gap']:.4g} in the log-prob of a token, on average (bound "
             f"max_logprob_gap {config.max_logprob_gap}): the sampler has the wrong weights, or the dtype needs a higher bound"
         )
-    if not math.isfinite(sums["loss"]):
-        raise StageError(f"the loss of step {step + 1} is {sums['loss']}: lower optimizer.learning_rate ({config.optimizer.learning_rate})")
 
 
 def reward_numbers(rollouts: list[Rollout], rewards_PG: torch.Tensor) -> dict[str, float]:

@@ -4,7 +4,6 @@ The loss is -log π over the assistant's tokens (its end-of-turn tokens included
 (`mean`), or not divided at all (`sum`). What we leave out: prompt loss, NEFTune, LoRA.
 """
 
-import math
 import time
 from typing import Any
 
@@ -17,7 +16,7 @@ from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_policy
 from stages.engines.rows import conversation, gather, to_units
 from stages.engines.trainer import Trainer
-from stages.job import Inputs, Job, StageError, only
+from stages.job import Inputs, Job, only
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -49,8 +48,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         (loss_sum,) = trainer.sum(loss_sum)
 
         last = loss_sum / num_tokens
-        if not math.isfinite(last):
-            raise StageError(f"the loss of step {step + 1} is {last}: lower optimizer.learning_rate ({config.optimizer.learning_rate})")
+        trainer.refuse_not_finite(step + 1, last, stats)
         length = sum(len(doc) for unit in batch for doc in unit)
         speed = length / (time.monotonic() - started)
         job.log(

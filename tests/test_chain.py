@@ -1,7 +1,6 @@
 """The whole chain on `tiny`, as a user types it: half by plain DVC, half by a Prefect flow, then again, damaged, and varied."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -10,37 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos import chaos
+from projects import call, contents, fresh_project
 
-CODE = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory) -> Path:
-    """A fresh clone's files in a repository of their own."""
-    root = tmp_path_factory.mktemp("project")
-    for folder in ("configs", ".dvc"):
-        (root / folder).mkdir()
-    shutil.copytree(CODE / "configs" / "recipes", root / "configs" / "recipes")
-    shutil.copytree(CODE / "configs" / "execution", root / "configs" / "execution")
-    for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore"):
-        shutil.copy(CODE / name, root / name)
-    for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm start"):
-        subprocess.run(["git", *command.split()], cwd=root, check=True)
-    return root
-
-
-def call(project: Path, *command: str, check: bool = True) -> str:
-    env = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "160"}
-    done = subprocess.run([str(BIN / command[0]), *command[1:]], cwd=project, env=env, capture_output=True, text=True)
-    assert not check or done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
-    return done.stdout + done.stderr
-
-
-def contents(project: Path) -> dict[str, str]:
-    records = (project / "artifacts" / "tiny").glob("*/record.json")
-    return {path.parent.name: json.loads(path.read_text())["content"] for path in records}
+    return fresh_project(tmp_path_factory.mktemp("project") / "clone")
 
 
 def started_jobs(project: Path) -> int:
@@ -115,6 +92,12 @@ def test_a_variant_trains_what_lies_below_the_change_and_shares_the_rest(project
     record = json.loads((variant / "dpo_2/record.json").read_text())
     assert record["config"]["loss"]["beta"] == 2.0 and record["content"] != chain["dpo_2"]
     assert (project / "artifacts/tiny/dvc.lock").read_bytes() == lock and contents(project) == chain
+
+
+def test_kills_at_named_points_and_random_instants_change_nothing(chain, tmp_path):
+    said: list[str] = []
+    tally = chaos(tmp_path, kills=6, seed=2, until="sft", quiet=chain, say=said.append)
+    assert not tally.different and tally.kills.total() == 6, "\n".join(said)
 
 
 def test_the_report_is_one_page_that_needs_nothing_else(project, chain):

@@ -2,6 +2,7 @@
 
     checkpoints/step-000040/   engine/..., random_RANK.pt, state.json (the caller's), manifest.json (sha256 of all; written last)
 
+Training stands still while the ranks write; hashing, the manifest and the rename go on beside the next steps.
 DeepSpeed's files are pickles: nothing that our manifest does not vouch for is ever opened.
 """
 
@@ -9,12 +10,17 @@ import json
 import shutil
 import signal
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from data.artifacts import scan, write_json
+from data.faults import fault_point
 from stages.engines.trainer import Trainer
 from stages.job import Job, Preempted, StageError
+
+RESHAPING = ("world_size", "zero_stage")
+"""Numerics that decide how the optimizer's state is cut into files."""
 
 
 class Checkpoints:
@@ -25,6 +31,8 @@ class Checkpoints:
         self.folder = job.checkpoints
         self.last_write = time.monotonic()
         self.stop_asked = False
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._sealing: Future[None] | None = None
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask_stop)
 
@@ -35,21 +43,20 @@ class Checkpoints:
         """Loads the newest sound checkpoint; returns the state given to `after_step`, or None when there is none.
 
         Raises:
-            StageError: it was made under other numerics.
+            StageError: it was made for something else or under other numerics (and `--reshard` was not given), or there is none
+                and `--resume` was.
         """
         chosen = self.trainer.broadcast(self._newest_sound() if self.trainer.rank == 0 else None)
         if chosen is None:
+            if self.job.must_resume:
+                raise StageError(f"--resume: {self.job.address} has no sound checkpoint; without --resume it begins again")
             return None
         saved = json.loads((self.folder / chosen / "state.json").read_text())
-        now = self._guard()
-        differing = sorted(name for name in now if saved["guard"].get(name) != now[name])
-        if differing:
-            changes = ", ".join(f"{name} {saved['guard'].get(name)} -> {now[name]}" for name in differing)
-            raise StageError(
-                f"{chosen} of {self.job.address} was made under other numerics ({changes}): "
-                "resume with those, or delete the checkpoints to start again"
-            )
-        self.trainer.load_state(self.folder / chosen)
+        changes = self._changes(chosen, saved["guard"])
+        self.job.marks = list(dict.fromkeys([*saved["marks"], *self.job.marks]))
+        if changes:
+            self.job.marks.append(f"numerics changed at step {saved['step']}: {', '.join(changes.values())}")
+        self.trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
         self.job.rewind(saved["step"])
         if self.trainer.rank == 0:
             print(f"resumed from {chosen}", flush=True)
@@ -68,26 +75,46 @@ class Checkpoints:
         if stopping or due_anywhere:
             self.write(step, state)
         if stopping:
-            raise Preempted(f"asked to stop after step {step}")
+            self._settle()
+            self.trainer.barrier()
+            raise Preempted(f"was asked to stop and wrote a checkpoint after step {step}")
 
     def write(self, step: int, state: dict[str, Any]) -> None:
+        began = time.monotonic()
+        self._settle()
         temporary, final = self.folder / f".step-{step:06d}", self.folder / f"step-{step:06d}"
         if self.trainer.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+            for left in self.folder.glob(".step-*"):  # by a kill
+                shutil.rmtree(left)
             temporary.mkdir(parents=True)
         self.trainer.barrier()
         self.trainer.save_state(temporary)
         self.trainer.barrier()
         if self.trainer.rank == 0:
-            write_json(temporary / "state.json", {"step": step, "guard": self._guard(), "state": state})
-            files = {entry.path: entry.sha256 for entry in scan(temporary)}
-            write_json(temporary / "manifest.json", files)
-            shutil.rmtree(final, ignore_errors=True)
-            temporary.rename(final)
-            for old in self._written()[: -self.job.placement.keep_checkpoints]:
-                shutil.rmtree(old)
-        self.trainer.barrier()
+            described = {"step": step, "guard": self._guard(), "marks": self.job.marks, "state": state}
+            self._sealing = self._sealer.submit(self._seal, temporary, final, described)
+        cost = self.job.checkpoint_cost
         self.last_write = time.monotonic()
+        cost["written"] += 1
+        cost["seconds"] += self.last_write - began
+
+    def _seal(self, temporary: Path, final: Path, described: dict[str, Any]) -> None:
+        write_json(temporary / "state.json", described)
+        files = scan(temporary)
+        write_json(temporary / "manifest.json", {entry.path: entry.sha256 for entry in files})
+        fault_point("checkpoint written")
+        shutil.rmtree(final, ignore_errors=True)
+        temporary.rename(final)
+        fault_point("checkpoint renamed")
+        self.job.checkpoint_cost["bytes"] = sum(entry.size for entry in files)
+        for old in self._written()[: -self.job.placement.keep_checkpoints]:
+            shutil.rmtree(old)
+
+    def _settle(self) -> None:
+        """Waits for the checkpoint that is being sealed; what went wrong with it is raised here."""
+        if self._sealing is not None:
+            sealing, self._sealing = self._sealing, None
+            sealing.result()
 
     def _written(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
@@ -105,6 +132,25 @@ class Checkpoints:
             wrong = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
             print(f"checkpoint {path.name} is damaged ({', '.join(wrong)}): going back to the one before", flush=True)
         return None
+
+    def _changes(self, chosen: str, guard: dict[str, Any]) -> dict[str, str]:
+        """Numerics that differ from those of a checkpoint, each with both values."""
+        if guard["key"] != self.job.key:
+            raise StageError(f"{chosen} belongs to key {guard['key'][:12]}, {self.job.address} has key {self.job.key[:12]}: delete it")
+        now = self._guard()
+        changes = {name: f"{name} {guard.get(name)} -> {now[name]}" for name in sorted(now) if guard.get(name) != now[name]}
+        if changes and not self.job.reshard:
+            raise StageError(
+                f"{chosen} of {self.job.address} was made under other numerics ({', '.join(changes.values())}): resume with those, "
+                f"or give --reshard to go on under the new ones (the record will say so), or --force to start again"
+            )
+        stages = {guard["zero_stage"], now["zero_stage"]}
+        if len(stages) > 1 and stages & {0, 3}:
+            raise StageError(
+                f"--reshard: {chosen} of {self.job.address} has zero_stage {guard['zero_stage']}, and DeepSpeed's universal checkpoints "
+                f"do not lead from there to {now['zero_stage']}: keep the stage, or change between 1 and 2"
+            )
+        return changes
 
     def _guard(self) -> dict[str, Any]:
         return {"key": self.job.key, **self.job.numerics.model_dump(mode="json")}

@@ -13,6 +13,7 @@ from configs.frozen import digest
 from configs.training import Sampling
 from data.artifacts import Artifact, write_text
 from data.chat import Chat
+from data.faults import fault_point
 from stages.engines.sampler import Generation, Request, architecture, model_context, open_sampler
 from stages.job import Job
 
@@ -80,6 +81,7 @@ def _fill(
             made = sampler.generate(
                 chunk.requests, sampling, [ask.chat.eos_id], lambda finished, before=before: job.progress(before + finished, total)
             )
+            fault_point("chunk generated")
             write_text(chunk.file, json.dumps([asdict(answer) for answer in made]))
             done += len(chunk.requests)
             job.progress(done, total)

@@ -461,8 +461,8 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for polite in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(polite, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

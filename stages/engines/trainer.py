@@ -5,10 +5,12 @@ batch) makes the step's gradient the SUM over micro-batches and ranks. DeepSpeed
 by their number; accumulation is ours (`managed_gradient_accumulation: false`), in fp32.
 """
 
+import argparse
 import atexit
 import json
 import math
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ from configs.frozen import Dtype
 from configs.training import Optimizer
 from data.chat import Chat
 from stages.core.logprobs import PolicyModule, RewardModule
-from stages.job import StageError
+from stages.job import NotFinite, StageError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -135,6 +137,17 @@ class Trainer:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._grad_norm = float(nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm))
 
+    def refuse_not_finite(self, step: int, loss: float, stats: StepStats | None = None) -> None:
+        """Ends the job before a checkpoint holds weights that are no numbers.
+
+        Raises:
+            NotFinite: the loss of the step, or its gradient's norm, is NaN or infinite.
+        """
+        for name, value in (("loss", loss), ("norm of the gradient", stats.grad_norm if stats else 0.0)):
+            if not math.isfinite(value):
+                rate = self.optimizer_config.learning_rate
+                raise NotFinite(f"the {name} of step {step} is {value}: lower optimizer.learning_rate ({rate})")
+
     def sum(self, *values: float) -> list[float]:
         """Each value summed over ranks."""
         tensor = torch.tensor(values, dtype=torch.float64 if self.device.type == "cpu" else torch.float32, device=self.device)
@@ -161,13 +174,35 @@ class Trainer:
         self.engine.save_checkpoint(str(folder), tag="engine", client_state={"steps": self.steps}, save_latest=False)
         torch.save(_random_state(), folder / f"random_{self.rank}.pt")
 
-    def load_state(self, folder: Path) -> None:
-        """Restores what `save_state` wrote. The caller has verified the files: they are pickles."""
+    def load_state(self, folder: Path, resharded: bool = False) -> None:
+        """Restores what `save_state` wrote. The caller has verified the files: they are pickles.
+
+        Args:
+            folder: of the checkpoint.
+            resharded: it was written by another number of ranks or another ZeRO stage.
+        """
+        if resharded:
+            folder = self._universal(folder)
         _, client = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=True)
         if client is None:
             raise StageError(f"the checkpoint {folder.name} cannot be loaded by DeepSpeed: delete it to go on from the one before")
         self.steps = client["steps"]
-        _restore_random_state(torch.load(folder / f"random_{self.rank}.pt", weights_only=False))
+        if resharded:
+            self.barrier()
+            if self.rank == 0:
+                shutil.rmtree(folder)
+        else:
+            _restore_random_state(torch.load(folder / f"random_{self.rank}.pt", weights_only=False))
+
+    def _universal(self, folder: Path) -> Path:
+        """A copy of the checkpoint in DeepSpeed's universal form, one file per parameter, which any number of ranks can load."""
+        universal = folder.parent / f".universal-{folder.name}"
+        if self.rank == 0:
+            shutil.rmtree(universal, ignore_errors=True)
+            convert_to_universal(folder / "engine", universal / "engine")
+        self.barrier()
+        self.engine._config.load_universal_checkpoint = True
+        return universal
 
     def export(self, folder: Path, chat: Chat) -> None:
         """Writes a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
@@ -187,6 +222,14 @@ class Trainer:
     def close(self) -> None:
         """Frees the engine. The process group lives as long as the process: DeepSpeed cannot enter a second one."""
         self.engine.destroy()
+
+
+def convert_to_universal(source: Path, target: Path) -> None:
+    """DeepSpeed's own converter, in this process."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    asked = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
+    ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
 
 
 def _leave() -> None:

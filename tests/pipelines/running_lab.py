@@ -2,8 +2,8 @@
 
 The stages stand under the names of real kinds, in a copy of our code: `prepare_data` writes `count` rows, `decontaminate`
 passes rows on. Knobs of a stage: `seconds` (works so long, step by step, with a checkpoint per step), `fail` (message of a
-refusal), `crash` (dies by signal in its first attempts), `child` (starts a process that ignores SIGTERM), `constant` (same
-output whatever the config), `silent` (no heartbeat).
+refusal), `errors` (of its first attempts: `memory`, or a number of errno), `crash` (dies by signal in its first attempts),
+`child` (starts a process that ignores SIGTERM), `constant` (same output whatever the config), `silent` (no heartbeat).
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.project import Project
-from pipelines.ensure import RunContext
+from pipelines.context import RunContext
 from pipelines.launcher import LocalLauncher
 from pipelines.runs import open_run
 
@@ -54,6 +54,7 @@ STAGE = '''
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -74,6 +75,8 @@ def work(job, rows):
         subprocess.Popen([sys.executable, "-c", code])
     if attempt <= knobs.get("crash", 0):
         os.kill(os.getpid(), signal.SIGKILL)
+    for error in knobs.get("errors", [])[attempt - 1 : attempt]:
+        raise MemoryError("cannot allocate") if error == "memory" else OSError(error, os.strerror(error))
     if "fail" in knobs:
         raise StageError(knobs["fail"])
     total = max(1, round(knobs.get("seconds", 0) / 0.1))
@@ -85,8 +88,19 @@ def work(job, rows):
         if not knobs.get("silent"):
             job.progress(step, total, rows=len(rows))
         job.log(step, rows=len(rows))
-    save(job.out, [{"constant": True}] if knobs.get("constant") else rows)
+    rows = [{"constant": True}] if knobs.get("constant") else rows
+    save(job.out, rows)
     return {"rows": len(rows)}
+
+
+def work_model(job):
+    """A model of one weight, 1.0."""
+    numbers = work(job, [{"weights": 1}])
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (job.out / "payload" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.0))
+    for name in ("config.json", "tokenizer.json"):
+        (job.out / "payload" / name).write_text("{}")
+    return numbers
 
 
 def work_beside(job):
@@ -99,11 +113,11 @@ def work_beside(job):
 KINDS = {
     "source_model": """
         def run(config, inputs, job):
-            return work(job, [{"weights": 0}])
+            return work_model(job)
         """,
     "sft": """
         def run(config, inputs, job):
-            return work(job, [{"weights": 1}]) if job.rank == 0 else work_beside(job)
+            return work_model(job) if job.rank == 0 else work_beside(job)
         """,
     "prepare_data": """
         def run(config, inputs, job):
@@ -118,7 +132,7 @@ SHIM = """#!{python}
 import sys
 sys.path.insert(0, {code!r})
 from configs.project import Project
-from pipelines.ensure import StageFailed
+from pipelines.context import StageFailed
 from pipelines.runs import stage_under_dvc
 try:
     print(stage_under_dvc(Project.find(), sys.argv[2]))

@@ -1,11 +1,15 @@
 """Hazards of making stages current, with real git, DVC and jobs."""
 
+import errno
 import json
+import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +17,9 @@ import pytest
 from running_lab import Lab
 
 from configs.execution import Numerics
-from pipelines.ensure import Result, StageFailed, ensure, log_file
-from pipelines.launcher import LocalLauncher, _environment, _processes_of
+from pipelines.context import StageFailed
+from pipelines.ensure import Result, ensure, log_file
+from pipelines.launcher import LocalLauncher, _environment, processes_of
 from pipelines.runs import NotRun, plan, run_graph, selected, unchanged
 
 
@@ -237,7 +242,7 @@ def test_silent_job_is_ended(lab: Lab) -> None:
     with pytest.raises(StageFailed, match=r"no sign of life for \d+ s; placement.heartbeat_timeout_s allows 1.5"):
         ensure(run, run.graph.find("raw"))
     scratch = running_scratch(lab, "raw")
-    assert scratch and not list(_processes_of(scratch))
+    assert scratch and not list(processes_of(scratch))
 
 
 def test_cancel_leaves_no_process_and_the_next_run_resumes(lab: Lab) -> None:
@@ -256,11 +261,11 @@ def test_cancel_leaves_no_process_and_the_next_run_resumes(lab: Lab) -> None:
     thread.start()
     until(lambda: running_scratch(lab, "raw"))
     scratch = running_scratch(lab, "raw")
-    assert scratch and len(list(_processes_of(scratch))) == 2
+    assert scratch and len(list(processes_of(scratch))) == 2
     cancelled.set()
     thread.join(timeout=20)
     assert isinstance(found[0], StageFailed) and found[0].cause == "cancelled"
-    assert not list(_processes_of(scratch)) and (scratch / "checkpoints").exists()
+    assert not list(processes_of(scratch)) and (scratch / "checkpoints").exists()
     lab.knobs()
     run = lab.run()
     assert ensure(run, run.graph.find("raw")).outcome == "ran"
@@ -275,7 +280,7 @@ def test_ctrl_c_ends_the_jobs(lab: Lab) -> None:
     scratch = running_scratch(lab, "raw")
     orchestrator.send_signal(2)
     orchestrator.communicate(timeout=30)
-    assert scratch and not list(_processes_of(scratch))
+    assert scratch and not list(processes_of(scratch))
 
 
 def test_job_of_a_killed_orchestrator_is_joined(lab: Lab) -> None:
@@ -313,7 +318,7 @@ def test_job_that_ended_unseen_is_taken(lab: Lab) -> None:
     orchestrator.communicate()
     scratch = running_scratch(lab, "raw")
     assert scratch
-    until(lambda: (scratch / "done.json").exists() and not list(_processes_of(scratch)))
+    until(lambda: (scratch / "done.json").exists() and not list(processes_of(scratch)))
     run = lab.run()
     assert ensure(run, run.graph.find("raw")).outcome == "attached"
     assert lab.runs().count("raw") == 1
@@ -372,7 +377,149 @@ def test_other_numerics_do_not_resume_checkpoints(lab: Lab) -> None:
     run = lab.run()
     with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\)"):
         ensure(run, run.graph.find("raw"))
-    assert ensure(run, run.graph.find("raw"), force=True).outcome == "ran"
+    run.reshard = True
+    assert ensure(run, run.graph.find("raw")).outcome == "ran"
+    assert read(lab, "raw", "run.json")["numerics"]["threads"] == 2
+
+
+def read(lab: Lab, name: str, file: str) -> dict[str, Any]:
+    return json.loads((lab.root / "artifacts/lab" / name / file).read_text())
+
+
+def test_out_of_memory_goes_on_with_smaller_micro_batches_and_says_so(lab: Lab) -> None:
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.knobs(sft={"errors": ["memory", "memory"]})
+    lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 2")
+    assert outcomes(lab)["sft"] == "ran"
+    run, record = read(lab, "sft", "run.json"), read(lab, "sft", "record.json")
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["out_of_memory", "out_of_memory", "succeeded"]
+    assert run["numerics"]["micro_batch_tokens"] == 256
+    assert record["marks"] == [
+        "micro_batch_tokens 1024 -> 512: memory had run out",
+        "micro_batch_tokens 512 -> 256: memory had run out",
+    ]
+    assert status(lab) == CLEAN and outcomes(lab)["sft"] == "unchanged"
+
+
+def test_a_later_run_goes_on_with_what_fitted_into_memory(lab: Lab) -> None:
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    lab.knobs(sft={"errors": ["memory"]})
+    lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
+    assert outcomes(lab)["sft"] == "StageFailed"
+    lab.edit("configs/execution/lab.yaml", "retries: 0", "retries: 1")
+    lab.forget_runs()
+    lab.knobs(sft={"errors": ["memory", 5]})  # after the smaller micro-batch an unlucky disk: this run ends there
+    assert outcomes(lab)["sft"] == "StageFailed"
+    (scratch,) = (lab.root / ".pedigree" / "scratch").iterdir()
+    (scratch / "checkpoints" / "step-1").mkdir(parents=True)
+    lab.knobs()
+    assert outcomes(lab)["sft"] == "ran"
+    assert read(lab, "sft", "run.json")["numerics"]["micro_batch_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, r"No space left on device.*: free some space and type the command again"),
+        (errno.EROFS, r"Read-only file system.*must be writable"),
+    ],
+)
+def test_what_a_disk_refuses_is_not_tried_again(lab: Lab, number: int, said: str) -> None:
+    lab.knobs(raw={"errors": [number]})
+    run = lab.run()
+    with pytest.raises(StageFailed, match=said):
+        ensure(run, run.graph.find("raw"))
+    assert lab.runs() == ["raw"]
+
+
+def test_explicit_resume_is_an_error_where_there_is_nothing_to_go_on_from(lab: Lab) -> None:
+    run = lab.run()
+    raw = run.graph.find("raw")
+    run.must_resume = frozenset({"lab/raw"})
+    with pytest.raises(StageFailed, match="--resume: it has left no checkpoint"):
+        ensure(run, raw)
+    lab.knobs(raw={"seconds": 0.3, "errors": [5, 5]})
+    run.must_resume = frozenset()
+    with pytest.raises(StageFailed, match=r"attempt 2 of 2"):
+        ensure(run, raw)
+    lab.knobs()
+    (scratch,) = (lab.root / ".pedigree" / "scratch").iterdir()
+    (scratch / "checkpoints" / "step-1").mkdir(parents=True)
+    run.must_resume = frozenset({"lab/raw"})
+    assert ensure(run, raw).outcome == "ran"
+    with pytest.raises(StageFailed, match="--resume: it is up to date"):
+        ensure(run, raw)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_pre_empted_job_is_resumed_and_counts_as_no_failure(lab: Lab, number: int) -> None:
+    lab.knobs(raw={"seconds": 4})
+    lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
+    run = lab.run()
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(ensure, run, run.graph.find("raw"))
+        until(lambda: running_scratch(lab, "raw"))
+        scratch = running_scratch(lab, "raw")
+        assert scratch
+        until(lambda: json.loads((scratch / "progress.json").read_text())["step"] > 15)  # pre-empted at once, it would count
+        lab.knobs()
+        os.kill(json.loads((scratch / "job.json").read_text())["process"]["pid"], number)
+        assert end.result().outcome == "ran"
+    causes = [attempt["cause"] for attempt in read(lab, "raw", "run.json")["attempts"]]
+    assert causes == ["preempted", "succeeded"]
+
+
+def test_a_hung_job_says_where_it_stood(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 60, "silent": True})
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 1.5")
+    run = lab.run()
+    with pytest.raises(StageFailed, match="where its threads stood is at the end of its log"):
+        ensure(run, run.graph.find("raw"))
+    scratch = running_scratch(lab, "raw")
+    assert scratch and 'prepare_data.py", line' in (scratch / "log.txt").read_text()
+
+
+ORCHESTRATOR_POINTS = (
+    "job started",
+    "publish set aside",
+    "publish renamed",
+    "commit cached",
+    "lock written",
+    "lock replaced",
+    "restore checked out",
+)
+
+
+@pytest.mark.parametrize("point", ORCHESTRATOR_POINTS)
+def test_a_kill_at_any_point_of_making_a_stage_current_loses_nothing(lab: Lab, tmp_path: Path, point: str) -> None:
+    """The first run is whole; the second, which must run or restore `clean` again, dies at the point; the third puts all right."""
+    outcomes(lab)
+    before = lab.contents()
+    if point == "restore checked out":
+        shutil.rmtree(lab.root / "artifacts/lab/clean")
+    else:
+        lab.edit("configs/recipes/lab.yaml", "count: 5", "count: 6")
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    (faults / point).write_text("0")
+    lab.forget_runs()
+    lab.environment["PEDIGREE_FAULTS"] = str(faults)
+    orchestrator = lab.orchestrator("run_graph(run)")
+    assert orchestrator.wait(timeout=60) == -9, orchestrator.communicate()[0]
+    assert (faults / "died.log").read_text() == f"{point}\n"
+    del lab.environment["PEDIGREE_FAULTS"]
+    assert set(outcomes(lab).values()) <= {"unchanged", "restored", "ran", "attached"}
+    assert status(lab) == CLEAN and plan_reasons(lab) == []
+    assert len(lab.runs()) <= (0 if point == "restore checked out" else 3)
+    if point == "restore checked out":
+        assert lab.contents() == before
+    else:
+        lab.edit("configs/recipes/lab.yaml", "count: 6", "count: 5")
+        assert set(outcomes(lab).values()) <= {"unchanged", "restored"} and lab.contents() == before
+
+
+def plan_reasons(lab: Lab) -> list[str]:
+    return [reason for entry in plan(lab.run()) for reason in entry.reasons]
 
 
 def test_kill_between_the_renames_of_a_publication_loses_nothing(built: Lab) -> None:
@@ -453,7 +600,7 @@ def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
         ["python3", "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"],
         env=lab.environment | {"PEDIGREE_JOB": str(scratch)}, start_new_session=True,
     )  # fmt: skip
-    until(lambda: list(_processes_of(scratch)))
+    until(lambda: list(processes_of(scratch)))
     run = lab.run()
     numerics, _ = run.execution.of("prepare_data", "raw")
     handle = launcher.submit(scratch, numerics, 1, [0])  # sweeps what an earlier attempt has left
@@ -489,10 +636,10 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     thread.start()
     until(lambda: lab.runs().count("sft") == 2 and running_scratch(lab, "sft"), 90)
     scratch = running_scratch(lab, "sft")
-    assert scratch and len(list(_processes_of(scratch))) == 3
+    assert scratch and len(list(processes_of(scratch))) == 3
     cancelled.set()
     thread.join(timeout=60)
-    assert not list(_processes_of(scratch)) and isinstance(ends[-1], StageFailed)
+    assert not list(processes_of(scratch)) and isinstance(ends[-1], StageFailed)
     assert [name for name in lab.runs() if name != "sft"].count("raw") == 1  # data stages have one rank whatever the profile
     lab.knobs()
     assert outcomes(lab)["sft"] == "ran"

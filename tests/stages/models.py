@@ -11,6 +11,7 @@ from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
 from data import records
 from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from pipelines.launcher import MARK, kill_all
 from stages.job import Job, JobSpec
 
 
@@ -68,7 +69,15 @@ def curve(job: Job) -> list[dict[str, Any]]:
 Given = dict[str, dict[str, Artifact]]
 
 
-def start_job(folder: Path, kind: str, config: dict[str, Any], inputs: Given, numerics: Numerics, **placement: Any):
+def start_job(
+    folder: Path,
+    kind: str,
+    config: dict[str, Any],
+    inputs: Given,
+    numerics: Numerics,
+    asked: dict[str, Any] | None = None,
+    **placement: Any,
+):
     """Starts a stage as the launcher does: a process of its own, under torchrun for several ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(
@@ -80,13 +89,20 @@ def start_job(folder: Path, kind: str, config: dict[str, Any], inputs: Given, nu
         source_files={},
         numerics=numerics,
         placement=Placement(**placement),
+        **(asked or {}),
     )
     (folder / "spec.json").write_text(spec.model_dump_json())  # inputs in the order given
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
+    ranks = ["-m", "stages.ranks", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
     command = [sys.executable, *ranks, "-m", "stages", str(folder)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), MARK: str(folder)}
     with (folder / "log.txt").open("a") as log:
         return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def kill(job: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """SIGKILL for the job and all its ranks at once, which torchrun starts in sessions of their own."""
+    kill_all(folder)
+    job.wait()
 
 
 def run_job(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:

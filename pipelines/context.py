@@ -1,0 +1,59 @@
+"""One run of a recipe: what making a stage current needs to know of the outside, and how it fails."""
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from configs.execution import Execution
+from configs.graph import Graph
+from configs.project import Project
+from pipelines.launcher import Launcher, LocalLauncher
+from pipelines.ledger import Ledger
+
+
+class StageFailed(Exception):
+    """A stage could not be made current; everything that existed before still does."""
+
+    def __init__(self, address: str, cause: str, message: str, log: str | None = None) -> None:
+        self.address, self.cause, self.message, self.log = address, cause, message, log
+        super().__init__(f"{address} failed ({cause}): {message}" + (f"; its log is {log}" if log else ""))
+
+
+class Watch(Protocol):
+    """Told what changes, from any thread. States: checking, waiting, running, and those of `Outcome`, and failed."""
+
+    def __call__(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None: ...
+
+
+def unwatched(address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
+    """Tells nobody."""
+
+
+@dataclass
+class RunContext:
+    """One run of a recipe: what `ensure` needs to know of the outside."""
+
+    project: Project
+    graph: Graph
+    execution: Execution
+    ledger: Ledger
+    watch: Watch = unwatched
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    launcher: Launcher | None = None
+    """The local one when absent."""
+    keep_jobs: bool = False
+    """Jobs go on when the run is interrupted; the next run re-attaches to them."""
+    reshard: bool = False
+    """Checkpoints that were made under other numerics are taken too; the record is marked."""
+    must_resume: frozenset[str] = frozenset()
+    """Addresses of stages that are refused where there is nothing to go on from."""
+
+    @property
+    def title(self) -> str:
+        return f"pedigree run {self.graph.recipe}"
+
+    def jobs(self) -> Launcher:
+        if self.launcher is None:
+            self.launcher = LocalLauncher(self.project)
+        return self.launcher

@@ -1,0 +1,89 @@
+"""What every finished stage must show, whatever it says of itself: rows that were counted, steps that were logged, weights that are
+numbers.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.artifacts import read_rows
+from stages.job import Job
+
+EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+"""safetensors dtype → unsigned type of the same width, and the exponent bits: all of them set is NaN or infinity (IEEE 754)."""
+PIECE_BYTES = 64 << 20
+
+
+def unmet(artifact_type: str, metrics: dict[str, Any], job: Job) -> str | None:
+    """Why the output is not what a finished stage leaves, in words, or None."""
+    payload = job.out / "payload"
+    if not payload.is_dir() or not any(payload.iterdir()):
+        return "wrote no payload"
+    if artifact_type in ("policy", "reward_model"):
+        return _model_problem(payload) or _steps_problem(metrics, job)
+    return _rows_problem(payload / "rows.jsonl", metrics)
+
+
+def _rows_problem(path: Path, metrics: dict[str, Any]) -> str | None:
+    if not path.exists():
+        return f"wrote no {path.name}"
+    with path.open("rb") as stream:
+        lines = sum(1 for _ in stream)
+    if lines == 0:
+        return f"wrote no row into {path.name}"
+    said = metrics.get("rows")
+    return f"says {said} rows and wrote {lines}" if isinstance(said, int) and said != lines else None
+
+
+def _steps_problem(metrics: dict[str, Any], job: Job) -> str | None:
+    """The curve holds every step once, in order, up to the last."""
+    if "steps" not in metrics:
+        return None
+    curve = job.folder / "curve.jsonl"
+    logged = [row["step"] for row in read_rows(curve)] if curve.exists() else []
+    if logged == list(range(1, metrics["steps"] + 1)):
+        return None
+    return f"says {metrics['steps']} steps, and its curve holds {len(logged)} up to step {max(logged, default=0)}"
+
+
+def _model_problem(payload: Path) -> str | None:
+    weights = sorted(payload.glob("*.safetensors"))
+    for needed in ("config.json", "tokenizer.json"):
+        if not (payload / needed).exists():
+            return f"its model lacks {needed}"
+    if not weights:
+        return "its model has no weights"
+    for path in weights:
+        try:
+            strange = next(_not_finite(path), None)
+        except (ValueError, KeyError) as error:
+            return f"{path.name} is damaged ({error})"
+        if strange:
+            return f"{strange} in {path.name} holds NaN or infinity"
+    return None
+
+
+def _not_finite(path: Path) -> Iterator[str]:
+    """Names of tensors with a value that is no number; format: https://github.com/huggingface/safetensors#format."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+        start, size = 8 + length, path.stat().st_size
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = start + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        if not tensors or end != size:
+            raise ValueError(f"{size} bytes where its header promises {end}")
+        for name, entry in tensors.items():
+            if entry["dtype"] not in EXPONENTS:
+                continue
+            kind, mask = EXPONENTS[entry["dtype"]]
+            begin, stop = entry["data_offsets"]
+            stream.seek(start + begin)
+            for offset in range(begin, stop, PIECE_BYTES):
+                bits = np.frombuffer(stream.read(min(PIECE_BYTES, stop - offset)), dtype=kind)
+                if ((bits & mask) == mask).any():
+                    yield name
+                    break
