@@ -37,6 +37,8 @@ class Numerics(Frozen):
     """Tokens whose logits exist at one time."""
     tensor_parallel: int = Field(default=1, ge=1)
     """Ranks of one vLLM engine."""
+    deterministic: bool = False
+    """On GPUs: kernels and reductions whose sums depend on no timing, for training and vLLM; slower. On CPUs they are so anyway."""
 
     def smaller(self, config: Frozen) -> "Numerics | None":
         """Half the micro-batch for a stage, whose global batch it still cuts exactly; None when it cannot be halved."""

@@ -20,7 +20,7 @@ from pipelines import provenance
 from pipelines.context import RunContext, StageFailed
 from pipelines.launcher import Handle, Status, oom_kills, read_done
 from pipelines.lease import Cancelled
-from stages.job import JobSpec
+from stages.job import JobSpec, is_full
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
 """Causes that may pass: the job goes on from its last checkpoint, after `out_of_memory` in smaller micro-batches. `refused`,
@@ -115,6 +115,8 @@ def _failure(status: Status, handle: Handle) -> tuple[str, str] | None:
         return "out_of_memory", "the kernel killed one of its processes because memory ran out"
     if done is not None:
         return str(done.get("cause", "crashed")), _first_line(str(done.get("message", "it gave no reason")))
+    if is_full(scratch):
+        return "disk_full", f"it left no result, and the disk of {scratch.parent} is full"
     if status.state == "lost":
         return "lost", "its process is gone and left no result"
     if status.exit_code in (-signal.SIGTERM, -signal.SIGUSR1):

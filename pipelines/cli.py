@@ -1,5 +1,6 @@
 """The command `pedigree`. Everything but typer is imported inside the commands: help and errors are instant."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -535,6 +536,8 @@ def _exit_code(error: Exception) -> int | None:
     from pipelines.ledger import LedgerError
     from pipelines.status import NoSuchStage
 
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        return 1
     wrong: tuple[type[Exception], ...] = (ConfigError, ProjectNotFound, NoSuchStage, ExportError, KeyError)
     if isinstance(error, wrong):
         return 2
@@ -544,6 +547,8 @@ def _exit_code(error: Exception) -> int | None:
 def _message(error: Exception) -> str:
     if type(error).__name__ == "PrefectUnavailable":
         return f"Prefect failed: {error}\nFinished stages are kept. Type the command again, or add --no-prefect to do without it."
+    if isinstance(error, OSError):
+        return f"{error}: the project's folder must be writable and its disk must have room; nothing that was finished is lost"
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
 
 

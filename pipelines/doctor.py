@@ -57,7 +57,7 @@ def examine(project: Project) -> list[Finding]:
         lambda: [_engine(bool(gpus))],
         lambda: [_asset(name) for name in ASSETS],
         lambda: [Finding("GPUs", True, "; ".join(gpus) or "none: stages run on the CPU")],
-        lambda: [_machine(), _disk(project.root), _remote(project.root)],
+        lambda: [_determinism(bool(gpus)), _machine(), _disk(project.root), _remote(project.root)],
     )
     return [finding for check in checks for finding in _safely(check)]
 
@@ -152,6 +152,14 @@ def _gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+
+
+def _determinism(gpu: bool) -> Finding:
+    """What equal numerics promise on this machine, and what they cannot."""
+    if not gpu:
+        return Finding("determinism", True, "equal numerics give equal bits; other processor types, thread counts and versions may not")
+    value = "equal bits need `numerics: {deterministic: true}`; never across GPU types, drivers, CUDA versions or numbers of ranks"
+    return Finding("determinism", True, value)
 
 
 def _machine() -> Finding:

@@ -38,6 +38,15 @@ QUIET = {
 }
 
 
+DETERMINISTIC = {
+    "FLASH_ATTENTION_DETERMINISTIC": "1",
+    "NCCL_ALGO": "Ring",
+    "VLLM_BATCH_INVARIANT": "1",
+}
+"""Beside torch's own switch, `Numerics.deterministic` sets these: the backward pass of flash attention, one order of summation
+over ranks, and vLLM's kernels that do not see who shares their batch."""
+
+
 @dataclass(frozen=True)
 class Handle:
     """A submitted job, as `job.json` holds it."""
@@ -209,6 +218,7 @@ def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Se
         environment["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning threads cost several times the work where cores are shared
     else:
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        environment |= DETERMINISTIC if numerics.deterministic else {}
         ours = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(ours[number] if ours else str(number) for number in numbers)
     return environment

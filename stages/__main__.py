@@ -8,7 +8,6 @@ import faulthandler
 import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -18,11 +17,10 @@ from typing import Any
 from configs.declarations import DECLARATIONS
 from data.artifacts import content_hash, open_artifact, scan, write_json
 from data.faults import fault_point
-from stages.job import Inputs, Job, JobSpec, NotFinite, Preempted, StageError, storage_cause
+from stages.job import Inputs, Job, JobSpec, NotFinite, Preempted, StageError, is_full, storage_cause
 from stages.postconditions import unmet
 
 RESUME_ME = 75
-FULL_BELOW_BYTES = 16 << 20
 
 
 def main(folder: Path) -> int:
@@ -104,7 +102,7 @@ def cause_of(error: BaseException, folder: Path) -> str:
         return "refused"
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         return "out_of_memory"
-    if "pytorchstreamwriter" in text and shutil.disk_usage(folder).free < FULL_BELOW_BYTES:
+    if "pytorchstreamwriter" in text and is_full(folder):
         return "disk_full"  # torch says only that a write failed
     if isinstance(error, OSError):
         return storage_cause(error)

@@ -13,6 +13,7 @@ A job works in a scratch folder named after the stage's key:
 import errno
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from configs.frozen import Frozen
 from data.artifacts import Artifact, read_rows, write_text
 
 HEARTBEAT_INTERVAL_S = 1.0
+FULL_BELOW_BYTES = 4 << 20
 
 
 class StageError(Exception):
@@ -33,6 +35,11 @@ class StageError(Exception):
 
 class NotFinite(StageError):
     """The loss is no number: the same data and weights would give it again."""
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk below a folder has no room to speak of."""
+    return shutil.disk_usage(folder).free < FULL_BELOW_BYTES
 
 
 def storage_cause(error: OSError) -> str:

@@ -79,6 +79,7 @@ class Trainer:
         if numerics.device == "cpu":
             torch.set_num_threads(numerics.threads)
         torch.manual_seed(seed * 1000003 + self.rank)
+        torch.use_deterministic_algorithms(numerics.deterministic)  # an operation that has no such form raises
         self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
         self.steps = 0
         self._grad_norm = 0.0

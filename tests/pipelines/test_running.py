@@ -645,6 +645,13 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     assert outcomes(lab)["sft"] == "ran"
 
 
+def test_deterministic_gpu_jobs_are_told_so(tmp_path: Path) -> None:
+    for device, deterministic, told in (("cuda", True, "1"), ("cuda", False, None), ("cpu", True, None)):
+        numerics = Numerics.model_validate({"device": device, "deterministic": deterministic})
+        environment = _environment(tmp_path, numerics, tmp_path, [0])
+        assert environment.get("VLLM_BATCH_INVARIANT") == environment.get("FLASH_ATTENTION_DETERMINISTIC") == told
+
+
 def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     numerics = Numerics(device="cuda")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

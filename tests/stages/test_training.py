@@ -63,6 +63,7 @@ CUTS = {
     "padded": {"packing": False, "micro_batch_sequences": 3},
     "gradient checkpointing": {"gradient_checkpointing": True},
     "ZeRO 0": {"zero_stage": 0},
+    "deterministic": {"deterministic": True},
     "ZeRO 3": {"zero_stage": 3},
     "two ranks, ZeRO 1": {"world_size": 2},
     "two ranks, ZeRO 2, small packs": {"world_size": 2, "zero_stage": 2, "micro_batch_tokens": 48},

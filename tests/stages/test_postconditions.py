@@ -1,0 +1,95 @@
+"""Exit code 0 is not success: what a stage must have left."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models import a_job
+from safetensors.torch import save_file
+
+from data import records
+from data.artifacts import write_json
+from stages.__main__ import cause_of
+from stages.engines.sampler import EngineLost
+from stages.job import Job, NotFinite, StageError
+from stages.postconditions import unmet
+
+ROWS = [{"n": 1}, {"n": 2}]
+
+
+def trained(folder: Path, weights: dict[str, torch.Tensor], steps: tuple[int, ...] = (1, 2)) -> Job:
+    job = a_job(folder)
+    payload = job.out / "payload"
+    payload.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        write_json(payload / name, {})
+    save_file(weights, payload / "model.safetensors")
+    for step in steps:
+        job.log(step, loss=1.0)
+    return job
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers(tmp_path: Path, dtype: torch.dtype, value: float) -> None:
+    """Against torch, on all that a format can hold: the largest number is one, the next bit pattern is infinity."""
+    weights = {"a": torch.ones(3, dtype=dtype), "b": torch.full((2, 2), torch.finfo(dtype).max, dtype=dtype)}
+    assert unmet("policy", {"steps": 2}, trained(tmp_path / "sound", weights)) is None
+    weights["b"][1, 1] = value
+    assert not torch.isfinite(weights["b"]).all()
+    assert unmet("policy", {"steps": 2}, trained(tmp_path / "x", weights)) == "b in model.safetensors holds NaN or infinity"
+
+
+def test_a_file_that_is_cut_short(tmp_path: Path) -> None:
+    job = trained(tmp_path, {"a": torch.ones(100)})
+    path = job.out / "payload" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "model.safetensors is damaged" in str(unmet("reward_model", {"steps": 2}, job))
+    path.write_bytes(b"")
+    assert "model.safetensors is damaged" in str(unmet("reward_model", {"steps": 2}, job))
+    path.unlink()
+    assert unmet("policy", {"steps": 2}, job) == "its model has no weights"
+
+
+@pytest.mark.parametrize("steps", [(1,), (1, 3), (1, 2, 2), (2, 1), ()])
+def test_a_curve_that_lacks_or_repeats_a_step(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    problem = unmet("policy", {"steps": 2}, trained(tmp_path, {"a": torch.ones(1)}, steps))
+    assert problem and problem.startswith("says 2 steps")
+
+
+def test_rows_that_were_not_written(tmp_path: Path) -> None:
+    job = a_job(tmp_path)
+    assert unmet("conversation", {"rows": 2}, job) == "wrote no payload"
+    records.save(job.out, ROWS)
+    assert unmet("conversation", {"rows": 2}, job) is None
+    assert unmet("conversation", {"rows": 3}, job) == "says 3 rows and wrote 2"
+    records.save(job.out, [])
+    assert unmet("conversation", {"rows": 0}, job) == "wrote no row into rows.jsonl"
+
+
+def test_every_failure_has_its_cause(tmp_path: Path) -> None:
+    words = {
+        "refused": [StageError("x"), KeyError("x"), ImportError("x")],
+        "not_finite": [NotFinite("the loss is nan")],
+        "out_of_memory": [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate"), torch.OutOfMemoryError("out of memory")],
+        "disk_full": [OSError(28, "No space left on device")],
+        "not_writable": [OSError(30, "Read-only file system"), PermissionError(13, "Permission denied")],
+        "storage": [OSError(5, "Input/output error")],
+        "collective": [
+            RuntimeError("[../gloo/transport/tcp/pair.cc] Connection closed by peer"),
+            torch.distributed.DistBackendError("NCCL"),
+        ],
+        "lost_engine": [EngineLost("lost engine: vLLM was killed")],
+        "crashed": [RuntimeError("something else")],
+    }
+    for cause, errors in words.items():
+        assert [cause_of(error, tmp_path) for error in errors] == [cause] * len(errors)
+
+
+def test_bits_of_numpy_and_torch_agree() -> None:
+    """The exponent masks, by hand: 8 bits from bit 23 (fp32), 8 from bit 7 (bf16), 5 from bit 10 (fp16)."""
+    from stages.postconditions import EXPONENTS
+
+    assert {name: mask for name, (_, mask) in EXPONENTS.items()} == {"F32": 0xFF << 23, "BF16": 0xFF << 7, "F16": 0x1F << 10}
+    assert all(np.dtype(kind).itemsize == (4 if name == "F32" else 2) for name, (kind, _) in EXPONENTS.items())
