@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,33 @@ def content_hash(files: tuple[FileEntry, ...]) -> str:
     return digest([[entry.path, entry.sha256] for entry in sorted(files, key=lambda entry: entry.path)])
 
 
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""Schema n → what makes a record of it one of schema n + 1. Neither key, content nor id may change on the way."""
+
+
+def read_record(raw: dict[str, Any], name: str) -> Record:
+    """A record of this or an earlier schema.
+
+    Args:
+        raw: as it stands in `record.json` or in a `lineage.json`.
+        name: of the file, for messages.
+
+    Raises:
+        ArtifactError: its schema is of a later version, or it lacks a field or has one too many.
+    """
+    version = raw.get("schema_version")
+    if not isinstance(version, int) or version > RECORD_SCHEMA:
+        raise ArtifactError(f"{name} has schema {version}, this version reads up to {RECORD_SCHEMA}: a later version made it, use that one")
+    for step in range(version, RECORD_SCHEMA):
+        if step not in MIGRATIONS:
+            raise ArtifactError(f"{name} has schema {version}, from which no migration leads to {RECORD_SCHEMA}")
+        raw = {**MIGRATIONS[step](raw), "schema_version": step + 1}
+    try:
+        return Record.model_validate(raw)
+    except ValueError as error:
+        raise ArtifactError(f"{name} is damaged ({error}); restore the artifact or run its stage again") from error
+
+
 def open_artifact(path: Path, verify: bool = False) -> Artifact:
     """Opens a published artifact.
 
@@ -162,10 +189,7 @@ def open_artifact(path: Path, verify: bool = False) -> Artifact:
     if not record_file.is_file():
         raise ArtifactError(f"{path} holds no record.json: it was never finished; run the stage that makes it")
     try:
-        raw = json.loads(record_file.read_text())
-        if raw.get("schema_version") != RECORD_SCHEMA:
-            raise ArtifactError(f"{record_file} has schema {raw.get('schema_version')}; this version reads {RECORD_SCHEMA}")
-        record = Record.model_validate(raw)
+        record = read_record(json.loads(record_file.read_text()), str(record_file))
     except ValueError as error:
         raise ArtifactError(f"{record_file} is damaged ({error}); restore the artifact or run its stage again") from error
     artifact = Artifact(path, record)

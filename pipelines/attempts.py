@@ -61,7 +61,7 @@ def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, p
         if failure is None:
             failure = unproven(scratch)
         if attempts:
-            attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _cost(scratch)
+            attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _told(scratch)
             write_json(history, attempts)
         if failure is None:
             return
@@ -170,11 +170,8 @@ def _attempt(scratch: Path, node: Node) -> dict[str, Any]:
 
 
 def checkpoint_names(scratch: Path) -> list[str]:
-    """Names of the job's checkpoints, the latest last."""
-    folder = scratch / "checkpoints"
-    if not folder.is_dir():
-        return []
-    return [path.name for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns) if path.is_dir()]
+    """Names of the job's whole checkpoints, the latest last."""
+    return sorted((path.name for path in (scratch / "checkpoints").glob("step-*")), key=lambda name: int(name.removeprefix("step-")))
 
 
 def _reached(scratch: Path) -> tuple[list[str], int]:
@@ -209,10 +206,11 @@ def _shrink(node: Node, scratch: Path, message: str) -> str:
     return change
 
 
-def _cost(scratch: Path) -> dict[str, Any]:
-    """What checkpoints took of an attempt, where it lived to tell."""
+def _told(scratch: Path) -> dict[str, Any]:
+    """What an attempt that lived to tell says of itself: the checkpoint that it went on from, and what its own took."""
     done = read_done(scratch) or {}
-    return {"checkpoints": done["checkpoints"]} if done.get("checkpoints", {}).get("written") else {}
+    written = done.get("checkpoints", {}).get("written")
+    return {"resumed_from": done.get("resumed_from")} | ({"checkpoints": done["checkpoints"]} if written else {}) if done else {}
 
 
 def _remove_output(scratch: Path) -> None:

@@ -267,6 +267,36 @@ def lineage(
 
 
 @app.command()
+def verify(
+    artifacts: Annotated[
+        list[str] | None, typer.Argument(help="Artifacts or folders; all of the project when none is named.", show_default=False)
+    ] = None,
+    no_remote: Annotated[bool, typer.Option("--no-remote", help="Leave the DVC remote alone.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+) -> None:
+    """Hash everything again and check the chain of records: artifacts, exports, DVC's cache and remote."""
+    import dataclasses
+    import json
+
+    from pipelines.verify import verify_folders, verify_project
+
+    named = [Path(name) for name in artifacts or ()]
+    if named and all(path.is_dir() for path in named):
+        verdict = verify_folders(named)
+    else:
+        project = _project()
+        addresses = [_address(project, name) for name in artifacts or ()]
+        verdict = verify_project(project, addresses or None, remote=not no_remote)
+    if as_json:
+        found = [dataclasses.asdict(problem) for problem in verdict.problems]
+        print(json.dumps({"problems": found, "summary": verdict.summary()}, indent=1))
+    else:
+        print("\n".join([*map(str, verdict.problems), verdict.summary()]))
+    if verdict.problems:
+        raise typer.Exit(1)
+
+
+@app.command()
 def export(
     artifact: Annotated[str, typer.Argument(help="Artifact: RECIPE/STAGE, a folder, or the start of an id.", show_default=False)],
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", show_default=False)],
@@ -393,6 +423,13 @@ def _artifact(name: str) -> "Artifact":
     except ProjectNotFound:
         project = None
     return find_artifact(project, name)
+
+
+def _address(project: "Project", name: str) -> str:
+    """`RECIPE/STAGE` of an artifact of this project, also of one that is too damaged to be opened."""
+    if (project.artifact(name) / "record.json").is_file():
+        return Path(name).as_posix()
+    return _artifact(name).path.resolve().relative_to(project.artifacts).as_posix()
 
 
 def _shown(context: "RunContext", node: Any) -> str:

@@ -206,12 +206,12 @@ def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placem
     scratch = run.project.scratch(need.key)
     scratch.mkdir(parents=True, exist_ok=True)
     asked, reshard, marks = None, run.reshard, ()
-    if (scratch / "spec.json").exists() and checkpoint_names(scratch):
+    if (scratch / "spec.json").exists():
         before = JobSpec.model_validate(read_json(scratch / "spec.json"))
         if before.asked == numerics:  # what the profile says did not fit into memory: go on with what did
             asked, numerics, reshard, marks = before.asked, before.numerics, True, before.marks
         changes = numerics_changes(before.numerics, numerics)
-        if changes and not reshard:
+        if changes and checkpoint_names(scratch) and not reshard:
             message = f"its checkpoints were made under other numerics ({', '.join(changes)}): resume under those, go on under the new ones"
             raise StageFailed(
                 node.address, "refused", f"{message} with --reshard (the record will say so), or start it afresh with --force"

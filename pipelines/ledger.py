@@ -14,9 +14,10 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
@@ -188,9 +189,34 @@ class Ledger:
         stage.md5 = stage.compute_md5()
         with self._locked():  # DVC's try at a reflink truncates an equal object that another stage is just adding
             for out in stage.outs:
+                for path in _damaged(out):  # DVC would believe an object of that name, whatever its bytes
+                    path.unlink(missing_ok=True)
                 out.commit()
             fault_point("commit cached")
             self._record(stage)
+
+    def recorded(self) -> list["Recorded"]:
+        """All that the `dvc.lock` files of the project name, sorted by address and part."""
+        found = []
+        for path in (self.project.root / "dvc.lock", *sorted(self.project.artifacts.glob("*/dvc.lock"))):
+            stages = (yaml.load(path.read_text(), Loader=LOADER) or {}).get("stages", {}) if path.exists() else {}
+            for stage in stages.values():
+                for out in stage.get("outs", []):
+                    place = Path(os.path.normpath(path.parent / out["path"]))
+                    address, _, part = place.relative_to(self.project.artifacts).as_posix().rpartition("/")
+                    found.append(Recorded(address, part, place, out["md5"]))
+        return sorted(found, key=lambda entry: (entry.address, entry.part))
+
+    def cache_path(self, md5: str) -> Path:
+        """Where this machine's cache keeps an object, if it does."""
+        return Path(self._repo.cache.local.oid_to_path(md5))
+
+    @_dvc_errors()
+    def remote(self) -> "Remote | None":
+        """The default remote; None where none is configured."""
+        repo = self._repo
+        name = repo.config["core"].get("remote")
+        return Remote(name, repo.cloud.get_remote_odb(name, "verify")) if name else None
 
     # --- DVC's objects -------------------------------------------------------------------------------------------------
 
@@ -345,6 +371,32 @@ class Ledger:
         return relative.as_posix()
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """One output that a `dvc.lock` names."""
+
+    address: str
+    part: str
+    """`payload`, `evidence`, `record.json` …"""
+    path: Path
+    md5: str
+    """With `.dir` for a folder."""
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The objects of a DVC remote, by md5."""
+
+    name: str
+    odb: Any
+
+    def exists(self, md5: str) -> bool:
+        return self.odb.exists(md5)
+
+    def open(self, md5: str) -> BinaryIO:
+        return self.odb.fs.open(self.odb.oid_to_path(md5), "rb")
+
+
 _SAID = {
     "modified": "changed",
     "deleted": "is missing",
@@ -432,7 +484,7 @@ def _damaged(out: "Output") -> list[Path]:
     """Cache objects behind an output whose bytes are not what their name says."""
     from dvc_data.hashfile.tree import Tree
 
-    obj: Any = out.get_obj()
+    obj: Any = out.obj or out.get_obj()
     members: Any = obj if isinstance(obj, Tree) else ()
     oids = {str(hash_info.value) for _, _, hash_info in members}
     paths = {oid: Path(out.cache.oid_to_path(oid)) for oid in sorted({*oids, str(obj.oid)})}

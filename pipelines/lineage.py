@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.project import Project
-from data.artifacts import Artifact, ArtifactError, Record, open_artifact
+from data.artifacts import Artifact, ArtifactError, Record, open_artifact, read_record
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _role(port: str, label: str, run: dict[str, Any]) -> str:
 def _known(folder: Path) -> dict[str, tuple[Record, dict[str, Any]]]:
     found = {}
     for identifier, entry in _read(folder / "lineage.json")["artifacts"].items():
-        record = Record.model_validate(entry["record"])
+        record = read_record(entry["record"], str(folder / "lineage.json"))
         if record.id != identifier:
             raise ArtifactError(f"{folder / 'lineage.json'} is damaged: the record under {identifier[:12]} has id {record.id[:12]}")
         found[identifier] = (record, entry["run"])

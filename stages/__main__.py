@@ -73,7 +73,7 @@ def listen() -> None:
 
 
 def report(job: Job, **said: Any) -> dict[str, Any]:
-    return said | {"checkpoints": job.checkpoint_cost}
+    return said | {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from}
 
 
 def run(spec: JobSpec, job: Job) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class Job:
     """What a reader of the record must know."""
     checkpoint_cost: dict[str, float] = field(default_factory=lambda: {"written": 0, "seconds": 0.0, "bytes": 0})
     """Of this attempt: how many, how long training stood still for them, size of the last."""
+    resumed_from: str | None = None
+    """Name of the checkpoint that this attempt went on from."""
     _last_beat: float = field(default=0.0, repr=False)
 
     @property

@@ -58,6 +58,7 @@ class Checkpoints:
             self.job.marks.append(f"numerics changed at step {saved['step']}: {', '.join(changes.values())}")
         self.trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
         self.job.rewind(saved["step"])
+        self.job.resumed_from = chosen
         if self.trainer.rank == 0:
             print(f"resumed from {chosen}", flush=True)
         return saved["state"]

@@ -1,8 +1,12 @@
 """prepare_data, decontaminate, pair, select: from artifacts to artifacts."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
@@ -55,6 +59,34 @@ def test_preparing_twice_gives_the_same_bytes_and_another_seed_another_order_of_
     other = run_stage(tmp_path / "other", "prepare_data", ROWS | {"seed": 1}, leak_from={"suite": suite})
     assert [row["id"] for row in rows_of(other)] != [row["id"] for row in rows_of(raw)]
     assert {row["id"] for row in rows_of(other)} == {row["id"] for row in rows_of(raw)}
+
+
+STRANGE_PLACES = [
+    {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C", "OMP_NUM_THREADS": "1"},
+    {"PYTHONHASHSEED": "4242", "TZ": "UTC", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "7"},
+]
+
+
+@pytest.mark.parametrize("place", STRANGE_PLACES)
+def test_where_a_data_stage_runs_changes_no_byte(tmp_path, suite, raw, place):
+    """Neither the order of sets, nor time zone, locale and threads; compared with this process's own."""
+    code = (
+        "import sys, json; from pathlib import Path; from data_lab import run_stage; from data.artifacts import open_artifact\n"
+        "kind, config, inputs, out = json.loads(sys.argv[1])\n"
+        "given = {port: ({k: open_artifact(Path(v)) for k, v in a.items()} if isinstance(a, dict) else open_artifact(Path(a)))"
+        " for port, a in inputs.items()}\n"
+        "print(run_stage(Path(out), kind, config, **given).record.content)\n"
+    )
+    here = Path(__file__)
+    environment = {**os.environ, **place, "PYTHONPATH": f"{here.parent}{os.pathsep}{here.parents[2]}"}
+    clean = run_stage(tmp_path / "clean", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
+    for kind, config, inputs, expected in (
+        ("prepare_data", ROWS, {"leak_from": {"suite": str(suite.path)}}, raw),
+        ("decontaminate", {}, {"data": str(raw.path), "benchmarks": {"suite": str(suite.path)}}, clean),
+    ):
+        asked = json.dumps([kind, config, inputs, str(tmp_path / kind)])
+        done = subprocess.run([sys.executable, "-c", code, asked], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout.strip().splitlines()[-1:] == [expected.record.content], done.stderr
 
 
 def test_filtering_everything_away_is_a_failure(tmp_path):

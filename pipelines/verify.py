@@ -1,0 +1,300 @@
+"""Verification: every byte against the record that vouches for it, and every record against those that it was made from.
+
+Bytes are hashed here and now. DVC's database of hashes is never asked: it knows files by their time stamps, and a byte that was
+changed under an old one would pass.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from configs.project import Project
+from data.artifacts import ArtifactError, Record, content_hash, read_record, stage_key
+from pipelines.ledger import Ledger, Remote
+
+PIECE_BYTES = 1 << 20
+NOT_PAYLOAD = ("README.md", "croissant.json")
+"""What an exported folder holds beside the payload and `pedigree/`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is not what a record says."""
+
+    file: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.what}: {self.remedy}"
+
+
+@dataclass
+class Verdict:
+    """What a verification has found, and how much it has read."""
+
+    problems: list[Problem] = field(default_factory=list)
+    artifacts: int = 0
+    files: int = 0
+    read_bytes: int = 0
+    seconds: float = 0.0
+    absent: int = 0
+    """Objects that a lock names and the cache or the remote does not hold: nothing is wrong with them."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def summary(self) -> str:
+        speed = self.read_bytes / 2**30 / self.seconds if self.seconds else 0.0
+        found = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}" if self.problems else "all as recorded"
+        read = f"{self.files} files and objects, {self.read_bytes / 2**30:.2f} GiB at {speed:.2f} GiB/s"
+        absent = f"; {self.absent} objects are in no cache or remote here" if self.absent else ""
+        return f"{found}: {self.artifacts} artifacts, {read}{absent}"
+
+
+Check = Callable[[Verdict], Iterable[Problem]]
+"""Looks at one file or object; runs in any thread."""
+
+
+def verify_folders(folders: Iterable[Path]) -> Verdict:
+    """Artifact folders and exported ones, wherever they lie; no project is needed.
+
+    Raises:
+        ArtifactError: a folder holds no record.
+    """
+    verdict = Verdict()
+    checks: list[Check] = []
+    for folder in folders:
+        checks += _folder_checks(folder, folder.name, verdict)
+    return _run(checks, verdict)
+
+
+def verify_project(project: Project, addresses: Iterable[str] | None = None, *, remote: bool = True) -> Verdict:
+    """Artifacts, and what the cache and the remote hold of them.
+
+    Args:
+        project: whose artifacts.
+        addresses: `RECIPE/STAGE`s; all that a `dvc.lock` names, when None.
+        remote: read the remote too, where one is configured.
+    """
+    verdict, ledger = Verdict(), Ledger(project)
+    chosen = None if addresses is None else set(addresses)
+    recorded = [entry for entry in ledger.recorded() if chosen is None or entry.address in chosen]
+    present = {entry.address for entry in recorded} | set(chosen or ())
+    checks: list[Check] = []
+    for address in sorted(present):
+        if (project.artifact(address) / "record.json").is_file():
+            checks += _folder_checks(project.artifact(address), address, verdict)
+    owners: dict[str, str] = {}
+    for entry in recorded:
+        owners.setdefault(entry.md5, entry.address)
+        if entry.part != "payload" and entry.path.exists():  # its payload is known by sha256
+            checks.append(_lock_check(entry.path, entry.md5, f"artifacts/{entry.address}/{entry.part}"))
+    checks += _cache_checks(ledger.cache_path, owners)
+    away = ledger.remote() if remote else None
+    if away is not None:
+        checks += _remote_checks(away, ledger.cache_path, owners)
+    return _run(checks, verdict)
+
+
+def record_problems(record: Record) -> list[str]:
+    """How a record contradicts itself: its key and its content are hashes of what stands beside them."""
+    edges = [(given.port, given.label, given.content) for given in record.inputs]
+    found = []
+    if stage_key(record.kind, record.version, record.config, edges, record.source_files) != record.key:
+        found.append("its key is not the hash of its kind, version, config, inputs and source files")
+    if content_hash(record.files) != record.content:
+        found.append("its content is not the hash of its files")
+    return found
+
+
+def lineage_problems(record: Record, lineage: dict[str, Any]) -> list[str]:
+    """How the records of an artifact and of its ancestors fail to be one chain of hashes, down to the raw sources."""
+    known: dict[str, Record] = {}
+    found: list[str] = []
+    for identifier, entry in lineage["artifacts"].items():
+        ancestor = known[identifier] = read_record(entry["record"], "lineage.json")
+        name = str(entry["run"].get("address", identifier[:12]))
+        found += [f"the record of {name}: {problem}" for problem in record_problems(ancestor)]
+        if ancestor.id != identifier:
+            found.append(f"the record of {name} has id {ancestor.id[:12]} and stands under {identifier[:12]}")
+    reached: set[str] = set()
+    waiting = [record]
+    while waiting:
+        child = waiting.pop()
+        for given in child.inputs:
+            parent = known.get(given.producer)
+            if parent is None:
+                found.append(f"it lacks {given.producer[:12]}, the {given.port} of a {child.kind}")
+            elif parent.content != given.content:
+                found.append(f"a {child.kind} read {given.port} with content {given.content[:12]}, its producer made {parent.content[:12]}")
+            elif given.producer not in reached:
+                reached.add(given.producer)
+                waiting.append(parent)
+    found += [f"{identifier[:12]} is no ancestor" for identifier in sorted(known.keys() - reached)]
+    return found
+
+
+def _run(checks: list[Check], verdict: Verdict) -> Verdict:
+    began = time.monotonic()
+    with ThreadPoolExecutor(min(32, 2 * len(os.sched_getaffinity(0)))) as pool:  # hashing releases the interpreter's lock
+        for problems in pool.map(lambda check: list(check(verdict)), checks):
+            verdict.problems += problems
+    verdict.seconds = time.monotonic() - began
+    verdict.problems = sorted(set(verdict.problems), key=lambda problem: (problem.file, problem.what))
+    return verdict
+
+
+# --- folders -----------------------------------------------------------------------------------------------------------
+
+
+def _folder_checks(folder: Path, name: str, verdict: Verdict) -> Iterator[Check]:
+    """One check per payload file, and one for the records."""
+    exported = (folder / "pedigree" / "record.json").is_file()
+    records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
+    remedy = "export it again" if exported else "`pedigree run` restores it or makes it again"
+    shown = name if exported else f"artifacts/{name}" if "/" in name else name
+    if not (records / "record.json").is_file():
+        raise ArtifactError(f"{folder} is neither an artifact nor an export: it holds no record.json")
+    verdict.artifacts += 1
+    try:
+        record = read_record(json.loads((records / "record.json").read_text()), f"{shown}/record.json")
+    except (ValueError, ArtifactError) as error:
+        problem = Problem(f"{shown}/{records.relative_to(folder) / 'record.json'}", f"cannot be read ({error})", remedy)
+        yield lambda verdict: [problem]
+        return
+    yield lambda verdict: _record_check(records, record, f"{shown}/{records.relative_to(folder)}".removesuffix("/."), remedy)
+    place = shown if exported else f"{shown}/payload"
+    recorded = {entry.path: entry for entry in record.files}
+    for path in sorted(payload.rglob("*")):
+        relative = path.relative_to(payload)
+        if path.is_file() and relative.as_posix() not in recorded and not (exported and _is_ours(relative)):
+            extra = Problem(f"{place}/{relative.as_posix()}", "is not in the record", remedy)
+            yield lambda verdict, extra=extra: [extra]
+    for entry in record.files:
+        yield _file_check(payload / entry.path, "sha256", entry.sha256, f"{place}/{entry.path}", remedy)
+
+
+def _is_ours(relative: Path) -> bool:
+    return relative.parts[0] == "pedigree" or relative.as_posix() in NOT_PAYLOAD
+
+
+def _record_check(records: Path, record: Record, shown: str, remedy: str) -> list[Problem]:
+    found = [Problem(f"{shown}/record.json", f"contradicts itself ({problem})", remedy) for problem in record_problems(record)]
+    try:
+        lineage = json.loads((records / "lineage.json").read_text())
+        found += [Problem(f"{shown}/lineage.json", f"is broken ({problem})", remedy) for problem in lineage_problems(record, lineage)]
+        json.loads((records / "run.json").read_text())
+    except (OSError, ValueError, KeyError, TypeError, ArtifactError) as error:
+        found.append(Problem(f"{shown}/lineage.json or run.json", f"cannot be read ({error})", remedy))
+    return found
+
+
+def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str) -> Check:
+    def check(verdict: Verdict) -> list[Problem]:
+        if not path.is_file():
+            return [Problem(shown, "is missing", remedy)]
+        with path.open("rb") as stream:
+            found = _hash(stream, algorithm, verdict)
+        return [] if found == promised else [Problem(shown, f"has another {algorithm} than recorded", remedy)]
+
+    return check
+
+
+def _hash(stream: BinaryIO, algorithm: str, verdict: Verdict) -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=algorithm != "md5")
+    size = 0
+    while piece := stream.read(PIECE_BYTES):
+        digest.update(piece)
+        size += len(piece)
+    with verdict.lock:
+        verdict.files += 1
+        verdict.read_bytes += size
+    return digest.hexdigest()
+
+
+# --- what DVC keeps ----------------------------------------------------------------------------------------------------
+
+
+def _lock_check(path: Path, promised: str, shown: str) -> Check:
+    """A part of an artifact against `dvc.lock`; a folder is known there by the md5 of its list of files."""
+    remedy = "`pedigree run` restores it"
+
+    def check(verdict: Verdict) -> list[Problem]:
+        if path.is_file():
+            return list(_file_check(path, "md5", promised, shown, remedy)(verdict))
+        entries = []
+        for member in sorted(path.rglob("*")):
+            if member.is_file():
+                with member.open("rb") as stream:
+                    entries.append({"md5": _hash(stream, "md5", verdict), "relpath": member.relative_to(path).as_posix()})
+        entries.sort(key=lambda entry: entry["relpath"])
+        found = hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+        return [] if found == promised else [Problem(shown, "holds other files than dvc.lock says", remedy)]
+
+    return check
+
+
+def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
+    """Every object behind the locks, folders' members too."""
+    for md5, owner in _objects(owners, lambda md5: _read_bytes(place(md5))):
+        path, shown = place(md5), f"cache object {md5} of {owner}"
+        yield _object_check(
+            lambda path=path: path.open("rb"),
+            path.exists,
+            md5,
+            shown,
+            "`pedigree run` deletes it and makes the stage again when it is needed",
+        )
+
+
+def _remote_checks(remote: Remote, place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
+    def read(md5: str) -> bytes | None:
+        if not remote.exists(md5):
+            return _read_bytes(place(md5))
+        with remote.open(md5) as stream:
+            return stream.read()
+
+    for md5, owner in _objects(owners, read):
+        shown = f"remote object {remote.name}/{md5} of {owner}"
+        remedy = "delete it there and `dvc push` a sound one"
+        yield _object_check(lambda md5=md5: remote.open(md5), lambda md5=md5: remote.exists(md5), md5, shown, remedy)
+
+
+def _objects(owners: dict[str, str], read: Callable[[str], bytes | None]) -> list[tuple[str, str]]:
+    """(md5, stage) of every object, once; a folder's object lists its members."""
+    found = dict(owners)
+    for md5, owner in owners.items():
+        if md5.endswith(".dir"):
+            try:
+                members = json.loads(read(md5) or b"[]")
+                for member in members:
+                    found.setdefault(member["md5"], f"{owner} ({member['relpath']})")
+            except (ValueError, KeyError, TypeError):  # damaged: its own check names it
+                continue
+    return sorted(found.items())
+
+
+def _object_check(open_object: Callable[[], BinaryIO], exists: Callable[[], bool], md5: str, shown: str, remedy: str) -> Check:
+    def check(verdict: Verdict) -> list[Problem]:
+        if not exists():
+            with verdict.lock:
+                verdict.absent += 1
+            return []
+        with open_object() as stream:
+            found = _hash(stream, "md5", verdict)
+        return [] if found == md5.removesuffix(".dir") else [Problem(shown, "has other bytes than its name says", remedy)]
+
+    return check
+
+
+def _read_bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,184 @@
+"""A byte changed anywhere is found and named, and never served."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_lab import Lab
+
+from data import artifacts
+from data.artifacts import ArtifactError, Record, open_artifact, read_record
+from pipelines.ensure import Result
+from pipelines.export import export
+from pipelines.lineage import ancestry, walk
+from pipelines.runs import run_graph
+from pipelines.verify import Verdict, verify_folders, verify_project
+
+STAGES = ("suite", "raw", "clean", "cleaner")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A lab whose recipe has run and was pushed to a remote."""
+    folder = tmp_path_factory.mktemp("verify")
+    lab = Lab(folder)
+    ends = run_graph(lab.run())
+    assert all(isinstance(end, Result) for end in ends), ends
+    with (lab.root / ".dvc/config.local").open("a") as stream:
+        stream.write(f"    remote = store\n['remote \"store\"']\n    url = {folder / 'remote'}\n")
+    lab.shell("dvc push -q --run-cache")
+    return lab
+
+
+@pytest.fixture
+def lab(built: Lab, tmp_path: Path) -> Lab:
+    """A copy that a test may damage, remote included."""
+    copy = object.__new__(Lab)
+    copy.code, copy.root, copy.environment = built.code, tmp_path / "project", built.environment
+    shutil.copytree(built.root, copy.root)
+    shutil.copytree(built.root.parent / "remote", tmp_path / "remote")
+    config = copy.root / ".dvc/config.local"
+    config.write_text(config.read_text().replace(str(built.root.parent), str(tmp_path)))
+    return copy
+
+
+def flip(path: Path) -> None:
+    """Changes one byte and hides it: size, mode and time stamp stay."""
+    before = path.stat()
+    path.chmod(0o644)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    path.chmod(before.st_mode)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def said(verdict: Verdict) -> list[str]:
+    return [str(problem) for problem in verdict.problems]
+
+
+def test_a_sound_project_is_read_whole(lab: Lab) -> None:
+    verdict = verify_project(lab.project)
+    assert said(verdict) == [] and verdict.artifacts == 4
+    objects = len(list((lab.root / ".dvc/cache/files/md5").glob("??/*")))
+    remote = len(list((lab.root.parent / "remote/files/md5").glob("??/*")))
+    assert objects == remote > 10
+    parts = [path for name in STAGES for path in (lab.root / "artifacts/lab" / name).rglob("*") if path.is_file()]
+    assert verdict.files == len(parts) + objects + remote and verdict.absent == 0
+
+
+@pytest.mark.parametrize("part", ["payload/rows.jsonl", "evidence/metrics.json", "run.json", "lineage.json", "record.json"])
+def test_a_flipped_byte_of_an_artifact_is_named(lab: Lab, part: str) -> None:
+    flip(lab.root / "artifacts/lab/clean" / part)
+    verdict = verify_project(lab.project)
+    named = "artifacts/lab/clean/evidence" if part.startswith("evidence") else f"artifacts/lab/clean/{part}"
+    assert any(line.startswith(named) for line in said(verdict)), said(verdict)
+    assert all("lab/clean/" in line for line in said(verdict))
+
+
+def test_a_missing_and_a_foreign_file_are_named(lab: Lab) -> None:
+    payload = lab.root / "artifacts/lab/clean/payload"
+    (payload / "rows.jsonl").rename(payload / "other.jsonl")
+    lines = said(verify_project(lab.project, ["lab/clean"]))
+    assert [line.split(":")[0] for line in lines] == [
+        "artifacts/lab/clean/payload/other.jsonl is not in the record",
+        "artifacts/lab/clean/payload/rows.jsonl is missing",
+    ]
+
+
+@pytest.mark.parametrize("store", [".dvc/cache", "../remote"])
+@pytest.mark.parametrize("listing", [False, True], ids=["file", "folder"])
+def test_a_flipped_byte_in_the_cache_or_the_remote_is_named_and_never_served(lab: Lab, store: str, listing: bool) -> None:
+    objects = sorted((lab.root / store / "files/md5").glob("??/*"))
+    good = (lab.root / "artifacts/lab/suite/payload/rows.jsonl").read_bytes()
+    if listing:
+        victim = next(path for path in objects if path.suffix == ".dir" and b"rows.jsonl" in path.read_bytes())
+    else:
+        victim = next(path for path in objects if path.read_bytes() == good)
+    flip(victim)
+    md5 = victim.parent.name + victim.name
+    lines = said(verify_project(lab.project))
+    assert len(lines) == 1 and md5 in lines[0] and lines[0].startswith("cache" if store == ".dvc/cache" else "remote object store/")
+    before = lab.contents()
+    if store == "../remote":
+        shutil.rmtree(lab.root / ".dvc/cache")
+    for name in STAGES:
+        shutil.rmtree(lab.root / "artifacts/lab" / name)
+    lab.forget_runs()
+    assert all(isinstance(end, Result) for end in run_graph(lab.run()))
+    assert lab.contents() == before and said(verify_project(lab.project, remote=False)) == []
+
+
+def test_an_exported_folder_is_verified_anywhere(lab: Lab, tmp_path: Path) -> None:
+    folder = export(lab.root / "artifacts/lab/clean", "lab/clean", tmp_path / "out")
+    assert said(verify_folders([folder])) == []
+    flip(folder / "rows.jsonl")
+    (line,) = said(verify_folders([folder]))
+    assert line.startswith("out/rows.jsonl has another sha256")
+    with pytest.raises(ArtifactError, match="neither an artifact nor an export"):
+        verify_folders([tmp_path])
+
+
+def test_a_forged_ancestor_breaks_the_chain(lab: Lab, tmp_path: Path) -> None:
+    """Its record is changed and all its own hashes are made right again: the child's record still says what it read."""
+    copied = tmp_path / "cleaner"
+    shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
+    path = copied / "lineage.json"
+    lineage = json.loads(path.read_text())
+    (old,) = [name for name, entry in lineage["artifacts"].items() if entry["run"]["address"] == "lab/raw"]
+    entry = lineage["artifacts"][old]
+    entry["record"]["config"]["sources"][0]["count"] = 6
+    path.write_text(json.dumps(lineage))
+    assert any("the record of lab/raw: its key is not the hash" in line for line in said(verify_folders([copied])))
+    forged = Record.model_validate(entry["record"])
+    edges = [(given.port, given.label, given.content) for given in forged.inputs]
+    key = artifacts.stage_key(forged.kind, forged.version, forged.config, edges, forged.source_files)
+    forged = forged.model_copy(update={"key": key})
+    del lineage["artifacts"][old]
+    lineage["artifacts"][forged.id] = {**entry, "record": forged.model_dump(mode="json")}
+    path.write_text(json.dumps(lineage))
+    lines = said(verify_folders([copied]))
+    assert any(f"it lacks {old[:12]}, the data of a decontaminate" in line for line in lines)
+    assert any(f"{forged.id[:12]} is no ancestor" in line for line in lines)
+
+
+def test_the_command_names_what_is_wrong_and_fails(lab: Lab) -> None:
+    assert "all as recorded: 4 artifacts" in lab.shell("python -m pipelines.cli verify --no-remote").stdout
+    flip(lab.root / "artifacts/lab/raw/payload/rows.jsonl")
+    done = lab.shell("python -m pipelines.cli verify lab/raw --json", check=False)
+    assert done.returncode == 1
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert problem["file"] == "artifacts/lab/raw/payload/rows.jsonl" and "pedigree run" in problem["remedy"]
+
+
+def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schema 0, had there been one, called `marks` `notes`; key, content and id are what they were."""
+    copied = tmp_path / "cleaner"
+    shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
+    now = open_artifact(copied).record
+
+    def aged(record: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: value for name, value in record.items() if name != "marks"}, "notes": record["marks"], "schema_version": 0}
+
+    def migrate(raw: dict[str, Any]) -> dict[str, Any]:
+        return {**{name: value for name, value in raw.items() if name != "notes"}, "marks": raw["notes"]}
+
+    record, lineage = copied / "record.json", copied / "lineage.json"
+    record.write_text(json.dumps(aged(json.loads(record.read_text()))))
+    known = json.loads(lineage.read_text())
+    for entry in known["artifacts"].values():
+        entry["record"] = aged(entry["record"])
+    lineage.write_text(json.dumps(known))
+    with pytest.raises(ArtifactError, match="schema 0, from which no migration leads to 1"):
+        open_artifact(copied)
+    monkeypatch.setitem(artifacts.MIGRATIONS, 0, migrate)
+    assert open_artifact(copied).record == now
+    assert [found.name for _, found in walk(ancestry(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
+    assert said(verify_folders([copied])) == []
+    with pytest.raises(ArtifactError, match="schema 2, this version reads up to 1: a later version made it"):
+        read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
