@@ -32,6 +32,7 @@ An example:
   pedigree report tiny                               one page: scores, curves, samples, data, lineage
   pedigree lineage tiny/rlvr                         all that a model was made from
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
+  pedigree verify                                    every byte hashed again, the chain of records checked
 
 \b
 Words:
