@@ -198,7 +198,7 @@ def _command(scratch: Path, numerics: Numerics) -> list[str]:
     stage = ["-m", "stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
-    return [sys.executable, "-m", "stages.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+    return [sys.executable, "-m", "stages.engines.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
 
 
 def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:

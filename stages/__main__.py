@@ -17,8 +17,8 @@ from typing import Any
 from configs.declarations import DECLARATIONS
 from data.artifacts import content_hash, open_artifact, scan, write_json
 from data.faults import fault_point
+from stages.core.postconditions import unmet
 from stages.job import Inputs, Job, JobSpec, NotFinite, Preempted, StageError, is_full, storage_cause
-from stages.postconditions import unmet
 
 RESUME_ME = 75
 

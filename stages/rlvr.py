@@ -86,7 +86,6 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
                 chat,
             )
             check_gap(sums, step, config)
-            trainer.refuse_not_finite(step + 1, sums["loss"])
             numbers = reward_numbers(rollouts, rewards_PG) | {
                 "kept_groups": float(kept_PG.any(1).sum()),
                 "entropy": sums["entropy"],

@@ -92,7 +92,7 @@ def start_job(
         **(asked or {}),
     )
     (folder / "spec.json").write_text(spec.model_dump_json())  # inputs in the order given
-    ranks = ["-m", "stages.ranks", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
+    ranks = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
     command = [sys.executable, *ranks, "-m", "stages", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), MARK: str(folder)}
     with (folder / "log.txt").open("a") as log:

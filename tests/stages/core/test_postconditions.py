@@ -5,17 +5,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models import a_job
 from safetensors.torch import save_file
 
+from configs.execution import Numerics, Placement
 from data import records
 from data.artifacts import write_json
 from stages.__main__ import cause_of
+from stages.core.postconditions import unmet
 from stages.engines.sampler import EngineLost
 from stages.job import Job, NotFinite, StageError
-from stages.postconditions import unmet
 
 ROWS = [{"n": 1}, {"n": 2}]
+
+
+def a_job(folder: Path) -> Job:
+    folder.mkdir(parents=True, exist_ok=True)
+    return Job(folder=folder, address="r/s", key="k", numerics=Numerics(), placement=Placement(), source_files={})
 
 
 def trained(folder: Path, weights: dict[str, torch.Tensor], steps: tuple[int, ...] = (1, 2)) -> Job:
@@ -89,7 +94,7 @@ def test_every_failure_has_its_cause(tmp_path: Path) -> None:
 
 def test_bits_of_numpy_and_torch_agree() -> None:
     """The exponent masks, by hand: 8 bits from bit 23 (fp32), 8 from bit 7 (bf16), 5 from bit 10 (fp16)."""
-    from stages.postconditions import EXPONENTS
+    from stages.core.postconditions import EXPONENTS
 
     assert {name: mask for name, (_, mask) in EXPONENTS.items()} == {"F32": 0xFF << 23, "BF16": 0xFF << 7, "F16": 0x1F << 10}
     assert all(np.dtype(kind).itemsize == (4 if name == "F32" else 2) for name, (kind, _) in EXPONENTS.items())
