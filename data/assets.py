@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -28,9 +29,19 @@ class AssetError(Exception):
     """An asset is absent or not the pinned one; the message names it and the remedy."""
 
 
+def cache_folder() -> Path:
+    """What all clones on this machine share: `$PEDIGREE_CACHE`, or `~/.cache/pedigree`."""
+    return Path(os.environ.get("PEDIGREE_CACHE") or Path.home() / ".cache" / "pedigree")
+
+
 def folder() -> Path:
-    """The cache of this machine: `$PEDIGREE_CACHE`, or `~/.cache/pedigree`."""
-    return Path(os.environ.get("PEDIGREE_CACHE") or Path.home() / ".cache" / "pedigree") / "assets"
+    """Fetched assets, by sha256."""
+    return cache_folder() / "assets"
+
+
+def extensions_folder() -> Path:
+    """Operations compiled for the installed torch; nobody else compiles into it."""
+    return cache_folder() / "extensions" / f"torch-{version('torch')}"
 
 
 @cache

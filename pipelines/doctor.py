@@ -125,14 +125,9 @@ def _engine(gpu: bool) -> Finding:
     """DeepSpeed's communication operation for CPUs, which is compiled once a machine."""
     if gpu:
         return Finding("training engine", True, "NCCL")
-    built = sorted(_extensions().glob("*/deepspeed_shm_comm/deepspeed_shm_comm.so"))
-    if built:
+    if (assets.extensions_folder() / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").exists():
         return Finding("training engine", True, "CPU operation is compiled")
     return Finding("training engine", True, "CPU operation is not compiled: the first training stage takes minutes longer", SET_UP)
-
-
-def _extensions() -> Path:
-    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
 
 
 def _asset(name: str) -> Finding:

@@ -48,6 +48,7 @@ class Checkpoints:
         """
         chosen = self.trainer.broadcast(self._newest_sound() if self.trainer.rank == 0 else None)
         if chosen is None:
+            self.job.rewind(0)
             if self.job.must_resume:
                 raise StageError(f"--resume: {self.job.address} has no sound checkpoint; without --resume it begins again")
             return None

@@ -7,11 +7,13 @@ by their number; accumulation is ours (`managed_gradient_accumulation: false`), 
 
 import argparse
 import atexit
+import fcntl
 import json
 import math
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from torch import Tensor, nn
 from configs.execution import Numerics
 from configs.frozen import Dtype
 from configs.training import Optimizer
+from data.assets import extensions_folder
 from data.chat import Chat
 from stages.core.logprobs import PolicyModule, RewardModule
 from stages.job import NotFinite, StageError
@@ -68,6 +71,8 @@ class Trainer:
         os.environ["DS_ACCELERATOR"] = numerics.device
         with _distributed_environment():
             deepspeed = _deepspeed()
+            if numerics.device == "cpu":
+                load_comm_op()
             if not torch.distributed.is_initialized():
                 atexit.register(_leave)
             deepspeed.init_distributed(dist_backend="nccl" if numerics.device == "cuda" else "gloo", verbose=False)
@@ -299,15 +304,28 @@ def _restore_random_state(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def build_ops() -> None:
-    """Compiles DeepSpeed's CPU communication op where it is missing (minutes, once per machine)."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    _deepspeed()
+def load_comm_op() -> None:
+    """Loads DeepSpeed's CPU communication op, and compiles it where it is missing (minutes, once per machine).
+
+    torch guards this by a file that a killed process leaves behind, and every later one waits for it for ever. The folder is
+    ours alone and the kernel releases our lock when its holder dies: whoever holds it may take that file away.
+    """
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 
-    ShareMemCommBuilder().load(verbose=False)
+    builder, folder = ShareMemCommBuilder(), extensions_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    ours = str(Path(sys.executable).parent)  # another version of ninja would find all out of date
+    if os.environ.get("PATH", "").split(os.pathsep)[0] != ours:
+        os.environ["PATH"] = os.pathsep.join([ours, os.environ.get("PATH", os.defpath)])
+    with (folder / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        (folder / builder.name / "lock").unlink(missing_ok=True)
+        builder.load(verbose=False)
 
 
 if __name__ == "__main__":
-    build_ops()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    _deepspeed()
+    load_comm_op()
     print(json.dumps({"built": "deepspeed_shm_comm"}))

@@ -14,7 +14,6 @@ from pipelines import doctor
 @pytest.fixture
 def project(tmp_path, monkeypatch) -> Project:
     monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no GPU, no compiler, whatever the machine has
     for folder in (".dvc", "requirements"):
         (tmp_path / folder).mkdir()

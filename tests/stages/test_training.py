@@ -11,6 +11,7 @@ import models
 import pytest
 
 from configs.execution import Numerics
+from data.assets import extensions_folder
 
 pytestmark = pytest.mark.slow
 SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
@@ -206,6 +207,18 @@ def test_a_loss_that_is_no_number_ends_the_job_and_leaves_no_checkpoint_of_it(tm
     assert not done["ok"] and done["cause"] == "not_finite" and "lower optimizer.learning_rate (1.0)" in done["message"]
     logged = (tmp_path / "curve.jsonl").read_text().splitlines()
     assert max(int(path.name[5:]) for path in (tmp_path / "checkpoints").glob("step-*")) <= len(logged)
+
+
+def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conversations):
+    """A curve without a checkpoint, a half-written checkpoint, and the file by which torch guards a compiled operation."""
+    guard = extensions_folder() / "deepspeed_shm_comm" / "lock"
+    guard.touch()
+    (tmp_path / "checkpoints" / ".step-000002").mkdir(parents=True)
+    (tmp_path / "curve.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
+    done = models.run_job(tmp_path, "sft", SFT, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=3)
+    assert done["ok"] and not guard.exists(), done
+    assert [json.loads(line)["step"] for line in (tmp_path / "curve.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
 
 def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(tmp_path, policy, conversations):
