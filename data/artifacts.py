@@ -162,7 +162,7 @@ def read_record(raw: dict[str, Any], name: str) -> Record:
     Raises:
         ArtifactError: its schema is of a later version, or it lacks a field or has one too many.
     """
-    version = raw.get("schema_version")
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
     if not isinstance(version, int) or version > RECORD_SCHEMA:
         raise ArtifactError(f"{name} has schema {version}, this version reads up to {RECORD_SCHEMA}: a later version made it, use that one")
     for step in range(version, RECORD_SCHEMA):

@@ -17,11 +17,10 @@ from typing import Any, BinaryIO
 
 from configs.project import Project
 from data.artifacts import ArtifactError, Record, content_hash, read_record, stage_key
+from pipelines.export import SUMS
 from pipelines.ledger import Ledger, Remote
 
 PIECE_BYTES = 1 << 20
-NOT_PAYLOAD = ("README.md", "croissant.json")
-"""What an exported folder holds beside the payload and `pedigree/`."""
 
 
 @dataclass(frozen=True)
@@ -164,44 +163,62 @@ def _folder_checks(folder: Path, name: str, verdict: Verdict) -> Iterator[Check]
     verdict.artifacts += 1
     try:
         record = read_record(json.loads((records / "record.json").read_text()), f"{shown}/record.json")
-    except (ValueError, ArtifactError) as error:
+    except (OSError, ValueError, ArtifactError) as error:
         problem = Problem(f"{shown}/{records.relative_to(folder) / 'record.json'}", f"cannot be read ({error})", remedy)
         yield lambda verdict: [problem]
         return
     yield lambda verdict: _record_check(records, record, f"{shown}/{records.relative_to(folder)}".removesuffix("/."), remedy)
     place = shown if exported else f"{shown}/payload"
-    recorded = {entry.path: entry for entry in record.files}
+    promised = recorded = {entry.path: entry.sha256 for entry in record.files}
+    if exported:
+        sums = _sums(folder / SUMS)
+        wrong = sorted(path for path, sha256 in recorded.items() if sums.get(path) != sha256)
+        if wrong:
+            against = Problem(f"{shown}/{SUMS}", f"is missing, damaged or contradicts the record on {wrong[0]}", remedy)
+            yield lambda verdict: [against]
+        promised = sums | recorded
     for path in sorted(payload.rglob("*")):
-        relative = path.relative_to(payload)
-        if path.is_file() and relative.as_posix() not in recorded and not (exported and _is_ours(relative)):
-            extra = Problem(f"{place}/{relative.as_posix()}", "is not in the record", remedy)
+        relative = path.relative_to(payload).as_posix()
+        if path.is_file() and relative not in promised and not (exported and relative == SUMS):
+            nowhere = f"is neither in the record nor in {SUMS}" if exported else "is not in the record"
+            extra = Problem(f"{place}/{relative}", nowhere, remedy)
             yield lambda verdict, extra=extra: [extra]
-    for entry in record.files:
-        yield _file_check(payload / entry.path, "sha256", entry.sha256, f"{place}/{entry.path}", remedy)
+    for relative, sha256 in promised.items():
+        witness = "recorded" if relative in recorded else f"{SUMS} says"
+        yield _file_check(payload / relative, "sha256", sha256, f"{place}/{relative}", remedy, witness)
 
 
-def _is_ours(relative: Path) -> bool:
-    return relative.parts[0] == "pedigree" or relative.as_posix() in NOT_PAYLOAD
+def _sums(path: Path) -> dict[str, str]:
+    """File → sha256, as `sha256sum` writes it; empty where it cannot be read."""
+    try:
+        lines = [line.partition("  ") for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {name: sha256 for sha256, _, name in lines}
 
 
 def _record_check(records: Path, record: Record, shown: str, remedy: str) -> list[Problem]:
-    found = [Problem(f"{shown}/record.json", f"contradicts itself ({problem})", remedy) for problem in record_problems(record)]
+    found = []
     try:
+        found += [Problem(f"{shown}/record.json", f"contradicts itself ({problem})", remedy) for problem in record_problems(record)]
         lineage = json.loads((records / "lineage.json").read_text())
         found += [Problem(f"{shown}/lineage.json", f"is broken ({problem})", remedy) for problem in lineage_problems(record, lineage)]
         json.loads((records / "run.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError, ArtifactError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArtifactError) as error:
         found.append(Problem(f"{shown}/lineage.json or run.json", f"cannot be read ({error})", remedy))
     return found
 
 
-def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str) -> Check:
+def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str, witness: str = "recorded") -> Check:
     def check(verdict: Verdict) -> list[Problem]:
         if not path.is_file():
             return [Problem(shown, "is missing", remedy)]
-        with path.open("rb") as stream:
-            found = _hash(stream, algorithm, verdict)
-        return [] if found == promised else [Problem(shown, f"has another {algorithm} than recorded", remedy)]
+        try:
+            with path.open("rb") as stream:
+                found = _hash(stream, algorithm, verdict)
+        except OSError as error:
+            return [Problem(shown, f"cannot be read ({error.strerror or error})", remedy)]
+        return [] if found == promised else [Problem(shown, f"has another {algorithm} than {witness}", remedy)]
 
     return check
 

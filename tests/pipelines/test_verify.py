@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,41 @@ def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
     assert said(verify_folders([copied])) == []
     with pytest.raises(ArtifactError, match="schema 2, this version reads up to 1: a later version made it"):
         read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
+
+
+@pytest.fixture(scope="module")
+def exported(built: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(built.root / "artifacts/lab/cleaner", "lab/cleaner", tmp_path_factory.mktemp("exported") / "out")
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "README.md", "pedigree/record.json", "pedigree/run.json", "pedigree/lineage.json", "pedigree/SHA256SUMS"]
+)
+def test_any_flipped_byte_of_an_exported_folder_is_named(exported: Path, tmp_path: Path, name: str) -> None:
+    """A score in record.json is in no hash of the record's own, and the code's commit in run.json in none at all."""
+    folder = tmp_path / "out"
+    shutil.copytree(exported, folder)
+    sound = (folder / name).read_bytes()
+    for place in range(0, len(sound), max(1, len(sound) // 60)):
+        (folder / name).write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        lines = said(verify_folders([folder]))
+        assert any(name in line for line in lines), (place, lines)
+    (folder / name).unlink()
+    if name != "pedigree/record.json":
+        assert any(line.startswith(f"out/{name}") for line in said(verify_folders([folder])))
+
+
+def test_an_exported_folder_is_checked_where_there_is_no_pedigree(exported: Path) -> None:
+    done = subprocess.run(["sha256sum", "-c", "--quiet", "pedigree/SHA256SUMS"], cwd=exported, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_file_that_was_laid_into_an_exported_folder_is_named(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(exported, folder)
+    (folder / "pedigree/more.json").write_text("{}")
+    (folder / "modeling.py").write_text("")
+    assert [line.split(":")[0] for line in said(verify_folders([folder]))] == [
+        "out/modeling.py is neither in the record nor in pedigree/SHA256SUMS",
+        "out/pedigree/more.json is neither in the record nor in pedigree/SHA256SUMS",
+    ]
