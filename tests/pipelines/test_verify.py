@@ -75,8 +75,7 @@ def test_a_sound_project_is_read_whole(lab: Lab) -> None:
 def test_a_flipped_byte_of_an_artifact_is_named(lab: Lab, part: str) -> None:
     flip(lab.root / "artifacts/lab/clean" / part)
     verdict = verify_project(lab.project)
-    named = "artifacts/lab/clean/evidence" if part.startswith("evidence") else f"artifacts/lab/clean/{part}"
-    assert any(line.startswith(named) for line in said(verdict)), said(verdict)
+    assert any(line.startswith(f"artifacts/lab/clean/{part} ") for line in said(verdict)), said(verdict)
     assert all("lab/clean/" in line for line in said(verdict))
 
 
@@ -221,3 +220,81 @@ def test_a_file_that_was_laid_into_an_exported_folder_is_named(exported: Path, t
         "out/modeling.py is neither in the record nor in pedigree/SHA256SUMS",
         "out/pedigree/more.json is neither in the record nor in pedigree/SHA256SUMS",
     ]
+
+
+def test_missing_and_foreign_evidence_is_named_and_without_the_cache_at_least_its_folder(lab: Lab) -> None:
+    evidence = lab.root / "artifacts/lab/clean/evidence"
+    (evidence / "metrics.json").rename(evidence / "other.json")
+    lines = [line.split(":")[0] for line in said(verify_project(lab.project, ["lab/clean"], remote=False))]
+    assert lines == ["artifacts/lab/clean/evidence/metrics.json is missing", "artifacts/lab/clean/evidence/other.json is not in dvc.lock"]
+    shutil.rmtree(lab.root / ".dvc/cache")
+    lines = [line.split(":")[0] for line in said(verify_project(lab.project, ["lab/clean"], remote=False))]
+    assert lines == ["artifacts/lab/clean/evidence holds other files than dvc.lock says"]
+
+
+@pytest.mark.parametrize("part", ["payload", "evidence", "record.json", "run.json", "lineage.json"])
+def test_a_part_that_has_gone_is_named(lab: Lab, part: str) -> None:
+    gone = lab.root / "artifacts/lab/clean" / part
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert any(line.startswith(f"artifacts/lab/clean/{part}") for line in said(verify_project(lab.project, remote=False)))
+
+
+def test_an_artifact_that_is_not_checked_out_is_no_problem(lab: Lab) -> None:
+    shutil.rmtree(lab.root / "artifacts/lab/clean")
+    verdict = verify_project(lab.project)
+    assert said(verdict) == [] and verdict.artifacts == 3
+
+
+def test_an_artifact_that_no_lock_names_yet_is_read_too(lab: Lab) -> None:
+    (lab.root / "artifacts/lab/dvc.lock").unlink()
+    flip(lab.root / "artifacts/lab/clean/payload/rows.jsonl")
+    (line,) = said(verify_project(lab.project))
+    assert line.startswith("artifacts/lab/clean/payload/rows.jsonl has another sha256")
+
+
+def test_a_remote_that_cannot_be_reached_is_one_problem_and_hides_no_other(lab: Lab) -> None:
+    flip(lab.root / "artifacts/lab/clean/payload/rows.jsonl")
+    shutil.rmtree(lab.root.parent / "remote")
+    (lab.root.parent / "remote").write_text("no folder: what lies below cannot be asked for")
+    lines = said(verify_project(lab.project))
+    assert [line.split(" ")[0] for line in lines] == ["artifacts/lab/clean/payload/rows.jsonl", "remote"]
+    assert "remote store cannot be read" in lines[1] and "--no-remote" in lines[1]
+
+
+def test_what_was_never_pushed_is_counted_and_no_problem(lab: Lab) -> None:
+    shutil.rmtree(lab.root.parent / "remote")
+    verdict = verify_project(lab.project)
+    assert said(verdict) == [] and verdict.unpushed > 10 and f"{verdict.unpushed} objects are not in the remote" in verdict.summary()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "stages: 3", "stages: {a: {outs: [{path: payload}]}}", "stages: {a: {outs: [{path: clean/payload}]}}"]
+)
+def test_a_damaged_lock_is_named_with_its_remedy(lab: Lab, text: str) -> None:
+    lab.write("artifacts/lab/dvc.lock", text)
+    done = lab.shell("python -m pipelines.cli verify", check=False)
+    assert done.returncode == 1 and done.stderr.startswith("artifacts/lab/dvc.lock is damaged"), done.stderr
+
+
+def test_a_folder_of_the_project_is_held_against_lock_and_cache_too(lab: Lab, tmp_path: Path) -> None:
+    """Beside a folder from elsewhere; the place from which the command is typed does not matter."""
+    folder = export(lab.root / "artifacts/lab/raw", "lab/raw", tmp_path / "out")
+    done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}")
+    assert "all as recorded: 2 artifacts" in done.stdout
+    flip(lab.root / "artifacts/lab/clean/run.json")
+    flip(folder / "rows.jsonl")
+    done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}", check=False)
+    assert done.returncode == 1 and "artifacts/lab/clean/run.json has another md5" in done.stdout and "out/rows.jsonl has" in done.stdout
+
+
+@pytest.mark.parametrize("part", ["record.json", "lineage.json", "run.json"])
+def test_any_flipped_bit_of_a_record_is_a_finding_and_no_crash(lab: Lab, part: str) -> None:
+    path = lab.root / "artifacts/lab/clean" / part
+    sound = path.read_bytes()
+    for place in range(0, len(sound), max(1, len(sound) // 40)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ (1 << place % 8)]) + sound[place + 1 :])
+        lines = said(verify_project(lab.project, ["lab/clean"], remote=False))
+        assert any(part in line for line in lines) and all("artifacts/lab/clean/" in line for line in lines), (place, lines)
+    for text in ("[]", "{}", "null", '{"artifacts": 3}', '{"artifacts": {"a": 3}}', '{"schema_version": true}'):
+        path.write_text(text)
+        assert any(part in line for line in said(verify_project(lab.project, ["lab/clean"], remote=False)))
