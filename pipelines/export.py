@@ -5,7 +5,6 @@ model hubs read, and `pedigree/` with the records of the artifact and of its who
 file: `sha256sum -c pedigree/SHA256SUMS` checks the folder where there is no Pedigree.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from configs.assets import ASSETS
-from data.artifacts import Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file
+from data.artifacts import Artifact, ArtifactError, content_hash, open_artifact, read_lineage, scan, sha256_file
 
 CARD = "README.md"
 SUMS = "pedigree/SHA256SUMS"
@@ -126,8 +125,7 @@ def _row(record: Any) -> dict[str, Any]:
 
 def _lineage(artifact: Artifact) -> list[dict[str, Any]]:
     """Records of all ancestors, as `lineage.json` holds them."""
-    lineage = json.loads((artifact.path / "lineage.json").read_text())
-    return [entry["record"] for entry in lineage["artifacts"].values()]
+    return [record.model_dump(mode="json") for record, _ in read_lineage(artifact.path / "lineage.json").values()]
 
 
 def _licences(records: list[dict[str, Any]]) -> list[str]:

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from configs.project import Project
-from data.artifacts import ArtifactError, Record, content_hash, read_record, stage_key
+from data.artifacts import ArtifactError, Record, content_hash, read_lineage, read_record, read_run, stage_key
 from pipelines.export import SUMS
 from pipelines.ledger import Ledger, Recorded
 
@@ -126,13 +126,12 @@ def record_problems(record: Record) -> list[str]:
     return found
 
 
-def lineage_problems(record: Record, lineage: dict[str, Any]) -> list[str]:
+def lineage_problems(record: Record, lineage: Mapping[str, tuple[Record, dict[str, Any]]]) -> list[str]:
     """How the records of an artifact and of its ancestors fail to be one chain of hashes, down to the raw sources."""
-    known: dict[str, Record] = {}
+    known = {identifier: ancestor for identifier, (ancestor, _) in lineage.items()}
     found: list[str] = []
-    for identifier, entry in lineage["artifacts"].items():
-        ancestor = known[identifier] = read_record(entry["record"], "lineage.json")
-        name = str(entry["run"].get("address", identifier[:12]))
+    for identifier, (ancestor, run) in lineage.items():
+        name = str(run.get("address", identifier[:12]))
         found += [f"the record of {name}: {problem}" for problem in record_problems(ancestor)]
         if ancestor.id != identifier:
             found.append(f"the record of {name} has id {ancestor.id[:12]} and stands under {identifier[:12]}")
@@ -215,11 +214,11 @@ def _record_check(records: Path, record: Record, shown: str, remedy: str) -> lis
     found = []
     try:
         found += [Problem(f"{shown}/record.json", f"contradicts itself ({problem})", remedy) for problem in record_problems(record)]
-        lineage = json.loads((records / "lineage.json").read_text())
+        lineage = read_lineage(records / "lineage.json")
         found += [Problem(f"{shown}/lineage.json", f"is broken ({problem})", remedy) for problem in lineage_problems(record, lineage)]
-        json.loads((records / "run.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArtifactError) as error:
-        found.append(Problem(f"{shown}/lineage.json or run.json", f"cannot be read ({error})", remedy))
+        read_run(records / "run.json")
+    except (ValueError, ArtifactError) as error:
+        found.append(Problem(f"{shown}: lineage.json, run.json or record.json", f"cannot be read ({error})", remedy))
     return found
 
 

@@ -174,13 +174,13 @@ def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
     for entry in known["artifacts"].values():
         entry["record"] = aged(entry["record"])
     lineage.write_text(json.dumps(known))
-    with pytest.raises(ArtifactError, match="schema 0, from which no migration leads to 1"):
+    with pytest.raises(ArtifactError, match="record schema 0, from which no migration leads to 1"):
         open_artifact(copied)
-    monkeypatch.setitem(artifacts.MIGRATIONS, 0, migrate)
+    monkeypatch.setitem(artifacts.MIGRATIONS["record"], 0, migrate)
     assert open_artifact(copied).record == now
     assert [found.name for _, found in walk(ancestry(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
     assert said(verify_folders([copied])) == []
-    with pytest.raises(ArtifactError, match="schema 2, this version reads up to 1: a later version made it"):
+    with pytest.raises(ArtifactError, match="record schema 2, this version reads up to 1: a later version made it"):
         read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
 
 
@@ -298,3 +298,30 @@ def test_any_flipped_bit_of_a_record_is_a_finding_and_no_crash(lab: Lab, part: s
     for text in ("[]", "{}", "null", '{"artifacts": 3}', '{"artifacts": {"a": 3}}', '{"schema_version": true}'):
         path.write_text(text)
         assert any(part in line for line in said(verify_project(lab.project, ["lab/clean"], remote=False)))
+
+
+def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refused(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schema 0, had there been one, called a run's `address` `stage`, and a lineage's `artifacts` `records`."""
+    copied = tmp_path / "cleaner"
+    shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
+    now = ancestry(copied)
+
+    def renamed(raw: dict[str, Any], old: str, new: str, schema: int) -> dict[str, Any]:
+        return {**{name: value for name, value in raw.items() if name != old}, new: raw[old], "schema_version": schema}
+
+    run, lineage = json.loads((copied / "run.json").read_text()), json.loads((copied / "lineage.json").read_text())
+    for entry in lineage["artifacts"].values():
+        entry["run"] = renamed(entry["run"], "address", "stage", 0)
+    (copied / "run.json").write_text(json.dumps(renamed(run, "address", "stage", 0)))
+    (copied / "lineage.json").write_text(json.dumps(renamed(lineage, "artifacts", "records", 0)))
+    with pytest.raises(ArtifactError, match=r"lineage schema 0, from which no migration leads to 1"):
+        ancestry(copied)
+    assert any("no migration leads to 1" in line for line in said(verify_folders([copied])))
+    monkeypatch.setitem(artifacts.MIGRATIONS["run"], 0, lambda raw: renamed(raw, "stage", "address", 0))
+    monkeypatch.setitem(artifacts.MIGRATIONS["lineage"], 0, lambda raw: renamed(raw, "records", "artifacts", 0))
+    assert ancestry(copied) == now and said(verify_folders([copied])) == []
+    (copied / "run.json").write_text(json.dumps(run | {"schema_version": 2}))
+    with pytest.raises(ArtifactError, match="run schema 2, this version reads up to 1: a later version made it"):
+        ancestry(copied)
