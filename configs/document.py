@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from configs.secrets import find_secrets
+
 Place = tuple[str | int, ...]
 
 
@@ -76,11 +78,23 @@ def parse_value(text: str) -> Any:
         raise ValueError(f"not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from error
 
 
+def secret_problem(what: str, text: str) -> str | None:
+    """Why a text may not stand in a recipe or profile, without the text itself, or None.
+
+    What stands there goes into `params.yaml`, `dvc.lock` and the records of every model below.
+    """
+    kinds = find_secrets(text)
+    if not kinds:
+        return None
+    remedy = "take it out, withdraw it if it was ever committed, and give it in an environment variable (HF_TOKEN, AWS_PROFILE, ...)"
+    return f"{what} holds what looks like {' and '.join(kinds)}, and would be recorded for ever: {remedy}"
+
+
 def read_document(path: Path, shown_as: str | None = None) -> Document:
     """Reads a YAML file whose top is a mapping.
 
     Raises:
-        ConfigError: missing, not YAML, not a mapping, or a key given twice.
+        ConfigError: missing, not YAML, not a mapping, a key given twice, or a value that holds a secret.
     """
     name = shown_as or path.name
     try:
@@ -115,6 +129,7 @@ def _walk(
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*place, key.value)
+            _refuse_secret(key, place, problems, file)
             if inner in lines:
                 problems.append(Problem(file, key.start_mark.line + 1, f"key {key.value!r} stands here twice"))
             lines[inner] = key.start_mark.line + 1
@@ -122,3 +137,11 @@ def _walk(
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             _walk(value, (*place, index), lines, problems, file, above)
+    else:
+        _refuse_secret(node, place, problems, file)
+
+
+def _refuse_secret(scalar: yaml.Node, place: Place, problems: list[Problem], file: str) -> None:
+    secret = secret_problem(".".join(map(str, place)) or "a key", str(scalar.value))
+    if secret:
+        problems.append(Problem(file, scalar.start_mark.line + 1, secret))

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 
 from configs.datasets import Evaluate
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
-from configs.document import ConfigError, Document, Place, Problem, parse_value, read_document
+from configs.document import ConfigError, Document, Place, Problem, parse_value, read_document, secret_problem
 from configs.frozen import Frozen, digest
 from configs.graph import Edge, Graph, Node
 
@@ -104,8 +104,8 @@ class _Loading:
         if recipe in self.open:
             circle = " -> ".join([*self.open, recipe])
             raise ConfigError([Problem(path.name, None, f"recipes refer to each other in a circle: {circle}")])
-        base = self.graph(name) if overrides else None
         changes = _parse_overrides(overrides)
+        base = self.graph(name) if overrides else None
         self.open.append(recipe)
         try:
             written = self._written(path, changes)
@@ -396,6 +396,9 @@ def _parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for text in overrides:
         place, equals, value = text.partition("=")
+        secret = secret_problem(place if equals else "the override", text)
+        if secret:
+            raise ConfigError([Problem("--set", None, secret)])
         if not equals or "." not in place:
             raise ConfigError([Problem("--set", None, f"{text!r} must be STAGE.FIELD=VALUE, e.g. sft.optimizer.learning_rate=1e-4")])
         try:

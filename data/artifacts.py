@@ -22,7 +22,7 @@ from pydantic import Field
 
 from configs.frozen import Frozen, canonical_json, digest
 
-RECORD_SCHEMA = 1
+RECORD_SCHEMA = RUN_SCHEMA = LINEAGE_SCHEMA = 1
 PARTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
 
 
@@ -148,11 +148,34 @@ def content_hash(files: tuple[FileEntry, ...]) -> str:
     return digest([[entry.path, entry.sha256] for entry in sorted(files, key=lambda entry: entry.path)])
 
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""Schema n → what makes a record of it one of schema n + 1. Neither key, content nor id may change on the way."""
+SCHEMAS = {"record": RECORD_SCHEMA, "run": RUN_SCHEMA, "lineage": LINEAGE_SCHEMA}
+MIGRATIONS: dict[str, dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {what: {} for what in SCHEMAS}
+"""What → schema n → what makes one of schema n + 1. Neither key, content nor id of a record may change on the way."""
 
 
-def read_record(raw: dict[str, Any], name: str) -> Record:
+def migrated(raw: Any, what: str, name: str) -> dict[str, Any]:
+    """A record, run or lineage in today's schema.
+
+    Args:
+        raw: as it stands in a file.
+        what: `record`, `run` or `lineage`.
+        name: of the file, for messages.
+
+    Raises:
+        ArtifactError: it is of a later version, or of an earlier one from which no migration leads here.
+    """
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    now = SCHEMAS[what]
+    if not isinstance(version, int) or version > now:
+        raise ArtifactError(f"{name} has {what} schema {version}, this version reads up to {now}: a later version made it, use that one")
+    for step in range(version, now):
+        if step not in MIGRATIONS[what]:
+            raise ArtifactError(f"{name} has {what} schema {version}, from which no migration leads to {now}")
+        raw = {**MIGRATIONS[what][step](raw), "schema_version": step + 1}
+    return raw
+
+
+def read_record(raw: Any, name: str) -> Record:
     """A record of this or an earlier schema.
 
     Args:
@@ -162,17 +185,42 @@ def read_record(raw: dict[str, Any], name: str) -> Record:
     Raises:
         ArtifactError: its schema is of a later version, or it lacks a field or has one too many.
     """
-    version = raw.get("schema_version")
-    if not isinstance(version, int) or version > RECORD_SCHEMA:
-        raise ArtifactError(f"{name} has schema {version}, this version reads up to {RECORD_SCHEMA}: a later version made it, use that one")
-    for step in range(version, RECORD_SCHEMA):
-        if step not in MIGRATIONS:
-            raise ArtifactError(f"{name} has schema {version}, from which no migration leads to {RECORD_SCHEMA}")
-        raw = {**MIGRATIONS[step](raw), "schema_version": step + 1}
     try:
-        return Record.model_validate(raw)
+        return Record.model_validate(migrated(raw, "record", name))
     except ValueError as error:
         raise ArtifactError(f"{name} is damaged ({error}); restore the artifact or run its stage again") from error
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """A `run.json` of this or an earlier schema.
+
+    Raises:
+        ArtifactError: missing, damaged, or of a later version.
+    """
+    return migrated(_json(path), "run", str(path))
+
+
+def read_lineage(path: Path) -> dict[str, tuple[Record, dict[str, Any]]]:
+    """Ancestor's id → its record and run, from a `lineage.json` of this or an earlier schema.
+
+    Raises:
+        ArtifactError: missing, damaged, or of a later version.
+    """
+    lineage = migrated(_json(path), "lineage", str(path))
+    try:
+        return {
+            identifier: (read_record(entry["record"], str(path)), migrated(entry["run"], "run", str(path)))
+            for identifier, entry in lineage["artifacts"].items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path} is damaged ({error!r}): restore the artifact or run its stage again") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error}): restore the artifact or run its stage again") from error
 
 
 def open_artifact(path: Path, verify: bool = False) -> Artifact:

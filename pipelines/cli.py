@@ -281,13 +281,11 @@ def verify(
 
     from pipelines.verify import verify_folders, verify_project
 
-    named = [Path(name) for name in artifacts or ()]
-    if named and all(path.is_dir() for path in named):
-        verdict = verify_folders(named)
+    project, addresses, folders = _named_artifacts(artifacts or [])
+    if project is None:
+        verdict = verify_folders(folders)
     else:
-        project = _project()
-        addresses = [_address(project, name) for name in artifacts or ()]
-        verdict = verify_project(project, addresses or None, remote=not no_remote)
+        verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote)
     if as_json:
         found = [dataclasses.asdict(problem) for problem in verdict.problems]
         print(json.dumps({"problems": found, "summary": verdict.summary()}, indent=1))
@@ -426,11 +424,27 @@ def _artifact(name: str) -> "Artifact":
     return find_artifact(project, name)
 
 
-def _address(project: "Project", name: str) -> str:
-    """`RECIPE/STAGE` of an artifact of this project, also of one that is too damaged to be opened."""
-    if (project.artifact(name) / "record.json").is_file():
-        return Path(name).as_posix()
-    return _artifact(name).path.resolve().relative_to(project.artifacts).as_posix()
+def _named_artifacts(names: list[str]) -> "tuple[Project | None, list[str], list[Path]]":
+    """The project where one is needed, `RECIPE/STAGE`s of its artifacts (damaged ones too), and folders that lie elsewhere."""
+    from configs.project import Project, ProjectNotFound
+
+    try:
+        project = Project.find()
+    except ProjectNotFound:
+        if not names or not all(Path(name).is_dir() for name in names):
+            raise
+        project = None
+    addresses, folders = [], []
+    for name in names:
+        if project and (project.artifact(name) / "record.json").is_file():
+            folder = project.artifact(name)
+        else:
+            folder = Path(name) if Path(name).is_dir() else _artifact(name).path
+        if project and folder.resolve().is_relative_to(project.artifacts):
+            addresses.append(folder.resolve().relative_to(project.artifacts).as_posix())
+        else:
+            folders.append(folder)
+    return project, addresses, folders
 
 
 def _shown(context: "RunContext", node: Any) -> str:

@@ -23,13 +23,17 @@ from configs.execution import Numerics, Placement
 from configs.graph import Node
 from configs.project import Project
 from data.artifacts import (
+    LINEAGE_SCHEMA,
+    RUN_SCHEMA,
     Artifact,
     ArtifactError,
     FileEntry,
     Input,
     Record,
     open_artifact,
+    read_lineage,
     read_rows,
+    read_run,
     sha256_path,
     stage_key,
     write_json,
@@ -45,7 +49,6 @@ from pipelines.ledger import InputsMoved, LedgerError, is_complete
 from stages.job import JobSpec, storage_cause
 
 Outcome = Literal["unchanged", "restored", "ran", "attached"]
-LINEAGE_SCHEMA = 1
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,7 @@ def _run_record(node: Node, scratch: Path) -> dict[str, Any]:
     spec = JobSpec.model_validate(read_json(scratch / "spec.json"))
     history = scratch / "attempts.json"
     return {
-        "schema_version": 1,
+        "schema_version": RUN_SCHEMA,
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
         "placement": spec.placement.model_dump(mode="json"),
@@ -305,8 +308,8 @@ def _lineage(need: Need) -> dict[str, Any]:
     for labelled in need.folders.values():
         for folder in labelled.values():
             artifact = open_artifact(folder)
-            found |= read_json(folder / "lineage.json")["artifacts"]
-            found[artifact.record.id] = {"record": artifact.record.model_dump(mode="json"), "run": read_json(folder / "run.json")}
+            known = read_lineage(folder / "lineage.json") | {artifact.record.id: (artifact.record, read_run(folder / "run.json"))}
+            found |= {identifier: {"record": record.model_dump(mode="json"), "run": told} for identifier, (record, told) in known.items()}
     return {"schema_version": LINEAGE_SCHEMA, "artifacts": dict(sorted(found.items()))}
 
 

@@ -1,10 +1,10 @@
 """Export: an artifact as a flat folder that travels.
 
 The payload stands at the top, as transformers and vLLM load it; beside it `README.md`, a model card with the metadata that
-model hubs read, and `pedigree/` with the records of the artifact and of its whole ancestry.
+model hubs read, and `pedigree/` with the records of the artifact and of its whole ancestry. `pedigree/SHA256SUMS` vouches for every
+file: `sha256sum -c pedigree/SHA256SUMS` checks the folder where there is no Pedigree.
 """
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any
 import yaml
 
 from configs.assets import ASSETS
-from data.artifacts import Artifact, ArtifactError, content_hash, open_artifact, scan
+from data.artifacts import Artifact, ArtifactError, content_hash, open_artifact, read_lineage, scan, sha256_file
 
 CARD = "README.md"
+SUMS = "pedigree/SHA256SUMS"
 RECORDS = ("record.json", "run.json", "lineage.json")
 MODELS = ("policy", "reward_model")
 PIPELINE_TAGS = {"policy": "text-generation", "reward_model": "text-classification"}
@@ -52,6 +53,7 @@ def export(artifact_path: Path, name: str, target: Path) -> Path:
         for record in RECORDS:
             shutil.copyfile(artifact.path / record, building / "pedigree" / record)
         (building / CARD).write_text(card(artifact, name))
+        (building / SUMS).write_text(_sums(building, artifact))
         for path in building.rglob("*"):  # a DVC cache may have handed out read-only files
             path.chmod(path.stat().st_mode | 0o600)
         if target.exists():
@@ -107,14 +109,23 @@ def _prove(folder: Path, artifact: Artifact) -> None:
         raise ArtifactError(f"the copy differs from the record in {', '.join(wrong) or 'a missing file'}: is the disk full or failing?")
 
 
+def _sums(folder: Path, artifact: Artifact) -> str:
+    """The sha256 of every file as `sha256sum` writes them; those of the payload have just been proved."""
+    found = {entry.path: entry.sha256 for entry in artifact.record.files}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in found:
+            found[name] = sha256_file(path)
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(found.items()))
+
+
 def _row(record: Any) -> dict[str, Any]:
     return {"kind": record.kind, "key": record.key, "content": record.content}
 
 
 def _lineage(artifact: Artifact) -> list[dict[str, Any]]:
     """Records of all ancestors, as `lineage.json` holds them."""
-    lineage = json.loads((artifact.path / "lineage.json").read_text())
-    return [entry["record"] for entry in lineage["artifacts"].values()]
+    return [record.model_dump(mode="json") for record, _ in read_lineage(artifact.path / "lineage.json").values()]
 
 
 def _licences(records: list[dict[str, Any]]) -> list[str]:

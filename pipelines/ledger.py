@@ -196,27 +196,40 @@ class Ledger:
             self._record(stage)
 
     def recorded(self) -> list["Recorded"]:
-        """All that the `dvc.lock` files of the project name, sorted by address and part."""
+        """All parts of artifacts that the `dvc.lock` files of the project name, sorted by address and part.
+
+        Raises:
+            LedgerError: one of the files is damaged.
+        """
         found = []
         for path in (self.project.root / "dvc.lock", *sorted(self.project.artifacts.glob("*/dvc.lock"))):
-            stages = (yaml.load(path.read_text(), Loader=LOADER) or {}).get("stages", {}) if path.exists() else {}
-            for stage in stages.values():
-                for out in stage.get("outs", []):
-                    place = Path(os.path.normpath(path.parent / out["path"]))
-                    address, _, part = place.relative_to(self.project.artifacts).as_posix().rpartition("/")
-                    found.append(Recorded(address, part, place, out["md5"]))
+            try:
+                found += self._recorded(path) if path.exists() else []
+            except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+                remedy = "take it back from git, or delete it: `pedigree run` writes it again from what the cache knows"
+                raise LedgerError(f"{path.relative_to(self.project.root)} is damaged ({error}): {remedy}") from error
         return sorted(found, key=lambda entry: (entry.address, entry.part))
+
+    def _recorded(self, path: Path) -> Iterator["Recorded"]:
+        for stage in (yaml.load(path.read_text(), Loader=LOADER) or {}).get("stages", {}).values():
+            for out in stage.get("outs", []):
+                place = Path(os.path.normpath(path.parent / out["path"]))
+                if place.is_relative_to(self.project.artifacts):  # a stage of somebody's own may write elsewhere
+                    address, _, part = place.relative_to(self.project.artifacts).as_posix().rpartition("/")
+                    yield Recorded(address, part, place, out["md5"])
 
     def cache_path(self, md5: str) -> Path:
         """Where this machine's cache keeps an object, if it does."""
         return Path(self._repo.cache.local.oid_to_path(md5))
 
-    @_dvc_errors()
-    def remote(self) -> "Remote | None":
+    def remote_name(self) -> str | None:
         """The default remote; None where none is configured."""
-        repo = self._repo
-        name = repo.config["core"].get("remote")
-        return Remote(name, repo.cloud.get_remote_odb(name, "verify")) if name else None
+        return self._repo.config["core"].get("remote")
+
+    @_dvc_errors()
+    def remote(self, name: str) -> "Remote":
+        """The objects of a remote."""
+        return Remote(name, self._repo.cloud.get_remote_odb(name, "verify"))
 
     # --- DVC's objects -------------------------------------------------------------------------------------------------
 
@@ -391,7 +404,12 @@ class Remote:
     odb: Any
 
     def exists(self, md5: str) -> bool:
-        return self.odb.exists(md5)
+        """Whether it holds an object; raises what its library raises where it cannot be asked (fsspec's `exists` says no then)."""
+        try:
+            self.odb.fs.info(self.odb.oid_to_path(md5))
+        except FileNotFoundError:
+            return False
+        return True
 
     def open(self, md5: str) -> BinaryIO:
         return self.odb.fs.open(self.odb.oid_to_path(md5), "rb")

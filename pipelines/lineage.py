@@ -1,13 +1,12 @@
 """The ancestry of an artifact, from its own `lineage.json`: no project, no DVC and no other file is needed."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.project import Project
-from data.artifacts import Artifact, ArtifactError, Record, open_artifact, read_record
+from data.artifacts import Artifact, ArtifactError, Record, open_artifact, read_lineage, read_run
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def ancestry(folder: Path) -> Ancestor:
     """
     artifact = open_artifact(folder)
     known = _known(folder)
-    known[artifact.record.id] = (artifact.record, _read(folder / "run.json"))
+    known[artifact.record.id] = (artifact.record, read_run(folder / "run.json"))
     return _tree(artifact.record.id, "", known, set())
 
 
@@ -99,17 +98,8 @@ def _role(port: str, label: str, run: dict[str, Any]) -> str:
 
 
 def _known(folder: Path) -> dict[str, tuple[Record, dict[str, Any]]]:
-    found = {}
-    for identifier, entry in _read(folder / "lineage.json")["artifacts"].items():
-        record = read_record(entry["record"], str(folder / "lineage.json"))
+    found = read_lineage(folder / "lineage.json")
+    for identifier, (record, _) in found.items():
         if record.id != identifier:
             raise ArtifactError(f"{folder / 'lineage.json'} is damaged: the record under {identifier[:12]} has id {record.id[:12]}")
-        found[identifier] = (record, entry["run"])
     return found
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read ({error}): restore the artifact or run its stage again") from error

@@ -9,19 +9,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from configs.project import Project
-from data.artifacts import ArtifactError, Record, content_hash, read_record, stage_key
-from pipelines.ledger import Ledger, Remote
+from data.artifacts import ArtifactError, Record, content_hash, read_lineage, read_record, read_run, stage_key
+from pipelines.export import SUMS
+from pipelines.ledger import Ledger, Recorded
 
 PIECE_BYTES = 1 << 20
-NOT_PAYLOAD = ("README.md", "croissant.json")
-"""What an exported folder holds beside the payload and `pedigree/`."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,18 @@ class Verdict:
     read_bytes: int = 0
     seconds: float = 0.0
     absent: int = 0
-    """Objects that a lock names and the cache or the remote does not hold: nothing is wrong with them."""
+    """Objects that a lock names and the cache does not hold: nothing is wrong with them."""
+    unpushed: int = 0
+    """The same of the remote."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def summary(self) -> str:
         speed = self.read_bytes / 2**30 / self.seconds if self.seconds else 0.0
         found = f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}" if self.problems else "all as recorded"
         read = f"{self.files} files and objects, {self.read_bytes / 2**30:.2f} GiB at {speed:.2f} GiB/s"
-        absent = f"; {self.absent} objects are in no cache or remote here" if self.absent else ""
-        return f"{found}: {self.artifacts} artifacts, {read}{absent}"
+        absent = f"; {self.absent} objects are not in the cache" if self.absent else ""
+        unpushed = f"; {self.unpushed} objects are not in the remote" if self.unpushed else ""
+        return f"{found}: {self.artifacts} artifacts, {read}{absent}{unpushed}"
 
 
 Check = Callable[[Verdict], Iterable[Problem]]
@@ -74,31 +77,41 @@ def verify_folders(folders: Iterable[Path]) -> Verdict:
     return _run(checks, verdict)
 
 
-def verify_project(project: Project, addresses: Iterable[str] | None = None, *, remote: bool = True) -> Verdict:
+def verify_project(
+    project: Project, addresses: Iterable[str] | None = None, *, folders: Iterable[Path] = (), remote: bool = True
+) -> Verdict:
     """Artifacts, and what the cache and the remote hold of them.
 
     Args:
         project: whose artifacts.
-        addresses: `RECIPE/STAGE`s; all that a `dvc.lock` names, when None.
+        addresses: `RECIPE/STAGE`s; all that are there or that a `dvc.lock` names, when None.
+        folders: artifacts and exports that lie elsewhere, too.
         remote: read the remote too, where one is configured.
+
+    Raises:
+        ArtifactError: one of `folders` holds no record.
+        LedgerError: a `dvc.lock` cannot be read.
     """
     verdict, ledger = Verdict(), Ledger(project)
-    chosen = None if addresses is None else set(addresses)
-    recorded = [entry for entry in ledger.recorded() if chosen is None or entry.address in chosen]
-    present = {entry.address for entry in recorded} | set(chosen or ())
-    checks: list[Check] = []
-    for address in sorted(present):
+    recorded = ledger.recorded()
+    if addresses is None:
+        there = {path.parent.relative_to(project.artifacts).as_posix() for path in project.artifacts.glob("*/*/record.json")}
+        chosen = {entry.address for entry in recorded} | there
+    else:
+        chosen = set(addresses)
+    checks: list[Check] = [check for folder in folders for check in _folder_checks(folder, folder.name, verdict)]
+    for address in sorted(chosen):
         if (project.artifact(address) / "record.json").is_file():
             checks += _folder_checks(project.artifact(address), address, verdict)
     owners: dict[str, str] = {}
     for entry in recorded:
-        owners.setdefault(entry.md5, entry.address)
-        if entry.part != "payload" and entry.path.exists():  # its payload is known by sha256
-            checks.append(_lock_check(entry.path, entry.md5, f"artifacts/{entry.address}/{entry.part}"))
+        if entry.address in chosen:
+            owners.setdefault(entry.md5, entry.address)
+            if entry.part != "payload" and project.artifact(entry.address).is_dir():  # its payload is known by sha256
+                checks.append(_lock_check(entry, ledger.cache_path(entry.md5)))
     checks += _cache_checks(ledger.cache_path, owners)
-    away = ledger.remote() if remote else None
-    if away is not None:
-        checks += _remote_checks(away, ledger.cache_path, owners)
+    if remote:
+        checks += _remote_checks(ledger, owners)
     return _run(checks, verdict)
 
 
@@ -113,13 +126,12 @@ def record_problems(record: Record) -> list[str]:
     return found
 
 
-def lineage_problems(record: Record, lineage: dict[str, Any]) -> list[str]:
+def lineage_problems(record: Record, lineage: Mapping[str, tuple[Record, dict[str, Any]]]) -> list[str]:
     """How the records of an artifact and of its ancestors fail to be one chain of hashes, down to the raw sources."""
-    known: dict[str, Record] = {}
+    known = {identifier: ancestor for identifier, (ancestor, _) in lineage.items()}
     found: list[str] = []
-    for identifier, entry in lineage["artifacts"].items():
-        ancestor = known[identifier] = read_record(entry["record"], "lineage.json")
-        name = str(entry["run"].get("address", identifier[:12]))
+    for identifier, (ancestor, run) in lineage.items():
+        name = str(run.get("address", identifier[:12]))
         found += [f"the record of {name}: {problem}" for problem in record_problems(ancestor)]
         if ancestor.id != identifier:
             found.append(f"the record of {name} has id {ancestor.id[:12]} and stands under {identifier[:12]}")
@@ -164,44 +176,62 @@ def _folder_checks(folder: Path, name: str, verdict: Verdict) -> Iterator[Check]
     verdict.artifacts += 1
     try:
         record = read_record(json.loads((records / "record.json").read_text()), f"{shown}/record.json")
-    except (ValueError, ArtifactError) as error:
+    except (OSError, ValueError, ArtifactError) as error:
         problem = Problem(f"{shown}/{records.relative_to(folder) / 'record.json'}", f"cannot be read ({error})", remedy)
         yield lambda verdict: [problem]
         return
     yield lambda verdict: _record_check(records, record, f"{shown}/{records.relative_to(folder)}".removesuffix("/."), remedy)
     place = shown if exported else f"{shown}/payload"
-    recorded = {entry.path: entry for entry in record.files}
+    promised = recorded = {entry.path: entry.sha256 for entry in record.files}
+    if exported:
+        sums = _sums(folder / SUMS)
+        wrong = sorted(path for path, sha256 in recorded.items() if sums.get(path) != sha256)
+        if wrong:
+            against = Problem(f"{shown}/{SUMS}", f"is missing, damaged or contradicts the record on {wrong[0]}", remedy)
+            yield lambda verdict: [against]
+        promised = sums | recorded
     for path in sorted(payload.rglob("*")):
-        relative = path.relative_to(payload)
-        if path.is_file() and relative.as_posix() not in recorded and not (exported and _is_ours(relative)):
-            extra = Problem(f"{place}/{relative.as_posix()}", "is not in the record", remedy)
+        relative = path.relative_to(payload).as_posix()
+        if path.is_file() and relative not in promised and not (exported and relative == SUMS):
+            nowhere = f"is neither in the record nor in {SUMS}" if exported else "is not in the record"
+            extra = Problem(f"{place}/{relative}", nowhere, remedy)
             yield lambda verdict, extra=extra: [extra]
-    for entry in record.files:
-        yield _file_check(payload / entry.path, "sha256", entry.sha256, f"{place}/{entry.path}", remedy)
+    for relative, sha256 in promised.items():
+        witness = "recorded" if relative in recorded else f"{SUMS} says"
+        yield _file_check(payload / relative, "sha256", sha256, f"{place}/{relative}", remedy, witness)
 
 
-def _is_ours(relative: Path) -> bool:
-    return relative.parts[0] == "pedigree" or relative.as_posix() in NOT_PAYLOAD
+def _sums(path: Path) -> dict[str, str]:
+    """File → sha256, as `sha256sum` writes it; empty where it cannot be read."""
+    try:
+        lines = [line.partition("  ") for line in path.read_text().splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {name: sha256 for sha256, _, name in lines}
 
 
 def _record_check(records: Path, record: Record, shown: str, remedy: str) -> list[Problem]:
-    found = [Problem(f"{shown}/record.json", f"contradicts itself ({problem})", remedy) for problem in record_problems(record)]
+    found = []
     try:
-        lineage = json.loads((records / "lineage.json").read_text())
+        found += [Problem(f"{shown}/record.json", f"contradicts itself ({problem})", remedy) for problem in record_problems(record)]
+        lineage = read_lineage(records / "lineage.json")
         found += [Problem(f"{shown}/lineage.json", f"is broken ({problem})", remedy) for problem in lineage_problems(record, lineage)]
-        json.loads((records / "run.json").read_text())
-    except (OSError, ValueError, KeyError, TypeError, ArtifactError) as error:
-        found.append(Problem(f"{shown}/lineage.json or run.json", f"cannot be read ({error})", remedy))
+        read_run(records / "run.json")
+    except (ValueError, ArtifactError) as error:
+        found.append(Problem(f"{shown}: lineage.json, run.json or record.json", f"cannot be read ({error})", remedy))
     return found
 
 
-def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str) -> Check:
+def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str, witness: str = "recorded") -> Check:
     def check(verdict: Verdict) -> list[Problem]:
         if not path.is_file():
             return [Problem(shown, "is missing", remedy)]
-        with path.open("rb") as stream:
-            found = _hash(stream, algorithm, verdict)
-        return [] if found == promised else [Problem(shown, f"has another {algorithm} than recorded", remedy)]
+        try:
+            with path.open("rb") as stream:
+                found = _hash(stream, algorithm, verdict)
+        except OSError as error:
+            return [Problem(shown, f"cannot be read ({error.strerror or error})", remedy)]
+        return [] if found == promised else [Problem(shown, f"has another {algorithm} than {witness}", remedy)]
 
     return check
 
@@ -221,23 +251,42 @@ def _hash(stream: BinaryIO, algorithm: str, verdict: Verdict) -> str:
 # --- what DVC keeps ----------------------------------------------------------------------------------------------------
 
 
-def _lock_check(path: Path, promised: str, shown: str) -> Check:
-    """A part of an artifact against `dvc.lock`; a folder is known there by the md5 of its list of files."""
-    remedy = "`pedigree run` restores it"
+def _lock_check(entry: Recorded, listing: Path) -> Check:
+    """A part of an artifact against `dvc.lock`; a folder is known there by the md5 of its list of files, which the cache holds."""
+    shown, remedy = f"artifacts/{entry.address}/{entry.part}", "`pedigree run` restores it"
+    if not entry.md5.endswith(".dir"):
+        return _file_check(entry.path, "md5", entry.md5, shown, remedy, "dvc.lock says")
 
     def check(verdict: Verdict) -> list[Problem]:
-        if path.is_file():
-            return list(_file_check(path, "md5", promised, shown, remedy)(verdict))
-        entries = []
-        for member in sorted(path.rglob("*")):
-            if member.is_file():
+        found = {}
+        for member in (path for path in entry.path.rglob("*") if path.is_file()):
+            name = member.relative_to(entry.path).as_posix()
+            try:
                 with member.open("rb") as stream:
-                    entries.append({"md5": _hash(stream, "md5", verdict), "relpath": member.relative_to(path).as_posix()})
-        entries.sort(key=lambda entry: entry["relpath"])
-        found = hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
-        return [] if found == promised else [Problem(shown, "holds other files than dvc.lock says", remedy)]
+                    found[name] = _hash(stream, "md5", verdict)
+            except OSError as error:
+                return [Problem(f"{shown}/{name}", f"cannot be read ({error.strerror or error})", remedy)]
+        members = [{"md5": md5, "relpath": name} for name, md5 in sorted(found.items())]
+        if f"{_md5(json.dumps(members).encode())}.dir" == entry.md5:
+            return []
+        raw = _read_bytes(listing) or b""
+        if _md5(raw) != entry.md5.removesuffix(".dir"):  # nothing can tell which of its files it is
+            return [Problem(shown, "holds other files than dvc.lock says", remedy)]
+        promised = {member["relpath"]: member["md5"] for member in json.loads(raw)}
+        differing = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
+        return [Problem(f"{shown}/{name}", _difference(name, promised, found), remedy) for name in differing]
 
     return check
+
+
+def _difference(name: str, promised: dict[str, str], found: dict[str, str]) -> str:
+    if name not in found:
+        return "is missing"
+    return "has another md5 than dvc.lock says" if name in promised else "is not in dvc.lock"
+
+
+def _md5(data: bytes) -> str:
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
@@ -253,17 +302,33 @@ def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Itera
         )
 
 
-def _remote_checks(remote: Remote, place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
-    def read(md5: str) -> bytes | None:
-        if not remote.exists(md5):
-            return _read_bytes(place(md5))
-        with remote.open(md5) as stream:
-            return stream.read()
+def _remote_checks(ledger: Ledger, owners: dict[str, str]) -> list[Check]:
+    """The same in the remote; one that cannot be reached is one problem."""
+    name = ledger.remote_name()
+    if name is None:
+        return []
+    try:
+        remote = ledger.remote(name)
 
-    for md5, owner in _objects(owners, read):
-        shown = f"remote object {remote.name}/{md5} of {owner}"
-        remedy = "delete it there and `dvc push` a sound one"
-        yield _object_check(lambda md5=md5: remote.open(md5), lambda md5=md5: remote.exists(md5), md5, shown, remedy)
+        def read(md5: str) -> bytes | None:
+            if not remote.exists(md5):
+                return _read_bytes(ledger.cache_path(md5))
+            with remote.open(md5) as stream:
+                return stream.read()
+
+        objects = _objects(owners, read)
+    except Exception as error:  # each kind of storage has its own exceptions
+        unreachable = Problem(
+            f"remote {name}", f"cannot be read ({error})", "check its URL and credentials, or leave it out with --no-remote"
+        )
+        return [lambda verdict: [unreachable]]
+    remedy = "delete it there and `dvc push` a sound one"
+    return [
+        _object_check(
+            partial(remote.open, md5), partial(remote.exists, md5), md5, f"remote object {name}/{md5} of {owner}", remedy, away=True
+        )
+        for md5, owner in objects
+    ]
 
 
 def _objects(owners: dict[str, str], read: Callable[[str], bytes | None]) -> list[tuple[str, str]]:
@@ -280,14 +345,20 @@ def _objects(owners: dict[str, str], read: Callable[[str], bytes | None]) -> lis
     return sorted(found.items())
 
 
-def _object_check(open_object: Callable[[], BinaryIO], exists: Callable[[], bool], md5: str, shown: str, remedy: str) -> Check:
+def _object_check(
+    open_object: Callable[[], BinaryIO], exists: Callable[[], bool], md5: str, shown: str, remedy: str, *, away: bool = False
+) -> Check:
     def check(verdict: Verdict) -> list[Problem]:
-        if not exists():
-            with verdict.lock:
-                verdict.absent += 1
-            return []
-        with open_object() as stream:
-            found = _hash(stream, "md5", verdict)
+        try:
+            if not exists():
+                with verdict.lock:
+                    verdict.absent += not away
+                    verdict.unpushed += away
+                return []
+            with open_object() as stream:
+                found = _hash(stream, "md5", verdict)
+        except Exception as error:  # of any kind of storage: one object that cannot be read hides no other
+            return [Problem(shown, f"cannot be read ({error})", "try again; if it stays so: " + remedy)]
         return [] if found == md5.removesuffix(".dir") else [Problem(shown, "has other bytes than its name says", remedy)]
 
     return check

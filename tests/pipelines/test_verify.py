@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,7 @@ def test_a_sound_project_is_read_whole(lab: Lab) -> None:
 def test_a_flipped_byte_of_an_artifact_is_named(lab: Lab, part: str) -> None:
     flip(lab.root / "artifacts/lab/clean" / part)
     verdict = verify_project(lab.project)
-    named = "artifacts/lab/clean/evidence" if part.startswith("evidence") else f"artifacts/lab/clean/{part}"
-    assert any(line.startswith(named) for line in said(verdict)), said(verdict)
+    assert any(line.startswith(f"artifacts/lab/clean/{part} ") for line in said(verdict)), said(verdict)
     assert all("lab/clean/" in line for line in said(verdict))
 
 
@@ -174,11 +174,154 @@ def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
     for entry in known["artifacts"].values():
         entry["record"] = aged(entry["record"])
     lineage.write_text(json.dumps(known))
-    with pytest.raises(ArtifactError, match="schema 0, from which no migration leads to 1"):
+    with pytest.raises(ArtifactError, match="record schema 0, from which no migration leads to 1"):
         open_artifact(copied)
-    monkeypatch.setitem(artifacts.MIGRATIONS, 0, migrate)
+    monkeypatch.setitem(artifacts.MIGRATIONS["record"], 0, migrate)
     assert open_artifact(copied).record == now
     assert [found.name for _, found in walk(ancestry(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
     assert said(verify_folders([copied])) == []
-    with pytest.raises(ArtifactError, match="schema 2, this version reads up to 1: a later version made it"):
+    with pytest.raises(ArtifactError, match="record schema 2, this version reads up to 1: a later version made it"):
         read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
+
+
+@pytest.fixture(scope="module")
+def exported(built: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export(built.root / "artifacts/lab/cleaner", "lab/cleaner", tmp_path_factory.mktemp("exported") / "out")
+
+
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "README.md", "pedigree/record.json", "pedigree/run.json", "pedigree/lineage.json", "pedigree/SHA256SUMS"]
+)
+def test_any_flipped_byte_of_an_exported_folder_is_named(exported: Path, tmp_path: Path, name: str) -> None:
+    """A score in record.json is in no hash of the record's own, and the code's commit in run.json in none at all."""
+    folder = tmp_path / "out"
+    shutil.copytree(exported, folder)
+    sound = (folder / name).read_bytes()
+    for place in range(0, len(sound), max(1, len(sound) // 60)):
+        (folder / name).write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        lines = said(verify_folders([folder]))
+        assert any(name in line for line in lines), (place, lines)
+    (folder / name).unlink()
+    if name != "pedigree/record.json":
+        assert any(line.startswith(f"out/{name}") for line in said(verify_folders([folder])))
+
+
+def test_an_exported_folder_is_checked_where_there_is_no_pedigree(exported: Path) -> None:
+    done = subprocess.run(["sha256sum", "-c", "--quiet", "pedigree/SHA256SUMS"], cwd=exported, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_file_that_was_laid_into_an_exported_folder_is_named(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(exported, folder)
+    (folder / "pedigree/more.json").write_text("{}")
+    (folder / "modeling.py").write_text("")
+    assert [line.split(":")[0] for line in said(verify_folders([folder]))] == [
+        "out/modeling.py is neither in the record nor in pedigree/SHA256SUMS",
+        "out/pedigree/more.json is neither in the record nor in pedigree/SHA256SUMS",
+    ]
+
+
+def test_missing_and_foreign_evidence_is_named_and_without_the_cache_at_least_its_folder(lab: Lab) -> None:
+    evidence = lab.root / "artifacts/lab/clean/evidence"
+    (evidence / "metrics.json").rename(evidence / "other.json")
+    lines = [line.split(":")[0] for line in said(verify_project(lab.project, ["lab/clean"], remote=False))]
+    assert lines == ["artifacts/lab/clean/evidence/metrics.json is missing", "artifacts/lab/clean/evidence/other.json is not in dvc.lock"]
+    shutil.rmtree(lab.root / ".dvc/cache")
+    lines = [line.split(":")[0] for line in said(verify_project(lab.project, ["lab/clean"], remote=False))]
+    assert lines == ["artifacts/lab/clean/evidence holds other files than dvc.lock says"]
+
+
+@pytest.mark.parametrize("part", ["payload", "evidence", "record.json", "run.json", "lineage.json"])
+def test_a_part_that_has_gone_is_named(lab: Lab, part: str) -> None:
+    gone = lab.root / "artifacts/lab/clean" / part
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    assert any(line.startswith(f"artifacts/lab/clean/{part}") for line in said(verify_project(lab.project, remote=False)))
+
+
+def test_an_artifact_that_is_not_checked_out_is_no_problem(lab: Lab) -> None:
+    shutil.rmtree(lab.root / "artifacts/lab/clean")
+    verdict = verify_project(lab.project)
+    assert said(verdict) == [] and verdict.artifacts == 3
+
+
+def test_an_artifact_that_no_lock_names_yet_is_read_too(lab: Lab) -> None:
+    (lab.root / "artifacts/lab/dvc.lock").unlink()
+    flip(lab.root / "artifacts/lab/clean/payload/rows.jsonl")
+    (line,) = said(verify_project(lab.project))
+    assert line.startswith("artifacts/lab/clean/payload/rows.jsonl has another sha256")
+
+
+def test_a_remote_that_cannot_be_reached_is_one_problem_and_hides_no_other(lab: Lab) -> None:
+    flip(lab.root / "artifacts/lab/clean/payload/rows.jsonl")
+    shutil.rmtree(lab.root.parent / "remote")
+    (lab.root.parent / "remote").write_text("no folder: what lies below cannot be asked for")
+    lines = said(verify_project(lab.project))
+    assert [line.split(" ")[0] for line in lines] == ["artifacts/lab/clean/payload/rows.jsonl", "remote"]
+    assert "remote store cannot be read" in lines[1] and "--no-remote" in lines[1]
+
+
+def test_what_was_never_pushed_is_counted_and_no_problem(lab: Lab) -> None:
+    shutil.rmtree(lab.root.parent / "remote")
+    verdict = verify_project(lab.project)
+    assert said(verdict) == [] and verdict.unpushed > 10 and f"{verdict.unpushed} objects are not in the remote" in verdict.summary()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "stages: 3", "stages: {a: {outs: [{path: payload}]}}", "stages: {a: {outs: [{path: clean/payload}]}}"]
+)
+def test_a_damaged_lock_is_named_with_its_remedy(lab: Lab, text: str) -> None:
+    lab.write("artifacts/lab/dvc.lock", text)
+    done = lab.shell("python -m pipelines.cli verify", check=False)
+    assert done.returncode == 1 and done.stderr.startswith("artifacts/lab/dvc.lock is damaged"), done.stderr
+
+
+def test_a_folder_of_the_project_is_held_against_lock_and_cache_too(lab: Lab, tmp_path: Path) -> None:
+    """Beside a folder from elsewhere; the place from which the command is typed does not matter."""
+    folder = export(lab.root / "artifacts/lab/raw", "lab/raw", tmp_path / "out")
+    done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}")
+    assert "all as recorded: 2 artifacts" in done.stdout
+    flip(lab.root / "artifacts/lab/clean/run.json")
+    flip(folder / "rows.jsonl")
+    done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}", check=False)
+    assert done.returncode == 1 and "artifacts/lab/clean/run.json has another md5" in done.stdout and "out/rows.jsonl has" in done.stdout
+
+
+@pytest.mark.parametrize("part", ["record.json", "lineage.json", "run.json"])
+def test_any_flipped_bit_of_a_record_is_a_finding_and_no_crash(lab: Lab, part: str) -> None:
+    path = lab.root / "artifacts/lab/clean" / part
+    sound = path.read_bytes()
+    for place in range(0, len(sound), max(1, len(sound) // 40)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ (1 << place % 8)]) + sound[place + 1 :])
+        lines = said(verify_project(lab.project, ["lab/clean"], remote=False))
+        assert any(part in line for line in lines) and all("artifacts/lab/clean/" in line for line in lines), (place, lines)
+    for text in ("[]", "{}", "null", '{"artifacts": 3}', '{"artifacts": {"a": 3}}', '{"schema_version": true}'):
+        path.write_text(text)
+        assert any(part in line for line in said(verify_project(lab.project, ["lab/clean"], remote=False)))
+
+
+def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refused(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schema 0, had there been one, called a run's `address` `stage`, and a lineage's `artifacts` `records`."""
+    copied = tmp_path / "cleaner"
+    shutil.copytree(lab.root / "artifacts/lab/cleaner", copied)
+    now = ancestry(copied)
+
+    def renamed(raw: dict[str, Any], old: str, new: str, schema: int) -> dict[str, Any]:
+        return {**{name: value for name, value in raw.items() if name != old}, new: raw[old], "schema_version": schema}
+
+    run, lineage = json.loads((copied / "run.json").read_text()), json.loads((copied / "lineage.json").read_text())
+    for entry in lineage["artifacts"].values():
+        entry["run"] = renamed(entry["run"], "address", "stage", 0)
+    (copied / "run.json").write_text(json.dumps(renamed(run, "address", "stage", 0)))
+    (copied / "lineage.json").write_text(json.dumps(renamed(lineage, "artifacts", "records", 0)))
+    with pytest.raises(ArtifactError, match=r"lineage schema 0, from which no migration leads to 1"):
+        ancestry(copied)
+    assert any("no migration leads to 1" in line for line in said(verify_folders([copied])))
+    monkeypatch.setitem(artifacts.MIGRATIONS["run"], 0, lambda raw: renamed(raw, "stage", "address", 0))
+    monkeypatch.setitem(artifacts.MIGRATIONS["lineage"], 0, lambda raw: renamed(raw, "records", "artifacts", 0))
+    assert ancestry(copied) == now and said(verify_folders([copied])) == []
+    (copied / "run.json").write_text(json.dumps(run | {"schema_version": 2}))
+    with pytest.raises(ArtifactError, match="run schema 2, this version reads up to 1: a later version made it"):
+        ancestry(copied)

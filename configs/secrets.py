@@ -1,0 +1,36 @@
+"""What looks like a secret in a text. Kinds are told, never values: what is found here must be printed nowhere."""
+
+import os
+import re
+from collections.abc import Mapping
+
+PATTERNS = {
+    "an AWS access key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "an AWS secret key": r"(?i)aws_?secret_?(?:access_?)?key\W{1,5}[A-Za-z0-9/+=]{40}",
+    "a GitHub token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",
+    "a GitLab token": r"\bglpat-[A-Za-z0-9_-]{20,}",
+    "a Google API key": r"\bAIza[0-9A-Za-z_-]{35}",
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30,}\b",
+    "a Slack token": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "a password in a URL": r"(?i)\b[a-z][a-z0-9+.-]*://(?:[^\s/:@]*:[^\s/@:{}$<>]+@|\S*[?&](?:password|passwd|token|secret|api_?key)=[^\s&{}$<>]+)",
+}
+NAMES = re.compile(r"(?i)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+"""Ends of the names of environment variables whose values are secrets."""
+SHORTEST = 8
+"""Characters: a shorter value of such a variable would be found in ordinary words."""
+
+
+def find_secrets(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    """Kinds of secrets that the text seems to hold, sorted; empty: none.
+
+    Args:
+        text: anything, e.g. a value of a recipe or a patch.
+        environment: variables whose values are looked for where their names say that they are secret; default: those of this process.
+    """
+    found = [kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)]
+    for name, value in (os.environ if environment is None else environment).items():
+        if NAMES.search(name) and len(value) >= SHORTEST and value in text:
+            found.append(f"the value of the environment variable {name}")
+    return sorted(found)
