@@ -7,12 +7,14 @@ us): the stage's lease does that work.
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +26,7 @@ import yaml
 from configs.compile import LOADER, pipeline_file
 from configs.graph import Node
 from configs.project import Project
-from data.artifacts import Artifact, ArtifactError, open_artifact
+from data.artifacts import PARTS, Artifact, ArtifactError, Record, open_artifact
 from data.faults import fault_point
 
 if TYPE_CHECKING:
@@ -217,6 +219,148 @@ class Ledger:
         repo = self._repo
         name = repo.config["core"].get("remote")
         return Remote(name, repo.cloud.get_remote_odb(name, "verify")) if name else None
+
+    # --- artifacts and files by name, for other clones ------------------------------------------------------------------
+
+    @property
+    def has_remote(self) -> bool:
+        return bool(self._repo.config["core"].get("remote"))
+
+    @_dvc_errors()
+    def bring(self, address: str, target: Path, *, identifier: str | None = None, parts: Collection[str] = PARTS) -> bool:
+        """Copies parts of an artifact out of the cache or the remote into a new folder; every file is hashed on the way.
+
+        Args:
+            address: where it was made, `RECIPE/STAGE`.
+            target: a folder that does not exist.
+            identifier: id of the artifact, looked for in `dvc.lock` and the run cache; by default what `dvc.lock` names.
+            parts: names of files and folders of the artifact.
+
+        Returns:
+            False, and no folder, when neither place holds it whole and undamaged.
+        """
+        for entry in self._entries(address, history=identifier is not None):
+            outs = {Path(out["path"]).name: str(out["md5"]) for out in entry.get("outs", []) if "md5" in out}
+            if identifier is not None and self._identifier(outs) != identifier:
+                continue
+            if parts and set(parts) <= outs.keys() and self._copy({part: outs[part] for part in parts}, target):
+                return True
+        return False
+
+    @_dvc_errors()
+    def push(self, nodes: Iterable[Node]) -> int:
+        """Sends the recorded artifacts of these stages and the run cache to the remote; returns how many objects were new there."""
+        sent = 0
+        repo = self._remote_repo("push")
+        for stage in filter(None, map(self._stage, nodes)):
+            for objects in stage.get_used_objs().values():
+                result = repo.cloud.push(objects)
+                if result.failed:
+                    raise LedgerError(f"{len(result.failed)} objects of {stage.addressing} did not reach the remote: type it again")
+                sent += len(result.transferred)
+        repo.stage_cache.push(None)
+        return sent
+
+    @_dvc_errors()
+    def put(self, source: Path, name: str) -> bool:
+        """Stores a file under a name in the remote, whole or not at all; False when it is there already."""
+        remote = self._remote_repo("push").cloud.get_remote(command="push")
+        target = remote.fs.join(remote.path, *name.split("/"))
+        if remote.fs.exists(target):
+            return False
+        half = f"{target}.{uuid.uuid4().hex}"
+        remote.fs.makedirs(remote.fs.parent(target), exist_ok=True)
+        remote.fs.put_file(str(source), half)
+        remote.fs.move(half, target)
+        return True
+
+    @_dvc_errors()
+    def get(self, name: str, target: Path) -> bool:
+        """Fetches what `put` has stored; False without a remote, or when that has no such file."""
+        if not self.has_remote:
+            return False
+        remote = self._repo.cloud.get_remote(command="fetch")
+        source = remote.fs.join(remote.path, *name.split("/"))
+        if not remote.fs.exists(source):
+            return False
+        remote.fs.get_file(source, str(target))
+        return True
+
+    def _remote_repo(self, command: str) -> "Repo":
+        if not self.has_remote:
+            raise LedgerError(f"there is no remote to {command} to: name one with `dvc remote add -d NAME URL`")
+        return self._repo
+
+    def _entries(self, address: str, history: bool) -> Iterator[Mapping[str, Any]]:
+        """What `dvc.lock`, and with `history` the run cache, know of a stage: the likeliest first."""
+        recipe, _, name = address.partition("/")
+        lock = (self.project.root / pipeline_file(recipe)).with_suffix(".lock")
+        recorded = (yaml.load(lock.read_text(), Loader=LOADER) or {}).get("stages", {}) if lock.exists() else {}
+        if name in recorded:
+            yield recorded[name]
+        if not history:
+            return
+        seen: set[Path] = set()
+        for _ in range(2):
+            folder = Path(self._repo.stage_cache.cache_dir)
+            files = {path for path in folder.rglob("*") if path.is_file()} if folder.is_dir() else set()
+            for path in sorted(files - seen):
+                entry = yaml.load(path.read_text(), Loader=LOADER)
+                if isinstance(entry, dict) and entry.get("cmd") == f"pedigree stage {address}":
+                    yield entry
+            seen |= files
+            with self._locked() as repo:
+                if not self._pull_run_cache(repo):
+                    return
+
+    def _identifier(self, outs: Mapping[str, str]) -> str | None:
+        """Id of the artifact whose `record.json` is this object."""
+        path = self._object(outs["record.json"]) if "record.json" in outs else None
+        try:
+            return Record.model_validate(json.loads(path.read_text())).id if path else None
+        except ValueError:
+            return None
+
+    def _copy(self, parts: Mapping[str, str], target: Path) -> bool:
+        """Cache objects as files and folders below `target`, by rename; False when one is missing or damaged."""
+        building = target.with_name(f".{target.name}.{os.getpid()}")
+        _remove(building)
+        building.mkdir(parents=True)
+        try:
+            for name, oid in parts.items():
+                path = self._object(oid)
+                if path is None:
+                    return False
+                members = [(name, oid)]
+                if oid.endswith(".dir"):
+                    (building / name).mkdir()
+                    members = [(f"{name}/{member['relpath']}", member["md5"]) for member in json.loads(path.read_text())]
+                for place, member in members:
+                    source = self._object(member)
+                    if source is None:
+                        return False
+                    (building / place).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, building / place)
+            os.rename(building, target)
+            return True
+        finally:
+            _remove(building)
+
+    def _object(self, oid: str) -> Path | None:
+        """A sound object in the cache, fetched when it is missing or damaged; a folder's list brings the folder's files."""
+        from dvc.exceptions import DvcException
+        from dvc_data.hashfile.hash_info import HashInfo
+
+        path, wanted = Path(self._repo.cache.local.oid_to_path(oid)), oid.removesuffix(".dir")
+        if _md5(path) == wanted:
+            return path
+        path.unlink(missing_ok=True)
+        if self.has_remote:
+            try:
+                self._repo.cloud.pull([HashInfo("md5", oid)])
+            except (DvcException, OSError):  # a remote that cannot be reached has nothing
+                return None
+        return path if _md5(path) == wanted else None
 
     # --- DVC's objects -------------------------------------------------------------------------------------------------
 
