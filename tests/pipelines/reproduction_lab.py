@@ -63,7 +63,7 @@ class Clone:
 
     def __init__(self, folder: Path, root: Path) -> None:
         self.folder, self.root = folder, root
-        self.runs_log = folder / "runs.log"
+        self.runs_log = folder / f"{root.name}.log"
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {
             "PYTHONPATH": str(root),
             "DVC_NO_ANALYTICS": "1",
