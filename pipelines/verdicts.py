@@ -66,7 +66,7 @@ def judge(
     """
     other = tuple(conditions(run, json.loads((made.path / "run.json").read_text())))
     if made.record.content == record.content:
-        return "identical", "", {}, other
+        return "identical", f"in spite of {'; '.join(other)}" if other else "", {}, other
     before = {(given.port, given.label): given.content for given in record.inputs}
     inputs = [f"{given.port} {given.label}" for given in made.record.inputs if before.get((given.port, given.label)) != given.content]
     said = [_files(record, made.record)]

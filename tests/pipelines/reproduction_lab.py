@@ -1,7 +1,7 @@
 """A whole clone in a temporary folder: project and code in one git repository, a git origin, a DVC remote, commands as processes.
 
 Its data stages do little: `prepare_data` writes `count` rows, `decontaminate` passes rows on; a stage notes that it ran in the
-file that `LAB_RUNS` names, and appends the text of `LAB_NOISE` to its rows: that is how a test makes an unsound stage.
+file that `LAB_RUNS` names, sleeps `LAB_SECONDS`, and appends the text of `LAB_NOISE` to its rows: so a test makes an unsound stage.
 """
 
 import json
@@ -37,6 +37,7 @@ PROFILE = "{slots: 2, numerics: {threads: 1}, placement: {slots: 1, retries: 0}}
 STAGE = '''"""Rows without meaning."""
 
 import os
+import time
 from pathlib import Path
 
 from data.records import load, save
@@ -47,6 +48,7 @@ def run(config, inputs, job):
     rows = ROWS
     with Path(os.environ["LAB_RUNS"]).open("a") as stream:
         stream.write(job.address.partition("/")[2] + "\\n")
+    time.sleep(float(os.environ.get("LAB_SECONDS", 0)))
     rows = [*rows, *filter(None, [os.environ.get("LAB_NOISE")])]
     job.log(1, rows=len(rows))
     save(job.out, rows)

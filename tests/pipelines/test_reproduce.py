@@ -3,7 +3,11 @@
 import getpass
 import json
 import shutil
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -204,6 +208,37 @@ def test_a_damaged_copy_is_not_taken(first, tmp_path):
     clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
     assert clone.ran() == ["cleaner", "raw"]
     assert clone.verdicts()["raw"] == "identical" and clone.verdicts()["clean"] == "restored"
+
+
+def test_a_damaged_object_of_the_remote_is_not_taken(first, tmp_path):
+    shutil.copytree(first.folder / "store", tmp_path / "store")
+    (rows,) = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.read_bytes().count(b'"seed":2') == 5][:1]
+    rows.chmod(0o644)
+    rows.write_bytes(rows.read_bytes().replace(b"2", b"7", 1))
+    clone = fresh(first, tmp_path)
+    clone.edit(".dvc/config", str(first.folder / "store"), str(tmp_path / "store"))
+    clone.pedigree("reproduce", "lab/suite")
+    clone.ran()
+    clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
+    assert "raw" in clone.ran() and clone.verdicts()["raw"] == "identical"
+    assert {clone.verdicts()["suite"], clone.verdicts()["cleaner"]} == {"restored", "identical"}
+
+
+def test_an_interrupted_reproduction_goes_on(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    command = [sys.executable, "-P", "-m", "pipelines.cli", "reproduce", "lab/cleaner"]
+    running = subprocess.Popen(
+        command, cwd=clone.root, env=clone.environment | {"LAB_SECONDS": "1.5"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (clone.runs_log.exists() and "clean" in clone.runs_log.read_text()):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 130 and "the same command goes on" in said
+    assert clone.ran() == ["clean", "raw", "suite"] and not (clone.root / ".pedigree/reproductions").exists()
+    clone.pedigree("reproduce", "lab/cleaner")
+    assert clone.ran() == ["clean", "cleaner"] and clone.verdicts() == dict.fromkeys(ALL, "identical")
 
 
 def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_path):

@@ -36,7 +36,7 @@ def made(folder: Path, new: Record, run: dict | None = None) -> Artifact:
 def test_equal_content_is_identical_whatever_the_machine(tmp_path):
     other = RUN | {"hardware": {"cpu": "B"}}
     verdict, detail, _, found = judge(record("sft", "x"), RUN, made(tmp_path, record("sft", "x"), other), None, None)
-    assert (verdict, detail, found) == ("identical", "", ("cpu A -> B",))
+    assert (verdict, detail, found) == ("identical", "in spite of cpu A -> B", ("cpu A -> B",))
 
 
 def test_training_may_drift_on_another_processor_but_not_on_the_same(tmp_path):
