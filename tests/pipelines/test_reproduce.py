@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from reproduction_lab import Clone
 
+from configs.project import Project
+from pipelines.ledger import Ledger
+
 ALL = ["clean", "cleaner", "raw", "suite"]
 pytestmark = pytest.mark.slow
 
@@ -271,3 +274,17 @@ def test_a_failed_stage_leaves_what_is_below_it_unmade(first, tmp_path):
 def test_a_request_that_makes_no_sense_is_refused(first, arguments, said):
     assert said in first.pedigree("reproduce", *arguments, code=1 if arguments == ("lab/nothing",) else 2)
     assert first.ran() == []
+
+
+def test_every_file_out_of_the_remote_is_hashed_also_those_outside_the_record(first, tmp_path):
+    shutil.copytree(first.folder / "store", tmp_path / "store")
+    clone = fresh(first, tmp_path)
+    clone.edit(".dvc/config", str(first.folder / "store"), str(tmp_path / "store"))
+    ledger = Ledger(Project(clone.root))
+    wanted = tmp_path / "wanted"
+    assert ledger.bring("lab/raw", wanted, parts=["run.json"]) and [path.name for path in wanted.iterdir()] == ["run.json"]
+    for curve in [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.read_bytes().startswith(b"step,")]:
+        curve.chmod(0o644)
+        curve.write_bytes(curve.read_bytes().replace(b"1", b"2", 1))
+    assert not ledger.bring("lab/raw", tmp_path / "raw") and not list(tmp_path.glob("*raw*"))
+    assert not ledger.bring("lab/nothing", tmp_path / "raw")
