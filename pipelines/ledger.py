@@ -7,14 +7,13 @@ us): the stage's lease does that work.
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import shutil
 import sqlite3
 import threading
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ import yaml
 from configs.compile import LOADER, pipeline_file
 from configs.graph import Node
 from configs.project import Project
-from data.artifacts import PARTS, Artifact, ArtifactError, Record, open_artifact
+from data.artifacts import Artifact, ArtifactError, open_artifact
 from data.faults import fault_point
 
 if TYPE_CHECKING:
@@ -220,32 +219,11 @@ class Ledger:
         name = repo.config["core"].get("remote")
         return Remote(name, repo.cloud.get_remote_odb(name, "verify")) if name else None
 
-    # --- artifacts and files by name, for other clones ------------------------------------------------------------------
+    # --- what other clones may want (`shelf.py`) ------------------------------------------------------------------------
 
     @property
     def has_remote(self) -> bool:
         return bool(self._repo.config["core"].get("remote"))
-
-    @_dvc_errors()
-    def bring(self, address: str, target: Path, *, identifier: str | None = None, parts: Collection[str] = PARTS) -> bool:
-        """Copies parts of an artifact out of the cache or the remote into a new folder; every file is hashed on the way.
-
-        Args:
-            address: where it was made, `RECIPE/STAGE`.
-            target: a folder that does not exist.
-            identifier: id of the artifact, looked for in `dvc.lock` and the run cache; by default what `dvc.lock` names.
-            parts: names of files and folders of the artifact.
-
-        Returns:
-            False, and no folder, when neither place holds it whole and undamaged.
-        """
-        for entry in self._entries(address, history=identifier is not None):
-            outs = {Path(out["path"]).name: str(out["md5"]) for out in entry.get("outs", []) if "md5" in out}
-            if identifier is not None and self._identifier(outs) != identifier:
-                continue
-            if parts and set(parts) <= outs.keys() and self._copy({part: outs[part] for part in parts}, target):
-                return True
-        return False
 
     @_dvc_errors()
     def push(self, nodes: Iterable[Node]) -> int:
@@ -291,7 +269,7 @@ class Ledger:
             raise LedgerError(f"there is no remote to {command} to: name one with `dvc remote add -d NAME URL`")
         return self._repo
 
-    def _entries(self, address: str, history: bool) -> Iterator[Mapping[str, Any]]:
+    def entries(self, address: str, *, history: bool) -> Iterator[Mapping[str, Any]]:
         """What `dvc.lock`, and with `history` the run cache, know of a stage: the likeliest first."""
         recipe, _, name = address.partition("/")
         lock = (self.project.root / pipeline_file(recipe)).with_suffix(".lock")
@@ -313,41 +291,9 @@ class Ledger:
                 if not self._pull_run_cache(repo):
                     return
 
-    def _identifier(self, outs: Mapping[str, str]) -> str | None:
-        """Id of the artifact whose `record.json` is this object."""
-        path = self._object(outs["record.json"]) if "record.json" in outs else None
-        try:
-            return Record.model_validate(json.loads(path.read_text())).id if path else None
-        except ValueError:
-            return None
-
-    def _copy(self, parts: Mapping[str, str], target: Path) -> bool:
-        """Cache objects as files and folders below `target`, by rename; False when one is missing or damaged."""
-        building = target.with_name(f".{target.name}.{os.getpid()}")
-        _remove(building)
-        building.mkdir(parents=True)
-        try:
-            for name, oid in parts.items():
-                path = self._object(oid)
-                if path is None:
-                    return False
-                members = [(name, oid)]
-                if oid.endswith(".dir"):
-                    (building / name).mkdir()
-                    members = [(f"{name}/{member['relpath']}", member["md5"]) for member in json.loads(path.read_text())]
-                for place, member in members:
-                    source = self._object(member)
-                    if source is None:
-                        return False
-                    (building / place).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(source, building / place)
-            os.rename(building, target)
-            return True
-        finally:
-            _remove(building)
-
-    def _object(self, oid: str) -> Path | None:
-        """A sound object in the cache, fetched when it is missing or damaged; a folder's list brings the folder's files."""
+    @_dvc_errors()
+    def object(self, oid: str) -> Path | None:
+        """A sound object of the cache, fetched when it is missing or damaged; None when nobody has it. A `.dir` brings its files."""
         from dvc.exceptions import DvcException
         from dvc_data.hashfile.hash_info import HashInfo
 

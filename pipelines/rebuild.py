@@ -17,7 +17,7 @@ import yaml
 from configs.compile import params_file
 from configs.declarations import DECLARATIONS
 from configs.project import Project
-from data.artifacts import Record, sha256_path, stage_key, write_text
+from data.artifacts import Record, read_record, sha256_path, stage_key, write_text
 from pipelines import provenance
 from pipelines.codetree import Code
 
@@ -82,7 +82,8 @@ def members_of(root: Record, run: Mapping[str, Any], lineage: Mapping[str, Any])
         ReproduceError: a record contradicts itself or its children; each is named.
     """
     known: dict[str, tuple[Record, Mapping[str, Any]]] = {
-        identifier: (Record.model_validate(entry["record"]), entry["run"]) for identifier, entry in lineage["artifacts"].items()
+        identifier: (read_record(entry["record"], f"lineage.json, {identifier[:12]},"), entry["run"])
+        for identifier, entry in lineage["artifacts"].items()
     }
     known[root.id] = (root, run)
     problems = [problem for identifier, entry in known.items() for problem in _contradictions(identifier, *entry, known)]

@@ -24,7 +24,7 @@ from configs.execution import profile_path
 from configs.frozen import digest
 from configs.project import Project
 from configs.recipe import score_tolerance
-from data.artifacts import ArtifactError, Record, open_artifact, write_json
+from data.artifacts import ArtifactError, open_artifact, read_record, write_json
 from pipelines import codetree, provenance
 from pipelines.codetree import Code
 from pipelines.lease import lease
@@ -41,6 +41,7 @@ from pipelines.rebuild import (
     members_of,
     write_project,
 )
+from pipelines.shelf import bring
 from pipelines.verdicts import Finding, Original, environment_differences, judge, passes
 
 SCHEMA = 1
@@ -124,7 +125,7 @@ def read_subject(project: Project, name: str) -> Subject:
     except ArtifactError:
         fetched = project.private / "reproduce" / "records" / digest(name)[:16]
         shutil.rmtree(fetched, ignore_errors=True)
-        if "/" not in name or folder.exists() or not Ledger(project).bring(name, fetched, parts=RECORDS):
+        if "/" not in name or folder.exists() or not bring(Ledger(project), name, fetched, parts=RECORDS):
             raise
         return _subject(fetched, None, None)
     return _subject(found.path, found.payload, found.evidence)
@@ -273,7 +274,7 @@ class _Attempt:
         if _is_recorded(here, member):
             shutil.copytree(here, target)
         else:
-            self.ledger.bring(member.address, target, identifier=member.id)
+            bring(self.ledger, member.address, target, identifier=member.id)
         if _is_recorded(target, member):
             return True
         shutil.rmtree(target, ignore_errors=True)
@@ -398,7 +399,7 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
 
 def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subject:
     try:
-        record = Record.model_validate(_read(records / "record.json"))
+        record = read_record(_read(records / "record.json"), str(records / "record.json"))
         run, lineage = _read(records / "run.json"), _read(records / "lineage.json")
         members = members_of(record, run, lineage)
     except ReproduceError:

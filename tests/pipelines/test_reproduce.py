@@ -15,6 +15,7 @@ from reproduction_lab import Clone
 
 from configs.project import Project
 from pipelines.ledger import Ledger
+from pipelines.shelf import bring
 
 ALL = ["clean", "cleaner", "raw", "suite"]
 pytestmark = pytest.mark.slow
@@ -282,9 +283,9 @@ def test_every_file_out_of_the_remote_is_hashed_also_those_outside_the_record(fi
     clone.edit(".dvc/config", str(first.folder / "store"), str(tmp_path / "store"))
     ledger = Ledger(Project(clone.root))
     wanted = tmp_path / "wanted"
-    assert ledger.bring("lab/raw", wanted, parts=["run.json"]) and [path.name for path in wanted.iterdir()] == ["run.json"]
+    assert bring(ledger, "lab/raw", wanted, parts=["run.json"]) and [path.name for path in wanted.iterdir()] == ["run.json"]
     for curve in [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.read_bytes().startswith(b"step,")]:
         curve.chmod(0o644)
         curve.write_bytes(curve.read_bytes().replace(b"1", b"2", 1))
-    assert not ledger.bring("lab/raw", tmp_path / "raw") and not list(tmp_path.glob("*raw*"))
-    assert not ledger.bring("lab/nothing", tmp_path / "raw")
+    assert not bring(ledger, "lab/raw", tmp_path / "raw") and not list(tmp_path.glob("*raw*"))
+    assert not bring(ledger, "lab/nothing", tmp_path / "raw")
