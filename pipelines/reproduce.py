@@ -352,13 +352,22 @@ class _Attempt:
 
     def _original(self, member: Member) -> Original | None:
         """The recorded artifact's files: of the subject itself, of this project, of the cache or the remote."""
-        subject = self.subject
+        subject, target = self.subject, self.work / "originals" / member.name
         if member is subject.root and subject.payload:
-            return Original(subject.payload, subject.evidence)
-        target = self.work / "originals" / member.name
+            return Original(subject.payload, subject.evidence or self._evidence(member, target))
         if _is_recorded(target, member) or self._bring(member, target):
             return Original(target / "payload", target / "evidence")
         return None
+
+    def _evidence(self, member: Member, target: Path) -> Path | None:
+        """The recorded evidence of an exported artifact, which travels without it."""
+        here = self.project.artifact(member.address)
+        if _is_recorded(here, member):
+            return here / "evidence"
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        found = bring(self.ledger, member.address, target, identifier=member.id, parts=("evidence",))
+        return target / "evidence" if found else None
 
     def _tolerance(self, member: Member) -> float | None:
         """What the recipe says, as it stands in the code that runs."""

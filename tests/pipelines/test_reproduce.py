@@ -183,6 +183,12 @@ def test_another_environment_is_listed_and_refused_when_strict(first, tmp_path):
     clone.pedigree("reproduce", str(first.folder / "exported"), "--strict", "--stage", "raw")
 
 
+def test_the_curves_of_an_exported_model_come_out_of_the_remote(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    said = clone.pedigree("reproduce", str(first.folder / "exported"), "--stage", "cleaner", code=1, LAB_NOISE="x")
+    assert "curves part at step 1: rows 5 -> 6" in said
+
+
 def test_one_stage_runs_alone_from_its_recorded_inputs(first, tmp_path):
     clone = fresh(first, tmp_path)
     clone.pedigree("reproduce", "lab/cleaner", "--stage", "clean")
