@@ -4,6 +4,7 @@ A recipe is YAML:
 
     description: one line
     execution: cpu                      # default profile
+    reproduce: {score_tolerance: 0.02}  # optional: how far scores may be off where `pedigree reproduce` cannot get equal bits
     extends: other                      # optional: start from another recipe's stages
     stages:
       sft:
@@ -25,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from configs.datasets import Evaluate
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
@@ -35,7 +36,14 @@ from configs.graph import Edge, Graph, Node
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
-RECIPE_KEYS = {"description", "execution", "extends", "stages"}
+RECIPE_KEYS = {"description", "execution", "extends", "reproduce", "stages"}
+
+
+class Reproduce(Frozen):
+    """What counts as reproduced where bits cannot agree, e.g. on another processor. Identity of no stage."""
+
+    score_tolerance: float = Field(ge=0, le=1)
+    """Largest difference of a policy's mean score on a task between the recorded evaluation and the repeated one."""
 
 
 def load_recipe(folder: Path, name: str, overrides: Sequence[str] = ()) -> Graph:
@@ -56,6 +64,37 @@ def load_recipes(folder: Path, name: str, overrides: Sequence[str] = ()) -> list
     loading = _Loading(folder)
     graph = loading.graph(name, overrides)
     return [*(other for other in loading.graphs.values() if other is not graph), graph]
+
+
+def score_tolerance(folder: Path, recipe: str) -> float | None:
+    """The tolerance that a recipe (or the recipe of a variant `RECIPE+HASH`) states for its scores, itself or by what it extends.
+
+    Raises:
+        ConfigError: the file cannot be read, or the value is wrong.
+    """
+    name: Any = recipe.partition("+")[0]
+    seen: set[str] = set()
+    while isinstance(name, str) and name not in seen and (folder / f"{name}.yaml").exists():
+        seen.add(name)
+        document = read_document(folder / f"{name}.yaml")
+        if "reproduce" in document.value:
+            problems = _reproduce_problems(document)
+            if problems:
+                raise ConfigError(problems)
+            return Reproduce.model_validate(document.value["reproduce"]).score_tolerance
+        name = document.value.get("extends")
+    return None
+
+
+def _reproduce_problems(document: Document) -> list[Problem]:
+    try:
+        Reproduce.model_validate(document.value.get("reproduce", {"score_tolerance": 0.0}))
+    except ValidationError as error:
+        return [
+            document.problem(("reproduce",), f"reproduce{''.join(f'.{part}' for part in detail['loc'])}: {detail['msg']}")
+            for detail in error.errors()
+        ]
+    return []
 
 
 def recipe_names(folder: Path) -> list[str]:
@@ -134,6 +173,7 @@ class _Loading:
             problems.append(Problem(path.name, None, f"recipe name {path.stem!r} must match {RECIPE_NAME.pattern}"))
         for key in set(document.value) - RECIPE_KEYS:
             problems.append(document.problem((key,), f"unknown key {key!r}: a recipe has {', '.join(sorted(RECIPE_KEYS))}"))
+        problems += _reproduce_problems(document)
         own = document.value.get("stages", {})
         if not isinstance(own, dict) or not (own or document.value.get("extends")):
             raise ConfigError([*problems, document.problem(("stages",), "`stages` must be a mapping with at least one stage")])

@@ -33,6 +33,7 @@ An example:
   pedigree lineage tiny/rlvr                         all that a model was made from
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
   pedigree verify                                    every byte hashed again, the chain of records checked
+  pedigree reproduce ./my-model                      make it again from that, and compare
 
 \b
 Words:
@@ -310,6 +311,61 @@ def export(
 
 
 @app.command()
+def reproduce(
+    model: Annotated[str, typer.Argument(help="RECIPE/STAGE, the start of an id, or a folder, exported or not.", show_default=False)],
+    from_cache: Annotated[
+        bool, typer.Option("--from-cache", help="Take ancestors that the cache or remote holds, verified; run the rest and MODEL.")
+    ] = False,
+    only: Annotated[str | None, typer.Option("--only", metavar="data", help="Data stages alone, those that no model stands above.")] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", metavar="STAGE", help="This stage of the ancestry alone, from its recorded inputs.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse another environment than the recorded one.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Run this clone's code, not the recorded commit and patch.")] = False,
+    execution: Profile = None,
+) -> None:
+    """Make an artifact again from its records alone, and compare every stage with what was recorded.
+
+    Exit code 0: all identical, or scores within the recipe's tolerance. 1: something is different. 2: it cannot begin.
+    """
+    from pipelines import reproduce as again
+
+    if only not in (None, "data"):
+        raise KeyError(f"--only {only}: the one choice is `data`; for a single stage there is --stage")
+    request = again.Request(model, from_cache, only == "data", stage, here, strict, execution)
+    project = _project()
+    if dry_run:
+        _print_intents(project, request)
+        return
+    _interrupt_on_sigterm()
+    try:
+        outcome = again.reproduce(project, request)
+    except KeyboardInterrupt:
+        print("interrupted. Checkpoints are kept: the same command goes on.")
+        raise typer.Exit(130) from None
+    print()
+    _table(("stage", "verdict", "detail"), [(finding.address, finding.verdict, finding.detail) for finding in outcome.findings])
+    print(f"\n{'reproduced' if outcome.passed else 'not reproduced'}; the record of it is {outcome.report.relative_to(project.root)}")
+    if not outcome.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def push(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Send a recipe's artifacts, the run cache and the code that made them to the DVC remote."""
+    from pipelines.plan import opened
+    from pipelines.reproduce import push_code
+
+    project = _project()
+    context = _open(project, recipe, overrides, None)
+    print(f"{context.ledger.push(context.graph.nodes.values())} objects sent")
+    made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
+    for commit, said in push_code(project, made):
+        print(f"code {commit[:12]}: {said}")
+
+
+@app.command()
 def report(recipe: Recipe, overrides: Overrides = None) -> None:
     """Write the report of a recipe: one self-contained HTML page."""
     from pipelines.report import write_report
@@ -534,6 +590,26 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
     print(f"\nreport: {said}")
 
 
+def _print_intents(project: "Project", request: Any) -> None:
+    """What `reproduce` would do, stage by stage, and what would stop it."""
+    from pipelines import reproduce as again
+    from pipelines.codetree import obstacle
+
+    subject = again.read_subject(project, request.model)
+    wanted = again.intents(subject, request)
+    cells = [
+        (
+            intent.member.address,
+            intent.action,
+            "" if intent.action in ("restore", "leave out") else "this clone" if request.here else str(intent.member.code),
+            (not request.here and intent.action.endswith("run") and obstacle(intent.member.code)) or "",
+        )
+        for intent in wanted
+    ]
+    print(again.environment_text(again.environment_changes(subject, wanted)))
+    _table(("stage", "would", "code", "obstacle"), cells)
+
+
 def _print_tree(root: "Ancestor") -> None:
     from rich.console import Console
     from rich.tree import Tree
@@ -583,14 +659,18 @@ def _exit_code(error: Exception) -> int | None:
     from configs.document import ConfigError
     from configs.project import ProjectNotFound
     from data.artifacts import ArtifactError
+    from pipelines.codetree import CodeUnavailable
     from pipelines.context import StageFailed
     from pipelines.export import ExportError
     from pipelines.ledger import LedgerError
+    from pipelines.rebuild import ReproduceError
     from pipelines.status import NoSuchStage
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
         return 1
-    wrong: tuple[type[Exception], ...] = (ConfigError, ProjectNotFound, NoSuchStage, ExportError, KeyError)
+    wrong: tuple[type[Exception], ...] = (
+        ConfigError, ProjectNotFound, NoSuchStage, ExportError, ReproduceError, CodeUnavailable, KeyError,
+    )  # fmt: skip
     if isinstance(error, wrong):
         return 2
     return 1 if isinstance(error, (StageFailed, ArtifactError, LedgerError)) or type(error).__name__ == "PrefectUnavailable" else None

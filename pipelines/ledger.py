@@ -12,7 +12,8 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -230,6 +231,95 @@ class Ledger:
     def remote(self, name: str) -> "Remote":
         """The objects of a remote."""
         return Remote(name, self._repo.cloud.get_remote_odb(name, "verify"))
+
+    # --- what other clones may want (`shelf.py`) ------------------------------------------------------------------------
+
+    @property
+    def has_remote(self) -> bool:
+        return bool(self._repo.config["core"].get("remote"))
+
+    @_dvc_errors()
+    def push(self, nodes: Iterable[Node]) -> int:
+        """Sends the recorded artifacts of these stages and the run cache to the remote; returns how many objects were new there."""
+        sent = 0
+        repo = self._remote_repo("push")
+        for stage in filter(None, map(self._stage, nodes)):
+            for objects in stage.get_used_objs().values():
+                result = repo.cloud.push(objects)
+                if result.failed:
+                    raise LedgerError(f"{len(result.failed)} objects of {stage.addressing} did not reach the remote: type it again")
+                sent += len(result.transferred)
+        repo.stage_cache.push(None)
+        return sent
+
+    @_dvc_errors()
+    def put(self, source: Path, name: str) -> bool:
+        """Stores a file under a name in the remote, whole or not at all; False when it is there already."""
+        remote = self._remote_repo("push").cloud.get_remote(command="push")
+        target = remote.fs.join(remote.path, *name.split("/"))
+        if remote.fs.exists(target):
+            return False
+        half = f"{target}.{uuid.uuid4().hex}"
+        remote.fs.makedirs(remote.fs.parent(target), exist_ok=True)
+        remote.fs.put_file(str(source), half)
+        remote.fs.move(half, target)
+        return True
+
+    @_dvc_errors()
+    def get(self, name: str, target: Path) -> bool:
+        """Fetches what `put` has stored; False without a remote, or when that has no such file."""
+        if not self.has_remote:
+            return False
+        remote = self._repo.cloud.get_remote(command="fetch")
+        source = remote.fs.join(remote.path, *name.split("/"))
+        if not remote.fs.exists(source):
+            return False
+        remote.fs.get_file(source, str(target))
+        return True
+
+    def _remote_repo(self, command: str) -> "Repo":
+        if not self.has_remote:
+            raise LedgerError(f"there is no remote to {command} to: name one with `dvc remote add -d NAME URL`")
+        return self._repo
+
+    def entries(self, address: str, *, history: bool) -> Iterator[Mapping[str, Any]]:
+        """What `dvc.lock`, and with `history` the run cache, know of a stage: the likeliest first."""
+        recipe, _, name = address.partition("/")
+        lock = (self.project.root / pipeline_file(recipe)).with_suffix(".lock")
+        recorded = (yaml.load(lock.read_text(), Loader=LOADER) or {}).get("stages", {}) if lock.exists() else {}
+        if name in recorded:
+            yield recorded[name]
+        if not history:
+            return
+        seen: set[Path] = set()
+        for _ in range(2):
+            folder = Path(self._repo.stage_cache.cache_dir)
+            files = {path for path in folder.rglob("*") if path.is_file()} if folder.is_dir() else set()
+            for path in sorted(files - seen):
+                entry = yaml.load(path.read_text(), Loader=LOADER)
+                if isinstance(entry, dict) and entry.get("cmd") == f"pedigree stage {address}":
+                    yield entry
+            seen |= files
+            with self._locked() as repo:
+                if not self._pull_run_cache(repo):
+                    return
+
+    @_dvc_errors()
+    def object(self, oid: str) -> Path | None:
+        """A sound object of the cache, fetched when it is missing or damaged; None when nobody has it. A `.dir` brings its files."""
+        from dvc.exceptions import DvcException
+        from dvc_data.hashfile.hash_info import HashInfo
+
+        path, wanted = Path(self._repo.cache.local.oid_to_path(oid)), oid.removesuffix(".dir")
+        if _md5(path) == wanted:
+            return path
+        path.unlink(missing_ok=True)
+        if self.has_remote:
+            try:
+                self._repo.cloud.pull([HashInfo("md5", oid)])
+            except (DvcException, OSError):  # a remote that cannot be reached has nothing
+                return None
+        return path if _md5(path) == wanted else None
 
     # --- DVC's objects -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 
 from configs.document import ConfigError
 from configs.graph import Graph
-from configs.recipe import load_recipe, load_recipes, recipe_names
+from configs.recipe import load_recipe, load_recipes, recipe_names, score_tolerance
 from configs.training import PreferenceTrain, Sft
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 1}"
@@ -374,3 +374,19 @@ def test_unseen_suites_take_a_selected_candidate_only(recipes):
 def test_a_config_that_needs_an_optional_input_says_so(recipes, body, port):
     recipes.write("chain", CHAIN + ROUNDS + f"  {body}\n")
     assert f"stage a: input '{port}' is missing, which this config needs" in recipes.problem("chain")
+
+
+def test_the_tolerance_of_a_recipe_is_no_part_of_any_stage(recipes, tmp_path):
+    recipes.write("chain", CHAIN)
+    specs = [node.spec for node in recipes.load("chain").nodes.values()]
+    assert score_tolerance(recipes.folder, "chain") is None
+    recipes.write("chain", CHAIN.replace("stages:", "reproduce: {score_tolerance: 0.02}\nstages:", 1))
+    assert [node.spec for node in recipes.load("chain").nodes.values()] == specs
+    recipes.write("longer", "extends: chain\nstages: {}\n")
+    assert [score_tolerance(recipes.folder, name) for name in ("chain", "chain+1a2b3c4d", "longer", "none")] == [0.02, 0.02, 0.02, None]
+
+
+@pytest.mark.parametrize("value", ["{score_tolerance: 2}", "{score_tolerance: -0.1}", "{tolerance: 0.1}", "0.02"])
+def test_a_tolerance_that_is_none_is_a_problem_with_its_line(recipes, value):
+    recipes.write("chain", CHAIN.replace("stages:", f"reproduce: {value}\nstages:", 1))
+    assert all("chain.yaml:2: reproduce" in problem for problem in recipes.problems("chain"))

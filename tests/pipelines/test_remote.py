@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from reproduction_lab import Clone
 from running_lab import Lab
 
 from pipelines.ensure import Result
@@ -63,3 +65,29 @@ def test_a_fresh_clone_with_the_remote_alone_runs_nothing_and_a_damaged_object_i
     shutil.rmtree(clone.root / ".dvc/cache")
     shutil.rmtree(clone.root / "artifacts/lab/suite")
     assert outcomes(clone)["suite"] == "ran" and clone.runs() == ["suite"] and clone.contents() == lab.contents()
+
+
+@pytest.mark.slow
+def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(bucket: Any, tmp_path: Path) -> None:
+    made = Clone.first(tmp_path)
+    url = bucket.meta.client.meta.endpoint_url
+    made.shell(f"{sys.executable} -m dvc remote modify -q store url s3://{bucket.name}/store")
+    made.shell(f"{sys.executable} -m dvc remote modify -q store endpointurl {url}")
+    made.edit("stages/decontaminate.py", "save(job.out", 'rows.append("lost")\n    save(job.out')
+    commit = made.commit()
+    made.pedigree("run", "lab", "--no-prefect")
+    assert f"code {commit[:12]}: sent" in made.pedigree("push", "lab")
+    assert f"code {commit[:12]}: there already" in made.pedigree("push", "lab")
+    assert [entry.key for entry in bucket.objects.all() if "pedigree" in entry.key] == [f"store/pedigree/code/{commit}.bundle"]
+    made.ran()
+    made.shell("git add -A && git -c user.name=l -c user.email=l@example.org commit -qm made")
+    made.shell("git checkout -q --orphan other && git -c user.name=l -c user.email=l@example.org commit -qm other && git branch -qD main")
+    clone = made.another("clone")
+    clone.shell("git remote remove origin")
+    clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
+    assert clone.ran() == ["cleaner"] and clone.verdicts() == {
+        "raw": "restored",
+        "suite": "restored",
+        "clean": "restored",
+        "cleaner": "identical",
+    }

@@ -1,0 +1,146 @@
+"""A whole clone in a temporary folder: project and code in one git repository, a git origin, a DVC remote, commands as processes.
+
+Its data stages do little: `prepare_data` writes `count` rows, `decontaminate` passes rows on; a stage notes that it ran in the
+file that `LAB_RUNS` names, sleeps `LAB_SECONDS`, and appends the text of `LAB_NOISE` to its rows: so a test makes an unsound stage.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RECIPE = """
+description: Four tiny stages.
+execution: lab
+stages:
+  suite:
+    kind: prepare_data
+    record: item
+    task: arithmetic
+    sources: [{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 1}]
+  raw:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: arithmetic, operations: [add], digits: [1], count: 5, seed: 2}]
+  clean:
+    kind: decontaminate
+    in: {data: raw, benchmarks: [suite]}
+  cleaner:
+    kind: decontaminate
+    in: {data: clean, benchmarks: [suite]}
+    ngram: 5
+"""
+PROFILE = "{slots: 2, numerics: {threads: 1}, placement: {slots: 1, retries: 0}}"
+STAGE = '''"""Rows without meaning."""
+
+import os
+import time
+from pathlib import Path
+
+from data.records import load, save
+from stages.job import only
+
+
+def run(config, inputs, job):
+    rows = ROWS
+    with Path(os.environ["LAB_RUNS"]).open("a") as stream:
+        stream.write(job.address.partition("/")[2] + "\\n")
+    time.sleep(float(os.environ.get("LAB_SECONDS", 0)))
+    rows = [*rows, *filter(None, [os.environ.get("LAB_NOISE")])]
+    job.log(1, rows=len(rows))
+    save(job.out, rows)
+    return {"rows": len(rows)}
+'''
+ROWS = {
+    "prepare_data": '[{"n": n, "seed": config.sources[0].seed} for n in range(config.sources[0].count)]',
+    "decontaminate": 'load(only(inputs, "data"))',
+}
+
+
+class Clone:
+    """A clone and what tests do in it."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self.folder, self.root = folder, root
+        self.runs_log = folder / f"{root.name}.log"
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | {
+            "PYTHONPATH": str(root),
+            "DVC_NO_ANALYTICS": "1",
+            "LAB_RUNS": str(self.runs_log),
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }
+
+    @classmethod
+    def first(cls, folder: Path) -> "Clone":
+        """The repository, with a DVC remote, committed."""
+        clone = cls(folder, folder / "first")
+        for package in ("configs", "data", "pipelines", "stages"):
+            shutil.copytree(REPOSITORY / package, clone.root / package, ignore=shutil.ignore_patterns("__pycache__", "*.yaml"))
+        for kind, rows in ROWS.items():
+            clone.write(f"stages/{kind}.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
+        for name in (".gitignore", ".dvcignore", ".dvc/.gitignore"):
+            clone.write(name, (REPOSITORY / name).read_text())
+        clone.write(".dvc/config", (REPOSITORY / ".dvc/config").read_text())
+        clone.shell("git init -q -b main")
+        clone.shell(f"{sys.executable} -m dvc remote add -q -d store {folder / 'store'}")
+        clone.write("configs/recipes/lab.yaml", RECIPE)
+        clone.write("configs/execution/lab.yaml", PROFILE)
+        clone.commit()
+        return clone
+
+    def another(self, name: str) -> "Clone":
+        """A fresh clone: what git has, and nothing else."""
+        clone = Clone(self.folder, self.folder / name)
+        subprocess.run(["git", "clone", "-q", "--no-local", str(self.root), str(clone.root)], check=True, capture_output=True)
+        return clone
+
+    def write(self, name: str, text: str) -> None:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        text = (self.root / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def commit(self) -> str:
+        self.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm lab")
+        return self.shell("git rev-parse HEAD").stdout.strip()
+
+    def shell(self, command: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(command, shell=True, cwd=self.root, env=self.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def pedigree(self, *arguments: str, code: int = 0, **environment: str) -> str:
+        """Output of a command, which has to end with this exit code."""
+        command = [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment | environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}"
+        return done.stdout
+
+    def ran(self) -> list[str]:
+        """Names of the stages that have run since the last call, sorted."""
+        names = sorted(self.runs_log.read_text().split()) if self.runs_log.exists() else []
+        self.runs_log.unlink(missing_ok=True)
+        return names
+
+    def report(self) -> dict:
+        """The newest record of a reproduction."""
+        newest = max((self.root / ".pedigree/reproductions").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return json.loads(newest.read_text())
+
+    def verdicts(self) -> dict[str, str]:
+        return {stage["address"].partition("/")[2]: stage["verdict"] for stage in self.report()["stages"]}

@@ -1,0 +1,112 @@
+"""The code that made an artifact: kept as commit and patch, and checked out again."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipelines import provenance
+from pipelines.codetree import Code, CodeUnavailable, bundle, check_out, remove
+from pipelines.provenance import code_state
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=lab", "-c", "user.email=lab@example.org")
+    environment = provenance.git_environment()
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path) -> Path:
+    root = tmp_path / "repository"
+    root.mkdir()
+    git(root, "init", "-q")
+    for name, text in {"a.py": "one\ntwo\n", "gone.py": "x\n", "dvc.lock": "{}\n", ".gitignore": "*.tmp\n"}.items():
+        (root / name).write_text(text)
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+def code(root: Path) -> Code:
+    return Code.of({"attempts": [{"code": code_state(root)}]})
+
+
+def nowhere(name: str, target: Path) -> bool:
+    return False
+
+
+def test_a_clean_tree_needs_no_patch_and_generated_files_do_not_count(repository):
+    (repository / "dvc.lock").write_text("{stages: {}}\n")
+    (repository / "ignored.tmp").write_text("x")
+    assert code_state(repository) == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False, "patch_sha256": None}
+
+
+def test_a_changed_tree_comes_back_byte_for_byte(repository, tmp_path):
+    git(repository, "config", "diff.noprefix", "true")
+    (repository / "a.py").write_text("one\nzwei ü   \r\n")
+    (repository / "gone.py").unlink()
+    (repository / "new folder").mkdir()
+    (repository / "new folder" / "b.bin").write_bytes(bytes(range(256)))
+    (repository / "no_newline.py").write_text("end")
+    recorded = code(repository)
+    tree = check_out(recorded, tmp_path / "tree", nowhere, repository)
+    assert (tree / "a.py").read_bytes() == (repository / "a.py").read_bytes()
+    assert (tree / "new folder" / "b.bin").read_bytes() == bytes(range(256))
+    assert (tree / "no_newline.py").read_text() == "end" and not (tree / "gone.py").exists()
+    assert code_state(tree)["patch_sha256"] == recorded.patch_sha256
+    (tree / "a.py").write_text("another")  # somebody was in it: it is made afresh
+    check_out(recorded, tree, nowhere, repository)
+    assert (tree / "a.py").read_bytes() == (repository / "a.py").read_bytes()
+    remove(tree, repository)
+    assert not tree.exists() and git(repository, "worktree", "list").count("\n") == 0
+
+
+def test_a_patch_that_is_not_the_recorded_one_is_refused(repository, tmp_path):
+    (repository / "a.py").write_text("one\nthree\n")
+    recorded = code(repository)
+    forged = Code(recorded.commit, recorded.patch_sha256, str(recorded.patch).replace("+three", "+seven"))
+    with pytest.raises(CodeUnavailable, match="another tree"):
+        check_out(forged, tmp_path / "tree", nowhere, repository)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"x" * (provenance.PATCH_LIMIT + 1), "more than 1048576"),
+        (b"key = 'AKIA" + b"A1B2" * 4 + b"'\n", "AWS"),
+        (b"caf\xe9\n", "UTF-8"),
+    ],
+)
+def test_a_patch_that_is_too_large_or_secret_or_no_text_is_left_out_and_says_why(repository, tmp_path, content, why):
+    (repository / "b.py").write_bytes(content)
+    state = code_state(repository)
+    assert why in state["patch_left_out"] and "patch" not in state and state["patch_sha256"]
+    with pytest.raises(CodeUnavailable, match="--here"):
+        check_out(code(repository), tmp_path / "tree", nowhere, repository)
+
+
+def test_a_commit_comes_from_the_git_remote_or_a_bundle_or_is_missing_with_a_remedy(repository, tmp_path):
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", "--no-local", str(repository), str(clone))
+    (repository / "a.py").write_text("second\n")
+    git(repository, "commit", "-qam", "second")
+    second = code(repository)
+    assert (check_out(second, tmp_path / "second", nowhere, clone) / "a.py").read_text() == "second\n"
+
+    (repository / "a.py").write_text("third\n")
+    git(repository, "commit", "-qam", "third")
+    third = code(repository)
+    git(clone, "remote", "remove", "origin")
+    with pytest.raises(CodeUnavailable, match="pedigree push"):
+        check_out(third, tmp_path / "third", nowhere, clone)
+
+    def fetch(name: str, target: Path) -> bool:
+        assert name == f"pedigree/code/{third.commit}.bundle"
+        with bundle(str(third.commit), repository) as file:
+            assert file is not None
+            target.write_bytes(file.read_bytes())
+        return True
+
+    assert (check_out(third, tmp_path / "third", fetch, clone) / "a.py").read_text() == "third\n"

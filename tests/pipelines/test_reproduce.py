@@ -1,0 +1,297 @@
+"""Making an artifact again from its records: in fresh clones, with real git, DVC and jobs."""
+
+import getpass
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from reproduction_lab import Clone
+
+from configs.project import Project
+from pipelines.ledger import Ledger
+from pipelines.shelf import bring
+
+ALL = ["clean", "cleaner", "raw", "suite"]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """A clone whose recipe has run, is committed and pushed."""
+    clone = Clone.first(tmp_path_factory.mktemp("reproduce"))
+    clone.pedigree("run", "lab", "--no-prefect")
+    clone.commit()
+    clone.pedigree("push", "lab")
+    clone.pedigree("export", "lab/cleaner", str(clone.folder / "exported"))
+    assert clone.ran() == ALL
+    return clone
+
+
+def fresh(first: Clone, tmp_path: Path, remote: bool = True) -> Clone:
+    """A clone of the repository in a folder of its own, with or without the DVC remote."""
+    clone = first.another(f"clone-{tmp_path.name}")
+    if not remote:
+        clone.edit(".dvc/config", "remote = store", "")
+    return clone
+
+
+def contents(clone: Clone) -> dict[str, str]:
+    found = sorted(clone.root.glob("artifacts/lab/*/record.json"))
+    return {path.parent.name: json.loads(path.read_text())["content"] for path in found}
+
+
+def test_a_clone_without_data_makes_everything_again_and_says_so_in_a_record(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    said = clone.pedigree("reproduce", "lab/cleaner")
+    assert clone.ran() == ALL and "\nreproduced" in said
+    assert clone.verdicts() == dict.fromkeys(ALL, "identical")
+    report = clone.report()
+    assert {stage["address"]: stage["reproduced"] for stage in report["stages"]} == {
+        f"lab/{name}": content for name, content in contents(first).items()
+    }
+    assert report["passed"] and report["recorded"]["hardware"]["cpu"] == report["here"]["hardware"]["cpu"]
+    assert not list((clone.root / ".pedigree/reproduce").glob("*/code/*")), "the work trees are left behind"
+    assert clone.shell("git worktree list").stdout.count("\n") == 1
+    assert not list(clone.root.glob("artifacts/lab/*/payload")), "the clone's own artifacts are not its business"
+    text = json.dumps(report)
+    assert str(clone.folder) not in text and socket.gethostname() not in text and f"/{getpass.getuser()}/" not in text
+
+
+def test_an_exported_folder_alone_is_enough(first, tmp_path):
+    clone = fresh(first, tmp_path, remote=False)
+    shutil.copytree(first.folder / "exported", tmp_path / "moved")
+    clone.pedigree("reproduce", str(tmp_path / "moved"))
+    assert clone.ran() == ALL and set(clone.verdicts().values()) == {"identical"}
+
+
+def test_a_record_that_was_changed_is_refused_by_name(first, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(first.folder / "exported", moved)
+    lineage = json.loads((moved / "pedigree/lineage.json").read_text())
+    (raw,) = [entry for entry in lineage["artifacts"].values() if entry["run"]["address"] == "lab/raw"]
+    raw["record"]["config"]["sources"][0]["count"] = 6
+    (moved / "pedigree/lineage.json").write_text(json.dumps(lineage))
+    said = first.pedigree("reproduce", str(moved), code=2)
+    assert "the key of lab/raw is not that of its kind, version, config, inputs and source files" in said
+    assert first.ran() == []
+
+
+def test_content_that_comes_out_otherwise_is_different_and_what_is_below_drifts(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    said = clone.pedigree("reproduce", "lab/clean", code=1, LAB_NOISE="x")
+    assert clone.verdicts() == {"raw": "different", "suite": "different", "clean": "drifted"}
+    assert "rows.jsonl differs" in said and "its inputs differ: data raw, benchmarks suite" in said and "not reproduced" in said
+    clone.ran()
+    clone.pedigree("reproduce", "lab/clean")  # afresh: nothing of the noisy one is taken
+    assert clone.ran() == ["clean", "raw", "suite"]
+
+
+def test_a_changed_tree_is_checked_out_with_its_patch_and_its_new_files(first, tmp_path):
+    dirty = fresh(first, tmp_path)
+    dirty.write("stages/core/extra.py", '"""New."""\n\nMORE = "é and %s"\n')
+    dirty.edit("stages/decontaminate.py", "save(job.out", "from stages.core.extra import MORE\n    rows.append(MORE)\n    save(job.out")
+    dirty.edit("configs/recipes/lab.yaml", "count: 5", "count: 4")
+    dirty.pedigree("run", "lab", "--no-prefect")
+    dirty.pedigree("export", "lab/clean", str(tmp_path / "dirty"))
+    dirty.ran()
+    clone = first.another(f"clean-{tmp_path.name}")
+    clone.pedigree("reproduce", str(tmp_path / "dirty"))
+    assert clone.verdicts()["clean"] == "identical"
+    assert any(code["patch_sha256"] for code in clone.report()["code"])
+    clone.ran()
+    clone.pedigree("reproduce", str(tmp_path / "dirty"), "--here", code=1)
+    assert clone.verdicts()["clean"] == "different", "the patch made no difference: it was not needed"
+
+
+def test_a_patch_that_was_not_kept_is_told_before_anything_runs(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    clone.write("stages/core/extra.py", 'TOKEN = "ghp_' + "a1B2" * 9 + '"\n')
+    clone.edit("configs/recipes/lab.yaml", "count: 5", "count: 4")
+    clone.pedigree("run", "lab", "--no-prefect", "--only", "raw")
+    clone.ran()
+    run = (clone.root / "artifacts/lab/raw/run.json").read_text()
+    assert "a1B2" not in run and "GitHub token" in run
+    said = clone.pedigree("reproduce", "lab/raw", code=2)
+    assert "whose patch was not kept" in said and "--here" in said and clone.ran() == []
+    assert "GitHub token" in clone.pedigree("reproduce", "lab/raw", "--dry-run")
+
+
+def test_a_commit_that_no_branch_reaches_comes_out_of_the_remote(first, tmp_path):
+    lost = fresh(first, tmp_path)
+    lost.edit("stages/decontaminate.py", "save(job.out", 'rows.append("lost")\n    save(job.out')
+    commit = lost.commit()
+    lost.edit("configs/recipes/lab.yaml", "count: 5", "count: 7")
+    lost.commit()
+    lost.pedigree("run", "lab", "--no-prefect")
+    lost.pedigree("export", "lab/clean", str(tmp_path / "model"))
+    lost.ran()
+    clone = first.another(f"other-{tmp_path.name}")
+    said = clone.pedigree("reproduce", str(tmp_path / "model"), code=2)
+    assert "pedigree push" in said and clone.ran() == []
+    assert "sent" in lost.pedigree("push", "lab")
+    assert "there already" in lost.pedigree("push", "lab")
+    clone.pedigree("reproduce", str(tmp_path / "model"))
+    assert clone.verdicts() == {"raw": "identical", "suite": "identical", "clean": "identical"}
+    assert clone.shell(f"git cat-file -t {commit}").stdout == "commit\n", "history came with it"
+
+
+def test_each_stage_runs_under_the_code_that_made_it(first, tmp_path):
+    made = fresh(first, tmp_path)
+    nine = "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 2}]"
+    made.pedigree("run", "lab", "--no-prefect", "--only", "raw", "--only", "suite", "--set", nine)
+    made.edit("stages/prepare_data.py", "rows = [", 'rows = ["other", *[')
+    made.edit("stages/prepare_data.py", "count)]", "count)]]")
+    made.edit("stages/decontaminate.py", "save(job.out", 'rows.append("later")\n    save(job.out')
+    made.pedigree("run", "lab", "--no-prefect", "--set", nine)
+    (folder,) = made.root.glob("artifacts/lab+*")
+    made.pedigree("export", str(folder / "clean"), str(tmp_path / "model"))
+    made.ran()
+    clone = first.another(f"two-{tmp_path.name}")
+    clone.pedigree("reproduce", str(tmp_path / "model"))
+    assert len(clone.report()["code"]) > 1 and set(clone.verdicts().values()) == {"identical"}
+    clone.pedigree("reproduce", str(tmp_path / "model"), "--here", code=1)
+    assert clone.verdicts()["raw"] == "identical" and clone.verdicts()["clean"] == "different"
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    said = clone.pedigree("reproduce", "lab/cleaner", "--dry-run", "--stage", "clean")
+    assert [line.split()[:2] for line in said.splitlines()[2:]] == [
+        ["lab/raw", "restore"], ["lab/suite", "restore"], ["lab/clean", "run"], ["lab/cleaner", "leave"],
+    ]  # fmt: skip
+    assert clone.ran() == [] and not (clone.root / ".pedigree/reproductions").exists()
+    assert clone.shell("git worktree list").stdout.count("\n") == 1
+
+
+def test_another_environment_is_listed_and_refused_when_strict(first, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(first.folder / "exported", moved)
+    run = json.loads((moved / "pedigree/run.json").read_text())
+    run["environment"]["libraries"] |= {"torch": "1.0", "dvc": run["environment"]["libraries"]["dvc"]}
+    run["environment"]["locks"]["cpu.txt"] = "0" * 64
+    (moved / "pedigree/run.json").write_text(json.dumps(run))
+    clone = fresh(first, tmp_path)
+    said = clone.pedigree("reproduce", str(moved), "--strict", code=2)
+    assert "torch 1.0 -> " in said and "lock cpu.txt 000000000000 -> none" in said and "dvc" not in said
+    assert clone.ran() == []
+    clone.pedigree("reproduce", str(first.folder / "exported"), "--strict", "--stage", "raw")
+
+
+def test_the_curves_of_an_exported_model_come_out_of_the_remote(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    said = clone.pedigree("reproduce", str(first.folder / "exported"), "--stage", "cleaner", code=1, LAB_NOISE="x")
+    assert "curves part at step 1: rows 5 -> 6" in said
+
+
+def test_one_stage_runs_alone_from_its_recorded_inputs(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    clone.pedigree("reproduce", "lab/cleaner", "--stage", "clean")
+    assert clone.ran() == ["clean"]
+    assert clone.verdicts() == {"raw": "restored", "suite": "restored", "clean": "identical"}
+    bare = first.another(f"bare-{tmp_path.name}")
+    bare.edit(".dvc/config", "remote = store", "")
+    said = bare.pedigree("reproduce", str(first.folder / "exported"), "--stage", "clean", code=2)
+    assert "lab/raw" in said and "neither this project nor its cache and remote hold it" in said
+
+
+def test_ancestors_come_from_the_remote_when_asked_and_the_model_never(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
+    assert clone.ran() == ["cleaner"]
+    assert clone.verdicts() == {"raw": "restored", "suite": "restored", "clean": "restored", "cleaner": "identical"}
+    again = fresh(first, tmp_path / "again", remote=False)
+    again.pedigree("reproduce", str(first.folder / "exported"), "--from-cache")
+    assert again.ran() == ALL and set(again.verdicts().values()) == {"identical"}
+
+
+def test_a_damaged_copy_is_not_taken(first, tmp_path):
+    clone = fresh(first, tmp_path, remote=False)
+    shutil.copytree(first.root / "artifacts/lab", clone.root / "artifacts/lab", dirs_exist_ok=True)
+    rows = clone.root / "artifacts/lab/raw/payload/rows.jsonl"
+    rows.write_text(rows.read_text().replace("0", "7", 1))
+    clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
+    assert clone.ran() == ["cleaner", "raw"]
+    assert clone.verdicts()["raw"] == "identical" and clone.verdicts()["clean"] == "restored"
+
+
+def test_a_damaged_object_of_the_remote_is_not_taken(first, tmp_path):
+    shutil.copytree(first.folder / "store", tmp_path / "store")
+    (rows,) = [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.read_bytes().count(b'"seed":2') == 5][:1]
+    rows.chmod(0o644)
+    rows.write_bytes(rows.read_bytes().replace(b"2", b"7", 1))
+    clone = fresh(first, tmp_path)
+    clone.edit(".dvc/config", str(first.folder / "store"), str(tmp_path / "store"))
+    clone.pedigree("reproduce", "lab/suite")
+    clone.ran()
+    clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
+    assert "raw" in clone.ran() and clone.verdicts()["raw"] == "identical"
+    assert {clone.verdicts()["suite"], clone.verdicts()["cleaner"]} == {"restored", "identical"}
+
+
+def test_an_interrupted_reproduction_goes_on(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    command = [sys.executable, "-P", "-m", "pipelines.cli", "reproduce", "lab/cleaner"]
+    running = subprocess.Popen(
+        command, cwd=clone.root, env=clone.environment | {"LAB_SECONDS": "1.5"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (clone.runs_log.exists() and "clean" in clone.runs_log.read_text()):
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 130 and "the same command goes on" in said
+    assert clone.ran() == ["clean", "raw", "suite"] and not (clone.root / ".pedigree/reproductions").exists()
+    clone.pedigree("reproduce", "lab/cleaner")
+    assert clone.ran() == ["clean", "cleaner"] and clone.verdicts() == dict.fromkeys(ALL, "identical")
+
+
+def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    text = (clone.root / "configs/declarations.py").read_text()
+    before, after = text.split('kind="decontaminate",\n            version=1', 1)
+    clone.write("configs/declarations.py", f'{before}kind="decontaminate",\n            version=2{after}')
+    said = clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
+    assert "the code makes another stage of it: version 1 -> 2" in said
+    assert clone.verdicts() == {"raw": "not run", "suite": "not run", "clean": "different", "cleaner": "different"}
+    assert clone.ran() == []
+
+
+def test_a_failed_stage_leaves_what_is_below_it_unmade(first, tmp_path):
+    clone = fresh(first, tmp_path)
+    clone.edit("stages/decontaminate.py", "rows = load", "raise RuntimeError('broken')\n    rows = load")
+    clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
+    assert clone.verdicts() == {"raw": "identical", "suite": "identical", "clean": "failed", "cleaner": "not run"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("lab/nothing",), "lab/nothing"),
+        (("lab/cleaner", "--only", "models"), "the one choice is `data`"),
+        (("lab/cleaner", "--stage", "dirt"), "there are lab/raw, lab/suite, lab/clean, lab/cleaner"),
+        (("lab/cleaner", "--stage", "clean", "--from-cache"), "leave out --only and --from-cache"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(first, arguments, said):
+    assert said in first.pedigree("reproduce", *arguments, code=1 if arguments == ("lab/nothing",) else 2)
+    assert first.ran() == []
+
+
+def test_every_file_out_of_the_remote_is_hashed_also_those_outside_the_record(first, tmp_path):
+    shutil.copytree(first.folder / "store", tmp_path / "store")
+    clone = fresh(first, tmp_path)
+    clone.edit(".dvc/config", str(first.folder / "store"), str(tmp_path / "store"))
+    ledger = Ledger(Project(clone.root))
+    wanted = tmp_path / "wanted"
+    assert bring(ledger, "lab/raw", wanted, parts=["run.json"]) and [path.name for path in wanted.iterdir()] == ["run.json"]
+    for curve in [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.read_bytes().startswith(b"step,")]:
+        curve.chmod(0o644)
+        curve.write_bytes(curve.read_bytes().replace(b"1", b"2", 1))
+    assert not bring(ledger, "lab/raw", tmp_path / "raw") and not list(tmp_path.glob("*raw*"))
+    assert not bring(ledger, "lab/nothing", tmp_path / "raw")

@@ -1,0 +1,153 @@
+"""What counts as reproduced: numbers worked out by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+from handmade import everything, project_at
+
+from configs.recipe import load_recipe
+from data.artifacts import Artifact, FileEntry, Input, Record, content_hash, open_artifact, stage_key, write_json, write_rows
+from pipelines import provenance
+from pipelines.rebuild import ReproduceError, is_data, members_of, profile, recipe
+from pipelines.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
+
+RUN = {
+    "numerics": {"threads": 1},
+    "hardware": {"cpu": "A"},
+    "environment": {"python": "3.11.7", "libraries": {"torch": "1"}},
+    "fingerprint": {"files": {"stages/sft.py": "1"}},
+}
+
+
+def record(kind: str, text: str, inputs: tuple[Input, ...] = (), **metrics: float) -> Record:
+    files = (FileEntry(path="rows.jsonl", size=1, sha256=text),)
+    return Record(
+        kind=kind, version=1, type="policy", config={}, inputs=inputs, key=stage_key(kind, 1, {}, [], {}),
+        content=content_hash(files), files=files, metrics=metrics,
+    )  # fmt: skip
+
+
+def made(folder: Path, new: Record, run: dict | None = None) -> Artifact:
+    write_json(folder / "run.json", run or RUN)
+    return Artifact(folder, new)
+
+
+def test_equal_content_is_identical_whatever_the_machine(tmp_path):
+    other = RUN | {"hardware": {"cpu": "B"}}
+    verdict, detail, _, found = judge(record("sft", "x"), RUN, made(tmp_path, record("sft", "x"), other), None, None)
+    assert (verdict, detail, found) == ("identical", "in spite of cpu A -> B", ("cpu A -> B",))
+
+
+def test_training_may_drift_on_another_processor_but_not_on_the_same(tmp_path):
+    same = judge(record("sft", "x"), RUN, made(tmp_path / "a", record("sft", "y")), None, None)
+    other = judge(record("sft", "x"), RUN, made(tmp_path / "b", record("sft", "y"), RUN | {"hardware": {"cpu": "B"}}), None, None)
+    assert same[:2] == ("different", "rows.jsonl differs")
+    assert other[:2] == ("drifted", "rows.jsonl differs; cpu A -> B")
+
+
+def test_no_processor_excuses_a_data_stage(tmp_path):
+    new = made(tmp_path, record("prepare_data", "y"), RUN | {"hardware": {"cpu": "B"}})
+    assert judge(record("prepare_data", "x"), RUN, new, None, None)[0] == "different"
+
+
+def test_other_conditions_are_named():
+    now = {
+        "numerics": {"threads": 2},
+        "hardware": {"cpu": "A", "gpus": ["H"]},
+        "environment": {"python": "3.11.7", "libraries": {"torch": "2", "vllm": "1"}},
+        "fingerprint": {"files": {"stages/sft.py": "2"}},
+    }
+    assert conditions(RUN, now) == [
+        "numerics threads 1 -> 2", "gpus None -> ['H']", "torch 1 -> 2", "vllm none -> 1", "code differs in stages/sft.py",
+    ]  # fmt: skip
+
+
+def test_the_first_step_at_which_curves_part_is_found_and_the_clock_does_not_count(tmp_path):
+    before, after = tmp_path / "before.csv", tmp_path / "after.csv"
+    before.write_text("step,loss,tokens_per_second\n1,3.0,10\n2,2.5,11\n3,2.0,12\n")
+    after.write_text("step,loss,tokens_per_second\n1,3.0,99\n2,2.5,98\n3,2.1,97\n")
+    assert first_divergence(before, after) == "curves part at step 3: loss 2.0 -> 2.1"
+    after.write_text("step,loss,tokens_per_second\n1,3.0,99\n2,2.5,98\n")
+    assert first_divergence(before, after) == "curves agree for 2 steps, then one ends: 3 -> 2 steps"
+    after.write_text(before.read_text())
+    assert first_divergence(before, after) is None and first_divergence(before, tmp_path / "none") is None
+
+
+def scored(folder: Path, scores: list[float]) -> Path:
+    write_rows(folder / "payload" / "rows.jsonl", [{"policy": "p", "task": "t", "id": f"i{i}", "score": s} for i, s in enumerate(scores)])
+    return folder / "payload"
+
+
+def test_scores_are_compared_item_by_item_against_the_tolerance(tmp_path):
+    # differences 0, 0, -1, 0: mean -0.25, s = 0.5, half-width 1.96 * 0.5 / 2 = 0.49
+    original = Original(scored(tmp_path / "old", [1, 0, 1, 1]), None)
+    scored(tmp_path / "new", [1, 0, 0, 1])
+    new = made(tmp_path / "new", record("evaluate", "y"))
+    (row,) = score_differences(record("evaluate", "x"), new, original)
+    assert (row["of"], row["difference"], row["n"]) == ("p/t", -0.25, 4)
+    assert (row["low"], row["high"]) == pytest.approx((-0.74, 0.24))
+    within = judge(record("evaluate", "x"), RUN, new, original, 0.25)
+    assert within[0] == "within tolerance" and "-0.250 [-0.740, +0.240] n=4 (p/t), tolerance 0.25" in within[1]
+    assert judge(record("evaluate", "x"), RUN, new, original, 0.24)[0] == "different"
+
+
+def test_without_the_old_answers_the_recorded_means_are_compared(tmp_path):
+    old, new = record("evaluate", "x", **{"p/t": 0.5, "p/mean": 0.5}), record("evaluate", "y", **{"p/t": 0.75, "p/mean": 0.75})
+    assert score_differences(old, made(tmp_path, new), None) == [{"of": "p/t", "difference": 0.25, "n": None}]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "passed"),
+    [
+        (("identical", "restored"), True),
+        (("identical", "drifted"), False),  # nobody vouches for it
+        (("identical", "drifted", "within tolerance"), True),
+        (("different", "within tolerance"), False),
+        (("identical", "not run"), False),
+        (("identical", "failed"), False),
+        ((), False),
+    ],
+)
+def test_what_counts_as_reproduced(verdicts, passed):
+    assert passes([Finding("a/b", "", "", "", verdict) for verdict in verdicts]) is passed
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """Members of the whole chain's last artifact, the graph they came from, and the original records."""
+    project = project_at(tmp_path_factory.mktemp("tiny"))
+    graph = everything(project, "tiny")
+    folder = project.artifact("tiny/unseen")
+    run, lineage = json.loads((folder / "run.json").read_text()), json.loads((folder / "lineage.json").read_text())
+    return members_of(open_artifact(folder).record, run, lineage), graph
+
+
+def test_the_recipe_of_a_whole_chain_is_rebuilt_from_records_alone(tiny, tmp_path):
+    members, graph = tiny
+    (tmp_path / "reproduction.yaml").write_text(json.dumps(recipe(members)))
+    rebuilt = load_recipe(tmp_path, "reproduction")
+    wanted = {graph.nodes[address].spec for address in graph.ancestors(["tiny/unseen"])}
+    assert {node.spec for node in rebuilt.nodes.values()} == wanted and len(rebuilt.nodes) == len(members)
+
+
+def test_data_stages_are_those_above_which_no_model_stands(tiny):
+    members, _ = tiny
+    kinds = sorted(member.record.kind for member in members.values() if is_data(member, members))
+    assert set(kinds) == {"prepare_data", "decontaminate"} and "pair" in {member.record.kind for member in members.values()}
+
+
+def test_recorded_numerics_become_the_profile_and_fit_this_machine(tiny, monkeypatch):
+    members, _ = tiny
+    monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 1})
+    written = profile(members)
+    assert written["slots"] == 1
+    assert all(stage["numerics"]["threads"] == 2 and stage["placement"]["slots"] == 1 for stage in written["stages"].values())
+
+
+def test_a_lineage_with_a_hole_is_refused(tiny):
+    members, _ = tiny
+    *parents, root = members.values()
+    left = {member.id: {"record": member.record.model_dump(mode="json"), "run": member.run} for member in parents[1:]}
+    with pytest.raises(ReproduceError, match="is missing"):
+        members_of(root.record, root.run, {"artifacts": left})
