@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from configs.project import Project
     from data.artifacts import Artifact
     from pipelines.context import RunContext
-    from pipelines.lineage import Ancestor
+    from pipelines.lineage import Ancestor, Pedigree
     from pipelines.runs import StageEnd
 
 HELP = """Every model with its pedigree: whole post-training recipes as chains of versioned stages.
@@ -31,6 +31,7 @@ An example:
   pedigree run tiny --set dpo_2.loss.beta=2.0        a variant: shares every stage that the change does not touch
   pedigree report tiny                               one page: scores, curves, samples, data, lineage
   pedigree lineage tiny/rlvr                         all that a model was made from
+  pedigree diff tiny/dpo_1 tiny/dpo_2                how two artifacts differ, and where their ancestry first did
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
 
 \b
@@ -53,6 +54,7 @@ Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help=
 From = Annotated[list[str] | None, typer.Option("--from", metavar="STAGE", help="This stage and all below it. Repeatable.")]
 Until = Annotated[list[str] | None, typer.Option("--until", metavar="STAGE", help="This stage and all it needs. Repeatable.")]
 Force = Annotated[list[str] | None, typer.Option("--force", metavar="STAGE", help="Run it again, current or not. Repeatable.")]
+NAMES = "RECIPE/STAGE, a stage, a folder (also an exported one), the start of an id, or RECIPE/STAGE@REVISION of git."
 Profile = Annotated[str | None, typer.Option("--execution", metavar="PROFILE", help="Execution profile: name or path.")]
 
 
@@ -253,17 +255,54 @@ def cancel(name: Annotated[str, typer.Argument(help="Recipe, stage, or RECIPE/ST
 
 @app.command()
 def lineage(
-    artifact: Annotated[str, typer.Argument(help="Artifact: RECIPE/STAGE, a folder, or the start of an id.", show_default=False)],
+    artifact: Annotated[str, typer.Argument(help=NAMES, show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="All records and runs of the ancestry, as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", metavar="openlineage|slsa|card|croissant", help="Print it in the words of a standard.")
+    ] = None,
 ) -> None:
-    """Show all that an artifact was made from, back to the raw sources."""
-    from pipelines.lineage import ancestry
+    """Show all that an artifact was made from, back to the raw sources.
 
-    found = _artifact(artifact)
-    if as_json:
-        print((found.path / "lineage.json").read_text(), end="")
-        return
-    _print_tree(ancestry(found.path))
+    --format openlineage sends the events to OPENLINEAGE_URL, where that is set.
+    """
+    from pipelines import lineage as records
+    from pipelines.export import in_standard
+
+    project = _project_or_none()
+    found = _pedigree(project, artifact)
+    if html is not None:
+        from data.artifacts import write_text
+        from pipelines.lineage_page import lineage_page
+
+        write_text(html, lineage_page(found))
+        print(html)
+    if form is not None:
+        print(in_standard(found, form, project), end="")
+    elif as_json:
+        import json
+
+        print(json.dumps(found.as_lineage(), indent=1, sort_keys=True, ensure_ascii=False))
+    elif html is None:
+        _print_tree(records.tree(found))
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help=NAMES, show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="B", help="What to compare it with.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="The differences as JSON.")] = False,
+) -> None:
+    """Show how two artifacts differ: config, rows, code, environment, numerics, parents, scores. Exit code 1 if they do."""
+    import json
+
+    from pipelines.difference import compare, text
+
+    project = _project_or_none()
+    found = compare(_pedigree(project, first), _pedigree(project, second), project)
+    print(json.dumps(found.as_json(), indent=1, ensure_ascii=False) if as_json else text(found, first, second))
+    if not found.same:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -304,9 +343,11 @@ def export(
     """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
     from pipelines.export import export as export_artifact
 
+    from pipelines.evaluations import evaluations_of
+
     found = _artifact(artifact)
     name = "/".join(found.path.resolve().parts[-2:])
-    written = export_artifact(found.path, name, folder)
+    written = export_artifact(found.path, name, folder, evaluations_of(_project_or_none(), found.record.content))
     print(f"{written}: {len(found.record.files)} files, every hash checked; the records are in {written / 'pedigree'}")
 
 
@@ -415,14 +456,24 @@ def _named(option: str, context: "RunContext", names: Sequence[str] | None, sele
 
 def _artifact(name: str) -> "Artifact":
     """An artifact by any of its names; a folder needs no project around it."""
-    from configs.project import Project, ProjectNotFound
     from pipelines.lineage import find_artifact
 
+    return find_artifact(_project_or_none(), name)
+
+
+def _project_or_none() -> "Project | None":
+    from configs.project import Project, ProjectNotFound
+
     try:
-        project = Project.find()
+        return Project.find()
     except ProjectNotFound:
-        project = None
-    return find_artifact(project, name)
+        return None
+
+
+def _pedigree(project: "Project | None", name: str) -> "Pedigree":
+    from pipelines.names import find_pedigree
+
+    return find_pedigree(project, name)
 
 
 def _address(project: "Project", name: str) -> str:
@@ -569,16 +620,17 @@ def _exit_code(error: Exception) -> int | None:
     from configs.project import ProjectNotFound
     from data.artifacts import ArtifactError
     from pipelines.context import StageFailed
-    from pipelines.export import ExportError
+    from pipelines.export import ExportError, UnknownFormat
     from pipelines.ledger import LedgerError
+    from pipelines.openlineage import OpenLineageError
     from pipelines.status import NoSuchStage
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
         return 1
-    wrong: tuple[type[Exception], ...] = (ConfigError, ProjectNotFound, NoSuchStage, ExportError, KeyError)
+    wrong: tuple[type[Exception], ...] = (ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, KeyError)
     if isinstance(error, wrong):
         return 2
-    return 1 if isinstance(error, (StageFailed, ArtifactError, LedgerError)) or type(error).__name__ == "PrefectUnavailable" else None
+    return 1 if isinstance(error, (StageFailed, ArtifactError, LedgerError, OpenLineageError)) or type(error).__name__ == "PrefectUnavailable" else None
 
 
 def _message(error: Exception) -> str:
