@@ -341,9 +341,8 @@ def export(
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", show_default=False)],
 ) -> None:
     """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
-    from pipelines.export import export as export_artifact
-
     from pipelines.evaluations import evaluations_of
+    from pipelines.export import export as export_artifact
 
     found = _artifact(artifact)
     name = "/".join(found.path.resolve().parts[-2:])
@@ -630,7 +629,11 @@ def _exit_code(error: Exception) -> int | None:
     wrong: tuple[type[Exception], ...] = (ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, KeyError)
     if isinstance(error, wrong):
         return 2
-    return 1 if isinstance(error, (StageFailed, ArtifactError, LedgerError, OpenLineageError)) or type(error).__name__ == "PrefectUnavailable" else None
+    return (
+        1
+        if isinstance(error, (StageFailed, ArtifactError, LedgerError, OpenLineageError)) or type(error).__name__ == "PrefectUnavailable"
+        else None
+    )
 
 
 def _message(error: Exception) -> str:

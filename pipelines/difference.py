@@ -18,6 +18,8 @@ from pipelines.standards import ROWS
 ABSENT = "(absent)"
 SHOWN = 5
 """Rows and files that are shown of each kind of change; all are counted."""
+MOST = 15
+"""Metrics, files and code files that are shown in words."""
 LONGEST = 100
 """Characters of a value that are shown."""
 
@@ -124,7 +126,7 @@ def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -
         code=_changes(_code(first), _code(second)),
         environment=_changes(_environment(first), _environment(second)),
         numerics=_changes(first.run.get("numerics", {}), second.run.get("numerics", {})),
-        parents=_changes(_parents(first), _parents(second)),
+        parents=_parents(first, second),
         origins=_origins(first, second),
         scores=_scores(first, second, project),
     )
@@ -175,41 +177,53 @@ def _environment(made: Pedigree) -> dict[str, Any]:
 # --- ancestry ----------------------------------------------------------------------------------------------------------
 
 
-def _parents(made: Pedigree) -> dict[str, str]:
-    return {f"{given.port} {given.label}": given.content for given in made.record.inputs}
+def _parents(first: Pedigree, second: Pedigree) -> list[Change]:
+    """Inputs of another content."""
+    found = []
+    for given, taken in _pairs(first, second):
+        labels = list(dict.fromkeys(side.label for side in (given, taken) if side))
+        before, after = (side.content if side else ABSENT for side in (given, taken))
+        if before != after:
+            found.append(Change(f"{(given or taken).port} {' -> '.join(labels)}", before, after))  # pyright: ignore[reportOptionalMemberAccess]
+    return found
 
 
 def _origins(first: Pedigree, second: Pedigree) -> list[Origin]:
-    """Where the inputs' ancestries part, each place once, nearest to the sources first."""
+    """Where the inputs' ancestries part, each place once, nearest to the sources first; stages of two kinds are not gone into."""
     found: dict[tuple[str, str], Origin] = {}
     seen: set[tuple[str, str]] = set()
 
-    def descend(one: Pedigree, other: Pedigree, path: tuple[str, ...]) -> bool:
-        """Whether something below these two differs."""
-        differs = False
-        for given, taken in _pairs(one, other):
-            if given is None or taken is None:
-                here = given or taken
-                assert here is not None
-                side = "only the first has it" if given else "only the second has it"
-                found.setdefault((str(given), str(taken)), Origin(_path((*path, here.port)), *_sides(one, other, given, taken), why=[side]))
-                differs = True
-            elif given.content != taken.content:
-                differs = True
-                if (given.producer, taken.producer) not in seen:
-                    seen.add((given.producer, taken.producer))
-                    visit(one.of(given.producer), other.of(taken.producer), (*path, given.port))
-        return differs
+    def inputs_differ(one: Pedigree, other: Pedigree, path: tuple[str, ...]) -> bool:
+        pairs = [(given, taken) for given, taken in _pairs(one, other) if not (given and taken and given.content == taken.content)]
+        for given, taken in pairs:
+            if given and taken:
+                visit(one.of(given.producer), other.of(taken.producer), (*path, given.port))
+        return bool(pairs)
 
     def visit(one: Pedigree, other: Pedigree, path: tuple[str, ...]) -> None:
-        below = descend(one, other, path)
-        why = _why(one, other, whole=not below)
+        if (one.id, other.id) in seen:
+            return
+        seen.add((one.id, other.id))
+        if one.record.kind != other.record.kind:
+            found[one.id, other.id] = Origin(
+                _path(path), one.address, other.address, [f"another stage: {other.record.kind}, not {one.record.kind}"]
+            )
+            return
+        below = inputs_differ(one, other, path)
+        why = [*_one_sided(one, other), *_why(one, other, whole=not below)]
         if why or not below:
             nothing = ["nothing recorded: another content from the same inputs, config, code and numerics"]
             found[one.id, other.id] = Origin(_path(path), one.address, other.address, why or nothing)
 
-    descend(first, second, ())
+    inputs_differ(first, second, ())
     return list(found.values())
+
+
+def _one_sided(one: Pedigree, other: Pedigree) -> list[str]:
+    pairs = _pairs(one, other)
+    return [f"input {given.port} {given.label} removed" for given, taken in pairs if given and not taken] + [
+        f"input {taken.port} {taken.label} added" for given, taken in pairs if taken and not given
+    ]
 
 
 def _pairs(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | None]]:
@@ -234,17 +248,12 @@ def _pairs(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | N
 
 def _why(one: Pedigree, other: Pedigree, *, whole: bool) -> list[str]:
     """What was asked for and differs; where all inputs are equal (`whole`), what it was made with too."""
-    about = [Change(name, getattr(one.record, name), getattr(other.record, name)) for name in ("kind", "version")]
-    found = [change for change in about if change.first != change.second]
+    found = _changes({"version": one.record.version}, {"version": other.record.version})
     found += _changes(one.record.config, other.record.config) + _changes(one.record.source_files, other.record.source_files, "file ")
     if whole and not found:
         found = _changes(one.run.get("numerics", {}), other.run.get("numerics", {}), "numerics ")
         found += _changes(_code(one), _code(other), "code ") + _changes(_environment(one), _environment(other))
     return [_line(change) for change in found]
-
-
-def _sides(one: Pedigree, other: Pedigree, given: Input | None, taken: Input | None) -> tuple[str, str]:
-    return (one.of(given.producer).address if given else ABSENT, other.of(taken.producer).address if taken else ABSENT)
 
 
 def _path(ports: tuple[str, ...]) -> str:
@@ -389,13 +398,13 @@ def text(found: Comparison, first: str, second: str) -> str:
     head = f"content {found.contents[0][:12]} -> {found.contents[1][:12]}"
     lines = [f"{first} -> {second}", f"same content {found.contents[0][:12]}, asked for in another way" if found.same_content else head]
     sections: list[tuple[str, list[str]]] = [
-        ("what", [_line(change) for change in found.what]),
+        ("what", _limited(found.what)),
         ("config", [_line(change) for change in found.config]),
         ("rows", _row_lines(found)),
         ("files", _limited([change for change in found.files if not (found.rows and change.name == ROWS)])),
         ("inputs", [_line(change) for change in found.parents]),
         ("where the ancestry parts", [line for origin in found.origins for line in _origin_lines(origin)]),
-        ("code", [_line(change) for change in found.code]),
+        ("code", _limited(found.code)),
         ("environment", [_line(change) for change in found.environment]),
         ("numerics", [_line(change) for change in found.numerics]),
         ("scores, paired, second minus first", [_score_line(change) for change in found.scores]),
@@ -428,8 +437,8 @@ def _short(value: str) -> str:
 
 
 def _limited(changes: list[Change]) -> list[str]:
-    more = [f"and {len(changes) - SHOWN} more"] if len(changes) > SHOWN else []
-    return [_line(change) for change in changes[:SHOWN]] + more
+    more = [f"and {len(changes) - MOST} more"] if len(changes) > MOST else []
+    return [_line(change) for change in changes[:MOST]] + more
 
 
 def _row_lines(found: Comparison) -> list[str]:

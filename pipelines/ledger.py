@@ -215,7 +215,9 @@ class Ledger:
         if listing is None:
             raise LedgerError(f"{revision!r} is no commit, branch or tag of the git repository here: `git log` lists commits")
         names = [name for name in listing.decode().split("\0") if Path(name).name == "dvc.lock"]
-        found = [entry for name in names for entry in self._recorded(root / name, (self._git("show", f"{revision}:./{name}") or b"").decode())]
+        found = [
+            entry for name in names for entry in self._recorded(root / name, (self._git("show", f"{revision}:./{name}") or b"").decode())
+        ]
         return sorted(found, key=lambda entry: (entry.address, entry.part))
 
     def open_object(self, md5: str) -> BinaryIO:

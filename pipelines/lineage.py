@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 from configs.project import Project
 from data.artifacts import Artifact, ArtifactError, Record, open_artifact, read_record
 
-
 LINEAGE_SCHEMA = 1
 Entry = tuple[Record, dict[str, Any]]
 """A record and its run."""
@@ -157,7 +156,7 @@ def walk(tree: Ancestor, depth: int = 0) -> Iterator[tuple[int, Ancestor]]:
 
 
 def find_artifact(project: Project | None, name: str, recipe: str | None = None) -> Artifact:
-    """An artifact by folder, by `RECIPE/STAGE`, by stage name (in `recipe`, or where it is the only one), or by the start of its id or content hash.
+    """An artifact by folder, `RECIPE/STAGE`, stage (in `recipe`, or the only one of its name), or the start of its id or content hash.
 
     Raises:
         ArtifactError: none, or more than one; the message lists them.
@@ -179,7 +178,9 @@ def find_artifact(project: Project | None, name: str, recipe: str | None = None)
     if len(matches) == 1:
         return matches[0]
     addresses = [found.path.relative_to(project.artifacts).as_posix() for found in (matches or artifacts)]
-    problem = "stands for several artifacts" if matches else "is no artifact folder, RECIPE/STAGE, stage or id of at least 4 digits; there are"
+    problem = (
+        "stands for several artifacts" if matches else "is no artifact folder, RECIPE/STAGE, stage or id of at least 4 digits; there are"
+    )
     raise ArtifactError(f"{name!r} {problem}: {', '.join(addresses) or 'none'}")
 
 

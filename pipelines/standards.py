@@ -177,7 +177,9 @@ def _field(parent: str, column: str | None, key: str, shape: Mapping[str, Any], 
     if shape["keys"]:
         prefix = f"{path}." if path else ""
         return found | {
-            "subField": [_field(f"{parent}/{key}", column or key, name, inner, prefix + name) for name, inner in sorted(shape["keys"].items())]
+            "subField": [
+                _field(f"{parent}/{key}", column or key, name, inner, prefix + name) for name, inner in sorted(shape["keys"].items())
+            ]
         }
     return found | {"dataType": _data_type(shape["types"]), "source": source}
 
