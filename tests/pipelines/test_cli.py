@@ -293,6 +293,6 @@ def test_export_travels_and_refuses_to_mix(shared, tmp_path):
     target = tmp_path / "out"
     assert "every hash checked" in shared("export", "lab/cleaner", str(target))
     names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
-    assert names == {"rows.jsonl", "README.md", "pedigree/record.json", "pedigree/run.json", "pedigree/lineage.json"}
+    assert names == {"rows.jsonl", "README.md", "croissant.json", "pedigree/record.json", "pedigree/run.json", "pedigree/lineage.json"}
     assert "is not empty" in shared("export", "lab/cleaner", str(target), code=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
