@@ -1,6 +1,7 @@
 """How two artifacts differ: expected numbers are counted by hand."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from configs.recipe import load_recipe
 from pipelines.difference import compare, row_changes, text
 from pipelines.lineage import read_pedigree
 
-SUITE = "{kind: prepare_data, record: item, task: arithmetic, sources: [{type: arithmetic, operations: [add], digits: [1], count: 4, seed: 1}]}"
+SUITE = (
+    "{kind: prepare_data, record: item, task: arithmetic, sources: [{type: arithmetic, operations: [add], digits: [1], count: 4, seed: 1}]}"
+)
 RECIPE = """
 description: A policy and its scores.
 execution: cpu
@@ -22,14 +25,16 @@ stages:
   raw: {kind: prepare_data, record: conversation, sources: [{type: arithmetic, operations: [add], digits: [1], count: COUNT, seed: 2}]}
   clean: {kind: decontaminate, in: {data: raw, benchmarks: [suite]}}
   base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
-  sft: {kind: sft, in: {policy: base, data: clean}, LEARNING epochs: 1, global_batch: 8, max_length: 64}
+  sft: {kind: sft, in: {policy: base, data: clean}, optimizer: {learning_rate: 0.001}, epochs: 1, global_batch: 8, max_length: 64}
   scores: {kind: evaluate, in: {policies: [base, sft], suites: [suite]}, sampling: {max_tokens: 8}, split: dev}
 """
 
 
-def publish(project: Project, name: str, *, count: int = 3, scores: list[float], label: str = "sft", run: dict[str, Any] | None = None) -> None:
+def publish(
+    project: Project, name: str, *, count: int = 3, scores: list[float], label: str = "sft", run: dict[str, Any] | None = None
+) -> None:
     """A recipe with its artifacts; `count` decides the rows of `raw`, the rows of `clean` and the weights of `sft`."""
-    recipe = RECIPE.replace("SUITE", SUITE).replace("COUNT", str(count)).replace("LEARNING", "")
+    recipe = RECIPE.replace("SUITE", SUITE).replace("COUNT", str(count))
     (project.recipes / f"{name}.yaml").write_text(recipe.replace("sft:", f"{label}:").replace("base, sft", f"base, {label}"))
     graph = load_recipe(project.recipes, name)
     for node in graph.nodes.values():
@@ -79,21 +84,23 @@ def test_the_change_far_up_is_where_the_ancestry_parts(diff):
 
 
 def test_fields_rows_and_code_are_told(project, diff):
-    code = {"attempts": [{"code": {"commit": "f" * 40, "dirty": False, "patch_sha256": None}}], "fingerprint": {"files": {"stages/sft.py": "0" * 64}}}
-    publish(project, "two", count=4, scores=[1.0] * 4, run=code)
-    found = diff("one/raw", "two/raw")
+    code = {
+        "attempts": [{"code": {"commit": "f" * 40, "dirty": False, "patch_sha256": None}}],
+        "fingerprint": {"files": {"stages/sft.py": "0" * 64}},
+    }
+    publish(project, "coded", count=4, scores=[1.0] * 4, run=code)
+    found = diff("one/raw", "coded/raw")
     assert [(change.name, change.first, change.second) for change in found.config] == [("sources[0].count", 3, 4)]
     assert (found.rows.by, found.rows.added, found.rows.removed, found.rows.changed, found.rows.kept) == ("id", 1, 0, 0, 3)
     assert {change.name for change in found.code} == {"commit", "file stages/sft.py"}
-    words = text(found, "one/raw", "two/raw")
+    words = text(found, "one/raw", "coded/raw")
     assert "  sources[0].count: 3 -> 4" in words and "  3 -> 4, by id: 1 added, 0 removed, 0 changed, 3 equal\n  added: r3" in words
     assert "  commit: 0123456789abcdef -> ffffffffffff" in words
 
 
 def test_equal_bytes_from_another_config_are_the_same_content_and_not_identical(project, diff):
     """The suite is four rows under any seed here."""
-    (project.recipes / "three.yaml").write_text("")
-    recipe = RECIPE.replace("SUITE", SUITE.replace("seed: 1", "seed: 9")).replace("COUNT", "3").replace("LEARNING", "")
+    recipe = RECIPE.replace("SUITE", SUITE.replace("seed: 1", "seed: 9")).replace("COUNT", "3")
     (project.recipes / "three.yaml").write_text(recipe)
     graph = load_recipe(project.recipes, "three")
     node = graph.nodes["three/suite"]
@@ -117,8 +124,6 @@ def test_scores_stand_beside_it_with_the_paired_interval(diff):
 
 
 def test_scores_on_other_suites_are_not_compared(project, diff):
-    import shutil
-
     shutil.rmtree(project.artifact("two/scores"))
     assert diff("one/sft", "two/sft").scores == []
 

@@ -21,11 +21,12 @@ COMMIT = "git -c user.name=t -c user.email=t@t commit -qm"
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """Two commits: `raw` has five rows in the first, six in the second; `first` tags the first."""
     lab = Lab(tmp_path_factory.mktemp("names"))
-    for number in (1, 2):
+    for tag in ("first", "second"):
         ends = run_graph(lab.run())
         assert all(isinstance(end, Result) for end in ends), ends
-        lab.shell(f"git add -A && {COMMIT} 'run {number}'" + (" && git tag first" if number == 1 else ""))
-        lab.edit("configs/recipes/lab.yaml", "count: 5", "count: 6")
+        lab.shell(f"git add -A && {COMMIT} {tag} && git tag {tag}")
+        if tag == "first":
+            lab.edit("configs/recipes/lab.yaml", "count: 5", "count: 6")
     return lab
 
 
@@ -65,18 +66,18 @@ def test_an_export_leads_to_the_pedigree_inside(lab: Lab, tmp_path: Path) -> Non
     assert pedigree.as_lineage() == read_pedigree(artifact).as_lineage()
 
 
-def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab, tmp_path: Path) -> None:
+def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab) -> None:
     old = find_pedigree(lab.project, "lab/raw@first")
     with pytest.raises(ArtifactError, match="no artifact folder"):
         find_pedigree(lab.project, old.id[:12])
-    shutil.copytree(lab.root / "artifacts", tmp_path / "kept")
     target = lab.root / "artifacts/other/cleaner"
     target.mkdir(parents=True)
     before = find_pedigree(lab.project, "lab/cleaner@first")
-    for part in ("run.json", "lineage.json", "record.json"):
-        entry = next(e for e in lab.run().ledger.recorded_at("first") if (e.address, e.part) == ("lab/cleaner", part))
-        with lab.run().ledger.open_object(entry.md5) as stream:
-            (target / part).write_bytes(stream.read())
+    ledger = lab.run().ledger
+    for entry in ledger.recorded_at("first"):
+        if entry.address == "lab/cleaner" and entry.part.endswith(".json"):
+            with ledger.open_object(entry.md5) as stream:
+                (target / entry.part).write_bytes(stream.read())
     (target / "payload").mkdir()
     with before.open_file("rows.jsonl") as stream:
         (target / "payload" / "rows.jsonl").write_bytes(stream.read())
@@ -90,7 +91,6 @@ def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab, tmp_path: Pa
 
 
 def test_a_cache_that_lacks_it_or_is_damaged_says_so(lab: Lab, tmp_path: Path) -> None:
-    lab.shell("cp -r .dvc/cache .dvc/kept")
     ledger = lab.run().ledger
     entry = next(e for e in ledger.recorded_at("first") if (e.address, e.part) == ("lab/raw", "record.json"))
     place = ledger.cache_path(entry.md5)

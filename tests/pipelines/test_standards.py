@@ -158,7 +158,7 @@ def test_a_refusing_or_absent_server_is_named_with_what_it_had_taken(pedigree):
         openlineage.send(openlineage.events(pedigree), {"OPENLINEAGE_URL": server.url, "OPENLINEAGE_API_KEY": "s3cret"})
     server.close()
     assert "s3cret" not in str(error.value)
-    with pytest.raises(openlineage.OpenLineageError, match="could not be reached .* it had taken 0 of 6"):
+    with pytest.raises(openlineage.OpenLineageError, match=r"could not be reached .* it had taken 0 of 6"):
         openlineage.send(openlineage.events(pedigree), {"OPENLINEAGE_URL": server.url})
     with pytest.raises(openlineage.OpenLineageError, match="must begin with http"):
         openlineage.send(openlineage.events(pedigree), {"OPENLINEAGE_URL": "file:///etc"})
