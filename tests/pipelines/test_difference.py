@@ -1,7 +1,6 @@
 """How two artifacts differ: expected numbers are counted by hand."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,9 +122,16 @@ def test_scores_stand_beside_it_with_the_paired_interval(diff):
     assert diff("one/raw", "two/raw").scores == []
 
 
-def test_scores_on_other_suites_are_not_compared(project, diff):
-    shutil.rmtree(project.artifact("two/scores"))
-    assert diff("one/sft", "two/sft").scores == []
+def test_scores_under_other_settings_are_not_compared(project, diff, monkeypatch):
+    monkeypatch.setitem(globals(), "RECIPE", RECIPE.replace("max_tokens: 8", "max_tokens: 9"))
+    publish(project, "longer", count=5, scores=[1.0] * 4)
+    assert diff("one/sft", "longer/sft").scores == [] and diff("one/sft", "two/sft").scores
+
+
+def test_another_kind_of_stage_is_where_an_ancestry_parts(diff):
+    """`sft` reads clean rows, `clean` raw ones."""
+    (origin,) = [origin for origin in diff("one/sft", "one/clean").origins if origin.path.startswith("data")]
+    assert (origin.path, origin.why) == ("data", ["another stage: prepare_data, not decontaminate"])
 
 
 def rows_of(*rows: dict[str, Any]) -> Callable[[], Any]:

@@ -19,7 +19,7 @@ from configs.recipe import load_recipe
 from data.artifacts import ArtifactError
 from pipelines import openlineage
 from pipelines.evaluations import evaluations_of
-from pipelines.export import UnknownFormat, card, data_card, export, in_standard
+from pipelines.export import UnknownFormat, _datasets, card, data_card, export, in_standard
 from pipelines.lineage import Pedigree, read_pedigree
 from pipelines.lineage_page import lineage_page
 from pipelines.standards import croissant, slsa
@@ -221,6 +221,12 @@ def test_the_card_names_data_and_scores(demo):
         "metrics": [{"type": "score", "name": "mean score of 40 items", "value": pytest.approx(0.25)}],  # the second policy
     }
     assert "model-index" not in card(pedigree, "demo/sft")
+
+
+def test_what_a_model_is_measured_on_is_no_data_set_of_it(demo):
+    record = read_pedigree(demo.artifact("demo/conversations_raw")).record
+    assert _datasets([record]) == ["alpaca-en-demo"]
+    assert _datasets([record.model_copy(update={"config": {**record.config, "record": "item"}})]) == []
 
 
 def test_an_unknown_standard_names_those_there_are(pedigree):
