@@ -130,7 +130,7 @@ def test_scores_under_other_settings_are_not_compared(project, diff, monkeypatch
 
 def test_another_kind_of_stage_is_where_an_ancestry_parts(diff):
     """`sft` reads clean rows, `clean` raw ones."""
-    (origin,) = [origin for origin in diff("one/sft", "one/clean").origins if origin.path.startswith("data")]
+    (origin,) = [origin for origin in diff("one/sft", "two/clean").origins if origin.path.startswith("data")]
     assert (origin.path, origin.why) == ("data", ["another stage: prepare_data, not decontaminate"])
 
 
