@@ -197,7 +197,7 @@ def read_run(path: Path) -> dict[str, Any]:
     Raises:
         ArtifactError: missing, damaged, or of a later version.
     """
-    return migrated(_json(path), "run", str(path))
+    return migrated(read_json(path), "run", str(path))
 
 
 def read_lineage(path: Path) -> dict[str, tuple[Record, dict[str, Any]]]:
@@ -206,17 +206,26 @@ def read_lineage(path: Path) -> dict[str, tuple[Record, dict[str, Any]]]:
     Raises:
         ArtifactError: missing, damaged, or of a later version.
     """
-    lineage = migrated(_json(path), "lineage", str(path))
+    return parse_lineage(read_json(path), str(path))
+
+
+def parse_lineage(raw: Any, name: str) -> dict[str, tuple[Record, dict[str, Any]]]:
+    """The same from what stands in the file; `name` is for messages."""
     try:
         return {
-            identifier: (read_record(entry["record"], str(path)), migrated(entry["run"], "run", str(path)))
-            for identifier, entry in lineage["artifacts"].items()
+            identifier: (read_record(entry["record"], name), migrated(entry["run"], "run", name))
+            for identifier, entry in migrated(raw, "lineage", name)["artifacts"].items()
         }
     except (AttributeError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is damaged ({error!r}): restore the artifact or run its stage again") from error
+        raise ArtifactError(f"{name} is damaged ({error!r}): restore the artifact or run its stage again") from error
 
 
-def _json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """What a file of an artifact holds.
+
+    Raises:
+        ArtifactError: missing, or no JSON.
+    """
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:

@@ -3,18 +3,17 @@
 import errno
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipelines import cli_artifacts
+from pipelines.console import Overrides, Profile, Recipe, interrupt_on_sigterm, opened_run, print_table, project_here
 from pipelines.quiet import no_telemetry, prefect_environment
 
 if TYPE_CHECKING:
     from configs.project import Project
-    from data.artifacts import Artifact
     from pipelines.context import RunContext
-    from pipelines.lineage import Ancestor
     from pipelines.runs import StageEnd
 
 HELP = """Every model with its pedigree: whole post-training recipes as chains of versioned stages.
@@ -31,6 +30,7 @@ An example:
   pedigree run tiny --set dpo_2.loss.beta=2.0        a variant: shares every stage that the change does not touch
   pedigree report tiny                               one page: scores, curves, samples, data, lineage
   pedigree lineage tiny/rlvr                         all that a model was made from
+  pedigree diff tiny/dpo_1 tiny/dpo_2                how two artifacts differ, and where their ancestry first did
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
   pedigree verify                                    every byte hashed again, the chain of records checked
   pedigree reproduce ./my-model                      make it again from that, and compare
@@ -47,15 +47,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
 
-Recipe = Annotated[str, typer.Argument(help="Name of a recipe in configs/recipes, or path of a recipe file.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="STAGE.FIELD=VALUE", help="Change the recipe: makes a variant. Repeatable.")
-]
 Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="This stage alone. Repeatable.")]
 From = Annotated[list[str] | None, typer.Option("--from", metavar="STAGE", help="This stage and all below it. Repeatable.")]
 Until = Annotated[list[str] | None, typer.Option("--until", metavar="STAGE", help="This stage and all it needs. Repeatable.")]
 Force = Annotated[list[str] | None, typer.Option("--force", metavar="STAGE", help="Run it again, current or not. Repeatable.")]
-Profile = Annotated[str | None, typer.Option("--execution", metavar="PROFILE", help="Execution profile: name or path.")]
+app.add_typer(cli_artifacts.commands)
 
 
 def main() -> None:
@@ -95,8 +91,8 @@ def run(
     from pipelines.progress import Board, Display
     from pipelines.runs import refuse_missing_engines, unchanged
 
-    project = _project()
-    context = _open(project, recipe, overrides, execution)
+    project = project_here()
+    context = opened_run(project, recipe, overrides, execution)
     context.keep_jobs = keep_jobs
     context.reshard = reshard
     selection, forced = _selection(context, only, start, until, force)
@@ -111,7 +107,7 @@ def run(
     shown = [(node.address, _shown(context, node), node.kind) for node in context.graph.nodes.values() if node.address in selection]
     board = Board(context.graph.recipe, shown)
     context.watch = board.tell
-    _interrupt_on_sigterm()
+    interrupt_on_sigterm()
     try:
         with Display(board):
             board.note = "" if no_prefect else "starting Prefect, about ten seconds (--no-prefect does without)"
@@ -143,19 +139,19 @@ def plan(
     from pipelines import plan as planning
     from pipelines.report import size_text
 
-    project = _project()
-    context = _open(project, recipe, overrides, execution)
+    project = project_here()
+    context = opened_run(project, recipe, overrides, execution)
     selection, forced = _selection(context, only, start, until, force)
     rows = planning.plan(context, selection, forced)
     cells = [
         (row.shown, row.node.kind, row.state, row.why, "" if row.disk == 0 else "?" if row.disk is None else size_text(row.disk))
         for row in rows
     ]
-    _table(("stage", "kind", "state", "why", "disk"), cells)
+    print_table(("stage", "kind", "state", "why", "disk"), cells)
     batches = [(row.shown, row.batch) for row in rows if row.batch]
     if batches:
         print()
-        _table(("stage", "batch"), batches)
+        print_table(("stage", "batch"), batches)
     stale = [row for row in rows if row.state != "up to date"]
     print()
     if not stale:
@@ -177,8 +173,8 @@ def status(recipe: Recipe, overrides: Overrides = None) -> None:
     from pipelines import status as state
     from pipelines.plan import opened, why
 
-    project = _project()
-    context = _open(project, recipe, overrides, None)
+    project = project_here()
+    context = opened_run(project, recipe, overrides, None)
     jobs = state.live_jobs(project)
     cells, drifted = [], {}
     for entry in runs.plan(context):
@@ -189,7 +185,7 @@ def status(recipe: Recipe, overrides: Overrides = None) -> None:
         changed = state.drift(artifact, node.kind) if artifact else []
         if changed:
             drifted[_shown(context, node)] = changed
-    _table(("stage", "kind", "state", "why"), cells)
+    print_table(("stage", "kind", "state", "why"), cells)
     for name, files in drifted.items():
         print(f"\n{name}: code has changed since it was made: {', '.join(files)}")
     if drifted:
@@ -206,7 +202,7 @@ def jobs() -> None:
     from pipelines.progress import duration, numbers_text
     from pipelines.status import live_jobs
 
-    found = live_jobs(_project())
+    found = live_jobs(project_here())
     if not found:
         print("no job is running")
         return
@@ -222,7 +218,7 @@ def jobs() -> None:
         )
         for job in found
     ]
-    _table(("stage", "kind", "process", "step", "numbers", "last sign", "waited for by"), cells)
+    print_table(("stage", "kind", "process", "step", "numbers", "last sign", "waited for by"), cells)
 
 
 @app.command()
@@ -234,7 +230,7 @@ def logs(
     """Print the log of a stage's job, running or finished."""
     from pipelines import status as state
 
-    project = _project()
+    project = project_here()
     address, log = state.find_log(project, stage)
     if follow:
         for text in state.follow(project, address, log):
@@ -249,120 +245,8 @@ def cancel(name: Annotated[str, typer.Argument(help="Recipe, stage, or RECIPE/ST
     """End running jobs with all their processes. Checkpoints are kept: `pedigree run` goes on from them."""
     from pipelines import status as state
 
-    for address in state.cancel(_project(), name):
+    for address in state.cancel(project_here(), name):
         print(f"ended {address}")
-
-
-@app.command()
-def lineage(
-    artifact: Annotated[str, typer.Argument(help="Artifact: RECIPE/STAGE, a folder, or the start of an id.", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="All records and runs of the ancestry, as JSON.")] = False,
-) -> None:
-    """Show all that an artifact was made from, back to the raw sources."""
-    from pipelines.lineage import ancestry
-
-    found = _artifact(artifact)
-    if as_json:
-        print((found.path / "lineage.json").read_text(), end="")
-        return
-    _print_tree(ancestry(found.path))
-
-
-@app.command()
-def verify(
-    artifacts: Annotated[
-        list[str] | None, typer.Argument(help="Artifacts or folders; all of the project when none is named.", show_default=False)
-    ] = None,
-    no_remote: Annotated[bool, typer.Option("--no-remote", help="Leave the DVC remote alone.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
-) -> None:
-    """Hash everything again and check the chain of records: artifacts, exports, DVC's cache and remote."""
-    import dataclasses
-    import json
-
-    from pipelines.verify import verify_folders, verify_project
-
-    project, addresses, folders = _named_artifacts(artifacts or [])
-    if project is None:
-        verdict = verify_folders(folders)
-    else:
-        verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote)
-    if as_json:
-        found = [dataclasses.asdict(problem) for problem in verdict.problems]
-        print(json.dumps({"problems": found, "summary": verdict.summary()}, indent=1))
-    else:
-        print("\n".join([*map(str, verdict.problems), verdict.summary()]))
-    if verdict.problems:
-        raise typer.Exit(1)
-
-
-@app.command()
-def export(
-    artifact: Annotated[str, typer.Argument(help="Artifact: RECIPE/STAGE, a folder, or the start of an id.", show_default=False)],
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", show_default=False)],
-) -> None:
-    """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
-    from pipelines.export import export as export_artifact
-
-    found = _artifact(artifact)
-    name = "/".join(found.path.resolve().parts[-2:])
-    written = export_artifact(found.path, name, folder)
-    print(f"{written}: {len(found.record.files)} files, every hash checked; the records are in {written / 'pedigree'}")
-
-
-@app.command()
-def reproduce(
-    model: Annotated[str, typer.Argument(help="RECIPE/STAGE, the start of an id, or a folder, exported or not.", show_default=False)],
-    from_cache: Annotated[
-        bool, typer.Option("--from-cache", help="Take ancestors that the cache or remote holds, verified; run the rest and MODEL.")
-    ] = False,
-    only: Annotated[str | None, typer.Option("--only", metavar="data", help="Data stages alone, those that no model stands above.")] = None,
-    stage: Annotated[
-        str | None, typer.Option("--stage", metavar="STAGE", help="This stage of the ancestry alone, from its recorded inputs.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse another environment than the recorded one.")] = False,
-    here: Annotated[bool, typer.Option("--here", help="Run this clone's code, not the recorded commit and patch.")] = False,
-    execution: Profile = None,
-) -> None:
-    """Make an artifact again from its records alone, and compare every stage with what was recorded.
-
-    Exit code 0: all identical, or scores within the recipe's tolerance. 1: something is different. 2: it cannot begin.
-    """
-    from pipelines import reproduce as again
-
-    if only not in (None, "data"):
-        raise KeyError(f"--only {only}: the one choice is `data`; for a single stage there is --stage")
-    request = again.Request(model, from_cache, only == "data", stage, here, strict, execution)
-    project = _project()
-    if dry_run:
-        _print_intents(project, request)
-        return
-    _interrupt_on_sigterm()
-    try:
-        outcome = again.reproduce(project, request)
-    except KeyboardInterrupt:
-        print("interrupted. Checkpoints are kept: the same command goes on.")
-        raise typer.Exit(130) from None
-    print()
-    _table(("stage", "verdict", "detail"), [(finding.address, finding.verdict, finding.detail) for finding in outcome.findings])
-    print(f"\n{'reproduced' if outcome.passed else 'not reproduced'}; the record of it is {outcome.report.relative_to(project.root)}")
-    if not outcome.passed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def push(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Send a recipe's artifacts, the run cache and the code that made them to the DVC remote."""
-    from pipelines.plan import opened
-    from pipelines.reproduce import push_code
-
-    project = _project()
-    context = _open(project, recipe, overrides, None)
-    print(f"{context.ledger.push(context.graph.nodes.values())} objects sent")
-    made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
-    for commit, said in push_code(project, made):
-        print(f"code {commit[:12]}: {said}")
 
 
 @app.command()
@@ -370,7 +254,7 @@ def report(recipe: Recipe, overrides: Overrides = None) -> None:
     """Write the report of a recipe: one self-contained HTML page."""
     from pipelines.report import write_report
 
-    project = _project()
+    project = project_here()
     print(write_report(project, _load(project, recipe, overrides)).relative_to(project.root))
 
 
@@ -380,7 +264,7 @@ def recipes() -> None:
     from configs.document import ConfigError
     from configs.recipe import load_recipe, recipe_names
 
-    project, cells = _project(), []
+    project, cells = project_here(), []
     for name in recipe_names(project.recipes):
         try:
             graph = load_recipe(project.recipes, name)
@@ -388,7 +272,7 @@ def recipes() -> None:
         except ConfigError as error:
             more = f" (and {len(error.problems) - 1} more problems)" if len(error.problems) > 1 else ""
             cells.append((name, "-", f"cannot be read: {error.problems[0]}{more}"))
-    _table(("recipe", "stages", "what it is"), cells)
+    print_table(("recipe", "stages", "what it is"), cells)
 
 
 @app.command()
@@ -408,7 +292,7 @@ def compile_(
     from configs.compile import write_compiled
     from configs.recipe import load_recipes
 
-    project = _project()
+    project = project_here()
     graphs = [graph for name in recipe for graph in load_recipes(project.recipes, name, overrides or ())]
     changed = write_compiled(project.root, {graph.recipe: graph for graph in graphs}.values())
     print("\n".join(changed) if changed else "nothing has changed")
@@ -421,24 +305,12 @@ def stage(address: str) -> None:
     from pipelines.runs import stage_under_dvc
 
     board = Board(address.partition("/")[0], [(address, address, "")])
-    _interrupt_on_sigterm()
+    interrupt_on_sigterm()
     with Display(board):
-        stage_under_dvc(_project(), address, watch=board.tell)
+        stage_under_dvc(project_here(), address, watch=board.tell)
 
 
 # --- shared by the commands --------------------------------------------------------------------------------------------
-
-
-def _project() -> "Project":
-    from configs.project import Project
-
-    return Project.find()
-
-
-def _open(project: "Project", recipe: str, overrides: Sequence[str] | None, execution: str | None) -> "RunContext":
-    from pipelines.runs import open_run
-
-    return open_run(project, recipe, overrides or (), profile=execution)
 
 
 def _load(project: "Project", recipe: str, overrides: Sequence[str] | None) -> Any:
@@ -466,41 +338,6 @@ def _named(option: str, context: "RunContext", names: Sequence[str] | None, sele
     if left:
         raise KeyError(f"{option} {', '.join(left)} is outside what --only, --from and --until select")
     return found
-
-
-def _artifact(name: str) -> "Artifact":
-    """An artifact by any of its names; a folder needs no project around it."""
-    from configs.project import Project, ProjectNotFound
-    from pipelines.lineage import find_artifact
-
-    try:
-        project = Project.find()
-    except ProjectNotFound:
-        project = None
-    return find_artifact(project, name)
-
-
-def _named_artifacts(names: list[str]) -> "tuple[Project | None, list[str], list[Path]]":
-    """The project where one is needed, `RECIPE/STAGE`s of its artifacts (damaged ones too), and folders that lie elsewhere."""
-    from configs.project import Project, ProjectNotFound
-
-    try:
-        project = Project.find()
-    except ProjectNotFound:
-        if not names or not all(Path(name).is_dir() for name in names):
-            raise
-        project = None
-    addresses, folders = [], []
-    for name in names:
-        if project and (project.artifact(name) / "record.json").is_file():
-            folder = project.artifact(name)
-        else:
-            folder = Path(name) if Path(name).is_dir() else _artifact(name).path
-        if project and folder.resolve().is_relative_to(project.artifacts):
-            addresses.append(folder.resolve().relative_to(project.artifacts).as_posix())
-        else:
-            folders.append(folder)
-    return project, addresses, folders
 
 
 def _shown(context: "RunContext", node: Any) -> str:
@@ -548,16 +385,6 @@ def _say_interrupted(context: "RunContext") -> None:
         print("interrupted. Jobs are ended; finished stages and checkpoints are kept. The same command goes on from there.")
 
 
-def _interrupt_on_sigterm() -> None:
-    """A polite kill (pre-emption, `timeout`) ends a run like Ctrl-C: jobs are ended, checkpoints kept."""
-    import signal
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-
-
 def _print_scores(project: "Project", context: "RunContext") -> None:
     """The table of scores: a row per policy, a column per task, each with its 95 % interval."""
     from pipelines.report import scores_of
@@ -569,7 +396,7 @@ def _print_scores(project: "Project", context: "RunContext") -> None:
             (label, *(_score(policy["tasks"].get(task)) for task in tasks), f"{policy['mean']:.3f}") for label, policy in policies.items()
         ]
         print(f"\n{name}")
-        _table(("policy", *tasks, "mean"), cells)
+        print_table(("policy", *tasks, "mean"), cells)
 
 
 def _score(value: dict[str, float] | None) -> str:
@@ -590,64 +417,6 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
     print(f"\nreport: {said}")
 
 
-def _print_intents(project: "Project", request: Any) -> None:
-    """What `reproduce` would do, stage by stage, and what would stop it."""
-    from pipelines import reproduce as again
-    from pipelines.codetree import obstacle
-
-    subject = again.read_subject(project, request.model)
-    wanted = again.intents(subject, request)
-    cells = [
-        (
-            intent.member.address,
-            intent.action,
-            "" if intent.action in ("restore", "leave out") else "this clone" if request.here else str(intent.member.code),
-            (not request.here and intent.action.endswith("run") and obstacle(intent.member.code)) or "",
-        )
-        for intent in wanted
-    ]
-    print(again.environment_text(again.environment_changes(subject, wanted)))
-    _table(("stage", "would", "code", "obstacle"), cells)
-
-
-def _print_tree(root: "Ancestor") -> None:
-    from rich.console import Console
-    from rich.tree import Tree
-
-    def words(found: "Ancestor") -> str:
-        role = f"[dim]{found.role}:[/] " if found.role else ""
-        again = " [dim](shown above)[/]" if found.repeated else ""
-        record = found.record
-        return f"{role}[bold]{found.address}[/] {record.kind} v{record.version} [cyan]{record.content[:12]}[/]{again}"
-
-    def grow(branch: Tree, found: "Ancestor") -> Tree:
-        for parent in found.parents:
-            grow(branch.add(words(parent)), parent)
-        return branch
-
-    Console(highlight=False, soft_wrap=True).print(grow(Tree(words(root)), root))
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their content; on a terminal the last but wide ones wrap."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in header:
-        table.add_column(name, overflow="fold", no_wrap=not sys.stdout.isatty())
-    for row in rows:
-        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)
-    console.print(table)
-
-
-_STYLES = {"up to date": "green", "done": "green", "will run": "yellow", "cached": "cyan", "stale": "yellow", "depends": "dim"}
-
-
 def _free(project: "Project") -> int:
     import shutil
 
@@ -661,19 +430,24 @@ def _exit_code(error: Exception) -> int | None:
     from data.artifacts import ArtifactError
     from pipelines.codetree import CodeUnavailable
     from pipelines.context import StageFailed
-    from pipelines.export import ExportError
+    from pipelines.export import ExportError, UnknownFormat
     from pipelines.ledger import LedgerError
+    from pipelines.openlineage import OpenLineageError
     from pipelines.rebuild import ReproduceError
     from pipelines.status import NoSuchStage
 
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
         return 1
     wrong: tuple[type[Exception], ...] = (
-        ConfigError, ProjectNotFound, NoSuchStage, ExportError, ReproduceError, CodeUnavailable, KeyError,
+        ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, KeyError,
     )  # fmt: skip
     if isinstance(error, wrong):
         return 2
-    return 1 if isinstance(error, (StageFailed, ArtifactError, LedgerError)) or type(error).__name__ == "PrefectUnavailable" else None
+    return (
+        1
+        if isinstance(error, (StageFailed, ArtifactError, LedgerError, OpenLineageError)) or type(error).__name__ == "PrefectUnavailable"
+        else None
+    )
 
 
 def _message(error: Exception) -> str:

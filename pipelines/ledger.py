@@ -7,10 +7,12 @@ us): the stage's lease does that work.
 
 import errno
 import hashlib
+import io
 import logging
 import os
 import shutil
 import sqlite3
+import subprocess
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -204,20 +206,64 @@ class Ledger:
         """
         found = []
         for path in (self.project.root / "dvc.lock", *sorted(self.project.artifacts.glob("*/dvc.lock"))):
-            try:
-                found += self._recorded(path) if path.exists() else []
-            except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
-                remedy = "take it back from git, or delete it: `pedigree run` writes it again from what the cache knows"
-                raise LedgerError(f"{path.relative_to(self.project.root)} is damaged ({error}): {remedy}") from error
+            found += self._recorded(path, path.read_text() if path.exists() else "")
         return sorted(found, key=lambda entry: (entry.address, entry.part))
 
-    def _recorded(self, path: Path) -> Iterator["Recorded"]:
-        for stage in (yaml.load(path.read_text(), Loader=LOADER) or {}).get("stages", {}).values():
-            for out in stage.get("outs", []):
-                place = Path(os.path.normpath(path.parent / out["path"]))
-                if place.is_relative_to(self.project.artifacts):  # a stage of somebody's own may write elsewhere
-                    address, _, part = place.relative_to(self.project.artifacts).as_posix().rpartition("/")
-                    yield Recorded(address, part, place, out["md5"])
+    def recorded_at(self, revision: str) -> list["Recorded"]:
+        """All that the `dvc.lock` files of a git revision name, sorted by address and part.
+
+        Raises:
+            LedgerError: git knows no such revision, or one of the files is damaged.
+        """
+        root = self.project.root
+        listing = self._git("ls-tree", "-r", "--name-only", "-z", revision, "--", ".")
+        if listing is None:
+            raise LedgerError(f"{revision!r} is no commit, branch or tag of the git repository here: `git log` lists commits")
+        found = []
+        for name in listing.decode().split("\0"):
+            if Path(name).name == "dvc.lock":
+                found += self._recorded(root / name, (self._git("show", f"{revision}:./{name}") or b"").decode())
+        return sorted(found, key=lambda entry: (entry.address, entry.part))
+
+    def open_object(self, md5: str) -> BinaryIO:
+        """A file's bytes from this machine's cache or else from the remote, whole and proven.
+
+        Raises:
+            LedgerError: neither has it, or both have other bytes under its name.
+        """
+        place = self.cache_path(md5)
+        if _md5(place) == md5.removesuffix(".dir"):
+            return place.open("rb")
+        name = self.remote_name()
+        remote = self.remote(name) if name else None
+        if remote is not None and remote.exists(md5):
+            with remote.open(md5) as stream:
+                found = stream.read()
+            if hashlib.md5(found, usedforsecurity=False).hexdigest() == md5.removesuffix(".dir"):
+                return io.BytesIO(found)
+        holds = f"neither this machine's cache nor the remote {remote.name!r} holds" if remote else "this machine's cache does not hold"
+        raise LedgerError(f"{holds} a sound object {md5}: add the DVC remote that has it, or run the stage at that commit again")
+
+    def _git(self, *arguments: str) -> bytes | None:
+        """Output of git in the project's folder; None when it fails."""
+        command = ["git", "-C", str(self.project.root), *arguments]
+        done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+        return done.stdout if done.returncode == 0 else None
+
+    def _recorded(self, path: Path, text: str) -> list["Recorded"]:
+        """What the text of a `dvc.lock` names; `path` is where it lies."""
+        try:
+            stages = ((yaml.load(text, Loader=LOADER) or {}).get("stages") or {}).values()
+            places = [(Path(os.path.normpath(path.parent / out["path"])), out["md5"]) for stage in stages for out in stage.get("outs", [])]
+        except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+            remedy = "take it back from git, or delete it: `pedigree run` writes it again from what the cache knows"
+            raise LedgerError(f"{path.relative_to(self.project.root)} is damaged ({error}): {remedy}") from error
+        found = []
+        for place, md5 in places:
+            if place.is_relative_to(self.project.artifacts):  # a stage of somebody's own may write elsewhere
+                address, _, part = place.relative_to(self.project.artifacts).as_posix().rpartition("/")
+                found.append(Recorded(address, part, place, md5))
+        return found
 
     def cache_path(self, md5: str) -> Path:
         """Where this machine's cache keeps an object, if it does."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.frozen import digest
+from configs.secrets import find_secrets
 from data.artifacts import sha256_file
-from pipelines.secrets import find_secrets
 
 CODE_ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data", "stages")

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "configs": {"configs"},
     "data": {"configs", "data"},
     "stages": {"configs", "data", "stages.core", "stages.engines", "stages.job"},
-    "pipelines": {"configs", "data", "pipelines", "stages.job"},
+    "pipelines": {"configs", "data", "pipelines", "stages.job", "stages.core.statistics"},
 }
 DOORS = {
     "deepspeed": "stages/engines/trainer.py",

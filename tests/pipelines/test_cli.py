@@ -100,7 +100,7 @@ def test_help_teaches_and_is_instant():
     assert min(times) < 1.0  # 0.2 s on an idle machine
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "status", "logs", "cancel", "lineage", "export", "report", "compile"])
+@pytest.mark.parametrize("command", ["run", "plan", "status", "logs", "cancel", "lineage", "diff", "export", "report", "compile"])
 def test_every_command_has_help_and_refuses_to_run_without_its_argument(shared, command):
     assert "Usage" in shared(command, "--help")
     assert "Missing argument" in shared(command, code=2)
@@ -279,6 +279,26 @@ def test_lineage_goes_back_to_the_sources(shared):
     assert "there are: lab" in shared("lineage", "lab/nothing", code=1)
 
 
+def test_lineage_speaks_standards_and_writes_a_page(shared, tmp_path):
+    events = [json.loads(line) for line in shared("lineage", "cleaner", "--format", "openlineage").splitlines()]
+    assert [event["job"]["name"] for event in events][-2:] == ["lab/cleaner", "lab/cleaner"] and len(events) == 8
+    assert json.loads(shared("lineage", "lab/raw", "--format", "croissant"))["distribution"][0]["@id"] == "rows.jsonl"
+    assert json.loads(shared("lineage", "lab/raw", "--format", "slsa"))["subject"][0]["name"] == "rows.jsonl"
+    assert "# lab/raw" in shared("lineage", "lab/raw", "--format", "card")
+    assert "none of openlineage, slsa, card, croissant" in shared("lineage", "lab/raw", "--format", "prov", code=2)
+    page = tmp_path / "page.html"
+    assert shared("lineage", "lab/cleaner", "--html", str(page)) == f"{page}\n" and "lab/cleaner" in page.read_text()
+
+
+def test_diff_says_how_and_its_exit_code_whether(shared):
+    assert shared("diff", "lab/raw", "raw").startswith("identical: lab/raw and raw are ")
+    text = shared("diff", "lab/clean", "lab/cleaner", code=1)
+    assert "same content" in text and "config\n  ngram: 8 -> 5" in text
+    found = json.loads(shared("diff", "lab/raw", "lab/suite", "--json", code=1))
+    assert not found["same"] and (found["rows"]["before"], found["rows"]["after"]) == (5, 3)
+    assert "there are: lab" in shared("diff", "lab/raw", "lab/nothing", code=1)
+
+
 def test_report_is_written_where_it_says(shared):
     assert shared("report", "lab") == "artifacts/lab/report.html\n"
     assert (shared.lab.root / "artifacts/lab/report.html").read_text().startswith("<!doctype html>")
@@ -293,6 +313,7 @@ def test_export_travels_and_refuses_to_mix(shared, tmp_path):
     target = tmp_path / "out"
     assert "every hash checked" in shared("export", "lab/cleaner", str(target))
     names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
-    assert names == {"rows.jsonl", "README.md", "pedigree/record.json", "pedigree/run.json", "pedigree/lineage.json", "pedigree/SHA256SUMS"}
+    records = {f"pedigree/{name}" for name in ("record.json", "run.json", "lineage.json", "SHA256SUMS")}
+    assert names == {"rows.jsonl", "README.md", "croissant.json"} | records
     assert "is not empty" in shared("export", "lab/cleaner", str(target), code=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

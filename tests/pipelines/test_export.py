@@ -27,6 +27,8 @@ def test_a_model_has_a_card_that_names_its_base(project, tmp_path):
     card = (folder / "README.md").read_text()
     assert metadata(card) == {
         "base_model": "smollm2-135m-instruct",
+        "base_model_relation": "finetune",
+        "datasets": ["alpaca-en-demo", "dpo-en-demo"],
         "library_name": "transformers",
         "license": "apache-2.0",
         "pipeline_tag": "text-generation",
