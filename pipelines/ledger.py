@@ -7,7 +7,6 @@ us): the stage's lease does that work.
 
 import errno
 import hashlib
-import io
 import logging
 import os
 import shutil
@@ -231,17 +230,11 @@ class Ledger:
         Raises:
             LedgerError: neither has it, or both have other bytes under its name.
         """
-        place = self.cache_path(md5)
-        if _md5(place) == md5.removesuffix(".dir"):
+        place = self.object(md5)
+        if place is not None:
             return place.open("rb")
-        name = self.remote_name()
-        remote = self.remote(name) if name else None
-        if remote is not None and remote.exists(md5):
-            with remote.open(md5) as stream:
-                found = stream.read()
-            if hashlib.md5(found, usedforsecurity=False).hexdigest() == md5.removesuffix(".dir"):
-                return io.BytesIO(found)
-        holds = f"neither this machine's cache nor the remote {remote.name!r} holds" if remote else "this machine's cache does not hold"
+        remote = self.remote_name()
+        holds = f"neither this machine's cache nor the remote {remote!r} holds" if remote else "this machine's cache does not hold"
         raise LedgerError(f"{holds} a sound object {md5}: add the DVC remote that has it, or run the stage at that commit again")
 
     def _git(self, *arguments: str) -> bytes | None:
@@ -280,10 +273,6 @@ class Ledger:
 
     # --- what other clones may want (`shelf.py`) ------------------------------------------------------------------------
 
-    @property
-    def has_remote(self) -> bool:
-        return bool(self._repo.config["core"].get("remote"))
-
     @_dvc_errors()
     def push(self, nodes: Iterable[Node]) -> int:
         """Sends the recorded artifacts of these stages and the run cache to the remote; returns how many objects were new there."""
@@ -314,7 +303,7 @@ class Ledger:
     @_dvc_errors()
     def get(self, name: str, target: Path) -> bool:
         """Fetches what `put` has stored; False without a remote, or when that has no such file."""
-        if not self.has_remote:
+        if self.remote_name() is None:
             return False
         remote = self._repo.cloud.get_remote(command="fetch")
         source = remote.fs.join(remote.path, *name.split("/"))
@@ -324,7 +313,7 @@ class Ledger:
         return True
 
     def _remote_repo(self, command: str) -> "Repo":
-        if not self.has_remote:
+        if self.remote_name() is None:
             raise LedgerError(f"there is no remote to {command} to: name one with `dvc remote add -d NAME URL`")
         return self._repo
 
@@ -360,7 +349,7 @@ class Ledger:
         if _md5(path) == wanted:
             return path
         path.unlink(missing_ok=True)
-        if self.has_remote:
+        if self.remote_name() is not None:
             try:
                 self._repo.cloud.pull([HashInfo("md5", oid)])
             except (DvcException, OSError):  # a remote that cannot be reached has nothing
