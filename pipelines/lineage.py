@@ -130,8 +130,9 @@ def pedigree_of(record: Record, run: dict[str, Any], lineage: Any, source: str, 
     Raises:
         ArtifactError: the lineage lacks an ancestor, or has one under another's id.
     """
-    entries: dict[str, Entry] = {record.id: (record, migrated(run, "run", source))}
-    for identifier, entry in parse_lineage(lineage, source).items():
+    ancestors = parse_lineage(lineage, source)
+    entries: dict[str, Entry] = {record.id: (record, migrated(run, "run", source.replace("lineage.json", "run.json")))}
+    for identifier, entry in ancestors.items():
         if entry[0].id != identifier:
             raise ArtifactError(f"{source} is damaged: the record under {identifier[:12]} has id {entry[0].id[:12]}")
         entries[identifier] = entry
