@@ -280,7 +280,7 @@ def test_lineage_goes_back_to_the_sources(shared):
 
 
 def test_lineage_speaks_standards_and_writes_a_page(shared, tmp_path):
-    events = [json.loads(line) for line in shared("lineage", "cleaner", "--format", "openlineage").splitlines()]
+    events = [json.loads(line) for line in shared("lineage", "lab/cleaner", "--format", "openlineage").splitlines()]
     assert [event["job"]["name"] for event in events][-2:] == ["lab/cleaner", "lab/cleaner"] and len(events) == 8
     assert json.loads(shared("lineage", "lab/raw", "--format", "croissant"))["distribution"][0]["@id"] == "rows.jsonl"
     assert json.loads(shared("lineage", "lab/raw", "--format", "slsa"))["subject"][0]["name"] == "rows.jsonl"

@@ -108,8 +108,10 @@ def test_a_cache_that_lacks_it_or_is_damaged_says_so(lab: Lab, tmp_path: Path) -
         kept.write_bytes(whole)
         assert find_pedigree(lab.project, "lab/raw@first").address == "lab/raw"
         kept.write_bytes(whole[:-2])
+        place.unlink()  # fetched a moment ago
         with pytest.raises(ArtifactError, match="neither this machine's cache"):
             find_pedigree(lab.project, "lab/raw@first")
     finally:
+        place.unlink(missing_ok=True)
         place.write_bytes(whole)
         lab.shell("dvc remote remove away", check=False)
