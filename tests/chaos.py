@@ -135,7 +135,11 @@ def chaos(folder: Path, kills: int, seed: int, until: str | None, quiet: dict[st
         say(f"quiet run: {len(quiet)} artifacts in {time.monotonic() - began:.0f} s")
     plan = [f"point: {POINTS[i % len(POINTS)]}" if i % 2 else f"instant: {VICTIMS[i // 2 % len(VICTIMS)]}" for i in range(kills)]
     rng.shuffle(plan)
+    placed = [-1, -1]
     while plan:
+        if placed[-2] == tally.kills.total():
+            raise RuntimeError(f"two whole chains did not come by any of {sorted(set(plan))}")
+        placed.append(tally.kills.total())
         tally.chains += 1
         project = chaos_project(folder / f"chain-{tally.chains}")
         one_chain(project, plan, rng, until, tally, say)
