@@ -3,7 +3,6 @@
 Success is proved, never believed: `unproven` looks at what the job has left.
 """
 
-import json
 import math
 import shutil
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 from configs.execution import Numerics, Placement
 from configs.graph import Node
-from data.artifacts import PARTS, ArtifactError, content_hash, scan, write_json, write_text
+from data.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json, write_text
 from pipelines import provenance
 from pipelines.context import RunContext, StageFailed
 from pipelines.launcher import Handle, Status, oom_kills, read_done
@@ -223,10 +222,6 @@ def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
             yield from _numbers(inner, f"{place}.{name}" if place else str(name))
     elif isinstance(value, float):
         yield place, value
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def modified(path: Path) -> float:

@@ -61,7 +61,7 @@ def main() -> None:
         app()
     except BrokenPipeError:
         sys.exit(1)
-    except Exception as error:
+    except Exception as error:  # the boundary of the command: a bug is raised again, all else becomes one message
         code = _exit_code(error)
         if code is None:
             raise

@@ -31,6 +31,7 @@ from data.artifacts import (
     Input,
     Record,
     open_artifact,
+    read_json,
     read_lineage,
     read_rows,
     read_run,
@@ -41,7 +42,7 @@ from data.artifacts import (
 )
 from data.faults import fault_point
 from pipelines import provenance
-from pipelines.attempts import REMEDIES, checkpoint_names, modified, numerics_changes, read_json, resumable, run_job, unproven
+from pipelines.attempts import REMEDIES, checkpoint_names, modified, numerics_changes, resumable, run_job, unproven
 from pipelines.context import RunContext, StageFailed
 from pipelines.launcher import read_done
 from pipelines.lease import Cancelled, Holder, lease, slots

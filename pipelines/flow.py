@@ -91,7 +91,7 @@ def run_flow(run: RunContext, selection: Collection[str] | None = None, forced: 
         named(run.graph.source or run.graph.recipe, overrides_of(run.graph), project=str(run.project.root))
     except (StagesFailed, CancelledRun):
         pass  # told stage by stage
-    except Exception as error:
+    except Exception as error:  # Prefect and its server fail in any way; whatever is not ours is named as theirs
         if not isinstance(error, StageFailed):
             raise PrefectUnavailable(f"{type(error).__name__}: {error}") from error
     finally:

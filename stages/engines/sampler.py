@@ -195,12 +195,13 @@ class Inline:
             }
         else:
             device = {"gpu_memory_utilization": placement.gpu_memory_utilization}
+        dtype: Any = DTYPES[settings["dtype"]]  # vLLM names the words it takes, one by one
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=settings["model_folder"],
                 skip_tokenizer_init=True,
                 generation_config="vllm",  # the folder's generation_config.json would change top-k and top-p unseen
-                dtype=DTYPES[settings["dtype"]],  # type: ignore[arg-type]
+                dtype=dtype,
                 max_model_len=self._context,
                 max_num_seqs=RUNNING_AT_MOST,
                 tensor_parallel_size=numerics.tensor_parallel,
@@ -236,8 +237,9 @@ class Inline:
         finished: dict[int, Generation] = {}
         steps = 0
         while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                finished[int(output.request_id)] = _generation(output)  # type: ignore[arg-type]
+            outputs: Any = self._engine.step()  # of pooling models too, says its type
+            for output in outputs:
+                finished[int(output.request_id)] = _generation(output)
             steps += 1
             if beat is not None and steps % BEAT_EVERY_STEPS == 0:
                 beat(len(finished))

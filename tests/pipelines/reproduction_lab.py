@@ -11,28 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from running_lab import RECIPE
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-RECIPE = """
-description: Four tiny stages.
-execution: lab
-stages:
-  suite:
-    kind: prepare_data
-    record: item
-    task: arithmetic
-    sources: [{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 1}]
-  raw:
-    kind: prepare_data
-    record: conversation
-    sources: [{type: arithmetic, operations: [add], digits: [1], count: 5, seed: 2}]
-  clean:
-    kind: decontaminate
-    in: {data: raw, benchmarks: [suite]}
-  cleaner:
-    kind: decontaminate
-    in: {data: clean, benchmarks: [suite]}
-    ngram: 5
-"""
 PROFILE = "{slots: 2, numerics: {threads: 1}, placement: {slots: 1, retries: 0}}"
 STAGE = '''"""Rows without meaning."""
 
