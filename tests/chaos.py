@@ -35,6 +35,8 @@ POINTS = (
 VICTIMS = ("orchestrator", "job", "one process of a job", "everything")
 LONGEST_S = 25.0
 """A random instant lies at most so long after the start of the command."""
+POINT_S = 8.0
+"""So long a named point is waited for; then the next kill of the plan has its turn."""
 PATIENCE_S = 600.0
 PROFILE = "placement: {slots: 2"
 
@@ -172,7 +174,7 @@ def one_chain(project: Path, plan: list[str], rng: random.Random, until: str | N
 
 
 def strike(run: Run, planned: str, rng: random.Random) -> bool:
-    """Kills as planned; False when the command had ended by itself before."""
+    """Kills as planned; False when the command had ended by itself before, or did not come by the point in time."""
     kind, _, name = planned.partition(": ")
     if kind == "instant":
         instant = time.monotonic() + rng.uniform(1.0, LONGEST_S)
@@ -181,11 +183,12 @@ def strike(run: Run, planned: str, rng: random.Random) -> bool:
                 return False
             time.sleep(0.05)
         return run.kill(name, rng)
-    before, asked = run.deaths(), run.faults / name
+    before, asked, began = run.deaths(), run.faults / name, time.monotonic()
     asked.write_text(str(rng.randrange(2)))
     while run.deaths() == before:
-        if run.process.poll() is not None and not run.jobs():
+        if time.monotonic() - began > POINT_S or (run.process.poll() is not None and not run.jobs()):
             asked.unlink(missing_ok=True)
+            time.sleep(0.2)  # who read it just before is dying
             return run.deaths() > before
         time.sleep(0.05)
     return True
