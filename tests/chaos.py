@@ -184,7 +184,9 @@ def strike(run: Run, planned: str, rng: random.Random) -> bool:
             time.sleep(0.05)
         return run.kill(name, rng)
     before, asked, began = run.deaths(), run.faults / name, time.monotonic()
-    asked.write_text(str(rng.randrange(2)))
+    half = asked.with_name(f".{name}")
+    half.write_text(str(rng.randrange(2)))
+    half.rename(asked)
     while run.deaths() == before:
         if time.monotonic() - began > POINT_S or (run.process.poll() is not None and not run.jobs()):
             asked.unlink(missing_ok=True)
