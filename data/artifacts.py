@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import Field
 
 from configs.frozen import Frozen, canonical_json, digest
+from data.hashing import Hashed, hash_files
 
 RECORD_SCHEMA = RUN_SCHEMA = LINEAGE_SCHEMA = 1
 PARTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
@@ -134,13 +135,28 @@ def scan(folder: Path) -> tuple[FileEntry, ...]:
     Raises:
         ArtifactError: something below is neither a file nor a folder (a link would leave the artifact).
     """
-    entries = []
+    return entries_of(survey(folder))
+
+
+def survey(folder: Path, *, md5: bool = False) -> dict[str, Hashed]:
+    """The same by path, with what each file looks like from outside, and on demand with MD5.
+
+    Raises:
+        ArtifactError: as `scan`.
+    """
+    files = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise ArtifactError(f"{path} is not a plain file: an artifact holds plain files only")
         if path.is_file():
-            entries.append(FileEntry(path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=sha256_file(path)))
-    return tuple(sorted(entries, key=lambda entry: entry.path))
+            files[path.relative_to(folder).as_posix()] = path
+    hashed = hash_files(files.values(), md5=md5)
+    return {name: hashed[path] for name, path in files.items()}
+
+
+def entries_of(files: Mapping[str, Hashed]) -> tuple[FileEntry, ...]:
+    """What a record says of files, sorted by path."""
+    return tuple(FileEntry(path=name, size=found.size, sha256=found.sha256) for name, found in sorted(files.items()))
 
 
 def content_hash(files: tuple[FileEntry, ...]) -> str:

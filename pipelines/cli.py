@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipelines import cli_artifacts
-from pipelines.console import Overrides, Profile, Recipe, interrupt_on_sigterm, opened_run, print_table, project_here
+from pipelines.cli_artifacts import bring
+from pipelines.console import From, Only, Overrides, Profile, Recipe, Until, interrupt_on_sigterm, opened_run, print_table, project_here
 from pipelines.quiet import no_telemetry, prefect_environment
 
 if TYPE_CHECKING:
@@ -47,9 +48,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
 
-Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="This stage alone. Repeatable.")]
-From = Annotated[list[str] | None, typer.Option("--from", metavar="STAGE", help="This stage and all below it. Repeatable.")]
-Until = Annotated[list[str] | None, typer.Option("--until", metavar="STAGE", help="This stage and all it needs. Repeatable.")]
 Force = Annotated[list[str] | None, typer.Option("--force", metavar="STAGE", help="Run it again, current or not. Repeatable.")]
 app.add_typer(cli_artifacts.commands)
 
@@ -86,6 +84,7 @@ def run(
     reshard: Annotated[
         bool, typer.Option("--reshard", help="Take checkpoints made under other numerics (ranks, micro-batch); the record says so.")
     ] = False,
+    pull: Annotated[bool, typer.Option("--pull", help="Bring the files of finished stages from the DVC remote; run nothing.")] = False,
 ) -> None:
     """Make every stage of a recipe current; finished stages are not run again."""
     from pipelines.progress import Board, Display
@@ -97,9 +96,14 @@ def run(
     context.reshard = reshard
     selection, forced = _selection(context, only, start, until, force)
     context.must_resume = _named("--resume", context, resume, selection)
+    if pull:
+        if forced or context.must_resume or reshard:
+            raise KeyError("--pull runs nothing: leave out --force, --resume and --reshard")
+        bring(context, selection)
+        return
     done = unchanged(context, selection, forced)
     if len(done) == len(selection):
-        print(f"{len(done)} stage{'s' * (len(done) != 1)} up to date, nothing to do")
+        print(_all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
         _print_scores(project, context)
         _print_report_path(project, context)
         return
@@ -119,6 +123,8 @@ def run(
     failures = _failures(context, ends)
     _print_scores(project, context)
     _write_report(project, context)
+    for notice in context.ledger.notices:
+        print(f"note: {notice}", file=sys.stderr)
     for line in failures:
         print(line, file=sys.stderr)
     if failures:
@@ -152,10 +158,10 @@ def plan(
     if batches:
         print()
         print_table(("stage", "batch"), batches)
-    stale = [row for row in rows if row.state != "up to date"]
+    stale = [row for row in rows if row.state not in ("up to date", "in the remote")]
     print()
     if not stale:
-        print(f"{len(rows)} stages up to date, nothing to do")
+        print(_all_done(len(rows), sum(row.state == "in the remote" for row in rows), recipe))
         return
     known, unknown = planning.disk_total(rows)
     free = size_text(_free(project))
@@ -180,7 +186,8 @@ def status(recipe: Recipe, overrides: Overrides = None) -> None:
     for entry in runs.plan(context):
         node, artifact = entry.node, opened(project, entry.node)
         job = state.is_live(jobs, node)
-        word = state.running_word(job) if job else "done" if not entry.reasons else "stale" if artifact else "not built"
+        done = "in the remote" if entry.remote else "done"
+        word = state.running_word(job) if job else done if not entry.reasons else "stale" if artifact else "not built"
         cells.append((_shown(context, node), node.kind, word, why(entry.reasons, context.graph.recipe)))
         changed = state.drift(artifact, node.kind) if artifact else []
         if changed:
@@ -317,6 +324,11 @@ def _load(project: "Project", recipe: str, overrides: Sequence[str] | None) -> A
     from configs.recipe import load_recipes
 
     return load_recipes(project.recipes, recipe, overrides or ())[-1]
+
+
+def _all_done(count: int, away: int, recipe: str) -> str:
+    said = f"{count} stage{'s' * (count != 1)} up to date, nothing to do"
+    return f"{said}; the files of {away} are in the remote: `pedigree pull {recipe}` brings them" if away else said
 
 
 def _selection(

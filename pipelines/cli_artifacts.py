@@ -1,15 +1,18 @@
-"""The commands on artifacts and their records: lineage, diff, verify, export, reproduce, push."""
+"""The commands on artifacts and their records: lineage, diff, verify, export, reproduce, push, pull."""
 
+import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines.console import Overrides, Profile, Recipe, interrupt_on_sigterm, opened_run, print_table, project_here
+from pipelines.console import From, Only, Overrides, Profile, Recipe, Until, interrupt_on_sigterm, opened_run, print_table, project_here
 
 if TYPE_CHECKING:
     from configs.project import Project
     from data.artifacts import Artifact
+    from pipelines.context import RunContext
     from pipelines.lineage import Ancestor, Pedigree
 
 commands = typer.Typer()
@@ -156,14 +159,62 @@ def reproduce(
 def push(recipe: Recipe, overrides: Overrides = None) -> None:
     """Send a recipe's artifacts, the run cache and the code that made them to the DVC remote."""
     from pipelines.plan import opened
+    from pipelines.progress import Display
     from pipelines.reproduce import push_code
+    from pipelines.runs import push as send
 
     project = project_here()
     context = opened_run(project, recipe, overrides, None)
-    print(f"{context.ledger.push(context.graph.nodes.values())} objects sent")
+    board = _board(context, context.graph.nodes)
+    with Display(board):
+        objects, entries = send(context)
+    print(f"{objects} objects and {entries} entries of the run cache sent")
     made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
     for commit, said in push_code(project, made):
         print(f"code {commit[:12]}: {said}")
+
+
+@commands.command()
+def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: From = None, until: Until = None) -> None:
+    """Bring the files of a recipe's finished stages from the DVC remote, every one hashed; run nothing."""
+    from pipelines.runs import selected
+
+    context = opened_run(project_here(), recipe, overrides, None)
+    bring(context, selected(context.graph, only=only or (), start=start or (), until=until or ()))
+
+
+def bring(context: "RunContext", selection: Collection[str]) -> None:
+    """`pedigree pull`: exit code 1 where files of a finished stage could not be brought."""
+    from pipelines.context import StageFailed
+    from pipelines.ensure import Result
+    from pipelines.progress import Display
+    from pipelines.runs import pull as fetch
+
+    board = _board(context, selection)
+    interrupt_on_sigterm()
+    try:
+        with Display(board):
+            ends = fetch(context, selection)
+    except KeyboardInterrupt:
+        print("interrupted. What has come is kept: the same command goes on.")
+        raise typer.Exit(130) from None
+    here = [end for end in ends if isinstance(end, Result)]
+    print(f"{len(here)} of {len(ends)} stages are here" + ("" if len(here) == len(ends) else ": `pedigree run` makes the others"))
+    for notice in context.ledger.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    if any(isinstance(end, StageFailed) and end.cause != "not_finished" for end in ends):
+        raise typer.Exit(1)
+
+
+def _board(context: "RunContext", addresses: Collection[str]) -> Any:
+    """A display of these stages, which the run tells what changes."""
+    from pipelines.plan import shown_name
+    from pipelines.progress import Board
+
+    nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
+    board = Board(context.graph.recipe, [(node.address, shown_name(context.graph, node), node.kind) for node in nodes])
+    context.watch = board.tell
+    return board
 
 
 def _artifact(name: str) -> "Artifact":

@@ -14,6 +14,9 @@ Recipe = Annotated[str, typer.Argument(help="Name of a recipe in configs/recipes
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="STAGE.FIELD=VALUE", help="Change the recipe: makes a variant. Repeatable.")
 ]
+Only = Annotated[list[str] | None, typer.Option("--only", metavar="STAGE", help="This stage alone. Repeatable.")]
+From = Annotated[list[str] | None, typer.Option("--from", metavar="STAGE", help="This stage and all below it. Repeatable.")]
+Until = Annotated[list[str] | None, typer.Option("--until", metavar="STAGE", help="This stage and all it needs. Repeatable.")]
 Profile = Annotated[str | None, typer.Option("--execution", metavar="PROFILE", help="Execution profile: name or path.")]
 
 
@@ -56,4 +59,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console.print(table)
 
 
-_STYLES = {"up to date": "green", "done": "green", "will run": "yellow", "cached": "cyan", "stale": "yellow", "depends": "dim"}
+_STYLES = {
+    "up to date": "green",
+    "done": "green",
+    "in the remote": "green",
+    "will run": "yellow",
+    "cached": "cyan",
+    "stale": "yellow",
+    "depends": "dim",
+}

@@ -46,6 +46,10 @@ class RunContext:
     """Jobs go on when the run is interrupted; the next run re-attaches to them."""
     reshard: bool = False
     """Checkpoints that were made under other numerics are taken too; the record is marked."""
+    fetch: bool = False
+    """Files of finished stages come out of the remote, whether something needs them or not."""
+    make: bool = True
+    """Stages that are not finished are run; otherwise they fail."""
     must_resume: frozenset[str] = frozenset()
     """Addresses of stages that are refused where there is nothing to go on from."""
 

@@ -42,14 +42,16 @@ from data.artifacts import (
 )
 from data.faults import fault_point
 from pipelines import provenance
-from pipelines.attempts import REMEDIES, checkpoint_names, modified, numerics_changes, resumable, run_job, unproven
+from pipelines.attempts import REMEDIES, checkpoint_names, modified, numerics_changes, resumable, run_job, seen_files, unproven
 from pipelines.context import RunContext, StageFailed
 from pipelines.launcher import read_done
 from pipelines.lease import Cancelled, Holder, lease, slots
-from pipelines.ledger import InputsMoved, LedgerError, is_complete
+from pipelines.ledger import InputsMoved, is_complete
+from pipelines.store import LedgerError, RemoteError
 from stages.job import JobSpec, storage_cause
 
-Outcome = Literal["unchanged", "restored", "ran", "attached"]
+Outcome = Literal["unchanged", "remote", "restored", "ran", "attached"]
+"""`remote`: it is recorded as done, and its files are left in the remote until something needs them."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,6 @@ class Result:
 
     address: str
     outcome: Outcome
-    key: str
     seconds: float
 
 
@@ -74,8 +75,14 @@ class Need:
     """Project file → sha256."""
 
 
-def ensure(run: RunContext, node: Node, *, force: bool = False) -> Result:
+def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False) -> Result:
     """Makes a stage current, by whatever is cheapest. Its parents are current already.
+
+    Args:
+        run: the run of a recipe that it belongs to.
+        node: the stage.
+        force: run it, current or not.
+        needed: its files must be here, also where they could stay in the remote.
 
     Raises:
         StageFailed: with one line why.
@@ -83,20 +90,38 @@ def ensure(run: RunContext, node: Node, *, force: bool = False) -> Result:
     started = time.monotonic()
     with _failures(run, node):
         run.watch(node.address, "checking")
-        outcome: Outcome = "unchanged"
-        stale = force or bool(run.ledger.reasons(node))
+        outcome = None if force else at_rest(run, node, needed)
         if node.address in run.must_resume:
-            _refuse_to_begin(run, node, stale)
-        if stale:
+            _refuse_to_begin(run, node, outcome is None)
+        if outcome is None:
+            outcome = "unchanged"
             recover(run.project, node.address)
-            need = identify(run.project, node)
+            need = identify(run, node)
             with _alone(run, node, need) as waited:
                 if force or not waited or run.ledger.reasons(node):
                     outcome = _make_current(run, node, need, force)
-        key = open_artifact(run.project.artifact(node.address)).record.key
-        result = Result(node.address, outcome, key, time.monotonic() - started)
+        if outcome != "remote":
+            open_artifact(run.project.artifact(node.address))
+        result = Result(node.address, outcome, time.monotonic() - started)
         run.watch(node.address, outcome, seconds=result.seconds)
         return result
+
+
+def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["unchanged", "remote"] | None:
+    """Whether nothing is to be done about a stage whose parents are current: it is here, or may stay in the remote.
+
+    Raises:
+        StageFailed: it is recorded as done, its files are not here, and the remote cannot be asked for them.
+        LedgerError: DVC refuses.
+    """
+    if not run.ledger.reasons(node):
+        return "unchanged"
+    try:
+        place = run.ledger.place(node)
+    except RemoteError as error:
+        message = f"it is recorded as done, its files are not here, and {error}; or run it again with --force {node.name}"
+        raise StageFailed(node.address, "remote", message) from error
+    return "remote" if place == "remote" and not needed and not run.fetch else None
 
 
 def run_under_dvc(run: RunContext, node: Node) -> Result:
@@ -104,29 +129,29 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
     started = time.monotonic()
     with _failures(run, node):
         recover(run.project, node.address)
-        need = identify(run.project, node)
+        need = identify(run, node)
         with _alone(run, node, need):
             outcome: Outcome = "restored"
             if not _is_in_place(run.project.artifact(node.address), need.key):  # else another runner has published meanwhile
                 outcome, before = _produce(run, node, need, force=False)
                 _publish(run, node, need, before)
                 _clear(run.project, node, need.key)
-        result = Result(node.address, outcome, need.key, time.monotonic() - started)
+        result = Result(node.address, outcome, time.monotonic() - started)
         run.watch(node.address, outcome, seconds=result.seconds)
         return result
 
 
-def identify(project: Project, node: Node) -> Need:
-    """The stage's key, from the records of its inputs.
+def identify(run: RunContext, node: Node) -> Need:
+    """The stage's key, from the records of its inputs; their files need not be here.
 
     Raises:
         StageFailed: an input or a project file is missing.
     """
-    inputs, folders = [], {}
+    project, inputs, folders = run.project, [], {}
     for edge in node.edges:
         folder = project.artifact(edge.source)
         try:
-            record = open_artifact(folder).record
+            record = run.ledger.record(edge.source)
         except ArtifactError as error:
             raise StageFailed(node.address, "refused", f"input {edge.source}: {_inside(project, str(error))}") from error
         inputs.append(Input(port=edge.port, label=edge.label, content=record.content, producer=record.id))
@@ -160,14 +185,27 @@ def log_file(project: Project, address: str) -> Path:
 
 
 def _make_current(run: RunContext, node: Node, need: Need, force: bool) -> Outcome:
-    if not force and (run.ledger.restore(node, need.key) or run.ledger.adopt(node, need.key)):
+    def coming(done: int, total: int) -> None:
+        run.watch(node.address, "fetching", f"{done / 2**20:.0f} of {total / 2**20:.0f} MiB")
+
+    if not force and (run.ledger.restore(node, need.key, coming) or run.ledger.adopt(node, need.key)):
         _clear(run.project, node, need.key)
         return "restored"
+    if not run.make:
+        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has it whole; `pedigree run` makes it")
+    _bring_inputs(run, node)
     outcome, before = _produce(run, node, need, force)
     _publish(run, node, need, before)
-    run.ledger.commit(node, before)
+    run.ledger.commit(node, before, seen_files(read_done(run.project.scratch(need.key)) or {}))
     _clear(run.project, node, need.key)
     return outcome
+
+
+def _bring_inputs(run: RunContext, node: Node) -> None:
+    """The files of parents that had been left in the remote; what the remote has lost meanwhile is made again."""
+    for edge in node.edges:
+        if not (run.project.artifact(edge.source) / "record.json").exists():
+            ensure(run, run.graph.nodes[edge.source], needed=True)
 
 
 def _produce(run: RunContext, node: Node, need: Need, force: bool) -> tuple[Outcome, dict[str, Any]]:
@@ -199,7 +237,7 @@ def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
     """
     if not stale:
         raise StageFailed(node.address, "refused", "--resume: it is up to date, there is nothing to go on with")
-    scratch = run.project.scratch(identify(run.project, node).key)
+    scratch = run.project.scratch(identify(run, node).key)
     handle = run.jobs().find(scratch)
     if not resumable(scratch) and (handle is None or run.jobs().poll(handle).state != "running"):
         raise StageFailed(node.address, "refused", "--resume: it has left no checkpoint to go on from; without --resume it begins")
@@ -240,7 +278,7 @@ def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placem
 
 def _took_unseen(scratch: Path) -> bool:
     """Whether the last job succeeded while nobody watched, and its output is what it says."""
-    if not (scratch / "snapshot.json").exists() or unproven(scratch) is not None:
+    if not (scratch / "snapshot.json").exists() or unproven(scratch, thorough=True) is not None:
         return False
     history = scratch / "attempts.json"
     attempts = read_json(history) if history.exists() else []

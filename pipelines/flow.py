@@ -143,10 +143,10 @@ def stage(address: str) -> str:
             active.progress.ends[address] = error
             raise
     active.progress.ends[address] = result
-    if result.outcome != "unchanged":
+    if result.outcome not in ("unchanged", "remote"):
         for name, rows in tables(active.run.project, active.run.graph, node).items():
             create_table_artifact(key=_slug(f"{node.address}-{name}"), table=rows, description=f"{name} of {node.address}")
-    get_run_logger().info("%s in %.1f s, key %s", result.outcome, result.seconds, result.key[:12])
+    get_run_logger().info("%s in %.1f s", result.outcome, result.seconds)
     return result.outcome
 
 

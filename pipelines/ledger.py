@@ -1,41 +1,30 @@
-"""The one door to DVC: is a stage up to date, why not, restore it, commit it. `dvc.lock` is the only truth about what is done.
+"""What is done, and why not: `dvc.lock` is the only truth. Is a stage up to date, is it recorded elsewhere; restore it, commit it."""
 
-DVC's repository lock is held while its files are read, while an output that was hashed before goes into the cache, and while
-`dvc.lock` is written; never while a job runs. Its per-path locks are not taken (their holder may be a `dvc repro` that waits for
-us): the stage's lease does that work.
-"""
-
-import errno
-import hashlib
-import logging
 import os
-import shutil
-import sqlite3
 import subprocess
 import threading
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import yaml
 
 from configs.compile import LOADER, pipeline_file
 from configs.graph import Node
 from configs.project import Project
-from data.artifacts import Artifact, ArtifactError, open_artifact
+from data.artifacts import Artifact, ArtifactError, Record, open_artifact, read_json, read_record
 from data.faults import fault_point
+from data.hashing import Hashed
+from pipelines.store import LedgerError, RemoteError, Store, Tell, damaged, dvc_errors, fill, plain, remove, to_lock_entry
 
 if TYPE_CHECKING:
-    from dvc.output import Output
-    from dvc.repo import Repo
-    from dvc.stage import PipelineStage
+    from pipelines.store import PipelineStage
 
 Snapshot = dict[str, Any]
 """Dependency path or `params` → hash or values, as DVC would record them."""
+Place = Literal["here", "cache", "remote", "nowhere"]
+"""Where the files of a recorded stage are."""
 
 
 class InputsMoved(Exception):
@@ -46,36 +35,22 @@ class InputsMoved(Exception):
         super().__init__(", ".join(moved))
 
 
-class LedgerError(Exception):
-    """DVC refuses: a damaged `dvc.lock`, a malformed `dvc.yaml` somewhere, an output that git tracks."""
-
-
-@contextmanager
-def _dvc_errors() -> Iterator[None]:
-    from dvc.exceptions import DvcException
-
-    try:
-        yield
-    except DvcException as error:
-        raise LedgerError(f"DVC says: {error}") from error
-    except sqlite3.OperationalError as error:  # of its database of hashes
-        if "full" in str(error):
-            raise OSError(errno.ENOSPC, "DVC cannot write down what it knows, the disk is full") from error
-        raise LedgerError(f"DVC's database of hashes (core.site_cache_dir) fails: {error}") from error
-
-
 class Ledger:
-    """DVC's view of a project. Safe to share between threads and processes."""
+    """What DVC knows of a project's stages. Safe to share between threads and processes."""
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self._mutex = threading.RLock()  # DVC's own lock polls every half second, also between threads
-        self._local = threading.local()
-        self._pulled = False
+        self.store = Store(project)
+        self.notices: dict[str, None] = {}
+        """What a person should hear of after the run, each once: a remote that cannot be asked, objects that are lost."""
+        self._mutex = threading.Lock()
 
-    @_dvc_errors()
+    @dvc_errors()
     def reasons(self, node: Node) -> list[str]:
-        """Why the stage must run, one short sentence each; empty: it is up to date."""
+        """Why the stage must run, one short sentence each; empty: it is up to date.
+
+        An input whose files are not here is as good as one that is, if the stage that makes it is recorded with the same content.
+        """
         stage = self._stage(node)
         if stage is None:
             return ["not compiled"]
@@ -85,34 +60,62 @@ class Ledger:
         for dep in stage.deps:
             if dep in stage.params:
                 found += self._parameter_changes(stage, dep)
-            else:
+            elif dep.exists or self._recorded_hash(dep.fs_path) != dep.hash_info:
                 found += [f"input {self._shown(dep.fs_path)} {_SAID[said]}" for said in dep.status().values()]
         for out in stage.outs:
             found += [f"output {Path(out.fs_path).name} {_SAID[said]}" for said in out.status().values()]
         return found
 
-    @_dvc_errors()
+    @dvc_errors()
+    def place(self, node: Node) -> Place | None:
+        """Where the files of a stage are that `dvc.lock` records as done with the inputs and parameters of now; None: it does not.
+
+        Raises:
+            RemoteError: they are not in the cache, and the remote cannot be asked.
+        """
+        reasons = self.reasons(node)
+        if not reasons:
+            return "here"
+        stage = self._stage(node)
+        if stage is None or any(out.exists for out in stage.outs) or any(not reason.startswith("output ") for reason in reasons):
+            return None
+        if stage.outs_cached():
+            return "cache"
+        if self.store.remote_name() is None:
+            return "nowhere"
+        return "remote" if self.store.holds(stage) else "nowhere"
+
+    @dvc_errors()
+    def record(self, address: str) -> Record:
+        """The record of a stage's artifact: of the one in place, or else of the one that `dvc.lock` names, from the cache or the remote.
+
+        Raises:
+            ArtifactError: there is neither, or it is damaged.
+        """
+        folder = self.project.artifact(address)
+        if (folder / "record.json").exists():
+            return open_artifact(folder).record
+        stage = self._stage_at(address)
+        named = next((out for out in stage.outs if Path(out.fs_path).name == "record.json" and out.hash_info), None) if stage else None
+        found = self.store.object(str(named.hash_info.value)) if named and named.hash_info else None
+        if found is None:
+            raise ArtifactError(f"{folder} holds no record.json: it was never finished; run the stage that makes it")
+        return read_record(read_json(found), f"record.json of {address}")
+
+    @dvc_errors()
     def is_cached(self, node: Node) -> bool:
         """Whether this machine's cache knows an output for the stage as it stands (unproven: `restore` proves it)."""
-        from dvc.stage.loader import StageLoader
-
         stage = self._stage(node)
-        if stage is None or not all(dep.exists for dep in stage.deps):
+        if stage is None or not all(dep.exists or self._recorded_hash(dep.fs_path) for dep in stage.deps):
             return False
-        entry = to_lock_entry(stage)
-        stage.save_deps()
-        with self._locked() as repo:
-            candidates = list(_run_cache_entries(repo, stage))
-        if _same_inputs(entry, to_lock_entry(stage)):
-            candidates.append(entry)
-        for candidate in candidates:
-            StageLoader.fill_from_lock(stage, candidate)
+        for candidate in self._candidates(stage, fetch=False):
+            fill(stage, candidate)
             if stage.outs_cached():
                 return True
         return False
 
-    @_dvc_errors()
-    def restore(self, node: Node, key: str) -> bool:
+    @dvc_errors()
+    def restore(self, node: Node, key: str, tell: Tell | None = None) -> bool:
         """Brings the stage's artifact back from `dvc.lock`, the run cache or the remote, and proves it.
 
         Every restored file is hashed again. A damaged cache object is deleted and counts as a miss, as does an artifact that
@@ -121,24 +124,16 @@ class Ledger:
         stage = self._stage(node)
         if stage is None:
             return False
-        entry = to_lock_entry(stage)
-        stage.save_deps()
-        with self._locked() as repo:
-            candidates = list(_run_cache_entries(repo, stage))
-            if not candidates and self._pull_run_cache(repo):
-                candidates = list(_run_cache_entries(repo, stage))
-            if _same_inputs(entry, to_lock_entry(stage)):
-                candidates.insert(0, entry)
-        for candidate in candidates:
-            if not self._fetch(stage, candidate):
+        for candidate in self._candidates(stage, fetch=True):
+            if not self._fetch(stage, node, candidate, tell):
                 continue
-            checked_out = self._check_out(stage)
+            checked_out = self.store.check_out(stage)
             fault_point("restore checked out")
             if checked_out and self._is_proven(stage, node, key):
                 self._record(stage)
                 return True
             for out in stage.outs:
-                _remove(Path(out.fs_path))
+                remove(Path(out.fs_path))
         return False
 
     def adopt(self, node: Node, key: str) -> bool:
@@ -153,7 +148,7 @@ class Ledger:
         self.commit(node)
         return True
 
-    @_dvc_errors()
+    @dvc_errors()
     def snapshot(self, node: Node) -> Snapshot:
         """Dependencies and parameters as they are now. DVC itself looks only after the run."""
         stage = self._stage(node)
@@ -171,9 +166,14 @@ class Ledger:
             return [str(error)]
         return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
-    @_dvc_errors()
-    def commit(self, node: Node, before: Snapshot | None = None) -> None:
+    @dvc_errors()
+    def commit(self, node: Node, before: Snapshot | None = None, seen: Mapping[str, Hashed] | None = None) -> None:
         """Moves the stage's outputs into the cache and records it in `dvc.lock` and in the run cache.
+
+        Args:
+            node: the stage.
+            before: dependencies and parameters when its job started.
+            seen: payload files that its job has hashed: those that still look so are not read again.
 
         Raises:
             InputsMoved: dependencies or parameters differ from the snapshot; nothing is recorded.
@@ -181,21 +181,22 @@ class Ledger:
         stage = self._stage(node)
         if stage is None:
             raise InputsMoved([f"{node.address} is not compiled any more"])
-        stage.save_deps()
+        self._save_deps(stage)
         if before is not None:
             now = self._snapshot(stage, saved=True)
             moved = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
             if moved:
                 raise InputsMoved(moved)
+        payload = self.project.artifact(node.address) / "payload"
+        self.store.remember({payload / name: found for name, found in (seen or {}).items() if found.is_of(payload / name)})
         stage.save_outs()
         stage.md5 = stage.compute_md5()
-        with self._locked():  # DVC's try at a reflink truncates an equal object that another stage is just adding
-            for out in stage.outs:
-                for path in _damaged(out):  # DVC would believe an object of that name, whatever its bytes
-                    path.unlink(missing_ok=True)
-                out.commit()
+        with self.store.locked():
+            self.store.commit_outputs(stage)
             fault_point("commit cached")
             self._record(stage)
+
+    # --- what is recorded, and its objects ------------------------------------------------------------------------------
 
     def recorded(self) -> list["Recorded"]:
         """All parts of artifacts that the `dvc.lock` files of the project name, sorted by address and part.
@@ -230,12 +231,41 @@ class Ledger:
         Raises:
             LedgerError: neither has it, or both have other bytes under its name.
         """
-        place = self.object(md5)
+        place = self.store.object(md5)
         if place is not None:
             return place.open("rb")
-        remote = self.remote_name()
+        remote = self.store.remote_name()
         holds = f"neither this machine's cache nor the remote {remote!r} holds" if remote else "this machine's cache does not hold"
         raise LedgerError(f"{holds} a sound object {md5}: add the DVC remote that has it, or run the stage at that commit again")
+
+    def push(self, node: Node, tell: Tell | None = None) -> int:
+        """Sends the recorded artifact of a stage to the remote; returns how many objects were new there.
+
+        Raises:
+            RemoteError: the remote cannot be used, or not all arrived.
+        """
+        stage = self._stage(node)
+        return self.store.send(stage, tell) if stage is not None and all(out.hash_info for out in stage.outs) else 0
+
+    def entries(self, address: str, *, history: bool) -> Iterator[Mapping[str, Any]]:
+        """What `dvc.lock`, and with `history` the run cache, know of a stage: the likeliest first."""
+        recipe, _, name = address.partition("/")
+        lock = (self.project.root / pipeline_file(recipe)).with_suffix(".lock")
+        recorded = (yaml.load(lock.read_text(), Loader=LOADER) or {}).get("stages", {}) if lock.exists() else {}
+        if name in recorded:
+            yield recorded[name]
+        if not history:
+            return
+        seen: set[Path] = set()
+        for _ in range(2):
+            files = self.store.run_cache_files()
+            for path in sorted(files - seen):
+                entry = yaml.load(path.read_text(), Loader=LOADER)
+                if isinstance(entry, dict) and entry.get("cmd") == f"pedigree stage {address}":
+                    yield entry
+            seen |= files
+            if not self._fetch_run_cache(None):
+                return
 
     def _git(self, *arguments: str) -> bytes | None:
         """Output of git in the project's folder; None when it fails."""
@@ -258,148 +288,74 @@ class Ledger:
                 found.append(Recorded(address, part, place, md5))
         return found
 
-    def cache_path(self, md5: str) -> Path:
-        """Where this machine's cache keeps an object, if it does."""
-        return Path(self._repo.cache.local.oid_to_path(md5))
-
-    def remote_name(self) -> str | None:
-        """The default remote; None where none is configured."""
-        return self._repo.config["core"].get("remote")
-
-    @_dvc_errors()
-    def remote(self, name: str) -> "Remote":
-        """The objects of a remote."""
-        return Remote(name, self._repo.cloud.get_remote_odb(name, "verify"))
-
-    # --- what other clones may want (`shelf.py`) ------------------------------------------------------------------------
-
-    @_dvc_errors()
-    def push(self, nodes: Iterable[Node]) -> int:
-        """Sends the recorded artifacts of these stages and the run cache to the remote; returns how many objects were new there."""
-        sent = 0
-        repo = self._remote_repo("push")
-        for stage in filter(None, map(self._stage, nodes)):
-            for objects in stage.get_used_objs().values():
-                result = repo.cloud.push(objects)
-                if result.failed:
-                    raise LedgerError(f"{len(result.failed)} objects of {stage.addressing} did not reach the remote: type it again")
-                sent += len(result.transferred)
-        repo.stage_cache.push(None)
-        return sent
-
-    @_dvc_errors()
-    def put(self, source: Path, name: str) -> bool:
-        """Stores a file under a name in the remote, whole or not at all; False when it is there already."""
-        remote = self._remote_repo("push").cloud.get_remote(command="push")
-        target = remote.fs.join(remote.path, *name.split("/"))
-        if remote.fs.exists(target):
-            return False
-        half = f"{target}.{uuid.uuid4().hex}"
-        remote.fs.makedirs(remote.fs.parent(target), exist_ok=True)
-        remote.fs.put_file(str(source), half)
-        remote.fs.move(half, target)
-        return True
-
-    @_dvc_errors()
-    def get(self, name: str, target: Path) -> bool:
-        """Fetches what `put` has stored; False without a remote, or when that has no such file."""
-        if self.remote_name() is None:
-            return False
-        remote = self._repo.cloud.get_remote(command="fetch")
-        source = remote.fs.join(remote.path, *name.split("/"))
-        if not remote.fs.exists(source):
-            return False
-        remote.fs.get_file(source, str(target))
-        return True
-
-    def _remote_repo(self, command: str) -> "Repo":
-        if self.remote_name() is None:
-            raise LedgerError(f"there is no remote to {command} to: name one with `dvc remote add -d NAME URL`")
-        return self._repo
-
-    def entries(self, address: str, *, history: bool) -> Iterator[Mapping[str, Any]]:
-        """What `dvc.lock`, and with `history` the run cache, know of a stage: the likeliest first."""
-        recipe, _, name = address.partition("/")
-        lock = (self.project.root / pipeline_file(recipe)).with_suffix(".lock")
-        recorded = (yaml.load(lock.read_text(), Loader=LOADER) or {}).get("stages", {}) if lock.exists() else {}
-        if name in recorded:
-            yield recorded[name]
-        if not history:
-            return
-        seen: set[Path] = set()
-        for _ in range(2):
-            folder = Path(self._repo.stage_cache.cache_dir)
-            files = {path for path in folder.rglob("*") if path.is_file()} if folder.is_dir() else set()
-            for path in sorted(files - seen):
-                entry = yaml.load(path.read_text(), Loader=LOADER)
-                if isinstance(entry, dict) and entry.get("cmd") == f"pedigree stage {address}":
-                    yield entry
-            seen |= files
-            with self._locked() as repo:
-                if not self._pull_run_cache(repo):
-                    return
-
-    @_dvc_errors()
-    def object(self, oid: str) -> Path | None:
-        """A sound object of the cache, fetched when it is missing or damaged; None when nobody has it. A `.dir` brings its files."""
-        from dvc.exceptions import DvcException
-        from dvc_data.hashfile.hash_info import HashInfo
-
-        path, wanted = Path(self._repo.cache.local.oid_to_path(oid)), oid.removesuffix(".dir")
-        if _md5(path) == wanted:
-            return path
-        path.unlink(missing_ok=True)
-        if self.remote_name() is not None:
-            try:
-                self._repo.cloud.pull([HashInfo("md5", oid)])
-            except (DvcException, OSError):  # a remote that cannot be reached has nothing
-                return None
-        return path if _md5(path) == wanted else None
-
-    # --- DVC's objects -------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _link_types(self) -> list[str]:
-        """As root a read-only hard link is no protection: one write in place would damage the cache too."""
-        return ["reflink", "copy"] if os.geteuid() == 0 else ["reflink", "hardlink", "copy"]
-
-    @property
-    def _repo(self) -> "Repo":
-        """One per thread: DVC's objects are not made for sharing."""
-        repo = getattr(self._local, "repo", None)
-        if repo is None:
-            for name in ("dvc", "dvc_data", "dvc_objects"):
-                logging.getLogger(name).setLevel(logging.CRITICAL)  # no progress bars and notices of its own
-            from dvc.repo import Repo
-
-            repo = Repo(str(self.project.root), config={"cache": {"type": self._link_types}}, _wait_for_lock=True)
-            self._local.repo, self._local.files = repo, {}
-        return repo
-
-    @contextmanager
-    def _locked(self) -> "Iterator[Repo]":
-        with self._mutex:
-            repo = self._repo
-            if repo.lock.is_locked:
-                yield repo
-            else:
-                with repo.lock:
-                    yield repo
+    # --- stages ---------------------------------------------------------------------------------------------------------
 
     def _stage(self, node: Node) -> "PipelineStage | None":
-        """DVC's stage with what `dvc.lock` says of it; files are parsed again only when they have changed."""
-        path = self.project.root / pipeline_file(node.recipe)
-        with self._locked() as repo:
-            from dvc.dvcfile import load_file
+        return self.store.stage(self.project.root / pipeline_file(node.recipe), node.name)
 
-            if not path.exists():
-                return None
-            state = (_state(path), _state(path.with_suffix(".lock")))
-            known = self._local.files.get(path)
-            if known is None or known[0] != state:
-                known = self._local.files[path] = (state, load_file(repo, str(path)))
-            stages: Any = known[1].stages
-            return stages[node.name] if node.name in stages else None
+    def _stage_at(self, address: str) -> "PipelineStage | None":
+        recipe, _, name = address.partition("/")
+        return self.store.stage(self.project.root / pipeline_file(recipe), name)
+
+    def _recorded_hash(self, path: str) -> Any:
+        """DVC's hash of an artifact's payload as the `dvc.lock` of its stage has it; None for what is no artifact of ours."""
+        place = Path(path)
+        if not place.is_relative_to(self.project.artifacts):
+            return None
+        stage = self._stage_at(place.parent.relative_to(self.project.artifacts).as_posix())
+        return next((out.hash_info for out in stage.outs if out.fs_path == path and out.hash_info), None) if stage else None
+
+    def _save_deps(self, stage: "PipelineStage") -> None:
+        """Hashes the stage's dependencies as they are now; of one whose files are not here what is recorded of it counts."""
+        for dep in stage.deps:
+            known = None if dep.exists else self._recorded_hash(dep.fs_path)
+            if known is not None:
+                dep.hash_info, dep.files, dep.obj = known, None, None
+            else:
+                dep.save()
+
+    def _candidates(self, stage: "PipelineStage", *, fetch: bool) -> list[Mapping[str, Any]]:
+        """What was once made from the same command, dependencies and parameters; `dvc.lock` first, then the run cache.
+
+        Args:
+            stage: its dependencies are hashed.
+            fetch: where neither knows it, ask the remote's run cache.
+        """
+        entry = to_lock_entry(stage)
+        self._save_deps(stage)
+        recorded = [entry] if _same_inputs(entry, to_lock_entry(stage)) else []
+        with self.store.locked():
+            found = recorded + self.store.run_cache_entries(stage)
+        if fetch and not found and self._fetch_run_cache(stage):
+            return self.store.run_cache_entries(stage)
+        return found
+
+    def _fetch(self, stage: "PipelineStage", node: Node, entry: Mapping[str, Any], tell: Tell | None) -> bool:
+        """Takes over the outputs of an entry, when the cache holds them or the remote gives them."""
+        fill(stage, entry)
+        if stage.outs_cached():
+            return True
+        try:
+            if self.store.fetch(stage, tell):
+                return True
+        except RemoteError as error:
+            self._notice(str(error))
+            return False
+        if self.store.remote_name() is not None:
+            self._notice(f"{node.address} is recorded, but the remote {self.store.remote_name()!r} has not all its files, or damaged ones")
+        return False
+
+    def _fetch_run_cache(self, stage: "PipelineStage | None") -> bool:
+        """The remote's run cache; a remote that cannot be asked knows nothing, and whoever waits for the run hears of it."""
+        try:
+            return self.store.fetch_run_cache(stage)
+        except RemoteError as error:
+            self._notice(str(error))
+            return False
+
+    def _notice(self, text: str) -> None:
+        with self._mutex:
+            self.notices[text] = None
 
     def _snapshot(self, stage: "PipelineStage", saved: bool = False) -> Snapshot:
         found: Snapshot = {}
@@ -411,7 +367,7 @@ class Ledger:
     def _parameter_changes(self, stage: "PipelineStage", dep: Any) -> list[str]:
         """Names of the identity fields whose value is not the recorded one, with both values."""
         recorded = dict(_leaves(dep.hash_info.value or {}))
-        now = dict(_leaves({name: value for name, value in self._params(Path(dep.fs_path)).items() if name == stage.name}))
+        now = dict(_leaves({name: value for name, value in self.store.params(Path(dep.fs_path)).items() if name == stage.name}))
         changes = []
         for name in sorted(recorded.keys() | now.keys()):
             if recorded.get(name) != now.get(name):
@@ -419,87 +375,23 @@ class Ledger:
                 changes.append(f"{field} {_said(recorded, name)} -> {_said(now, name)}")
         return [f"parameters changed: {', '.join(changes)}"] if changes else []
 
-    def _params(self, path: Path) -> dict[str, Any]:
-        state = _state(path)
-        known = self._local.files.get(path)
-        if known is None or known[0] != state:
-            known = self._local.files[path] = (state, yaml.load(path.read_text(), Loader=LOADER) if state else {})
-        return known[1]
-
-    def _fetch(self, stage: "PipelineStage", entry: Mapping[str, Any]) -> bool:
-        """Takes over the outputs of an entry, when the cache holds them or the remote gives them."""
-        from dvc.exceptions import DvcException
-        from dvc.stage.loader import StageLoader
-
-        repo = self._repo
-        StageLoader.fill_from_lock(stage, entry)
-        if not stage.outs_cached() and repo.config["core"].get("remote"):
-            try:
-                for objects in stage.get_used_objs().values():
-                    repo.cloud.pull(objects)
-            except (DvcException, OSError):  # a remote that cannot be reached is a miss: the stage runs
-                return False
-        return stage.outs_cached()
-
-    def _check_out(self, stage: "PipelineStage") -> bool:
-        """Puts the outputs from the cache into place; whatever lies there goes."""
-        from dvc.exceptions import DvcException
-
-        try:
-            for out in stage.outs:
-                _remove(Path(out.fs_path))
-                out.checkout(force=True)
-        except (DvcException, OSError):  # e.g. an object that has gone meanwhile
-            return False
-        return True
-
     def _is_proven(self, stage: "PipelineStage", node: Node, key: str) -> bool:
         """Whether what was checked out is undamaged and of this key; damaged cache objects are deleted."""
         payload = [out for out in stage.outs if Path(out.fs_path).name == "payload"]
-        damaged = [path for out in stage.outs if out not in payload for path in _damaged(out)]
+        wrong = [path for out in stage.outs if out not in payload for path in damaged(out)]
         try:
-            proven = not damaged and open_artifact(self.project.artifact(node.address), verify=True).record.key == key
+            proven = not wrong and open_artifact(self.project.artifact(node.address), verify=True).record.key == key
         except ArtifactError:
             proven = False
-            damaged += [path for out in payload for path in _damaged(out)]
-        for path in damaged:
+            wrong += [path for out in payload for path in damaged(out)]
+        for path in wrong:
             path.unlink(missing_ok=True)
         return proven
 
-    def _pull_run_cache(self, repo: "Repo") -> bool:
-        """Fetches the remote's run cache, once; False where there is none or it cannot be reached."""
-        from dvc.exceptions import DvcException
-
-        if self._pulled or not repo.config["core"].get("remote"):
-            return False
-        self._pulled = True
-        try:
-            repo.stage_cache.pull(None)
-        except (DvcException, OSError):
-            return False
-        return True
-
     def _record(self, stage: "PipelineStage") -> None:
-        with self._locked() as repo:
-            _write_run_cache(repo, stage)
-            self._write_lock(stage)
-
-    def _write_lock(self, stage: "PipelineStage") -> None:
-        """Writes the stage into `dvc.lock` by rename; DVC's own dump truncates the file first, and a kill would leave it so."""
-        from dvc.utils.serialize import dump_yaml, load_yaml
-
-        path = Path(stage.dvcfile.path).with_suffix(".lock")
-        entry = to_lock_entry(stage)
-        lock: dict[str, Any] = load_yaml(str(path)) if path.exists() else {"schema": "2.0"}
-        stages = lock.setdefault("stages", {})
-        if _plain(stages.get(stage.name)) == _plain(entry):
-            return
-        stages[stage.name] = entry
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-        dump_yaml(str(temporary), lock)
-        fault_point("lock written")
-        os.replace(temporary, path)
-        fault_point("lock replaced")
+        with self.store.locked():
+            self.store.write_run_cache(stage)
+            self.store.write_lock(stage)
 
     def _shown(self, path: str) -> str:
         """A dependency's path as people know it: the address of a stage, or a project file."""
@@ -521,25 +413,6 @@ class Recorded:
     """With `.dir` for a folder."""
 
 
-@dataclass(frozen=True)
-class Remote:
-    """The objects of a DVC remote, by md5."""
-
-    name: str
-    odb: Any
-
-    def exists(self, md5: str) -> bool:
-        """Whether it holds an object; raises what its library raises where it cannot be asked (fsspec's `exists` says no then)."""
-        try:
-            self.odb.fs.info(self.odb.oid_to_path(md5))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def open(self, md5: str) -> BinaryIO:
-        return self.odb.fs.open(self.odb.oid_to_path(md5), "rb")
-
-
 _SAID = {
     "modified": "changed",
     "deleted": "is missing",
@@ -553,47 +426,10 @@ def is_complete(artifact: Artifact) -> bool:
     return all((artifact.path / part).exists() for part in ("payload", "evidence", "run.json", "lineage.json"))
 
 
-def to_lock_entry(stage: "PipelineStage") -> Mapping[str, Any]:
-    """The stage as `dvc.lock` records it: command, dependencies, parameters, outputs."""
-    from dvc.stage.serialize import to_single_stage_lockfile
-
-    return to_single_stage_lockfile(stage)
-
-
 def _same_inputs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two entries were made from the same, and the first has recorded outputs."""
-    inputs = all(_plain(one.get(part)) == _plain(other.get(part)) for part in ("cmd", "deps", "params"))
+    inputs = all(plain(one.get(part)) == plain(other.get(part)) for part in ("cmd", "deps", "params"))
     return inputs and all("md5" in out for out in one.get("outs", [{}]))
-
-
-def _run_cache_entries(repo: "Repo", stage: "PipelineStage") -> Iterator[Mapping[str, Any]]:
-    """What DVC's run cache has for the stage's command, dependencies and parameters; the newest first.
-
-    DVC's own lookup takes the newest alone, also when its objects are damaged, and works only inside the repository's folder.
-    """
-    from dvc.stage.cache import _get_stage_hash
-
-    cache = repo.stage_cache
-    key = _get_stage_hash(stage)
-    folder = Path(cache._get_cache_dir(key))
-    values = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True) if folder.is_dir() else []
-    for value in values:
-        entry: Any = cache._load_cache(key, value.name)
-        if entry:
-            yield entry
-
-
-def _write_run_cache(repo: "Repo", stage: "PipelineStage") -> None:
-    from dvc.stage.cache import _get_cache_hash, _get_stage_hash
-    from dvc.utils.serialize import dump_yaml
-
-    entry = to_lock_entry(stage)
-    path = Path(repo.stage_cache._get_cache_path(_get_stage_hash(stage), _get_cache_hash(entry)))
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
-        dump_yaml(str(temporary), entry)
-        os.replace(temporary, path)
 
 
 def _said(values: Mapping[str, Any], name: str) -> str:
@@ -606,44 +442,3 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(inner, f"{place}.{name}" if place else str(name))
     else:
         yield place, value
-
-
-def _plain(value: Any) -> Any:
-    """Ordered and commented mappings as ordinary ones, to compare by content."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _state(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
-
-
-def _damaged(out: "Output") -> list[Path]:
-    """Cache objects behind an output whose bytes are not what their name says."""
-    from dvc_data.hashfile.tree import Tree
-
-    obj: Any = out.obj or out.get_obj()
-    members: Any = obj if isinstance(obj, Tree) else ()
-    oids = {str(hash_info.value) for _, _, hash_info in members}
-    paths = {oid: Path(out.cache.oid_to_path(oid)) for oid in sorted({*oids, str(obj.oid)})}
-    return [path for oid, path in paths.items() if _md5(path) != oid.removesuffix(".dir")]
-
-
-def _md5(path: Path) -> str | None:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    except FileNotFoundError:
-        return None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from data.artifacts import Artifact, ArtifactError, open_artifact
 from pipelines import runs
 from pipelines.context import RunContext
 
-State = Literal["up to date", "cached", "will run", "depends"]
+State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 OUTPUT = re.compile(r"output (\S+) (.+)")
 MODELS = ("policy", "reward_model")
 ROW_UNITS = {"sft": "sequences", "reward_model": "pairs", "preference_train": "pairs"}
@@ -130,7 +130,7 @@ def shown_name(graph: Graph, node: Node) -> str:
 
 def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes, forced: Collection[str]) -> Row:
     node = entry.node
-    state: State = "up to date"
+    state: State = "in the remote" if entry.remote else "up to date"
     if entry.reasons:
         state = "depends" if any(parent in stale for parent in node.parents) else "will run"
     if state == "will run" and node.address not in forced and run.ledger.is_cached(node):
@@ -141,7 +141,7 @@ def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes
         shown=shown_name(run.graph, node),
         state=state,
         why=why(entry.reasons, run.graph.recipe),
-        disk=0 if state == "up to date" else sizes.of(node),
+        disk=0 if not entry.reasons else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)),
     )
 

@@ -27,17 +27,24 @@ ICONS = {
     "checking": ("?", "dim"),
     "waiting": ("◌", "yellow"),
     "running": ("●", "cyan"),
+    "fetching": ("↓", "cyan"),
+    "sending": ("↑", "cyan"),
     "unchanged": ("✓", "green"),
+    "remote": ("✓", "green"),
+    "sent": ("✓", "green"),
     "restored": ("✓", "green"),
     "ran": ("✓", "green"),
     "attached": ("✓", "green"),
     "failed": ("✗", "bold red"),
     "skipped": ("–", "dim"),
 }
-DONE = ("unchanged", "restored", "ran", "attached")
+MOVING = ("fetching", "sending")
+"""Their detail is how far they are."""
+DONE = ("unchanged", "remote", "sent", "restored", "ran", "attached")
 SAID = {
     "unchanged": "up to date",
-    "restored": "restored from cache",
+    "remote": "done, its files are in the remote",
+    "restored": "restored",
     "ran": "done",
     "attached": "done (job of an earlier run)",
     "skipped": "not run: a stage that it needs failed",
@@ -145,7 +152,7 @@ def doing(view: StageView, now: float) -> str:
 def took(view: StageView, now: float) -> str:
     if view.seconds is not None:
         return duration(view.seconds) if view.seconds >= 0.5 else ""
-    return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting") else ""
+    return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting", *MOVING) else ""
 
 
 def render(title: str, views: Sequence[StageView], now: float, note: str = "", height: int = 50) -> RenderableType:
@@ -170,7 +177,7 @@ def render(title: str, views: Sequence[StageView], now: float, note: str = "", h
 
 def _cells(view: StageView, now: float) -> tuple[Text, Text, Text, Text]:
     icon, style = ICONS[view.state]
-    tone = "red" if view.state == "failed" else "dim" if view.state in ("pending", "skipped", "unchanged") else ""
+    tone = "red" if view.state == "failed" else "dim" if view.state in ("pending", "skipped", "unchanged", "remote") else ""
     return Text(icon, style), Text(view.name, tone), Text(doing(view, now), tone or "default"), Text(took(view, now), "dim")
 
 
@@ -196,7 +203,7 @@ class Board:
             now = time.time()
             if folder is not None:
                 self._folders[address] = folder
-            if state in ("running", "waiting") and view.started is None:
+            if state in ("running", "waiting", *MOVING) and view.started is None:
                 view = replace(view, started=now)
             if seconds is None and view.started is not None and state in (*DONE, "failed"):
                 seconds = now - view.started
@@ -275,15 +282,15 @@ class Display:
             self._said = self.board.note
             due += [self._said] if self._said else []
         for address, view in self.board.views.items():
-            state = (view.state, view.detail)
+            state = (view.state, "" if view.state in MOVING else view.detail)
             changed = self._last.get(address, ("pending", "")) != state
             silent = now - self._spoken.get(address, 0.0)
-            if not changed and not (view.state == "running" and silent >= self.interval_s):
+            if not changed and not (view.state in ("running", *MOVING) and silent >= self.interval_s):
                 continue
             self._last[address], self._spoken[address] = state, now
             if view.state in ("pending", "checking"):
                 continue
-            words = view.state if view.state in ("running", "waiting", "failed") and changed else ""
+            words = view.state if view.state in ("running", "waiting", *MOVING, "failed") and changed else ""
             body = "  ".join(part for part in (words, doing(view, now)) if part)
             spent = took(view, now)
             due.append(f"{ICONS[view.state][0]} {view.name:<18} {body}{f'  ({spent})' if spent else ''}")

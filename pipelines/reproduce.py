@@ -250,7 +250,7 @@ class _Attempt:
         if self.request.here:
             return provenance.CODE_ROOT
         self.tell(f"code: {code}")
-        return codetree.check_out(code, self.work / "code" / code.folder, self.ledger.get)
+        return codetree.check_out(code, self.work / "code" / code.folder, self.ledger.store.get)
 
     def _restore(self, intent: Intent) -> bool:
         """Puts the recorded artifact into the new project: a sound copy from here, or out of the cache or the remote.
@@ -403,7 +403,7 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
                 if file is None:
                     yield commit, "this clone lacks it"
                 else:
-                    yield commit, "sent" if ledger.put(file, codetree.bundle_name(commit)) else "there already"
+                    yield commit, "sent" if ledger.store.put(file, codetree.bundle_name(commit)) else "there already"
 
 
 def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subject:

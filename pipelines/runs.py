@@ -17,8 +17,9 @@ from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipes
 from pipelines.context import RunContext, StageFailed, Watch, unwatched
-from pipelines.ensure import Result, ensure, run_under_dvc
+from pipelines.ensure import Result, at_rest, ensure, run_under_dvc
 from pipelines.ledger import Ledger
+from pipelines.store import RemoteError
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Plan:
     node: Node
     reasons: tuple[str, ...]
     """Why it must run; empty: it is up to date. Children of a stage that must run may still be spared: only content counts."""
+    remote: bool = False
+    """It is up to date, and its files are in the remote."""
 
 
 @dataclass
@@ -209,26 +212,44 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
     for address, node in run.graph.nodes.items():
         if selection is not None and address not in selection:
             continue
-        reasons = ["forced"] if address in forced else run.ledger.reasons(node)
         above = [parent for parent in node.parents if parent in stale]
+        reasons, remote = (["forced"], False) if address in forced else _reasons(run, node, bool(above))
         if above:
             reasons = [reason for reason in reasons if not reason.startswith("input ")]
             reasons.append(f"waits for {', '.join(above)}")
         if reasons:
             stale.add(address)
-        found.append(Plan(node, tuple(reasons)))
+        found.append(Plan(node, tuple(reasons), remote))
     return found
 
 
+def _reasons(run: RunContext, node: Node, waits: bool) -> tuple[list[str], bool]:
+    """Why a stage must run, and whether its files are in the remote instead."""
+    reasons = run.ledger.reasons(node)
+    if not reasons or waits:
+        return reasons, False
+    try:
+        return ([], True) if run.ledger.place(node) == "remote" else (reasons, False)
+    except RemoteError as error:
+        return [f"recorded as done, but {error}"], False
+
+
 def unchanged(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Result]:
-    """Makes sure, in one thread, of the stages that are up to date with all above them; the rest needs a run."""
+    """Makes sure, in one thread, of the stages that are up to date (here or in the remote) with all above them; the rest needs a run."""
     done: dict[str, Result] = {}
     chosen = set(run.graph.nodes if selection is None else selection)
     for address, node in run.graph.nodes.items():
         above = all(parent in done or parent not in chosen for parent in node.parents)
-        if address in chosen and address not in forced and above and not run.ledger.reasons(node):
+        if address in chosen and address not in forced and above and _rests(run, node):
             done[address] = ensure(run, node)
     return list(done.values())
+
+
+def _rests(run: RunContext, node: Node) -> bool:
+    try:
+        return at_rest(run, node) is not None
+    except StageFailed:  # the run says so
+        return False
 
 
 def run_graph(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[StageEnd]:
@@ -262,6 +283,36 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
     for address in progress.ends.keys() - run.graph.nodes.keys():
         raise AssertionError(f"{address} is not in the graph")
     return [progress.ends[address] for address in run.graph.nodes if address in progress.ends]
+
+
+def pull(run: RunContext, selection: Collection[str] | None = None) -> list[StageEnd]:
+    """Brings the files of all finished stages from the cache and the remote, and runs none; those not finished fail as such.
+
+    Raises:
+        RemoteError: there is no remote, or it cannot be used.
+    """
+    run.ledger.store.require_remote("pull from")
+    run.fetch, run.make = True, False
+    return run_graph(run, selection)
+
+
+def push(run: RunContext) -> tuple[int, int]:
+    """Sends the recorded artifacts of a recipe and the run cache to the remote; returns how many objects and entries were new there.
+
+    Raises:
+        RemoteError: there is no remote, it cannot be used, or not all arrived.
+    """
+    run.ledger.store.require_remote("push to")
+    objects = 0
+    for node in run.graph.nodes.values():
+
+        def going(done: int, total: int, address: str = node.address) -> None:
+            run.watch(address, "sending", f"{done / 2**20:.0f} of {total / 2**20:.0f} MiB")
+
+        sent = run.ledger.push(node, going)
+        run.watch(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new")
+        objects += sent
+    return objects, run.ledger.store.send_run_cache()
 
 
 def _recompile(graph: Graph) -> str:

@@ -34,7 +34,7 @@ def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None 
 
 def _identifier(ledger: Ledger, outs: Mapping[str, str]) -> str | None:
     """Id of the artifact whose `record.json` is among these objects."""
-    path = ledger.object(outs["record.json"]) if "record.json" in outs else None
+    path = ledger.store.object(outs["record.json"]) if "record.json" in outs else None
     try:
         return read_record(json.loads(path.read_text()), "record.json").id if path else None
     except (ValueError, ArtifactError):
@@ -48,7 +48,7 @@ def _copy(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool:
     building.mkdir(parents=True)
     try:
         for name, oid in parts.items():
-            path = ledger.object(oid)
+            path = ledger.store.object(oid)
             if path is None:
                 return False
             members = [(name, oid)]
@@ -56,7 +56,7 @@ def _copy(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool:
                 (building / name).mkdir()
                 members = [(f"{name}/{member['relpath']}", member["md5"]) for member in json.loads(path.read_text())]
             for place, member in members:
-                source = ledger.object(member)
+                source = ledger.store.object(member)
                 if source is None:
                     return False
                 (building / place).parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from configs.project import Project
 from data.artifacts import ArtifactError, Record, content_hash, read_lineage, read_record, read_run, stage_key
 from pipelines.export import SUMS
 from pipelines.ledger import Ledger, Recorded
+from pipelines.store import Store
 
 PIECE_BYTES = 1 << 20
 
@@ -108,10 +109,10 @@ def verify_project(
         if entry.address in chosen:
             owners.setdefault(entry.md5, entry.address)
             if entry.part != "payload" and project.artifact(entry.address).is_dir():  # its payload is known by sha256
-                checks.append(_lock_check(entry, ledger.cache_path(entry.md5)))
-    checks += _cache_checks(ledger.cache_path, owners)
+                checks.append(_lock_check(entry, ledger.store.cache_path(entry.md5)))
+    checks += _cache_checks(ledger.store.cache_path, owners)
     if remote:
-        checks += _remote_checks(ledger, owners)
+        checks += _remote_checks(ledger.store, owners)
     return _run(checks, verdict)
 
 
@@ -302,17 +303,19 @@ def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Itera
         )
 
 
-def _remote_checks(ledger: Ledger, owners: dict[str, str]) -> list[Check]:
+def _remote_checks(store: Store, owners: dict[str, str]) -> list[Check]:
     """The same in the remote; one that cannot be reached is one problem."""
-    name = ledger.remote_name()
+    name = store.remote_name()
     if name is None:
         return []
+    if refusal := store.refusal():
+        return [lambda verdict: [Problem(f"remote {name}", "cannot be read", f"{refusal}; or leave it out with --no-remote")]]
     try:
-        remote = ledger.remote(name)
+        remote = store.remote(name)
 
         def read(md5: str) -> bytes | None:
             if not remote.exists(md5):
-                return _read_bytes(ledger.cache_path(md5))
+                return _read_bytes(store.cache_path(md5))
             with remote.open(md5) as stream:
                 return stream.read()
 

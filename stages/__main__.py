@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.declarations import DECLARATIONS
-from data.artifacts import content_hash, open_artifact, scan, write_json
+from data.artifacts import content_hash, entries_of, open_artifact, survey, write_json
 from data.faults import fault_point
 from stages.core.postconditions import unmet
 from stages.job import Inputs, Job, JobSpec, NotFinite, Preempted, StageError, is_full, storage_cause
@@ -54,10 +54,11 @@ def main(folder: Path) -> int:
             write_json(folder / "done.json", report(job, ok=False, cause=cause, message=str(error) or repr(error)))
         return 1
     if rank == 0:
-        files = scan(job.out / "payload")
+        seen = survey(job.out / "payload", md5=True)
         fault_point("job finished")
-        listed = [entry.model_dump() for entry in files]
-        write_json(folder / "done.json", report(job, ok=True, metrics=metrics, content=content_hash(files), files=listed, marks=job.marks))
+        files = entries_of(seen)
+        made = {"content": content_hash(files), "files": [entry.model_dump() for entry in files], "metrics": metrics, "marks": job.marks}
+        write_json(folder / "done.json", report(job, ok=True, seen={name: found.as_json() for name, found in seen.items()}, **made))
     return 0
 
 

@@ -77,6 +77,11 @@ class FaultyStore:
         """The next n requests wait before they are passed on."""
         self._add(Fault("delay", matching, seconds), n)
 
+    def forget(self) -> None:
+        """No fault waits any more."""
+        with self._lock:
+            self._faults.clear()
+
     @property
     def pending(self) -> int:
         """Faults that no request has met yet."""

@@ -35,7 +35,7 @@ DOORS = {
     "vllm": "stages/engines/sampler.py",
     "datasets": "data/sources.py",
     "great_expectations": "data/expectations.py",
-    "dvc": "pipelines/ledger.py",
+    "dvc": "pipelines/store.py",
     "prefect": "pipelines/flow.py",
 }
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numpy", "pandas"}

@@ -93,7 +93,7 @@ def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab) -> None:
 def test_a_cache_that_lacks_it_or_is_damaged_says_so(lab: Lab, tmp_path: Path) -> None:
     ledger = lab.run().ledger
     entry = next(e for e in ledger.recorded_at("first") if (e.address, e.part) == ("lab/raw", "record.json"))
-    place = ledger.cache_path(entry.md5)
+    place = ledger.store.cache_path(entry.md5)
     whole = place.read_bytes()
     try:
         place.chmod(0o644)

@@ -1,84 +1,228 @@
-"""Artifacts by way of a real S3 server: pushed from one clone, served to another, and a damaged object neither served nor silent."""
+"""Artifacts by way of a real S3 server: what a clone without data knows, what it downloads, and what faults of the server do.
+
+Nothing is lost, nothing half-written or damaged is served, and every error says what to do.
+"""
 
 import hashlib
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from reproduction_lab import Clone
 from running_lab import Lab
 
+from pipelines.context import RunContext, StageFailed
 from pipelines.ensure import Result
-from pipelines.runs import run_graph
+from pipelines.plan import plan
+from pipelines.runs import pull, push, run_graph
+from pipelines.store import RemoteError
 from pipelines.verify import verify_project
 
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A bucket; keys are in the environment alone."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    url = "http://{}:{}".format(*server.get_host_and_port())
-    found = boto3.resource("s3", endpoint_url=url).create_bucket(Bucket="pedigree-test")
-    yield found
-    server.stop()
+BUCKET = "pedigree-test"
+ALL = {"suite", "raw", "clean", "cleaner"}
 
 
-def outcomes(lab: Lab) -> dict[str, str]:
-    ends = run_graph(lab.run())
-    assert all(isinstance(end, Result) for end in ends), ends
-    return {end.address.partition("/")[2]: end.outcome for end in ends if isinstance(end, Result)}
+@pytest.fixture(scope="module")
+def store() -> Iterator[FaultyStore]:
+    """A server behind a proxy that can fail; keys are in the environment alone."""
+    with pytest.MonkeyPatch.context() as patch, s3_server(BUCKET) as url, faulty_store(url) as found:
+        for name, value in KEYS.items():
+            patch.setenv(name, value)
+        yield found
 
 
-def test_a_fresh_clone_with_the_remote_alone_runs_nothing_and_a_damaged_object_is_made_again(bucket: Any, tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    lab = Lab(tmp_path / "one")
-    url = bucket.meta.client.meta.endpoint_url
-    for command in (f"dvc remote add -q --default store s3://{bucket.name}/artifacts", f"dvc remote modify -q store endpointurl {url}"):
-        lab.shell(command)
-    outcomes(lab)
-    lab.shell("dvc push -q --run-cache && git add -A && git -c user.name=l -c user.email=l@example.org commit -qm made")
-    assert verify_project(lab.project).problems == []
+@pytest.fixture(scope="module")
+def lab(store: FaultyStore, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The four stages made, pushed and committed; tests leave it and the bucket as they are."""
+    found = Lab(tmp_path_factory.mktemp("made"))
+    for command in (
+        f"dvc remote add -q --default store s3://{BUCKET}/artifacts",
+        f"dvc remote modify -q store endpointurl {store.url}",
+    ):
+        found.shell(command)
+    assert set(outcomes(found.run()).values()) == {"ran"}
+    push(found.run())
+    found.shell("git add -A && git -c user.name=l -c user.email=l@example.org commit -qm made")
+    return found
 
+
+@contextmanager
+def changed(entry: Any, body: bytes | None) -> Iterator[None]:
+    """An object with other bytes, or none; afterwards as it was."""
+    before = entry.get()["Body"].read()
+    entry.delete() if body is None else entry.put(Body=body)
+    yield
+    entry.put(Body=before)
+
+
+def cloned(lab: Lab, folder: Path) -> Lab:
+    """A fresh clone: what git has, and nothing else."""
     clone = object.__new__(Lab)
-    clone.code, clone.root, clone.environment = lab.code, tmp_path / "two", lab.environment
+    clone.code, clone.root, clone.environment = lab.code, folder, lab.environment
     subprocess.run(["git", "clone", "-q", lab.root, clone.root], check=True)
-    (clone.root / ".dvc/config.local").write_text(f"[core]\n    site_cache_dir = {tmp_path / 'site'}\n")
+    (clone.root / ".dvc/config.local").write_text(f"[core]\n    site_cache_dir = {folder}-site\n")
     clone.forget_runs()
-    assert set(outcomes(clone).values()) == {"restored"} and clone.contents() == lab.contents() and clone.runs() == []
+    return clone
 
-    good = (lab.root / "artifacts/lab/suite/payload/rows.jsonl").read_bytes()
-    md5 = hashlib.md5(good, usedforsecurity=False).hexdigest()
-    (victim,) = [entry for entry in bucket.objects.all() if entry.key.endswith(f"{md5[:2]}/{md5[2:]}")]
-    victim.put(Body=bytes([good[0] ^ 1]) + good[1:])
-    (problem,) = verify_project(clone.project).problems
-    assert problem.file.startswith(f"remote object store/{md5} of lab/suite")
-    shutil.rmtree(clone.root / ".dvc/cache")
-    shutil.rmtree(clone.root / "artifacts/lab/suite")
-    assert outcomes(clone)["suite"] == "ran" and clone.runs() == ["suite"] and clone.contents() == lab.contents()
+
+def outcomes(run: RunContext, ends: Any = None) -> dict[str, str]:
+    """Stage → outcome, or the cause of its failure."""
+    ends = run_graph(run) if ends is None else ends
+    said = {end.address: end.outcome if isinstance(end, Result) else getattr(end, "cause", "not run") for end in ends}
+    return {address.partition("/")[2]: word for address, word in said.items()}
+
+
+def bucket(store: FaultyStore) -> Any:
+    return boto3.resource("s3", endpoint_url=store.upstream.geturl()).Bucket(BUCKET)
+
+
+def object_of(store: FaultyStore, file: Path) -> Any:
+    """The remote's object behind a file."""
+    md5 = hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+    (found,) = [entry for entry in bucket(store).objects.all() if entry.key.endswith(f"{md5[:2]}/{md5[2:]}")]
+    return found
+
+
+def downloads(store: FaultyStore) -> list[str]:
+    """Objects that were read since the requests were last forgotten."""
+    found = [request for request in store.requests if request.startswith("GET ") and "list-type" not in request]
+    store.requests.clear()
+    return found
+
+
+def test_a_clone_without_data_knows_what_is_done_and_downloads_nothing(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    downloads(store)
+    assert outcomes(clone.run()) == dict.fromkeys(ALL, "remote")
+    assert {row.state for row in plan(clone.run())} == {"in the remote"}
+    assert downloads(store) == [] and clone.contents() == {} and clone.runs() == []
+
+
+def test_what_must_run_brings_its_inputs_and_nothing_else(lab: Lab, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    clone.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
+    assert outcomes(clone.run()) == {"suite": "remote", "raw": "remote", "clean": "remote", "cleaner": "ran"}
+    assert clone.contents().keys() == {"suite", "clean", "cleaner"} and clone.runs() == ["cleaner"]
+    assert verify_project(clone.project).problems == []
+
+
+def test_pull_brings_finished_stages_and_runs_nothing(lab: Lab, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    clone.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
+    found = pull(clone.run())
+    assert outcomes(clone.run(), found) == {"suite": "restored", "raw": "restored", "clean": "restored", "cleaner": "not_finished"}
+    assert clone.runs() == []
+    clone.edit("configs/recipes/lab.yaml", "ngram: 6", "ngram: 5")
+    assert outcomes(clone.run(), pull(clone.run()))["cleaner"] == "restored"
+    assert clone.contents() == lab.contents() and clone.shell("dvc status -q").returncode == 0
+
+
+def test_the_run_cache_travels(lab: Lab, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    (clone.root / "artifacts/lab/dvc.lock").unlink()
+    assert outcomes(clone.run()) == dict.fromkeys(ALL, "restored")
+    assert clone.runs() == [] and clone.contents() == lab.contents()
+
+
+def test_push_sends_each_thing_once(lab: Lab, store: FaultyStore) -> None:
+    store.requests.clear()
+    assert push(lab.run()) == (0, 0)
+    assert [request for request in store.requests if request.startswith("PUT")] == []
+
+
+def test_push_sends_again_what_the_remote_has_lost(lab: Lab, store: FaultyStore) -> None:
+    lost = object_of(store, lab.root / "artifacts/lab/raw/record.json")
+    lost.delete()
+    assert push(lab.run())[0] == 1 and lost.get()["ContentLength"] > 0
+
+
+def test_a_damaged_object_is_neither_served_nor_silent(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    rows = lab.root / "artifacts/lab/suite/payload/rows.jsonl"
+    good = rows.read_bytes()
+    with changed(object_of(store, rows), bytes([good[0] ^ 1]) + good[1:]):
+        (problem,) = verify_project(clone.project).problems
+        assert problem.file.startswith("remote object store/") and "lab/suite" in problem.file
+        clone.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
+        run = clone.run()
+        assert outcomes(run)["cleaner"] == "ran" and clone.runs() == ["suite", "cleaner"]
+    (notice,) = run.ledger.notices
+    assert "lab/suite" in notice and "damaged" in notice
+    assert clone.contents()["suite"] == lab.contents()["suite"]
+
+
+def test_a_lost_object_makes_its_stage_run_again(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    with changed(object_of(store, lab.root / "artifacts/lab/raw/record.json"), None):
+        assert outcomes(clone.run()) == {"suite": "remote", "raw": "ran", "clean": "remote", "cleaner": "remote"}
+
+
+def test_throttling_and_cut_connections_are_survived(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    store.throttle(3)
+    store.cut_downloads(2, matching="files/md5")
+    assert outcomes(clone.run(), pull(clone.run())) == dict.fromkeys(ALL, "restored")
+    assert store.pending == 0 and clone.contents() == lab.contents()
+
+
+def test_an_upload_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+    one, two = cloned(lab, tmp_path / "one"), cloned(lab, tmp_path / "two")
+    one.edit("configs/recipes/lab.yaml", "count: 5", "count: 4000000")  # over the 50 MB of one part
+    assert outcomes(one.run())["raw"] == "ran"
+    store.cut_uploads(20, matching="partNumber", at_least=1 << 20)
+    with pytest.raises(RemoteError, match="type it again"):
+        push(one.run())
+    store.forget()
+    assert outcomes(two.run(), pull(two.run("raw.sources.0.count=4000000")))["raw"] != "restored"
+    push(one.run())
+    two.edit("configs/recipes/lab.yaml", "count: 5", "count: 4000000")
+    assert set(outcomes(two.run(), pull(two.run())).values()) == {"restored"} and two.contents() == one.contents()
+
+
+@pytest.mark.parametrize("fault", ["bucket", "keys", "network"])
+def test_a_remote_that_cannot_be_used_is_named_with_its_remedy(
+    fault: str, lab: Lab, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    said = {"bucket": ("bucket", "Create the bucket"), "keys": ("store", "credentials"), "network": ("connect", "network")}[fault]
+    if fault == "bucket":
+        clone.shell("dvc remote modify -q store url s3://no-such-bucket/artifacts")
+    elif fault == "network":
+        clone.shell("dvc remote modify -q store endpointurl http://127.0.0.1:9")
+    else:
+        for name in KEYS:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(RemoteError) as raised:
+        pull(clone.run())
+    assert all(word in str(raised.value) for word in said)
+    ends = [end for end in run_graph(clone.run(), {"lab/raw"}) if isinstance(end, StageFailed)]
+    assert "cannot be used" in str(ends[0]) and "--force" in str(ends[0]) and clone.runs() == []
+    assert {row.state for row in plan(clone.run(), {"lab/raw"})} == {"will run"}
+    run = clone.run("raw.sources.0.seed=9")
+    assert outcomes(run)["raw"] == "ran"
+    assert any("cannot be used" in notice for notice in run.ledger.notices)
 
 
 @pytest.mark.slow
-def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(bucket: Any, tmp_path: Path) -> None:
+def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(store: FaultyStore, tmp_path: Path) -> None:
     made = Clone.first(tmp_path)
-    url = bucket.meta.client.meta.endpoint_url
-    made.shell(f"{sys.executable} -m dvc remote modify -q store url s3://{bucket.name}/store")
-    made.shell(f"{sys.executable} -m dvc remote modify -q store endpointurl {url}")
+    made.shell(f"{sys.executable} -m dvc remote modify -q store url s3://{BUCKET}/store")
+    made.shell(f"{sys.executable} -m dvc remote modify -q store endpointurl {store.url}")
     made.edit("stages/decontaminate.py", "save(job.out", 'rows.append("lost")\n    save(job.out')
     commit = made.commit()
     made.pedigree("run", "lab", "--no-prefect")
     assert f"code {commit[:12]}: sent" in made.pedigree("push", "lab")
     assert f"code {commit[:12]}: there already" in made.pedigree("push", "lab")
-    assert [entry.key for entry in bucket.objects.all() if "pedigree" in entry.key] == [f"store/pedigree/code/{commit}.bundle"]
+    assert [entry.key for entry in bucket(store).objects.all() if "pedigree" in entry.key] == [f"store/pedigree/code/{commit}.bundle"]
     made.ran()
     made.shell("git add -A && git -c user.name=l -c user.email=l@example.org commit -qm made")
     made.shell("git checkout -q --orphan other && git -c user.name=l -c user.email=l@example.org commit -qm other && git branch -qD main")
@@ -91,3 +235,12 @@ def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(buc
         "clean": "restored",
         "cleaner": "identical",
     }
+
+
+def test_no_cache_is_needed_beside_the_remote(lab: Lab, tmp_path: Path) -> None:
+    clone = cloned(lab, tmp_path / "two")
+    assert set(outcomes(clone.run(), pull(clone.run())).values()) == {"restored"}
+    shutil.rmtree(clone.root / ".dvc/cache")
+    shutil.rmtree(clone.root / "artifacts/lab/raw")
+    assert outcomes(clone.run())["raw"] == "remote"
+    assert outcomes(clone.run(), pull(clone.run()))["raw"] == "restored" and clone.runs() == []

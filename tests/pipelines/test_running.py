@@ -20,7 +20,7 @@ from configs.execution import Numerics
 from pipelines.context import StageFailed
 from pipelines.ensure import Result, ensure, log_file
 from pipelines.launcher import LocalLauncher, _environment, processes_of
-from pipelines.runs import NotRun, plan, run_graph, selected, unchanged
+from pipelines.runs import NotRun, plan, pull, run_graph, selected, unchanged
 
 
 @pytest.fixture
@@ -576,7 +576,8 @@ def test_remote_serves_a_fresh_clone(lab: Lab, tmp_path: Path) -> None:
     shutil.rmtree(lab.root / ".dvc" / "cache")
     for name in before:
         shutil.rmtree(lab.root / "artifacts" / "lab" / name)
-    assert set(outcomes(lab).values()) == {"restored"}
+    assert set(outcomes(lab).values()) == {"remote"} and lab.contents() == {}
+    assert {end.outcome for end in pull(lab.run()) if isinstance(end, Result)} == {"restored"}
     assert lab.contents() == before and lab.runs() == runs and status(lab) == CLEAN
 
 

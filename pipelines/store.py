@@ -1,0 +1,596 @@
+"""The one door to DVC: its stages and lock files, the cache, the run cache and the remote of a project.
+
+What is decided with them stands elsewhere (`ledger.py`: is a stage up to date; `shelf.py`, `verify.py`, `gc.py`).
+
+DVC's repository lock is held while its files are read, while an output that was hashed before goes into the cache, and while
+`dvc.lock` is written; never while a job runs. Its per-path locks are not taken (their holder may be a `dvc repro` that waits for
+us): the stage's lease does that work.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import yaml
+from fsspec.callbacks import Callback
+
+from configs.compile import LOADER
+from configs.project import Project
+from data.faults import fault_point
+from data.hashing import Hashed
+
+if TYPE_CHECKING:
+    from dvc.data_cloud import Remote as DvcRemote
+    from dvc.output import Output
+    from dvc.repo import Repo
+    from dvc.stage import PipelineStage as PipelineStage
+
+Tell = Callable[[int, int], None]
+"""Told bytes that have come or gone, and how many there are."""
+
+
+class LedgerError(Exception):
+    """DVC refuses: a damaged `dvc.lock`, a malformed `dvc.yaml` somewhere, an output that git tracks."""
+
+
+class RemoteError(LedgerError):
+    """The remote cannot be used; what is here stays as it is."""
+
+
+@contextmanager
+def dvc_errors() -> Iterator[None]:
+    """DVC's many exceptions as one."""
+    from dvc.exceptions import DvcException
+
+    try:
+        yield
+    except DvcException as error:
+        raise LedgerError(f"DVC says: {error}") from error
+    except sqlite3.OperationalError as error:  # of its database of hashes
+        if "full" in str(error):
+            raise OSError(errno.ENOSPC, "DVC cannot write down what it knows, the disk is full") from error
+        raise LedgerError(f"DVC's database of hashes (core.site_cache_dir) fails: {error}") from error
+
+
+@dataclass(frozen=True)
+class RemoteObjects:
+    """The objects of a DVC remote, by md5."""
+
+    name: str
+    odb: Any
+
+    def exists(self, md5: str) -> bool:
+        """Whether it holds an object; raises what its library raises where it cannot be asked (fsspec's `exists` says no then)."""
+        try:
+            self.odb.fs.info(self.odb.oid_to_path(md5))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, md5: str) -> BinaryIO:
+        return self.odb.fs.open(self.odb.oid_to_path(md5), "rb")
+
+
+class Store:
+    """DVC in one project. Safe to share between threads and processes."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self._mutex = threading.RLock()  # DVC's own lock polls every half second, also between threads
+        self._local = threading.local()
+        self._asked: dict[str, str | None] = {}
+
+    # --- stages and lock files ------------------------------------------------------------------------------------------
+
+    @property
+    def repo(self) -> "Repo":
+        """One per thread: DVC's objects are not made for sharing."""
+        repo = getattr(self._local, "repo", None)
+        if repo is None:
+            for name in ("dvc", "dvc_data", "dvc_objects"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)  # no progress bars and notices of its own
+            from dvc.repo import Repo
+
+            repo = Repo(str(self.project.root), config={"cache": {"type": self._link_types}}, _wait_for_lock=True)
+            self._local.repo, self._local.files = repo, {}
+        return repo
+
+    @contextmanager
+    def locked(self) -> "Iterator[Repo]":
+        with self._mutex:
+            repo = self.repo
+            if repo.lock.is_locked:
+                yield repo
+            else:
+                with repo.lock:
+                    yield repo
+
+    @dvc_errors()
+    def stage(self, pipeline: Path, name: str) -> "PipelineStage | None":
+        """A stage of a `dvc.yaml` with what `dvc.lock` says of it; files are parsed again only when they have changed."""
+        with self.locked() as repo:
+            from dvc.dvcfile import load_file
+
+            if not pipeline.exists():
+                return None
+            state = (_state(pipeline), _state(pipeline.with_suffix(".lock")))
+            known = self._local.files.get(pipeline)
+            if known is None or known[0] != state:
+                known = self._local.files[pipeline] = (state, load_file(repo, str(pipeline)))
+            stages: Any = known[1].stages
+            return stages[name] if name in stages else None
+
+    def params(self, path: Path) -> dict[str, Any]:
+        """What a `params.yaml` holds, parsed again only when it has changed."""
+        self.repo  # noqa: B018 - makes this thread's memory
+        state = _state(path)
+        known = self._local.files.get(path)
+        if known is None or known[0] != state:
+            known = self._local.files[path] = (state, yaml.load(path.read_text(), Loader=LOADER) if state else {})
+        return known[1]
+
+    def write_lock(self, stage: "PipelineStage") -> None:
+        """Writes the stage into `dvc.lock` by rename; DVC's own dump truncates the file first, and a kill would leave it so."""
+        from dvc.utils.serialize import dump_yaml, load_yaml
+
+        path = Path(stage.dvcfile.path).with_suffix(".lock")
+        entry = to_lock_entry(stage)
+        lock: dict[str, Any] = load_yaml(str(path)) if path.exists() else {"schema": "2.0"}
+        stages = lock.setdefault("stages", {})
+        if plain(stages.get(stage.name)) == plain(entry):
+            return
+        stages[stage.name] = entry
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+        dump_yaml(str(temporary), lock)
+        fault_point("lock written")
+        os.replace(temporary, path)
+        fault_point("lock replaced")
+
+    # --- the cache ------------------------------------------------------------------------------------------------------
+
+    def cache_path(self, oid: str) -> Path:
+        """Where this machine's cache keeps an object, if it does."""
+        return Path(self.repo.cache.local.oid_to_path(oid))
+
+    @dvc_errors()
+    def object(self, oid: str) -> Path | None:
+        """A sound object of the cache, fetched when it is missing or damaged; None when nobody has it. A `.dir` brings its files."""
+        path = self.cache_path(oid)
+        if self._is_sound(oid):
+            return path
+        if self.remote_name() is not None and self.refusal() is None:
+            with suppress(RemoteError):
+                self._bring([_hash_info(oid)])
+                if oid.endswith(".dir") and self._is_sound(oid):
+                    self._bring([_hash_info(member["md5"]) for member in json.loads(path.read_bytes())])
+        return path if self._is_sound(oid) else None
+
+    def _is_sound(self, oid: str) -> bool:
+        """Whether the cache has an object whose bytes are what its name says; another one under the name goes."""
+        path = self.cache_path(oid)
+        if md5_of(path) == oid.removesuffix(".dir"):
+            return True
+        path.unlink(missing_ok=True)
+        return False
+
+    def remember(self, files: Mapping[Path, Hashed]) -> None:
+        """Tells DVC's database the MD5 of files that were hashed before, so that it does not read them once more."""
+        from dvc_objects.fs.local import LocalFileSystem
+
+        known = [(str(path), _hash_info(found.md5), None) for path, found in files.items() if found.md5]
+        self.repo.state.save_many(known, LocalFileSystem())
+
+    def commit_outputs(self, stage: "PipelineStage") -> None:
+        """Puts outputs that `save_outs` has hashed into the cache; the caller holds the lock.
+
+        One after the other: DVC's try at a reflink truncates an equal object that another stage is just adding.
+        """
+        for out in stage.outs:
+            for path in damaged(out):  # DVC would believe an object of that name, whatever its bytes
+                path.unlink(missing_ok=True)
+            out.commit()
+
+    def check_out(self, stage: "PipelineStage") -> bool:
+        """Puts the outputs from the cache into place; whatever lies there goes. False when an object has gone meanwhile."""
+        from dvc.exceptions import DvcException
+
+        try:
+            for out in stage.outs:
+                remove(Path(out.fs_path))
+                out.checkout(force=True)
+        except (DvcException, OSError):
+            return False
+        return True
+
+    # --- the run cache --------------------------------------------------------------------------------------------------
+
+    def run_cache_entries(self, stage: "PipelineStage") -> list[Mapping[str, Any]]:
+        """What DVC's run cache has for the stage's command, dependencies and parameters; the newest first.
+
+        DVC's own lookup takes the newest alone, also when its objects are damaged, and works only inside the repository's folder.
+        """
+        cache = self.repo.stage_cache
+        key = _run_key(stage)
+        folder = Path(cache._get_cache_dir(key))
+        values = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, reverse=True) if folder.is_dir() else []
+        entries: list[Any] = [cache._load_cache(key, value.name) for value in values]
+        return [entry for entry in entries if entry]
+
+    def write_run_cache(self, stage: "PipelineStage") -> None:
+        from dvc.stage.cache import _get_cache_hash
+        from dvc.utils.serialize import dump_yaml
+
+        entry = to_lock_entry(stage)
+        path = Path(self.repo.stage_cache._get_cache_path(_run_key(stage), _get_cache_hash(entry)))
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.parent.parent / f".{path.name}.{os.getpid()}.{threading.get_ident()}"
+            dump_yaml(str(temporary), entry)
+            os.replace(temporary, path)
+
+    def run_cache_files(self) -> set[Path]:
+        """All entries of the run cache here."""
+        folder = Path(self.repo.stage_cache.cache_dir)
+        return {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")} if folder.is_dir() else set()
+
+    def fetch_run_cache(self, stage: "PipelineStage | None" = None) -> bool:
+        """Brings the remote's run cache: what it has for one stage, or all. False when nothing new came.
+
+        Raises:
+            RemoteError: the remote cannot be used.
+        """
+        if self.remote_name() is None:
+            return False
+        remote = self._usable("fetch")
+        folder = ("runs", *((_run_key(stage)[:2], _run_key(stage)) if stage else ()))
+        here = Path(self.repo.stage_cache.cache_dir).parent
+        with self._remote_errors():
+            found = [(path, here / remote.fs.relpath(path, remote.path)) for path in remote.fs.find(remote.fs.join(remote.path, *folder))]
+            new = [(path, target) for path, target in found if not target.exists()]
+            for path, target in new:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                half = target.parent.parent / f".{target.name}.{uuid.uuid4().hex}"
+                remote.fs.get_file(path, str(half))
+                os.replace(half, target)
+        return bool(new)
+
+    def send_run_cache(self) -> int:
+        """Sends what the remote's run cache lacks; returns how many entries that were.
+
+        Raises:
+            RemoteError: the remote cannot be used.
+        """
+        remote = self._usable("push")
+        here = Path(self.repo.stage_cache.cache_dir).parent
+        with self._remote_errors():
+            there = {remote.fs.relpath(path, remote.path) for path in remote.fs.find(remote.fs.join(remote.path, "runs"))}
+            new = sorted(path for path in self.run_cache_files() if path.relative_to(here).as_posix() not in there)
+            for path in new:
+                remote.fs.put_file(str(path), remote.fs.join(remote.path, *path.relative_to(here).parts))
+        return len(new)
+
+    # --- the remote -----------------------------------------------------------------------------------------------------
+
+    def remote_name(self) -> str | None:
+        """The default remote; None where none is configured."""
+        return self.repo.config["core"].get("remote")
+
+    @dvc_errors()
+    def remote(self, name: str) -> RemoteObjects:
+        """The objects of a remote."""
+        return RemoteObjects(name, self.repo.cloud.get_remote_odb(name, "verify"))
+
+    def refusal(self) -> str | None:
+        """Why the default remote cannot be used, with the remedy; None when it answers, or none is configured. Asked once."""
+        name = self.remote_name()
+        if name is None:
+            return None
+        with self._mutex:
+            if name not in self._asked:
+                self._asked[name] = self._ask(name)
+            return self._asked[name]
+
+    def require_remote(self, verb: str) -> None:
+        """Says before long work that there is none, or why it cannot be used.
+
+        Raises:
+            RemoteError: so it is.
+        """
+        self._usable(verb)
+
+    def holds(self, stage: "PipelineStage") -> bool:
+        """Whether the remote has all that the stage's recorded outputs are made of; a folder's list arrives there after its files.
+
+        Raises:
+            RemoteError: the remote cannot be used.
+        """
+        self._usable("ask")
+        wanted = [_oid(out) for out in stage.outs]
+        with self._remote_errors():
+            odb = self.repo.cloud.get_remote_odb(None, "status")
+            return set(wanted) <= set(odb.oids_exist(wanted))
+
+    @dvc_errors()
+    def fetch(self, stage: "PipelineStage", tell: Tell | None = None) -> bool:
+        """Brings what the stage's outputs need into the cache, every object hashed; False when the remote lacks some or has others.
+
+        Raises:
+            RemoteError: the remote cannot be used.
+        """
+        if self.remote_name() is None:
+            return False
+        self._usable("fetch")
+        lists = [_oid(out) for out in stage.outs if _oid(out).endswith(".dir")]
+        self._bring([_hash_info(oid) for oid in lists])
+        if not all(map(self._is_sound, lists)):
+            return False
+        wanted = {info for objects in stage.get_used_objs().values() for info in objects}
+        self._bring(wanted, tell, _size(stage))
+        return stage.outs_cached()
+
+    @dvc_errors()
+    def send(self, stage: "PipelineStage", tell: Tell | None = None) -> int:
+        """Sends what the stage's recorded outputs need to the remote; returns how many objects were new there.
+
+        Raises:
+            RemoteError: the remote cannot be used, or not all arrived.
+        """
+        remote = self._usable("push")
+        wanted = {info for objects in stage.get_used_objs().values() for info in objects}
+        cache, odb = self.repo.cache.local, self.repo.cloud.get_remote_odb(None, "push")
+        with self._remote_errors(), _last_error() as errors:
+            result = self.repo.cloud.transfer(cache, odb, wanted, cache_odb=cache, callback=_Bytes(tell, _size(stage)))
+        if result.failed:
+            why = f" ({errors[-1]})" if errors else ""
+            raise RemoteError(
+                f"{len(result.failed)} objects of {stage.addressing} did not reach the remote {remote.name!r}{why}: "
+                "type it again, what has arrived is not sent twice"
+            )
+        return len(result.transferred)
+
+    @dvc_errors()
+    def put(self, source: Path, name: str) -> bool:
+        """Stores a file under a name in the remote, whole or not at all; False when it is there already."""
+        remote = self._usable("push")
+        target = remote.fs.join(remote.path, *name.split("/"))
+        with self._remote_errors():
+            if remote.fs.exists(target):
+                return False
+            half = f"{target}.{uuid.uuid4().hex}"
+            remote.fs.makedirs(remote.fs.parent(target), exist_ok=True)
+            remote.fs.put_file(str(source), half)
+            remote.fs.move(half, target)
+        return True
+
+    @dvc_errors()
+    def get(self, name: str, target: Path) -> bool:
+        """Fetches what `put` has stored; False without a remote, or when that has no such file."""
+        if self.remote_name() is None:
+            return False
+        remote = self._usable("fetch")
+        source = remote.fs.join(remote.path, *name.split("/"))
+        with self._remote_errors():
+            if not remote.fs.exists(source):
+                return False
+            remote.fs.get_file(source, str(target))
+        return True
+
+    def _bring(self, objects: Collection[Any], tell: Tell | None = None, size: int = 0) -> None:
+        """Objects from the remote into the cache; one whose bytes are not what its name says does not stay there."""
+        cache, odb = self.repo.cache.local, self.repo.cloud.get_remote_odb(None, "fetch")
+        with self._remote_errors(), _last_error() as errors:
+            result = self.repo.cloud.transfer(odb, cache, objects, cache_odb=cache, verify=True, callback=_Bytes(tell, size))
+        if result.failed:
+            why = f" ({errors[-1]})" if errors else ""
+            raise RemoteError(f"{len(result.failed)} objects did not come from the remote {self.remote_name()!r}{why}: type it again")
+
+    def _usable(self, verb: str) -> "DvcRemote":
+        if self.remote_name() is None:
+            raise RemoteError(f"there is no remote to {verb}: name one with `dvc remote add -d NAME URL`")
+        if refusal := self.refusal():
+            raise RemoteError(refusal)
+        return self.repo.cloud.get_remote(command=verb)
+
+    def _ask(self, name: str) -> str | None:
+        """Looks at the remote's folder; on stores of buckets also at the bucket, whose absence looks like an empty folder."""
+        try:
+            remote = self.repo.cloud.get_remote(name)
+            try:
+                remote.fs.info(remote.path)
+            except FileNotFoundError:
+                if remote.fs.protocol not in ("local", "file"):
+                    with suppress(PermissionError):  # keys for a folder of the bucket alone
+                        remote.fs.info(remote.path.split("/")[0])
+        except Exception as error:  # each kind of storage has its own exceptions
+            return self._refused(name, error)
+        return None
+
+    def _refused(self, name: str, error: BaseException) -> str:
+        """One line on what the remote's storage says, and what to do about it."""
+        url = self.repo.config["remote"].get(name, {}).get("url", "?")
+        said = f"the remote {name!r} ({url}) cannot be used: {_said(error)}"
+        return f"{said}. {_remedy(error)}"
+
+    @contextmanager
+    def _remote_errors(self) -> Iterator[None]:
+        """What the remote's storage raises, as one kind of error."""
+        from dvc.exceptions import DvcException
+
+        try:
+            yield
+        except (DvcException, LedgerError):
+            raise
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # of this machine's disk
+                raise
+            raise RemoteError(self._refused(self.remote_name() or "?", error)) from error
+        except Exception as error:  # each kind of storage has its own exceptions
+            raise RemoteError(self._refused(self.remote_name() or "?", error)) from error
+
+    @cached_property
+    def _link_types(self) -> list[str]:
+        """As root a read-only hard link is no protection: one write in place would damage the cache too."""
+        return ["reflink", "copy"] if os.geteuid() == 0 else ["reflink", "hardlink", "copy"]
+
+
+class _Bytes(Callback):
+    """Adds up the bytes of a transfer's files and tells them; the files are moved by several threads."""
+
+    def __init__(self, tell: Tell | None, total: int) -> None:
+        super().__init__()
+        self.tell, self.total = tell, total
+        self.moved, self.mutex = 0, threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self.mutex:
+            self.moved += count
+            if self.tell is not None:
+                self.tell(min(self.moved, self.total), self.total)
+
+    def branched(self, path_1: Any, path_2: Any, **_: Any) -> Callback:
+        return _File(self)
+
+
+class _File(Callback):
+    """One file of a transfer."""
+
+    def __init__(self, whole: _Bytes) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def relative_update(self, inc: int = 1) -> None:
+        self.whole.add(inc)
+
+    def absolute_update(self, value: int) -> None:
+        self.whole.add(value - self.value)
+        self.value = value
+
+
+@contextmanager
+def _last_error() -> Iterator[list[str]]:
+    """What DVC's transfer logs of the objects that it gives up, instead of raising it."""
+    found: list[str] = []
+    thread = threading.get_ident()
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info and record.exc_info[1] is not None and record.thread == thread:
+                found.append(_said(record.exc_info[1]))
+
+    logger, handler = logging.getLogger("dvc_data.hashfile.transfer"), Keep(logging.ERROR)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    logger.addHandler(handler)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+
+
+def to_lock_entry(stage: "PipelineStage") -> Mapping[str, Any]:
+    """The stage as `dvc.lock` records it: command, dependencies, parameters, outputs."""
+    from dvc.stage.serialize import to_single_stage_lockfile
+
+    return to_single_stage_lockfile(stage)
+
+
+def fill(stage: "PipelineStage", entry: Mapping[str, Any]) -> None:
+    """Takes the hashes of an entry of `dvc.lock` or of the run cache over into a stage."""
+    from dvc.stage.loader import StageLoader
+
+    StageLoader.fill_from_lock(stage, entry)
+
+
+def damaged(out: "Output") -> list[Path]:
+    """Cache objects behind an output whose bytes are not what their name says."""
+    from dvc_data.hashfile.tree import Tree
+
+    obj: Any = out.obj or out.get_obj()
+    members: Any = obj if isinstance(obj, Tree) else ()
+    oids = {str(hash_info.value) for _, _, hash_info in members}
+    paths = {oid: Path(out.cache.oid_to_path(oid)) for oid in sorted({*oids, str(obj.oid)})}
+    return [path for oid, path in paths.items() if md5_of(path) != oid.removesuffix(".dir")]
+
+
+def plain(value: Any) -> Any:
+    """Ordered and commented mappings as ordinary ones, to compare by content."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def md5_of(path: Path) -> str | None:
+    """MD5 of a file's bytes, read here and now; None when there is none."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    except FileNotFoundError:
+        return None
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _run_key(stage: "PipelineStage") -> str:
+    """Under what the run cache keeps the stage: a hash of command, dependencies, parameters and the paths of its outputs."""
+    from dvc.stage.cache import _get_cache_hash
+
+    return _get_cache_hash(to_lock_entry(stage), key=True)
+
+
+def _hash_info(oid: str) -> Any:
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    return HashInfo("md5", oid)
+
+
+def _oid(out: "Output") -> str:
+    return str(out.hash_info.value) if out.hash_info else ""
+
+
+def _size(stage: "PipelineStage") -> int:
+    return sum((out.meta.size if out.meta else 0) or 0 for out in stage.outs)
+
+
+def _said(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if isinstance(error, OSError) or type(error).__name__ in text else f"{type(error).__name__}: {text}"
+
+
+def _remedy(error: BaseException) -> str:
+    name, text = type(error).__name__, str(error)
+    if isinstance(error, PermissionError) or any(
+        word in text or word in name for word in ("Credential", "AccessDenied", "Signature", "403")
+    ):
+        return "Check its credentials (AWS_ACCESS_KEY_ID and the like in the environment, or `dvc remote modify --local`)"
+    if isinstance(error, FileNotFoundError):
+        return "Create the bucket, or correct the URL with `dvc remote modify NAME url URL`"
+    if any(word in text for word in ("SlowDown", "Throttl", "TooManyRequests", "503")):
+        return "It is overloaded: wait and type it again"
+    return "Check the network and its URL (`dvc remote list`), and type it again"
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
