@@ -3,6 +3,7 @@
 Nothing is lost, nothing half-written or damaged is served, and every error says what to do.
 """
 
+import filecmp
 import hashlib
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from pipelines.context import RunContext, StageFailed
 from pipelines.ensure import Result
 from pipelines.plan import plan
 from pipelines.runs import pull, push, run_graph
-from pipelines.store import RemoteError
+from pipelines.store import RemoteError, Store
 from pipelines.verify import verify_project
 
 BUCKET = "pedigree-test"
@@ -172,18 +173,32 @@ def test_throttling_and_cut_connections_are_survived(lab: Lab, store: FaultyStor
     assert store.pending == 0 and clone.contents() == lab.contents()
 
 
-def test_an_upload_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     one, two = cloned(lab, tmp_path / "one"), cloned(lab, tmp_path / "two")
-    one.edit("configs/recipes/lab.yaml", "count: 5", "count: 4000000")  # over the 50 MB of one part
+    for clone in (one, two):
+        clone.edit("configs/recipes/lab.yaml", "count: 5", "count: 50000")
     assert outcomes(one.run())["raw"] == "ran"
-    store.cut_uploads(20, matching="partNumber", at_least=1 << 20)
+    store.cut_uploads(1000, matching="PUT", at_least=100_000)
     with pytest.raises(RemoteError, match="type it again"):
         push(one.run())
     store.forget()
-    assert outcomes(two.run(), pull(two.run("raw.sources.0.count=4000000")))["raw"] != "restored"
+    assert outcomes(two.run(), pull(two.run()))["raw"] == "not_finished"
     push(one.run())
-    two.edit("configs/recipes/lab.yaml", "count: 5", "count: 4000000")
-    assert set(outcomes(two.run(), pull(two.run())).values()) == {"restored"} and two.contents() == one.contents()
+    assert set(outcomes(two.run(), pull(two.run())).values()) == {"restored", "unchanged"} and two.contents() == one.contents()
+
+
+def test_of_an_upload_in_parts_nothing_is_there_before_all_is(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
+    big, back, ours = tmp_path / "big", tmp_path / "back", Store(lab.project)
+    with big.open("wb") as stream:
+        stream.truncate(101 << 20)  # s3fs sends more than 100 MiB in parts
+    store.cut_uploads(1000, matching="partNumber=2")
+    with pytest.raises(RemoteError, match="cannot be used"):
+        ours.put(big, "some/big")
+    store.forget()
+    assert not Store(lab.project).get("some/big", back) and not back.exists()
+    store.cut_uploads(1, matching="partNumber=2")
+    assert Store(lab.project).put(big, "some/big") and store.pending == 0
+    assert Store(lab.project).get("some/big", back) and filecmp.cmp(big, back, shallow=False)
 
 
 @pytest.mark.parametrize("fault", ["bucket", "keys", "network"])
@@ -207,7 +222,8 @@ def test_a_remote_that_cannot_be_used_is_named_with_its_remedy(
     ends = [end for end in run_graph(clone.run(), {"lab/raw"}) if isinstance(end, StageFailed)]
     assert "cannot be used" in str(ends[0]) and "--force" in str(ends[0]) and clone.runs() == []
     assert {row.state for row in plan(clone.run(), {"lab/raw"})} == {"will run"}
-    run = clone.run("raw.sources.0.seed=9")
+    clone.edit("configs/recipes/lab.yaml", "seed: 2", "seed: 9")
+    run = clone.run()
     assert outcomes(run)["raw"] == "ran"
     assert any("cannot be used" in notice for notice in run.ledger.notices)
 
