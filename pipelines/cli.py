@@ -35,6 +35,7 @@ An example:
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
   pedigree verify                                    every byte hashed again, the chain of records checked
   pedigree reproduce ./my-model                      make it again from that, and compare
+  pedigree push tiny                                 artifacts to the DVC remote; `pull` brings them
 
 \b
 Words:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -251,7 +252,26 @@ def test_plan_knows_what_the_cache_holds(fresh):
     subprocess.run(["rm", "-r", fresh.lab.root / "artifacts/lab/cleaner"], check=True)
     text = fresh("plan", "lab")
     assert re.search(r"cleaner +decontaminate +cached +its artifact is missing", text)
-    assert "restored from cache" in fresh("run", "lab", "--no-prefect")
+    assert "restored" in fresh("run", "lab", "--no-prefect")
+
+
+def test_what_lies_in_the_remote_is_done_and_comes_when_asked_for(fresh, tmp_path):
+    fresh.lab.shell(f"dvc remote add -q -d store {tmp_path / 'store'}")
+    assert "there is no" not in fresh("run", "lab", "--no-prefect")
+    assert "nothing new" not in fresh("push", "lab")
+    assert "0 objects and 0 entries of the run cache sent" in fresh("push", "lab")
+    shutil.rmtree(fresh.lab.root / "artifacts/lab/raw")
+    shutil.rmtree(fresh.lab.root / ".dvc/cache")
+    assert "in the remote" in fresh("status", "lab") and "in the remote" in fresh("plan", "lab")
+    assert "done, its files are in the remote" in fresh("run", "lab", "--no-prefect")
+    assert "the files of 1 are in the remote: `pedigree pull lab` brings them" in fresh("run", "lab", "--no-prefect")
+    assert "1 of 1 stages are here" in fresh("pull", "lab", "--only", "raw")
+    fresh("run", "lab", "--pull", "--force", "raw", code=2)
+    assert "4 of 4 stages are here" in fresh("run", "lab", "--pull")
+
+
+def test_pull_without_a_remote_says_how_to_name_one(shared):
+    assert "there is no remote to pull from: name one with `dvc remote add" in shared("pull", "lab", code=1)
 
 
 def test_status_shows_changed_code_with_its_file(fresh):
