@@ -3,7 +3,9 @@
 `python -m data.assets` fetches all of `configs/assets.py`; `path(name)` hands out a verified file.
 """
 
+import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -40,8 +42,22 @@ def folder() -> Path:
 
 
 def extensions_folder() -> Path:
-    """Operations compiled for the installed torch; nobody else compiles into it."""
-    return cache_folder() / "extensions" / f"torch-{version('torch')}"
+    """Operations compiled by us for the installed torch and DeepSpeed and for this processor; nobody else compiles into it.
+
+    All clones use them: what is compiled depends on none of their paths. On a home that several kinds of machines share each kind has
+    its own.
+    """
+    return cache_folder() / "extensions" / f"torch-{version('torch')}-deepspeed-{version('deepspeed')}-{_processor()}"
+
+
+def _processor() -> str:
+    """A short name of the instructions that this processor has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
 
 
 @cache

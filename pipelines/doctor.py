@@ -125,7 +125,7 @@ def _engine(gpu: bool) -> Finding:
     """DeepSpeed's communication operation for CPUs, which is compiled once a machine."""
     if gpu:
         return Finding("training engine", True, "NCCL")
-    if (assets.extensions_folder() / "deepspeed_shm_comm" / "deepspeed_shm_comm.so").exists():
+    if (assets.extensions_folder() / "deepspeed_shm_comm" / "whole").exists():
         return Finding("training engine", True, "CPU operation is compiled")
     return Finding("training engine", True, "CPU operation is not compiled: the first training stage takes minutes longer", SET_UP)
 

@@ -8,6 +8,7 @@ by their number; accumulation is ours (`managed_gradient_accumulation: false`), 
 import argparse
 import atexit
 import fcntl
+import importlib.util
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
@@ -307,9 +309,11 @@ def _restore_random_state(state: dict[str, Any]) -> None:
 def load_comm_op() -> None:
     """Loads DeepSpeed's CPU communication op, and compiles it where it is missing (minutes, once per machine).
 
+    One that was compiled whole is loaded as it is: `ninja` would compile it anew for every clone, since its command names paths.
     torch guards this by a file that a killed process leaves behind, and every later one waits for it for ever. The folder is
     ours alone and the kernel releases our lock when its holder dies: whoever holds it may take that file away.
     """
+    from deepspeed.ops.op_builder.builder import OpBuilder
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 
     builder, folder = ShareMemCommBuilder(), extensions_folder()
@@ -320,8 +324,22 @@ def load_comm_op() -> None:
         os.environ["PATH"] = os.pathsep.join([ours, os.environ.get("PATH", os.defpath)])
     with (folder / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
+        built, whole = folder / builder.name / f"{builder.name}.so", folder / builder.name / "whole"
         (folder / builder.name / "lock").unlink(missing_ok=True)
-        builder.load(verbose=False)
+        if whole.exists():
+            OpBuilder._loaded_ops[builder.name] = _extension(builder.name, built)
+        else:
+            builder.load(verbose=False)
+            whole.touch()
+
+
+def _extension(name: str, path: Path) -> ModuleType:
+    """A compiled module by its path."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_a_missing_lock_is_a_finding_and_not_the_end(project):
 
 def test_an_operation_that_was_not_compiled_is_told(project):
     assert finding(project, "training engine").remedy
-    built = doctor.assets.extensions_folder() / "deepspeed_shm_comm" / "deepspeed_shm_comm.so"
+    built = doctor.assets.extensions_folder() / "deepspeed_shm_comm" / "whole"
     built.parent.mkdir(parents=True)
     built.touch()
     assert not finding(project, "training engine").remedy
