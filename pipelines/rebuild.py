@@ -17,7 +17,7 @@ import yaml
 from configs.compile import params_file
 from configs.declarations import DECLARATIONS
 from configs.project import Project
-from data.artifacts import Record, read_record, sha256_path, stage_key, write_text
+from data.artifacts import Record, sha256_path, stage_key, write_text
 from pipelines import provenance
 from pipelines.codetree import Code
 
@@ -70,22 +70,18 @@ class Member:
         return tuple(dict.fromkeys(given.producer for given in self.record.inputs))
 
 
-def members_of(root: Record, run: Mapping[str, Any], lineage: Mapping[str, Any]) -> dict[str, Member]:
+def members_of(root: Record, run: Mapping[str, Any], lineage: Mapping[str, tuple[Record, Mapping[str, Any]]]) -> dict[str, Member]:
     """All artifacts of an ancestry by id, parents before children, the root last.
 
     Args:
         root: record of the artifact itself.
         run: its `run.json`.
-        lineage: its `lineage.json`.
+        lineage: id → record and run of its ancestors.
 
     Raises:
         ReproduceError: a record contradicts itself or its children; each is named.
     """
-    known: dict[str, tuple[Record, Mapping[str, Any]]] = {
-        identifier: (read_record(entry["record"], f"lineage.json, {identifier[:12]},"), entry["run"])
-        for identifier, entry in lineage["artifacts"].items()
-    }
-    known[root.id] = (root, run)
+    known = {**lineage, root.id: (root, run)}
     problems = [problem for identifier, entry in known.items() for problem in _contradictions(identifier, *entry, known)]
     if problems:
         raise ReproduceError("the records have been changed after they were written: " + "; ".join(problems))

@@ -8,7 +8,6 @@
 6. Compare every artifact with its record; write down what was found.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from configs.execution import profile_path
 from configs.frozen import digest
 from configs.project import Project
 from configs.recipe import score_tolerance
-from data.artifacts import ArtifactError, open_artifact, read_record, write_json
+from data.artifacts import ArtifactError, open_artifact, read_json, read_lineage, read_record, read_run, write_json
 from pipelines import codetree, provenance
 from pipelines.codetree import Code
 from pipelines.lease import lease
@@ -394,7 +393,7 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
     """
     ledger, seen = Ledger(project), set[str]()
     for folder in records:
-        runs = [_read(folder / "run.json"), *(entry["run"] for entry in _read(folder / "lineage.json")["artifacts"].values())]
+        runs = [read_run(folder / "run.json"), *(run for _, run in read_lineage(folder / "lineage.json").values())]
         for commit in dict.fromkeys(code.commit for code in map(Code.of, runs) if code.commit):
             if commit in seen:
                 continue
@@ -408,13 +407,11 @@ def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, 
 
 def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subject:
     try:
-        record = read_record(_read(records / "record.json"), str(records / "record.json"))
-        run, lineage = _read(records / "run.json"), _read(records / "lineage.json")
-        members = members_of(record, run, lineage)
-    except ReproduceError:
-        raise
-    except (KeyError, ValueError) as error:
-        raise ReproduceError(f"the records in {records} cannot be read: {error}") from error
+        record = read_record(read_json(records / "record.json"), str(records / "record.json"))
+        run, lineage = read_run(records / "run.json"), read_lineage(records / "lineage.json")
+    except ArtifactError as error:
+        raise ReproduceError(f"the records in {records} cannot be read: {error}; or export it again") from error
+    members = members_of(record, run, lineage)
     return Subject(records, payload, evidence, members)
 
 
@@ -467,13 +464,6 @@ def _discard(work: Path) -> None:
     for tree in sorted(trees.iterdir()) if trees.is_dir() else ():
         codetree.remove(tree)
     shutil.rmtree(work, ignore_errors=True)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ReproduceError(f"{path} cannot be read ({error}): restore the artifact or export it again") from error
 
 
 def _now() -> str:

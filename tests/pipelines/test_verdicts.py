@@ -7,7 +7,19 @@ import pytest
 from handmade import everything, project_at
 
 from configs.recipe import load_recipe
-from data.artifacts import Artifact, FileEntry, Input, Record, content_hash, open_artifact, stage_key, write_json, write_rows
+from data.artifacts import (
+    Artifact,
+    FileEntry,
+    Input,
+    Record,
+    content_hash,
+    open_artifact,
+    read_lineage,
+    read_run,
+    stage_key,
+    write_json,
+    write_rows,
+)
 from pipelines import provenance
 from pipelines.rebuild import ReproduceError, is_data, members_of, profile, recipe
 from pipelines.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
@@ -119,7 +131,7 @@ def tiny(tmp_path_factory):
     project = project_at(tmp_path_factory.mktemp("tiny"))
     graph = everything(project, "tiny")
     folder = project.artifact("tiny/unseen")
-    run, lineage = json.loads((folder / "run.json").read_text()), json.loads((folder / "lineage.json").read_text())
+    run, lineage = read_run(folder / "run.json"), read_lineage(folder / "lineage.json")
     return members_of(open_artifact(folder).record, run, lineage), graph
 
 
@@ -148,6 +160,6 @@ def test_recorded_numerics_become_the_profile_and_fit_this_machine(tiny, monkeyp
 def test_a_lineage_with_a_hole_is_refused(tiny):
     members, _ = tiny
     *parents, root = members.values()
-    left = {member.id: {"record": member.record.model_dump(mode="json"), "run": member.run} for member in parents[1:]}
+    left = {member.id: (member.record, member.run) for member in parents[1:]}
     with pytest.raises(ReproduceError, match="is missing"):
-        members_of(root.record, root.run, {"artifacts": left})
+        members_of(root.record, root.run, left)
