@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines import cli_artifacts
+from pipelines import cli_artifacts, cli_git
 from pipelines.cli_artifacts import bring
 from pipelines.console import From, Only, Overrides, Profile, Recipe, Until, interrupt_on_sigterm, opened_run, print_table, project_here
 from pipelines.quiet import no_telemetry, prefect_environment
@@ -51,6 +51,7 @@ app = typer.Typer(
 
 Force = Annotated[list[str] | None, typer.Option("--force", metavar="STAGE", help="Run it again, current or not. Repeatable.")]
 app.add_typer(cli_artifacts.commands)
+app.add_typer(cli_git.commands)
 
 
 def main() -> None:
