@@ -1,6 +1,5 @@
 """The ledger of a recipe in git: its compiled files and `dvc.lock`, committed alone, with ids and scores in the message."""
 
-import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from configs.compile import params_file, pipeline_file, source_file
 from configs.graph import Graph, Node
 from configs.project import Project
+from pipelines.git import git
 from pipelines.plan import opened, shown_name
 from pipelines.report import scores_of
 
@@ -33,12 +33,6 @@ class Commit:
 
     id: str
     title: str
-
-
-def git(project: Project, *arguments: str, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Git in the project's folder, whatever its exit code."""
-    command = ["git", "-C", str(project.root), *arguments]
-    return subprocess.run(command, input=given, capture_output=True, text=True, check=False)
 
 
 def check_commit(project: Project) -> None:
