@@ -80,6 +80,6 @@ def _row(
 def _cached(ledger: Ledger, md5: str | None) -> Record | None:
     """The record that this machine's cache holds; the remote is not asked for a listing."""
     try:
-        return read_record(json.loads(ledger.cache_path(md5).read_text()), "record.json") if md5 else None
+        return read_record(json.loads(ledger.store.cache_path(md5).read_text()), "record.json") if md5 else None
     except (OSError, ValueError, ArtifactError):
         return None
