@@ -29,6 +29,7 @@ An example:
   pedigree plan tiny                                 what would run, and why
   pedigree run tiny                                  make it so; again after Ctrl-C or a crash
   pedigree run tiny --set dpo_2.loss.beta=2.0        a variant: shares every stage that the change does not touch
+  pedigree run tiny --commit                         its results into git, ids and scores in the message
   pedigree report tiny                               one page: scores, curves, samples, data, lineage
   pedigree lineage tiny/rlvr                         all that a model was made from
   pedigree diff tiny/dpo_1 tiny/dpo_2                how two artifacts differ, and where their ancestry first did
