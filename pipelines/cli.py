@@ -465,6 +465,7 @@ def _exit_code(error: Exception) -> int | None:
     from pipelines.codetree import CodeUnavailable
     from pipelines.context import StageFailed
     from pipelines.export import ExportError, UnknownFormat
+    from pipelines.gc import GcRefused
     from pipelines.gitlog import GitError
     from pipelines.ledger import LedgerError
     from pipelines.openlineage import OpenLineageError
@@ -474,7 +475,8 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
         return 1
     wrong: tuple[type[Exception], ...] = (
-        ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, GitError, KeyError,
+        ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, GitError, GcRefused,
+        KeyError,
     )  # fmt: skip
     if isinstance(error, wrong):
         return 2
