@@ -173,7 +173,7 @@ class _Survey:
         try:
             record = read_record(self._read(entry.parts["record.json"], place / "record.json"), "record.json")
             lineage = parse_lineage(self._read(entry.parts["lineage.json"], place / "lineage.json"), "lineage.json")
-        except (ArtifactError, ValueError, OSError) as error:
+        except (ArtifactError, RemoteError, ValueError, OSError) as error:
             remedy = "`pedigree pull` it, or give up the branch or tag that names it (--workspace keeps what the working tree names)"
             raise GcRefused(
                 f"nothing is deleted: the lineage of {entry.owner} ({entry.where}) cannot be read: {error}. {remedy}"
@@ -229,7 +229,7 @@ class _Survey:
                 data = path.read_bytes()
                 if _md5(data) == oid.removesuffix(".dir"):
                     return data
-                damaged = True
+                damaged = damaged or path != place  # in place may lie another one
         name = self.store.remote_name()
         if name is not None:
             refusal = self.store.refusal()

@@ -337,11 +337,12 @@ class Store:
 
     @staticmethod
     def _remote_sizes(fs: Any, folder: str) -> dict[str, int]:
-        try:
-            found = fs.find(folder, detail=True)
-        except FileNotFoundError:
-            return {}
-        return {"/".join(fs.relparts(path, folder)): int(info.get("size") or 0) for path, info in found.items()}
+        found = fs.fs.find(folder, detail=True)
+        if isinstance(found, Mapping):
+            sizes = {path: int(info.get("size") or 0) for path, info in found.items()}
+        else:  # DVC's local file system has no details to give
+            sizes = {path: int(fs.size(path) or 0) for path in found}
+        return {"/".join(fs.relparts(path, folder)): size for path, size in sizes.items()}
 
     def refusal(self) -> str | None:
         """Why the default remote cannot be used, with the remedy; None when it answers, or none is configured. Asked once."""
