@@ -62,6 +62,7 @@ PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt)
 PROJECT := $(call stamp,project,pyproject.toml)
 ASSETS := $(call stamp,assets,configs/assets.py data/assets.py)
 ENGINE := $(call stamp,engine,$(LOCK))
+MERGES := $(call stamp,merges,.gitattributes pipelines/locks.py)
 
 # The assets' cache serves all clones of a machine and may be emptied behind our back.
 PEDIGREE_CACHE ?= $(HOME)/.cache/pedigree
@@ -76,7 +77,7 @@ INSTALL := .venv/bin/python -m pip --disable-pip-version-check --no-input instal
 begin = echo '==> $(1)'
 end = rm -f $(STAMPS)/$(firstword $(subst -, ,$(@F)))-*; mkdir -p $(STAMPS); touch $@; echo "    done in $$SECONDS s"
 
-setup: $(VENV) $(TORCH) $(PACKAGES) $(PROJECT) $(ASSETS) $(ENGINE)
+setup: $(VENV) $(TORCH) $(PACKAGES) $(PROJECT) $(ASSETS) $(ENGINE) $(MERGES)
 
 $(VENV):
 	@$(call begin,environment .venv: seconds)
@@ -116,6 +117,11 @@ $(PACKAGES): $(TORCH)
 $(PROJECT): $(PACKAGES)
 	@$(call begin,the command pedigree: seconds)
 	$(INSTALL) --quiet --editable .
+	$(call end)
+
+$(MERGES): $(PROJECT)
+	@$(call begin,how git merges dvc.lock: seconds)
+	.venv/bin/python -m pipelines.locks
 	$(call end)
 
 $(ASSETS): $(PROJECT)

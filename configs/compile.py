@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from configs.graph import Graph, Node
+from configs.naming import Model
 
 DEFAULT_RECIPE = "demo"
 OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
@@ -101,12 +102,25 @@ def _pipeline(graph: Graph) -> dict[str, Any]:
     pipeline: dict[str, Any] = {"stages": {name: {key: part for key, part in body.items() if part} for name, body in stages.items()}}
     pipeline["metrics"] = [inside(node, METRICS) for node in graph.own]
     plots = [{inside(node, CURVE): {"x": "step", "y": CURVES[node.kind]}} for node in graph.own if node.kind in CURVES]
-    models = {
-        node.name.replace("_", "-"): {"path": inside(node, "payload"), "type": "model", "desc": f"{node.output} of {node.address}"}
-        for node in graph.own
-        if node.output in MODELS
-    }
+    models = {name: _artifact(model, inside(graph.nodes[model.stage], "payload")) for name, model in named_models(graph).items()}
     return pipeline | ({"plots": plots} if plots else {}) | ({"artifacts": models} if models else {})
+
+
+def named_models(graph: Graph) -> dict[str, Model]:
+    """Name → model, of those that the recipe's own stages make: as the recipe names them, else each by its stage's name.
+
+    A model of a recipe that this one extends has its name there.
+    """
+    own = {node.address: node for node in graph.own if node.output in MODELS}
+    by_stage = {node.name.replace("_", "-"): Model(stage=node.address) for node in own.values()}
+    found = {name: model for name, model in (graph.models or by_stage).items() if model.stage in own}
+    described = {name: model.desc or f"{own[model.stage].output} of {model.stage}" for name, model in found.items()}
+    return {name: model.model_copy(update={"desc": described[name]}) for name, model in found.items()}
+
+
+def _artifact(model: Model, path: str) -> dict[str, Any]:
+    """As DVC's `artifacts` section has it."""
+    return {"path": path, "type": "model", "desc": model.desc} | ({"labels": list(model.labels)} if model.labels else {})
 
 
 def _header(graph: Graph) -> str:

@@ -1,11 +1,12 @@
 """A resolved recipe: a directed acyclic graph of stages, each with its identity."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from configs.declarations import DECLARATIONS, Declaration
 from configs.frozen import Frozen
+from configs.naming import Model
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Graph:
     """The `--set` values that made this variant; empty for a committed recipe."""
     source: str = ""
     """What was loaded: the name of a recipe, or the path of its file as it was given."""
+    models: Mapping[str, Model] = field(default_factory=dict)
+    """The names that the recipe, or one that it extends, gives to models; empty: each model goes by its stage's name."""
 
     @property
     def own(self) -> list[Node]:

@@ -6,6 +6,7 @@ A recipe is YAML:
     execution: cpu                      # default profile
     reproduce: {score_tolerance: 0.02}  # optional: how far scores may be off where `pedigree reproduce` cannot get equal bits
     extends: other                      # optional: start from another recipe's stages
+    models: {final: {stage: rlvr}}      # optional: names for models, with `desc` and `labels`
     stages:
       sft:
         kind: sft
@@ -33,10 +34,12 @@ from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Document, Place, Problem, parse_value, read_document, secret_problem
 from configs.frozen import Frozen, digest
 from configs.graph import Edge, Graph, Node
+from configs.naming import MODEL_NAME, Model
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
-RECIPE_KEYS = {"description", "execution", "extends", "reproduce", "stages"}
+RECIPE_KEYS = {"description", "execution", "extends", "models", "reproduce", "stages"}
+MODELS = ("policy", "reward_model")
 
 
 class Reproduce(Frozen):
@@ -97,6 +100,27 @@ def _reproduce_problems(document: Document) -> list[Problem]:
     return []
 
 
+def _models(document: Document, problems: list[Problem]) -> dict[str, tuple[Document, Model]]:
+    """The models that a file names; what is wrong with them is collected."""
+    given = document.value.get("models", {})
+    if not isinstance(given, dict):
+        problems.append(document.problem(("models",), "`models` must map names to stages: {NAME: {stage: STAGE}}"))
+        return {}
+    found = {}
+    for name, body in given.items():
+        place: Place = ("models", name)
+        if not isinstance(name, str) or not MODEL_NAME.fullmatch(name):
+            problems.append(document.problem(place, f"model name {name!r} must match {MODEL_NAME.pattern}"))
+            continue
+        try:
+            found[name] = (document, Model.model_validate(body))
+        except ValidationError as error:
+            for detail in error.errors():
+                where = ".".join(map(str, detail["loc"]))
+                problems.append(document.problem((*place, *detail["loc"]), f"model {name}: {where + ': ' if where else ''}{detail['msg']}"))
+    return found
+
+
 def recipe_names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
@@ -122,6 +146,8 @@ class _Written:
     stages: dict[str, _Raw]
     groups: dict[str, str]
     """What a group of rounds stands for elsewhere: the last stage of its last round."""
+    models: dict[str, tuple[Document, Model]]
+    """Names of models, each with the file that gives it."""
 
     def setting(self, key: str, default: str) -> str:
         return str(self.document.value.get(key, default))
@@ -188,13 +214,15 @@ class _Loading:
 
         stages: dict[str, _Raw] = {}
         groups: dict[str, str] = {}
+        models: dict[str, tuple[Document, Model]] = {}
         extends = document.value.get("extends")
         if extends is not None:
             parent = self._written(self.folder / f"{extends}.yaml", {}, (*below, path.stem))
-            stages, groups = dict(parent.stages), dict(parent.groups)
+            stages, groups, models = dict(parent.stages), dict(parent.groups), dict(parent.models)
         unrolled, last = _unroll(document, own, problems)
         for name, raw in unrolled.items():
             stages[name] = replace(raw, body=_merged(stages[name].body, raw.body)) if name in stages else raw
+        models |= _models(document, problems)
         for place, value in left.items():
             name = place.split(".")[0]
             if name not in stages:
@@ -206,7 +234,7 @@ class _Loading:
             stages[name] = replace(stages[name], body=body)
         if problems:
             raise ConfigError(problems)
-        return _Written(document, extends, stages, groups | last)
+        return _Written(document, extends, stages, groups | last, models)
 
 
 class _Building:
@@ -227,6 +255,7 @@ class _Building:
         if not self.problems:
             self._gate()
             self._unseen()
+        models = self._models()
         if self.problems:
             unique = list(dict.fromkeys(self.problems))
             raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
@@ -237,7 +266,26 @@ class _Building:
             execution=written.setting("execution", "cpu"),
             nodes=self.nodes,
             overrides=dict(self.changes),
+            models=models,
         )
+
+    def _models(self) -> dict[str, Model]:
+        """The named models, each with the address of its stage."""
+        found: dict[str, Model] = {}
+        for name, (document, model) in self.written.models.items():
+            stage = self.written.groups.get(model.stage, model.stage)
+            node, problem = self.built.get(stage), None
+            if stage not in self.written.stages:
+                problem = f"there is no stage {model.stage!r}: there are {', '.join(self.written.stages)}"
+            elif node is not None and node.output not in MODELS:
+                problem = f"stage {stage} makes a {node.output}: name a stage that makes a {_any_of(frozenset(MODELS))}"
+            elif name.replace("-", "_") in self.written.stages.keys() - {stage}:
+                problem = f"the stage {name.replace('-', '_')} has this name: choose another"
+            if problem:
+                self.problems.append(document.problem(("models", name), f"model {name}: {problem}"))
+            elif node is not None:
+                found[name] = model.model_copy(update={"stage": node.address})
+        return found
 
     def _complain(self, name: str, place: Place, message: str) -> None:
         self.problems.append(self.written.stages[name].problem(place, f"stage {name}: {message}"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipelines import cli_artifacts
+from pipelines import cli_artifacts, cli_git
 from pipelines.cli_artifacts import bring
 from pipelines.console import From, Only, Overrides, Profile, Recipe, Until, interrupt_on_sigterm, opened_run, print_table, project_here
 from pipelines.quiet import no_telemetry, prefect_environment
@@ -29,6 +29,7 @@ An example:
   pedigree plan tiny                                 what would run, and why
   pedigree run tiny                                  make it so; again after Ctrl-C or a crash
   pedigree run tiny --set dpo_2.loss.beta=2.0        a variant: shares every stage that the change does not touch
+  pedigree run tiny --commit                         its results into git, ids and scores in the message
   pedigree report tiny                               one page: scores, curves, samples, data, lineage
   pedigree lineage tiny/rlvr                         all that a model was made from
   pedigree diff tiny/dpo_1 tiny/dpo_2                how two artifacts differ, and where their ancestry first did
@@ -51,6 +52,7 @@ app = typer.Typer(
 
 Force = Annotated[list[str] | None, typer.Option("--force", metavar="STAGE", help="Run it again, current or not. Repeatable.")]
 app.add_typer(cli_artifacts.commands)
+app.add_typer(cli_git.commands)
 
 
 def main() -> None:
@@ -86,20 +88,24 @@ def run(
         bool, typer.Option("--reshard", help="Take checkpoints made under other numerics (ranks, micro-batch); the record says so.")
     ] = False,
     pull: Annotated[bool, typer.Option("--pull", help="Bring the files of finished stages from the DVC remote; run nothing.")] = False,
+    commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git once all is current.")] = False,
 ) -> None:
     """Make every stage of a recipe current; finished stages are not run again."""
+    from pipelines.gitlog import check_commit
     from pipelines.progress import Board, Display
     from pipelines.runs import refuse_missing_engines, unchanged
 
     project = project_here()
+    if commit:
+        check_commit(project)
     context = opened_run(project, recipe, overrides, execution)
     context.keep_jobs = keep_jobs
     context.reshard = reshard
     selection, forced = _selection(context, only, start, until, force)
     context.must_resume = _named("--resume", context, resume, selection)
     if pull:
-        if forced or context.must_resume or reshard:
-            raise KeyError("--pull runs nothing: leave out --force, --resume and --reshard")
+        if forced or context.must_resume or reshard or commit:
+            raise KeyError("--pull runs nothing: leave out --force, --resume, --reshard and --commit")
         bring(context, selection)
         return
     done = unchanged(context, selection, forced)
@@ -107,6 +113,8 @@ def run(
         print(_all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
         _print_scores(project, context)
         _print_report_path(project, context)
+        if commit:
+            _commit(context, selection)
         return
     refuse_missing_engines(context.graph, [address for address in selection if address not in {end.address for end in done}])
     shown = [(node.address, _shown(context, node), node.kind) for node in context.graph.nodes.values() if node.address in selection]
@@ -129,7 +137,11 @@ def run(
     for line in failures:
         print(line, file=sys.stderr)
     if failures:
+        if commit:
+            print("not committed: --commit waits until every selected stage is current", file=sys.stderr)
         raise typer.Exit(1)
+    if commit:
+        _commit(context, selection)
 
 
 @app.command()
@@ -178,6 +190,7 @@ def status(recipe: Recipe, overrides: Overrides = None) -> None:
     """Show what is done, stale or running; results not in git; code that has changed since a result was made."""
     from pipelines import runs
     from pipelines import status as state
+    from pipelines.gitlog import uncommitted
     from pipelines.plan import opened, why
 
     project = project_here()
@@ -199,9 +212,10 @@ def status(recipe: Recipe, overrides: Overrides = None) -> None:
     if drifted:
         print("\nChanged code alone re-runs nothing: raise the stage's `version` in configs/declarations.py if its meaning changed,")
         print("or make one stage again with `pedigree run RECIPE --force STAGE`.")
-    dirty = state.uncommitted(project, context.graph)
+    dirty = uncommitted(project, context.graph)
     if dirty:
-        print(f"\nNot committed to git: {', '.join(dirty)}. They are the ledger of what was made: commit them to keep it.")
+        print(f"\nNot committed to git: {', '.join(dirty)}. They are the ledger of what was made:")
+        print(f"`pedigree run {recipe} --commit` commits them, with ids and scores in the message.")
 
 
 @app.command()
@@ -430,6 +444,13 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
     print(f"\nreport: {said}")
 
 
+def _commit(context: "RunContext", selection: frozenset[str]) -> None:
+    from pipelines.gitlog import commit
+
+    made = commit(context.project, context.graph, selection)
+    print(f"\ncommitted {made.id[:12]} {made.title}" if made else f"\nnothing to commit: git holds the ledger of {context.graph.recipe}")
+
+
 def _free(project: "Project") -> int:
     import shutil
 
@@ -444,6 +465,8 @@ def _exit_code(error: Exception) -> int | None:
     from pipelines.codetree import CodeUnavailable
     from pipelines.context import StageFailed
     from pipelines.export import ExportError, UnknownFormat
+    from pipelines.gc import GcRefused
+    from pipelines.gitlog import GitError
     from pipelines.ledger import LedgerError
     from pipelines.openlineage import OpenLineageError
     from pipelines.rebuild import ReproduceError
@@ -452,7 +475,8 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
         return 1
     wrong: tuple[type[Exception], ...] = (
-        ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, KeyError,
+        ConfigError, ProjectNotFound, NoSuchStage, ExportError, UnknownFormat, ReproduceError, CodeUnavailable, GitError, GcRefused,
+        KeyError,
     )  # fmt: skip
     if isinstance(error, wrong):
         return 2

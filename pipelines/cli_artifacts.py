@@ -10,13 +10,14 @@ import typer
 from pipelines.console import From, Only, Overrides, Profile, Recipe, Until, interrupt_on_sigterm, opened_run, print_table, project_here
 
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from configs.project import Project
-    from data.artifacts import Artifact
     from pipelines.context import RunContext
     from pipelines.lineage import Ancestor, Pedigree
 
 commands = typer.Typer()
-NAMES = "RECIPE/STAGE, a stage, a folder (also an exported one), the start of an id, or RECIPE/STAGE@REVISION of git."
+NAMES = "RECIPE/STAGE, a stage, a named model, a folder (also an exported one), the start of an id; NAME@REVISION of git."
 
 
 @commands.command()
@@ -80,16 +81,18 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
 ) -> None:
     """Hash everything again and check the chain of records: artifacts, exports, DVC's cache and remote."""
+    import contextlib
     import dataclasses
     import json
 
     from pipelines.verify import verify_folders, verify_project
 
-    project, addresses, folders = _named_artifacts(artifacts or [])
-    if project is None:
-        verdict = verify_folders(folders)
-    else:
-        verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote)
+    with contextlib.ExitStack() as stack:
+        project, addresses, folders = _named_artifacts(artifacts or [], stack)
+        if project is None:
+            verdict = verify_folders(folders)
+        else:
+            verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote)
     if as_json:
         found = [dataclasses.asdict(problem) for problem in verdict.problems]
         print(json.dumps({"problems": found, "summary": verdict.summary()}, indent=1))
@@ -101,22 +104,25 @@ def verify(
 
 @commands.command()
 def export(
-    artifact: Annotated[str, typer.Argument(help="Artifact: RECIPE/STAGE, a folder, or the start of an id.", show_default=False)],
+    artifact: Annotated[str, typer.Argument(help=NAMES, show_default=False)],
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", show_default=False)],
 ) -> None:
     """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
+    from data.artifacts import open_artifact
     from pipelines.evaluations import evaluations_of
     from pipelines.export import export as export_artifact
+    from pipelines.names import artifact_folder
 
-    found = _artifact(artifact)
-    name = "/".join(found.path.resolve().parts[-2:])
-    written = export_artifact(found.path, name, folder, evaluations_of(_project_or_none(), found.record.content))
-    print(f"{written}: {len(found.record.files)} files, every hash checked; the records are in {written / 'pedigree'}")
+    project = _project_or_none()
+    with artifact_folder(project, artifact) as (path, name):
+        record = open_artifact(path).record
+        written = export_artifact(path, name, folder, evaluations_of(project, record.content))
+    print(f"{written}: {len(record.files)} files, every hash checked; the records are in {written / 'pedigree'}")
 
 
 @commands.command()
 def reproduce(
-    model: Annotated[str, typer.Argument(help="RECIPE/STAGE, the start of an id, or a folder, exported or not.", show_default=False)],
+    model: Annotated[str, typer.Argument(help=NAMES, show_default=False)],
     from_cache: Annotated[
         bool, typer.Option("--from-cache", help="Take ancestors that the cache or remote holds, verified; run the rest and MODEL.")
     ] = False,
@@ -217,13 +223,6 @@ def _board(context: "RunContext", addresses: Collection[str]) -> Any:
     return board
 
 
-def _artifact(name: str) -> "Artifact":
-    """An artifact by any of its names; a folder needs no project around it."""
-    from pipelines.lineage import find_artifact
-
-    return find_artifact(_project_or_none(), name)
-
-
 def _project_or_none() -> "Project | None":
     from configs.project import Project, ProjectNotFound
 
@@ -239,9 +238,13 @@ def _pedigree(project: "Project | None", name: str) -> "Pedigree":
     return find_pedigree(project, name)
 
 
-def _named_artifacts(names: list[str]) -> "tuple[Project | None, list[str], list[Path]]":
-    """The project where one is needed, `RECIPE/STAGE`s of its artifacts (damaged ones too), and folders that lie elsewhere."""
+def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | None, list[str], list[Path]]":
+    """The project where one is needed, `RECIPE/STAGE`s of its artifacts (damaged ones too), and folders that lie elsewhere.
+
+    Folders that stand for `NAME@REVISION` last as long as the stack.
+    """
     from configs.project import Project, ProjectNotFound
+    from pipelines.names import artifact_folder
 
     try:
         project = Project.find()
@@ -254,7 +257,7 @@ def _named_artifacts(names: list[str]) -> "tuple[Project | None, list[str], list
         if project and (project.artifact(name) / "record.json").is_file():
             folder = project.artifact(name)
         else:
-            folder = Path(name) if Path(name).is_dir() else _artifact(name).path
+            folder = Path(name) if Path(name).is_dir() else stack.enter_context(artifact_folder(project, name))[0]
         if project and folder.resolve().is_relative_to(project.artifacts):
             addresses.append(folder.resolve().relative_to(project.artifacts).as_posix())
         else:

@@ -27,9 +27,12 @@ def project_here() -> "Project":
 
 
 def opened_run(project: "Project", recipe: str, overrides: Sequence[str] | None, execution: str | None) -> "RunContext":
+    from pipelines.locks import refuse_conflicts
     from pipelines.runs import open_run
 
-    return open_run(project, recipe, overrides or (), profile=execution)
+    context = open_run(project, recipe, overrides or (), profile=execution)
+    refuse_conflicts(project, context.graph)
+    return context
 
 
 def interrupt_on_sigterm() -> None:

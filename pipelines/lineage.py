@@ -20,6 +20,7 @@ from data.artifacts import (
     read_json,
     read_record,
 )
+from pipelines.models import find_named, named_models
 
 Entry = tuple[Record, dict[str, Any]]
 """A record and its run."""
@@ -165,7 +166,8 @@ def walk(tree: Ancestor, depth: int = 0) -> Iterator[tuple[int, Ancestor]]:
 
 
 def find_artifact(project: Project | None, name: str, recipe: str | None = None) -> Artifact:
-    """An artifact by folder, `RECIPE/STAGE`, stage (in `recipe`, or the only one of its name), or the start of its id or content hash.
+    """An artifact by folder, `RECIPE/STAGE`, stage (in `recipe`, or the only one of its name), the name that a recipe gives to a model,
+    or the start of its id or content hash.
 
     Raises:
         ArtifactError: none, or more than one; the message lists them.
@@ -182,13 +184,22 @@ def find_artifact(project: Project | None, name: str, recipe: str | None = None)
     named = [found for found in artifacts if found.path.name == name]
     if len(named) == 1:
         return named[0]
+    model = None if named else find_named(named_models(project), name)
+    if model is not None and not (project.artifact(model.address) / "record.json").is_file():
+        raise ArtifactError(
+            f"{name} is the model of {model.address}, which is not here: `pedigree run {model.recipe}` restores or makes it"
+        )
+    if model is not None:
+        return open_artifact(project.artifact(model.address))
     matches = [found for found in artifacts if len(name) >= 4 and found.record.id.startswith(name)]
     matches = matches or named or [found for found in artifacts if len(name) >= 4 and found.record.content.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     addresses = [found.path.relative_to(project.artifacts).as_posix() for found in (matches or artifacts)]
     problem = (
-        "stands for several artifacts" if matches else "is no artifact folder, RECIPE/STAGE, stage or id of at least 4 digits; there are"
+        "stands for several artifacts"
+        if matches
+        else "is no artifact folder, RECIPE/STAGE, stage, model or id of at least 4 digits; there are"
     )
     raise ArtifactError(f"{name!r} {problem}: {', '.join(addresses) or 'none'}")
 

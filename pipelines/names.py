@@ -1,17 +1,23 @@
 """The names under which a user may ask for an artifact, and the pedigree behind each.
 
 An artifact's folder or an exported one, `RECIPE/STAGE`, a stage's name, the start of an id or of a content hash (of an ancestor
-too, of which only the records are left), and `NAME@REVISION`: what `dvc.lock` named at that commit.
+too, of which only the records are left), the name that a recipe gives to a model, and `NAME@REVISION`: what `dvc.lock` named at
+that commit; there the revision may also be a version that a tag gives to a model.
 """
 
 import json
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from configs.project import Project
-from data.artifacts import ArtifactError, read_record
+from data.artifacts import PARTS, ArtifactError, read_record
 from pipelines.ledger import Ledger, LedgerError, Recorded
 from pipelines.lineage import Pedigree, find_artifact, pedigree_of, published, read_pedigree
+from pipelines.models import find_named, named_models, revision_of
+from pipelines.shelf import copy_objects
 
 SHORTEST = 4
 """Digits of an id or content hash."""
@@ -33,7 +39,7 @@ def find_pedigree(project: Project | None, name: str) -> Pedigree:
     stage, at, revision = name.rpartition("@")
     if at and project is not None:
         try:
-            return _committed(Ledger(project), stage, revision)
+            return _committed(Ledger(project), stage, revision_of(project, stage, revision))
         except LedgerError as error:
             raise ArtifactError(f"{name}: {error}") from error
     try:
@@ -64,17 +70,65 @@ def _ancestor(project: Project, name: str) -> Pedigree | None:
     return gone[0] if gone and len(found) == 1 else None
 
 
-def _committed(ledger: Ledger, stage: str, revision: str) -> Pedigree:
-    """What a `dvc.lock` named at a git revision, read from the cache or the remote."""
+@contextmanager
+def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, str]]:
+    """The folder of an artifact by any name, and its address; one of a git revision is taken out of the cache or the remote for the block.
+
+    Raises:
+        ArtifactError: nothing has the name, several things have it, or what has it can be had nowhere.
+    """
+    if "@" not in name or project is None or Path(name).exists():
+        found = find_artifact(project, name).path
+        yield found, "/".join(found.resolve().parts[-2:])
+        return
+    project.private.mkdir(exist_ok=True)
+    with TemporaryDirectory(dir=project.private, prefix="committed-") as folder:
+        address = bring_committed(Ledger(project), name, Path(folder) / "artifact")
+        yield Path(folder) / "artifact", address
+
+
+def bring_committed(ledger: Ledger, name: str, target: Path, parts: Collection[str] = PARTS) -> str:
+    """Copies parts of what `dvc.lock` named at a revision into a new folder, every file hashed on the way; returns the address.
+
+    Args:
+        ledger: of the project whose git repository, cache and remote are asked.
+        name: `NAME@REVISION`.
+        target: a folder that does not exist.
+        parts: names of files and folders of the artifact.
+
+    Raises:
+        ArtifactError: there is no such thing, or neither place holds it whole.
+    """
+    stage, _, revision = name.rpartition("@")
+    try:
+        address, recorded = _recorded_at(ledger, stage, revision_of(ledger.project, stage, revision))
+        wanted = {part: entry.md5 for part, entry in recorded.items() if part in parts}
+        if wanted.keys() == set(parts) and copy_objects(ledger, wanted, target):
+            return address
+    except LedgerError as error:
+        raise ArtifactError(f"{name}: {error}") from error
+    raise ArtifactError(f"{name} is {address}, whose files neither this machine's cache nor the remote holds whole: run it at that commit")
+
+
+def _recorded_at(ledger: Ledger, stage: str, revision: str) -> tuple[str, dict[str, Recorded]]:
+    """Address of a stage or model at a revision, and the parts of its artifact there."""
     recorded = ledger.recorded_at(revision)
     addresses = sorted({entry.address for entry in recorded})
     chosen = [address for address in addresses if stage in (address, address.partition("/")[2])]
     if stage in chosen:
         chosen = [stage]
+    model = None if chosen else find_named(named_models(ledger.project, revision), stage)
+    if model is not None:
+        chosen = [address for address in addresses if address == model.address]
     if len(chosen) != 1:
         problem = f"stands for {', '.join(chosen)}" if chosen else f"is in no dvc.lock; there are: {', '.join(addresses) or 'none'}"
         raise ArtifactError(f"at {revision} {stage!r} {problem}")
-    parts = {entry.part: entry for entry in recorded if entry.address == chosen[0]}
+    return chosen[0], {entry.part: entry for entry in recorded if entry.address == chosen[0]}
+
+
+def _committed(ledger: Ledger, stage: str, revision: str) -> Pedigree:
+    """What a `dvc.lock` named at a git revision, read from the cache or the remote."""
+    address, parts = _recorded_at(ledger, stage, revision)
     members: dict[str, str] = {}
 
     def open_file(path: str) -> BinaryIO:
@@ -87,7 +141,7 @@ def _committed(ledger: Ledger, stage: str, revision: str) -> Pedigree:
 
     missing = {"record.json", "run.json", "lineage.json", "payload"} - parts.keys()
     if missing:
-        raise ArtifactError(f"dvc.lock at {revision} names no {', '.join(sorted(missing))} of {chosen[0]}: no Pedigree wrote it")
+        raise ArtifactError(f"dvc.lock at {revision} names no {', '.join(sorted(missing))} of {address}: no Pedigree wrote it")
     record = read_record(_json(ledger, parts["record.json"]), f"record.json of {stage}@{revision}")
     lineage = _json(ledger, parts["lineage.json"])
     return pedigree_of(record, _json(ledger, parts["run.json"]), lineage, f"lineage.json of {stage}@{revision}", open_file)

@@ -29,6 +29,8 @@ from pipelines.codetree import Code
 from pipelines.lease import lease
 from pipelines.ledger import Ledger
 from pipelines.lineage import find_artifact
+from pipelines.models import find_named, named_models
+from pipelines.names import bring_committed
 from pipelines.rebuild import (
     PROFILE,
     RECIPE,
@@ -124,7 +126,14 @@ def read_subject(project: Project, name: str) -> Subject:
     except ArtifactError:
         fetched = project.private / "reproduce" / "records" / digest(name)[:16]
         shutil.rmtree(fetched, ignore_errors=True)
-        if "/" not in name or folder.exists() or not bring(Ledger(project), name, fetched, parts=RECORDS):
+        if folder.exists():
+            raise
+        if "@" in name:
+            bring_committed(Ledger(project), name, fetched, RECORDS)
+            return _subject(fetched, None, None)
+        model = find_named(named_models(project), name)
+        address = model.address if model else name
+        if "/" not in address or not bring(Ledger(project), address, fetched, parts=RECORDS):
             raise
         return _subject(fetched, None, None)
     return _subject(found.path, found.payload, found.evidence)

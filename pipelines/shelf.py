@@ -27,7 +27,7 @@ def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None 
         outs = {Path(out["path"]).name: str(out["md5"]) for out in entry.get("outs", []) if "md5" in out}
         if identifier is not None and _identifier(ledger, outs) != identifier:
             continue
-        if set(parts) <= outs.keys() and _copy(ledger, {part: outs[part] for part in parts}, target):
+        if set(parts) <= outs.keys() and copy_objects(ledger, {part: outs[part] for part in parts}, target):
             return True
     return False
 
@@ -41,7 +41,7 @@ def _identifier(ledger: Ledger, outs: Mapping[str, str]) -> str | None:
         return None
 
 
-def _copy(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool:
+def copy_objects(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool:
     """Objects as files and folders below `target`, by rename; False when one is missing or damaged."""
     building = target.with_name(f".{target.name}.{os.getpid()}")
     shutil.rmtree(building, ignore_errors=True)

@@ -1,17 +1,15 @@
-"""What is going on in a project: live jobs, their logs, stages, uncommitted results, code that has changed since."""
+"""What is going on in a project: live jobs, their logs, stages, code that has changed since."""
 
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.compile import params_file, pipeline_file
-from configs.graph import Graph, Node
+from configs.graph import Node
 from configs.project import Project
 from data.artifacts import Artifact, write_json
 from pipelines import provenance
@@ -137,14 +135,6 @@ def drift(artifact: Artifact, kind: str) -> list[str]:
     recorded = _read(artifact.path / "run.json").get("fingerprint", {}).get("files", {})
     now = provenance.fingerprint(kind)["files"]
     return sorted(name for name in recorded.keys() | now.keys() if recorded.get(name) != now.get(name)) if recorded else []
-
-
-def uncommitted(project: Project, graph: Graph) -> list[str]:
-    """Generated files of the recipe that git does not hold as they are; empty without git."""
-    pipeline = Path(pipeline_file(graph.recipe))
-    names = [pipeline.as_posix(), pipeline.with_suffix(".lock").as_posix(), params_file(graph.recipe)]
-    answer = subprocess.run(["git", "status", "--porcelain", "--", *names], cwd=project.root, capture_output=True, text=True, check=False)
-    return [line[3:] for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
 
 
 def running_word(job: LiveJob) -> str:

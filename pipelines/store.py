@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from dvc.repo import Repo
     from dvc.stage import PipelineStage as PipelineStage
 
+OBJECT = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
+"""The name of an object."""
 Tell = Callable[[int, int], None]
 """Told bytes that have come or gone, and how many there are."""
 
@@ -185,6 +188,12 @@ class Store:
         path.unlink(missing_ok=True)
         return False
 
+    def cached_objects(self) -> dict[str, Path]:
+        """All objects of the cache, by md5."""
+        base = self.cache_path("0" * 32).parent.parent
+        found = {f"{path.parent.name}{path.name}": path for path in base.glob("??/*")} if base.is_dir() else {}
+        return {oid: path for oid, path in found.items() if OBJECT.fullmatch(oid)}
+
     def remember(self, files: Mapping[Path, Hashed]) -> None:
         """Tells DVC's database the MD5 of files that were hashed before, so that it does not read them once more."""
         from dvc_objects.fs.local import LocalFileSystem
@@ -291,6 +300,49 @@ class Store:
     def remote(self, name: str) -> RemoteObjects:
         """The objects of a remote."""
         return RemoteObjects(name, self.repo.cloud.get_remote_odb(name, "verify"))
+
+    def remote_files(self) -> tuple[dict[str, int], dict[str, int]]:
+        """(objects by md5, entries of the run cache by their path) of the remote, each with its bytes.
+
+        Raises:
+            RemoteError: the remote cannot be used.
+        """
+        remote = self._usable("gc")
+        odb = self.repo.cloud.get_remote_odb(None, "gc")
+        with self._remote_errors():
+            objects, entries = (self._remote_sizes(remote.fs, path) for path in (odb.path, remote.fs.join(remote.path, "runs")))
+        named = {name.replace("/", ""): size for name, size in objects.items()}
+        return {oid: size for oid, size in named.items() if OBJECT.fullmatch(oid)}, entries
+
+    def delete_remote(self, objects: Collection[str], entries: Collection[str]) -> None:
+        """Deletes from the remote; entries of the run cache go before objects, lists of folders before their files.
+
+        Raises:
+            RemoteError: the remote cannot be used; what is left can be deleted by another try.
+        """
+        from dvc_data.hashfile.db import get_index
+
+        remote = self._usable("gc")
+        odb = self.repo.cloud.get_remote_odb(None, "gc")
+        lists = sorted(oid for oid in objects if oid.endswith(".dir"))
+        with self._remote_errors():
+            get_index(odb).clear()  # what DVC believes to be there
+            for paths in (
+                [remote.fs.join(remote.path, "runs", *name.split("/")) for name in sorted(entries)],
+                [odb.oid_to_path(oid) for oid in lists],
+                [odb.oid_to_path(oid) for oid in sorted(set(objects) - set(lists))],
+            ):
+                if paths:
+                    remote.fs.remove(paths)
+
+    @staticmethod
+    def _remote_sizes(fs: Any, folder: str) -> dict[str, int]:
+        found = fs.fs.find(folder, detail=True)
+        if isinstance(found, Mapping):
+            sizes = {path: int(info.get("size") or 0) for path, info in found.items()}
+        else:  # DVC's local file system has no details to give
+            sizes = {path: int(fs.size(path) or 0) for path in found}
+        return {"/".join(fs.relparts(path, folder)): size for path, size in sizes.items()}
 
     def refusal(self) -> str | None:
         """Why the default remote cannot be used, with the remedy; None when it answers, or none is configured. Asked once."""

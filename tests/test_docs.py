@@ -124,6 +124,13 @@ def test_the_extension_of_the_manual_trains_one_stage_and_what_is_below(tmp_path
     assert {node.name for node in graph.own} == {"rlvr", "scores", "best", "unseen"}
 
 
+def test_the_names_of_models_in_the_manual_are_those_of_a_recipe(tmp_path):
+    shutil.copy(ROOT / "configs" / "recipes" / "tiny.yaml", tmp_path / "tiny.yaml")
+    (tmp_path / "named.yaml").write_text("extends: tiny\n" + blocks("docs/git.md", "yaml")[0])
+    model = load_recipe(tmp_path, "named").models["final"]
+    assert (model.stage, model.labels) == ("tiny/rlvr", ("small",))
+
+
 def test_the_example_of_a_stage_test_passes(tmp_path):
     (example,) = blocks("CONTRIBUTING.md", "python")
     (tmp_path / "test_example.py").write_text(example)
