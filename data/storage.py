@@ -26,6 +26,7 @@ CHECK_PAUSES_S = (1.0,)
 PIECE = 16 << 20
 """Bytes of one request for a part of a large object."""
 
+NOTHING = "there is no such object"
 KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 REFUSED = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct the URL or AWS_ENDPOINT_URL",
@@ -56,6 +57,10 @@ class StoreError(Exception):
         super().__init__(message)
 
 
+class Missing(StoreError):
+    """There is no such object."""
+
+
 class ContentChanged(StoreError):
     """What lies there is not what was promised."""
 
@@ -84,7 +89,11 @@ class Backend(Protocol):
 
 
 def read(url: str) -> bytes:
-    """A small object."""
+    """A small object.
+
+    Raises:
+        Missing: there is none.
+    """
     return _patiently(url, lambda backend, path: backend.read(path))
 
 
@@ -114,6 +123,7 @@ def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambd
 
     Raises:
         ContentChanged: another hash; nothing is left under the name of the file.
+        Missing: there is no such object.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}.part")
@@ -158,7 +168,7 @@ def check(url: str) -> None:
     def prove(backend: Backend, path: str) -> None:
         probe = f"{path}/probe-{uuid.uuid4().hex}"
         backend.write(probe, b"written by pedigree to see whether it may\n")
-        backend.entries(path)
+        backend.entries(probe)
         backend.remove(probe)
 
     _patiently(url, prove, CHECK_PAUSES_S)
@@ -188,6 +198,8 @@ def _explained(url: str) -> Iterator[None]:
         raise
     except Exception as error:  # the boundary to botocore, aiohttp, s3fs and the file system, each with exceptions of its own
         message, passing = _reason(error)
+        if message == NOTHING:
+            raise Missing(f"{url}: {message}") from error
         raise StoreError(f"{url}: {message}", passing) from error
 
 
@@ -204,7 +216,7 @@ def _reason(error: BaseException) -> tuple[str, bool]:
     if name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
         return f"there are no credentials ({error}): {KEYS}", False
     if isinstance(error, FileNotFoundError):
-        return "there is no such object", False
+        return NOTHING, False
     if isinstance(error, PermissionError):
         return f"access was refused ({error}): allow this user to read and write there", False
     if _is_network(error):
