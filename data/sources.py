@@ -17,7 +17,7 @@ from data.artifacts import sha256_file
 from data.layouts import SourceError
 from data.procedural import Example
 from data.records import Item, Message
-from data.storage import ContentChanged
+from data.storage import ContentChanged, Missing
 
 LEAK = "leak-"
 """The sources of planted leaks begin with it."""
@@ -118,6 +118,8 @@ def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
             storage.download(source.url, file, source.sha256, beat)
         except ContentChanged as error:
             raise ContentChanged(f"source {source.name}: {error}, or correct `sha256` if the new file is meant") from error
+        except Missing as error:
+            raise Missing(f"source {source.name}: {error}: correct `url`, or lay the file of this hash at {file}") from error
     return file
 
 

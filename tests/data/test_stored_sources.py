@@ -15,7 +15,7 @@ from data import storage
 from data.artifacts import stage_key
 from data.layouts import READERS
 from data.sources import Outside, fetched, load
-from data.storage import ContentChanged, StoreError
+from data.storage import ContentChanged, Missing, StoreError
 
 ROWS = "".join(json.dumps({"instruction": f"Say {n}.", "output": str(n)}) + "\n" for n in range(20)).encode()
 SHA256 = hashlib.sha256(ROWS).hexdigest()
@@ -62,6 +62,14 @@ def test_another_file_is_refused_with_both_hashes_and_not_kept(store, tmp_path):
     with pytest.raises(ContentChanged, match=rf"source sayings: .* has sha256 [0-9a-f]{{64}}, not {SHA256}.* or correct `sha256`"):
         load(stored(), "conversation", None, Outside())
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_file_that_is_gone_is_told_with_where_else_it_may_lie(store, tmp_path):
+    with pytest.raises(Missing, match=r"source sayings: .*no such object: correct `url`, or lay the file of this hash at") as failure:
+        fetched(stored(url="s3://bucket/raw/gone.jsonl"))
+    place = Path(str(failure.value).rpartition(" at ")[2])
+    place.write_bytes(ROWS)
+    assert fetched(stored(url="s3://bucket/raw/gone.jsonl")) == place
 
 
 def test_a_damaged_copy_is_fetched_again(store):
