@@ -89,7 +89,7 @@ def test_a_failure_is_said_once_counted_and_tried_again(store, tmp_path, capsys)
             time.sleep(0.05)
         said = capsys.readouterr().out
         assert said.count("WARNING: step-000005 could not be mirrored; the job goes on") == 1 and "busy" in said
-        store.heal()
+        store.forget()
         mirror.flush()
         assert mirror.mirror.checkpoints() == ["step-000005"] and "the store works again" in capsys.readouterr().out
 
@@ -105,7 +105,7 @@ def test_an_upload_cut_in_the_middle_is_no_checkpoint_until_it_is_whole(store, t
         time.sleep(0.05)
     assert "step-000005/state.json" in [entry.name for entry in storage.entries(f"{URL}/k")]
     assert mirror.fetch_newer(None, tmp_path / "b") is None
-    store.heal()
+    store.forget()
     job.__exit__(None)
 
 
@@ -118,8 +118,10 @@ def test_a_machine_that_was_silent_for_too_long_sends_nothing_more(store, tmp_pa
         assert time.monotonic() < deadline
         time.sleep(0.05)
     mirror.offer(checkpoint(job, 5))
-    mirror.flush()
-    assert mirror.mirror.checkpoints() == []
+    (tmp_path / "abc.json").write_text("[]")
+    mirror.offer_chunk(tmp_path / "abc.json")
+    mirror.flush(1.0)
+    assert mirror.mirror.checkpoints() == [] and mirror.mirror.chunks() == {}
     job.__exit__(None)
     assert Mirror(f"{URL}/k").clear("other")  # whose lease it still is
 
@@ -152,16 +154,16 @@ def test_a_first_attempt_needs_the_store_and_a_further_one_goes_on_without(store
     assert mirror_of(job).fetch_newer("step-000005", job.checkpoints) is None
     said = capsys.readouterr().out
     assert "this attempt goes on with what lies here" in said and "goes on from step-000005" in said
-    store.heal()
+    store.forget()
     job.__exit__(None)
 
 
 def test_attempts_travel_with_the_work(store, tmp_path):
-    for name, attempts in (("a", [{"n": 1}]), ("b", [{"n": 2}]), ("c", [{"n": 3}])):
-        (tmp_path / name).mkdir()
+    for name, attempts in (("a", [{"n": 1}]), ("b", [{"n": 2}]), ("c", [{"n": 3}]), ("c", [{"n": 3}, {"n": 4}])):
+        (tmp_path / name).mkdir(exist_ok=True)
         write_json(tmp_path / name / "attempts.json", attempts)
         with job_in(tmp_path / name) as job:
             mirror_of(job)
     assert not (tmp_path / "a" / ELSEWHERE).exists()
     assert json.loads((tmp_path / "c" / ELSEWHERE).read_text()) == [{"n": 1}, {"n": 2}]
-    assert Mirror(f"{URL}/k").attempts() == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert Mirror(f"{URL}/k").attempts() == [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]
