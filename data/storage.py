@@ -255,12 +255,11 @@ def _open(url: str) -> tuple[Backend, str]:
 @cache
 def _filesystem(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
     """One client per process (its loop does not survive a fork) and environment."""
-    import fsspec
+    import s3fs
 
     environment = dict(settings)
     retries = {"mode": "standard", "total_max_attempts": 1}  # s3fs tries five times, and we after it
-    return fsspec.filesystem(
-        "s3",
+    return s3fs.S3FileSystem(
         endpoint_url=environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL"),
         config_kwargs={"connect_timeout": 10, "read_timeout": 60, "retries": retries},
         use_listings_cache=False,

@@ -1,6 +1,7 @@
 """The door to object stores, against a real S3 server with faults before it, and against a folder."""
 
 import hashlib
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,6 +147,13 @@ def test_wrong_keys_are_one_line_without_the_keys(monkeypatch):
         with pytest.raises(StoreError, match="credentials are wrong or expired") as failure:
             storage.check("s3://bucket/x")
     assert "somebodys" not in str(failure.value) and not failure.value.passing
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_NOT_SEEN_BEFORE", "1")  # clients are kept by environment
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(StoreError, match="s3fs is not installed .*: run `make setup`"):
+        storage.check("s3://bucket/x")
 
 
 def test_a_folder_that_may_not_be_written_is_named(tmp_path):
