@@ -152,7 +152,7 @@ def test_wrong_keys_are_one_line_without_the_keys(monkeypatch):
 def test_a_missing_library_is_named(monkeypatch):
     monkeypatch.setenv("AWS_NOT_SEEN_BEFORE", "1")  # clients are kept by environment
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(StoreError, match="s3fs is not installed .*: run `make setup`"):
+    with pytest.raises(StoreError, match=r"s3fs is not installed .*: run `make setup`"):
         storage.check("s3://bucket/x")
 
 

@@ -112,13 +112,14 @@ def test_another_clone_goes_on_with_a_job_whose_machine_is_gone(tmp_path: Path, 
     sent = len(Mirror.of(url, key).chunks())
     assert 3 <= sent < 5
     other = lab_with(tmp_path / "two", url)
+    other.write("slow", "")  # what a job has not sent when it ends is not sent any more
     ran_well(other)
     assert other.contents() == undisturbed.contents()
     made = [line for line in other.runs() if line.startswith("raw/")]
     assert made == [f"raw/{n}" for n in range(sent, 5)]
     told = json.loads((other.root / "artifacts/lab/raw/run.json").read_text())
     assert [attempt["cause"] for attempt in told["attempts"]] == ["lost", "succeeded"]
-    assert told["attempts"][1]["checkpoints"]["mirrored"] >= 1 or sent == 4
+    assert told["attempts"][1]["checkpoints"]["mirrored"] >= 1
     for path in (other.root / "artifacts").rglob("*.json"):
         assert url not in path.read_text(), path
     assert storage.entries(f"{url}/{key}") == []
