@@ -170,7 +170,7 @@ class Mirroring:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.busy is None, LINGER_S)
         self._heart.join(LINGER_S)
-        if not self._lost:
+        if not (self._lost or self._failing):  # else it falls silent by itself
             try:
                 self._lease.release()
             except StoreError as error:

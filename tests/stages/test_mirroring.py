@@ -142,6 +142,21 @@ def test_a_store_that_fails_ends_no_job(tmp_path, store, sft):
     assert Mirror.of("s3://bucket/runs", "k").checkpoints() == []
 
 
+def test_a_slow_store_gets_the_checkpoint_that_training_has_long_left_behind(tmp_path, store, sft):
+    args, _ = sft
+    url, longer = "s3://bucket/runs", ("sft", {**SFT, "epochs": 500}, *args[2:])
+    store.delay(5.0, 1, matching="PUT /bucket/runs/k/step-000005/")
+    job = models.start_job(tmp_path / "a", *longer, **placed(url, heartbeat_timeout_s=60, keep_checkpoints=1))
+    try:
+        wait_until(lambda: Mirror.of(url, "k").checkpoints(), job)
+        assert Mirror.of(url, "k").checkpoints()[0] == "step-000005"
+        wait_until(lambda: "step-000005" not in Mirror.of(url, "k").checkpoints(), job)  # the newest came after it
+        here = {path.name for path in (tmp_path / "a" / "checkpoints").glob("step-*")}
+        assert "step-000005" not in here and "WARNING" not in (tmp_path / "a" / "log.txt").read_text()
+    finally:
+        models.kill(job, tmp_path / "a")
+
+
 def test_a_store_that_throttles_and_cuts_uploads_gets_whole_checkpoints(tmp_path, store, sft):
     args, undisturbed = sft
     url = "s3://bucket/runs"
