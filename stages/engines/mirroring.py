@@ -18,7 +18,7 @@ from pathlib import Path
 from data.artifacts import write_json, write_text
 from data.faults import fault_point
 from data.mirror import ELSEWHERE, TOKEN, Held, Lease, Mirror
-from data.storage import ContentChanged, StoreError
+from data.storage import ContentChanged, Missing, StoreError
 from stages.job import Job, StageError
 
 SILENCE_S = 60.0
@@ -67,25 +67,25 @@ class Mirroring:
 
     def _take_lease(self) -> Lease:
         kept = self.job.folder / TOKEN
-        known = kept.exists()
-        token = json.loads(kept.read_text())["token"] if known else uuid.uuid4().hex
+        self._known = kept.exists()
+        token = json.loads(kept.read_text())["token"] if self._known else uuid.uuid4().hex
         what = f"process {os.getpid()} on {platform.node() or 'an unnamed machine'}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
         lease = Lease(self.mirror.url, token, what, min(SILENCE_S, self.job.placement.heartbeat_timeout_s))
         try:
             lease.acquire(_say, lambda: self.job.progress(0, 0))
-            self._exchange_attempts(known)
+            self._exchange_attempts()
         except Held as error:
             raise StageError(str(error)) from error
         except StoreError as error:
-            if not known:
+            if not self._known:
                 raise
             _say(f"the store fails, this attempt goes on with what lies here: {error}")  # it was ours, and nobody could tell otherwise
         write_json(kept, {"token": token})
         return lease
 
-    def _exchange_attempts(self, known: bool) -> None:
+    def _exchange_attempts(self) -> None:
         elsewhere, here = self.job.folder / ELSEWHERE, self.job.folder / "attempts.json"
-        if not known and (found := self.mirror.attempts()):
+        if not self._known and (found := self.mirror.attempts()):
             write_json(elsewhere, found)
         before = [json.loads(path.read_text()) for path in (elsewhere, here) if path.exists()]
         self.mirror.note_attempts([attempt for attempts in before for attempt in attempts])
@@ -98,9 +98,9 @@ class Mirroring:
         try:
             return self._fetch_newer(than, folder)
         except StoreError as error:
-            if than is None:
+            if than is None and not self._known:
                 raise
-            _say(f"the store fails, and the job goes on from {than}, which lies here: {error}")
+            _say(f"the store fails, and the job goes on from {than or 'the beginning'}: {error}")
             return None
 
     def _fetch_newer(self, than: str | None, folder: Path) -> str | None:
@@ -108,14 +108,9 @@ class Mirroring:
             if than is not None and int(name[5:]) <= int(than[5:]):
                 return None
             began, temporary = time.monotonic(), folder / f".{name}"
-            shutil.rmtree(temporary, ignore_errors=True)
-            try:
-                size = self.mirror.download_checkpoint(name, temporary, lambda: self.job.progress(0, 0))
-            except StoreError as error:
+            size = self._fetched(name, temporary)
+            if size is None:
                 shutil.rmtree(temporary, ignore_errors=True)
-                if error.passing:
-                    raise
-                _say(f"mirrored checkpoint {name} is damaged ({error}): going back to the one before")
                 self.mirror.discard(name)
                 continue
             fault_point("checkpoint fetched")
@@ -127,8 +122,30 @@ class Mirroring:
             return name
         return None
 
+    def _fetched(self, name: str, target: Path) -> int | None:
+        """Bytes of a checkpoint that has been fetched; None where twice it was not what its manifest says."""
+        for last in (False, True):
+            shutil.rmtree(target, ignore_errors=True)
+            try:
+                return self.mirror.download_checkpoint(name, target, lambda: self.job.progress(0, 0))
+            except (ContentChanged, Missing) as error:
+                _say(f"mirrored checkpoint {name} is damaged ({error}): {'going back to the one before' if last else 'looking again'}")
+        return None
+
     def fetch_chunks(self, files: Sequence[Path]) -> None:
-        """Fetches those of the chunks that were finished elsewhere; a damaged one is generated again."""
+        """Fetches those of the chunks that were finished elsewhere; a damaged one is generated again.
+
+        Raises:
+            StoreError: the store fails, on a machine that has nothing of its own yet.
+        """
+        try:
+            self._fetch_chunks(files)
+        except StoreError as error:
+            if not self._known:
+                raise
+            _say(f"the store fails, and the job goes on with the chunks that lie here: {error}")
+
+    def _fetch_chunks(self, files: Sequence[Path]) -> None:
         there, fetched = self.mirror.chunks(), 0
         for file in dict.fromkeys(files):
             if file.stem in there:

@@ -152,10 +152,49 @@ def test_a_first_attempt_needs_the_store_and_a_further_one_goes_on_without(store
     job = job_in(tmp_path / "a")
     (job.checkpoints / "step-000005").mkdir(parents=True)
     assert mirror_of(job).fetch_newer("step-000005", job.checkpoints) is None
+    mirror_of(job).fetch_chunks([tmp_path / "a" / "chunks" / "x.json"])
     said = capsys.readouterr().out
     assert "this attempt goes on with what lies here" in said and "goes on from step-000005" in said
     store.forget()
     job.__exit__(None)
+
+
+def test_a_damaged_checkpoint_and_chunk_are_named_and_only_what_is_damaged_is_left_aside(store, tmp_path, capsys):
+    with job_in(tmp_path / "a") as job:
+        for step in (5, 10):
+            mirror_of(job).offer(checkpoint(job, step))
+            mirror_of(job).flush()
+        for name in ("x", "y"):
+            (tmp_path / f"{name}.json").write_text(f'["{name}"]')
+            mirror_of(job).offer_chunk(tmp_path / f"{name}.json")
+        mirror_of(job).flush()
+    storage.write(f"{URL}/k/step-000010/state.json", b"{}")
+    (chunk,) = [entry.name for entry in storage.entries(f"{URL}/k/chunks") if entry.name.startswith("x.")]
+    storage.write(f"{URL}/k/chunks/{chunk}", b"[]")
+    with job_in(tmp_path / "b") as job:
+        files = [job.folder / "chunks" / f"{name}.json" for name in ("x", "y", "z")]
+        mirror_of(job).fetch_chunks(files)
+        assert [file.exists() for file in files] == [False, True, False]
+        assert mirror_of(job).fetch_newer(None, job.checkpoints) == "step-000005"
+        assert mirror_of(job).mirror.checkpoints() == ["step-000005"]
+    said = capsys.readouterr().out
+    assert "step-000010 is damaged" in said and "going back to the one before" in said and "a mirrored chunk is damaged" in said
+    assert [path.name for path in job.checkpoints.iterdir()] == ["step-000005"]
+
+
+def test_a_checkpoint_that_cannot_be_fetched_is_not_taken_for_a_damaged_one(store, tmp_path, monkeypatch):
+    with job_in(tmp_path / "a") as job:
+        mirror_of(job).offer(checkpoint(job, 5))
+        mirror_of(job).flush()
+    with job_in(tmp_path / "b") as job:
+        mirror = mirror_of(job)
+        with monkeypatch.context() as without_keys:
+            for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+                without_keys.delenv(name)
+            without_keys.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            with pytest.raises(StoreError, match="no credentials"):
+                mirror.fetch_newer(None, job.checkpoints)
+        assert mirror.fetch_newer(None, job.checkpoints) == "step-000005"
 
 
 def test_attempts_travel_with_the_work(store, tmp_path):
