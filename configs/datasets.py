@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, computed_field, field_validator, mod
 
 from configs.assets import ASSETS
 from configs.frozen import Dtype, Frozen, Many
+from configs.stores import ObjectUrl
 from configs.training import Sampling
 
 RecordType = Literal["conversation", "prompt", "preference", "item"]
@@ -159,6 +160,28 @@ class Files(Frozen):
     seed: int = Field(default=0, ge=0)
 
 
+class Stored(Frozen):
+    """One JSONL, JSON or parquet file of an object store, pinned to its hash. The hash is what it is and part of the stage's identity;
+    the URL only says where it lies, and may change."""
+
+    type: Literal["stored"]
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """What its rows are called: their `source`, and the beginning of their ids."""
+    url: ObjectUrl
+    """`s3://BUCKET/KEY`; it ends in `.jsonl`, `.json` or `.parquet`. Credentials come from the environment."""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """Of the file; another one is refused."""
+    count: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("url")
+    @classmethod
+    def is_readable(cls, value: str) -> str:
+        if not value.endswith((".jsonl", ".json", ".parquet")):
+            raise ValueError(f"{value!r} ends in none of .jsonl, .json, .parquet: its form could not be told")
+        return value
+
+
 class Hub(Frozen):
     """A data set of the Hugging Face hub, pinned to a commit."""
 
@@ -180,7 +203,7 @@ class Leaks(Frozen):
     """As it is; in the middle of other text; with other line breaks and case."""
 
 
-DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Hub | Leaks, Field(discriminator="type")]
+DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | Leaks, Field(discriminator="type")]
 
 
 class MaxCharacters(Frozen):

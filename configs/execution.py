@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from configs.declarations import DECLARATIONS
 from configs.frozen import Frozen
+from configs.stores import StoreUrl
 from configs.training import Rlvr, Training
 
 SMALLEST_TOKENS = 64
@@ -73,6 +74,9 @@ class Placement(Frozen):
     checkpoint_every_s: float = Field(default=300, gt=0)
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
     keep_checkpoints: int = Field(default=2, ge=1)
+    checkpoint_url: StoreUrl | None = None
+    """`s3://BUCKET/PREFIX` or `file:///FOLDER` (one that other machines see): the checkpoints and chunks of running jobs go there too,
+    so that another machine goes on when this one is gone."""
 
 
 class Execution(Frozen):

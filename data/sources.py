@@ -1,4 +1,4 @@
-"""Where rows come from: rules, packaged files, project files, the hub, and leaks planted on purpose.
+"""Where rows come from: rules, packaged files, project files, object stores, the hub, and leaks planted on purpose.
 
 Each source gives `Example`s; one function gives them the form of a record. An id is the source's name and the hash of the row,
 so it depends on nothing but the row itself.
@@ -7,15 +7,17 @@ so it depends on nothing but the row itself.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, RecordType
+from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, RecordType, Stored
 from configs.frozen import digest
-from data import assets, layouts, procedural
+from data import assets, layouts, procedural, storage
+from data.artifacts import sha256_file
 from data.layouts import SourceError
 from data.procedural import Example
 from data.records import Item, Message
+from data.storage import ContentChanged, Missing
 
 LEAK = "leak-"
 """The sources of planted leaks begin with it."""
@@ -37,6 +39,8 @@ class Outside:
     """Items to plant leaks of."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """Project path → where it lies."""
+    beat: Callable[[], None] = lambda: None
+    """Called now and then while something large is fetched."""
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
@@ -49,7 +53,7 @@ def load(source: DataSource, record: RecordType, task: str | None, outside: Outs
     name, examples, left_out = _examples(source, record, outside)
     rows = with_ids([_record(example, record, task, example.source or name) for example in examples])
     count = getattr(source, "count", None)
-    if isinstance(source, (Packaged, Files, Hub)) and count is not None:
+    if isinstance(source, (Packaged, Files, Stored, Hub)) and count is not None:
         if count > len(rows):
             raise SourceError(f"{name}: count {count} > {len(rows)} usable rows: lower count, or leave it out to take all")
         left_out = left_out | {"not drawn": len(rows) - count}
@@ -92,8 +96,31 @@ def _examples(source: DataSource, record: RecordType, outside: Outside) -> tuple
             return asset, layouts.parse(layouts.read(assets.path(asset))), {}
         case Files(path=path):
             return Path(path).stem, layouts.parse(layouts.read(outside.files[path])), {}
+        case Stored(name=name):
+            return name, layouts.parse(layouts.read(fetched(source, outside.beat))), {}
         case Hub():
             return source.repo.rpartition("/")[2], layouts.parse(_read_hub(source)), {}
+
+
+def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
+    """The source's file in the cache that all clones on this machine share; downloaded where it is not there yet.
+
+    Raises:
+        StoreError: it cannot be fetched, or another file lies at its URL; the message says both hashes.
+    """
+    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{PurePosixPath(source.url).suffix}"
+    if file.is_file() and sha256_file(file) != source.sha256:
+        print(f"{file} is damaged and is fetched again", flush=True)
+        file.unlink()
+    if not file.is_file():
+        print(f"source {source.name}: fetching {source.url} ...", flush=True)
+        try:
+            storage.download(source.url, file, source.sha256, beat)
+        except ContentChanged as error:
+            raise ContentChanged(f"source {source.name}: {error}, or correct `sha256` if the new file is meant") from error
+        except Missing as error:
+            raise Missing(f"source {source.name}: {error}: correct `url`, or lay the file of this hash at {file}") from error
+    return file
 
 
 def _read_hub(source: Hub) -> Iterator[tuple[str, Any]]:

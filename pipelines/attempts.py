@@ -16,6 +16,7 @@ from configs.execution import Numerics, Placement
 from configs.graph import Node
 from data.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json, write_text
 from data.hashing import Hashed
+from data.mirror import ELSEWHERE
 from pipelines import provenance
 from pipelines.context import RunContext, StageFailed
 from pipelines.launcher import Handle, Status, oom_kills, read_done
@@ -178,6 +179,13 @@ def _looks_as_seen(payload: Path, seen: Mapping[str, Hashed]) -> bool:
     return there == seen.keys() and all(found.is_of(payload / name) for name, found in seen.items())
 
 
+def all_attempts(scratch: Path) -> list[dict[str, Any]]:
+    """How a job was tried: on machines that are gone, and here."""
+    told = [read_json(scratch / name) if (scratch / name).exists() else [] for name in (ELSEWHERE, "attempts.json")]
+    gone = [attempt if "ended_at" in attempt else {**attempt, "cause": "lost"} for attempt in told[0]]
+    return gone + told[1]
+
+
 def _attempt(scratch: Path, node: Node) -> dict[str, Any]:
     found = checkpoint_names(scratch)
     return {"started_at": now(), "resumed_from": found[-1] if found else None, "code": provenance.code_state()}
@@ -223,8 +231,8 @@ def _shrink(node: Node, scratch: Path, message: str) -> str:
 def _told(scratch: Path) -> dict[str, Any]:
     """What an attempt that lived to tell says of itself: the checkpoint that it went on from, and what its own took."""
     done = read_done(scratch) or {}
-    written = done.get("checkpoints", {}).get("written")
-    return {"resumed_from": done.get("resumed_from")} | ({"checkpoints": done["checkpoints"]} if written else {}) if done else {}
+    costs = done.get("checkpoints", {})
+    return {"resumed_from": done.get("resumed_from")} | ({"checkpoints": costs} if any(costs.values()) else {}) if done else {}
 
 
 def _remove_output(scratch: Path) -> None:

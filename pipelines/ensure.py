@@ -41,8 +41,18 @@ from data.artifacts import (
     write_text,
 )
 from data.faults import fault_point
-from pipelines import provenance
-from pipelines.attempts import REMEDIES, checkpoint_names, modified, numerics_changes, resumable, run_job, seen_files, unproven
+from pipelines import mirrors, provenance
+from pipelines.attempts import (
+    REMEDIES,
+    all_attempts,
+    checkpoint_names,
+    modified,
+    numerics_changes,
+    resumable,
+    run_job,
+    seen_files,
+    unproven,
+)
 from pipelines.context import RunContext, StageFailed
 from pipelines.launcher import read_done
 from pipelines.lease import Cancelled, Holder, lease, slots
@@ -220,8 +230,9 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool) -> tuple[Outc
         numerics = numerics.model_copy(update={"world_size": 1})
     if alive:
         placement = JobSpec.model_validate(read_json(scratch / "spec.json")).placement
-    elif force and scratch.exists():
-        shutil.rmtree(scratch)
+    elif force:
+        mirrors.clear(placement.checkpoint_url, scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
     with _slots(run, node, need, placement) as numbers:
         if not alive:
             _prepare(run, node, need, numerics, placement)
@@ -239,12 +250,14 @@ def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
         raise StageFailed(node.address, "refused", "--resume: it is up to date, there is nothing to go on with")
     scratch = run.project.scratch(identify(run, node).key)
     handle = run.jobs().find(scratch)
-    if not resumable(scratch) and (handle is None or run.jobs().poll(handle).state != "running"):
+    mirrored = mirrors.has_work(run.execution.of(node.kind, node.name)[1], scratch.name)
+    if not (resumable(scratch) or mirrored) and (handle is None or run.jobs().poll(handle).state != "running"):
         raise StageFailed(node.address, "refused", "--resume: it has left no checkpoint to go on from; without --resume it begins")
 
 
 def _prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement) -> None:
     """Writes what the job reads; refuses to resume checkpoints that were made under other numerics."""
+    mirrors.prove(node, placement)
     scratch = run.project.scratch(need.key)
     scratch.mkdir(parents=True, exist_ok=True)
     asked, reshard, marks = None, run.reshard, ()
@@ -328,13 +341,12 @@ def _publish(run: RunContext, node: Node, need: Need, before: dict[str, Any]) ->
 
 def _run_record(node: Node, scratch: Path) -> dict[str, Any]:
     spec = JobSpec.model_validate(read_json(scratch / "spec.json"))
-    history = scratch / "attempts.json"
     return {
         "schema_version": RUN_SCHEMA,
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
-        "placement": spec.placement.model_dump(mode="json"),
-        "attempts": read_json(history) if history.exists() else [],
+        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names somebody's bucket or folder
+        "attempts": all_attempts(scratch),
         "fingerprint": provenance.fingerprint(node.kind),
         "environment": provenance.environment(),
         "hardware": provenance.hardware(),
@@ -371,6 +383,7 @@ def _clear(project: Project, node: Node, key: str) -> None:
         kept = log_file(project, node.address)
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(scratch / "log.txt", kept)
+    mirrors.clear_after(scratch)
     shutil.rmtree(scratch, ignore_errors=True)
 
 

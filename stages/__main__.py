@@ -17,6 +17,7 @@ from typing import Any
 from configs.declarations import DECLARATIONS
 from data.artifacts import content_hash, entries_of, open_artifact, survey, write_json
 from data.faults import fault_point
+from data.storage import StoreError
 from stages.core.postconditions import unmet
 from stages.job import Inputs, Job, JobSpec, NotFinite, Preempted, StageError, is_full, storage_cause
 
@@ -42,7 +43,8 @@ def main(folder: Path) -> int:
     )
     job.progress(0, 0)
     try:
-        metrics = run(spec, job)
+        with job:
+            metrics = run(spec, job)
     except Preempted as error:
         if rank == 0:  # torchrun swallows exit codes: the file says it too
             write_json(folder / "done.json", report(job, ok=False, cause="preempted", message=str(error)))
@@ -101,6 +103,8 @@ def cause_of(error: BaseException, folder: Path) -> str:
         return "not_finite"
     if isinstance(error, (StageError, ValueError, TypeError, KeyError, AssertionError, ImportError)):
         return "refused"
+    if isinstance(error, StoreError):
+        return "storage" if error.passing else "refused"
     if isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text:
         return "out_of_memory"
     if "pytorchstreamwriter" in text and is_full(folder):

@@ -17,13 +17,16 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from configs.execution import Numerics, Placement
 from configs.frozen import Frozen
 from data.artifacts import Artifact, read_rows, write_text
+
+if TYPE_CHECKING:
+    from stages.engines.mirroring import Mirroring
 
 HEARTBEAT_INTERVAL_S = 1.0
 FULL_BELOW_BYTES = 4 << 20
@@ -95,7 +98,16 @@ class Job:
     """Of this attempt: how many, how long training stood still for them, size of the last."""
     resumed_from: str | None = None
     """Name of the checkpoint that this attempt went on from."""
+    mirror: "Mirroring | None" = field(default=None, repr=False)
+    """Where others find its checkpoints (`stages.engines.mirroring.open_mirror`)."""
     _last_beat: float = field(default=0.0, repr=False)
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if self.mirror is not None:
+            self.mirror.close(finished=kind is None)
 
     @property
     def out(self) -> Path:

@@ -31,7 +31,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         ValueError: malformed rows, or rows that break an expectation; the message shows them.
     """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
-    outside = Outside(suites=suites, files=job.source_files)
+    outside = Outside(suites=suites, files=job.source_files, beat=lambda: job.progress(0, 0))
     for source in config.sources:
         prove_verifier(source)
     loaded = [sources.load(source, config.record, config.task, outside) for source in config.sources]

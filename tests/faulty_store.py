@@ -10,6 +10,7 @@ Faults wait for requests that fit and are used up one by one, in the order of th
 `METHOD PATH?QUERY`, e.g. `"partNumber=2"`.
 """
 
+import logging
 import socket
 import struct
 import threading
@@ -110,6 +111,7 @@ def s3_server(*buckets: str, strict: bool = False) -> Iterator[str]:
         buckets: names, at least three letters long.
         strict: from now on only keys of its own are accepted, of which there are none: every client has wrong credentials.
     """
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line per request
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = "http://{}:{}".format(*server.get_host_and_port())

@@ -37,6 +37,7 @@ DOORS = {
     "great_expectations": "data/expectations.py",
     "dvc": "pipelines/store.py",
     "prefect": "pipelines/flow.py",
+    "s3fs": "data/storage.py",
 }
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numpy", "pandas"}
 LONGEST_FUNCTION, LONGEST_FILE = 80, 700

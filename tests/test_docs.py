@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from configs.datasets import PrepareData
 from configs.declarations import DECLARATIONS
+from configs.document import parse_value
+from configs.execution import Placement
 from configs.recipe import load_recipe
 from pipelines import reference
 from pipelines.cli import app
@@ -129,6 +132,12 @@ def test_the_names_of_models_in_the_manual_are_those_of_a_recipe(tmp_path):
     (tmp_path / "named.yaml").write_text("extends: tiny\n" + blocks("docs/git.md", "yaml")[0])
     model = load_recipe(tmp_path, "named").models["final"]
     assert (model.stage, model.labels) == ("tiny/rlvr", ("small",))
+
+
+def test_the_examples_of_stores_are_valid():
+    sources = parse_value(blocks("docs/recipes.md", "yaml")[3])
+    assert PrepareData.model_validate({"record": "conversation", **sources}).sources[0].type == "stored"
+    assert Placement.model_validate(parse_value(blocks("docs/resume.md", "yaml")[0])["placement"]).checkpoint_url
 
 
 def test_the_example_of_a_stage_test_passes(tmp_path):

@@ -16,6 +16,7 @@ from typing import Any
 
 from data.artifacts import scan, write_json
 from data.faults import fault_point
+from stages.engines.mirroring import open_mirror
 from stages.engines.trainer import Trainer
 from stages.job import Job, Preempted, StageError
 
@@ -29,6 +30,7 @@ class Checkpoints:
     def __init__(self, job: Job, trainer: Trainer) -> None:
         self.job, self.trainer = job, trainer
         self.folder = job.checkpoints
+        self.mirror = open_mirror(job)
         self.last_write = time.monotonic()
         self.stop_asked = False
         self._sealer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -46,7 +48,7 @@ class Checkpoints:
             StageError: it was made for something else or under other numerics (and `--reshard` was not given), or there is none
                 and `--resume` was.
         """
-        chosen = self.trainer.broadcast(self._newest_sound() if self.trainer.rank == 0 else None)
+        chosen = self.trainer.broadcast(self._chosen() if self.trainer.rank == 0 else None)
         if chosen is None:
             self.job.rewind(0)
             if self.job.must_resume:
@@ -78,6 +80,8 @@ class Checkpoints:
             self.write(step, state)
         if stopping:
             self._settle()
+            if self.mirror is not None:
+                self.mirror.flush()
             self.trainer.barrier()
             raise Preempted(f"was asked to stop and wrote a checkpoint after step {step}")
 
@@ -93,6 +97,8 @@ class Checkpoints:
         self.trainer.save_state(temporary)
         self.trainer.barrier()
         if self.trainer.rank == 0:
+            if self.mirror is not None and (self.job.folder / "curve.jsonl").exists():  # its next line may be written at any time
+                shutil.copyfile(self.job.folder / "curve.jsonl", temporary / "curve.jsonl")
             described = {"step": step, "guard": self._guard(), "marks": self.job.marks, "state": state}
             self._sealing = self._sealer.submit(self._seal, temporary, final, described)
         cost = self.job.checkpoint_cost
@@ -109,8 +115,11 @@ class Checkpoints:
         temporary.rename(final)
         fault_point("checkpoint renamed")
         self.job.checkpoint_cost["bytes"] = sum(entry.size for entry in files)
+        if self.mirror is not None:
+            self.mirror.offer(final)
         for old in self._written()[: -self.job.placement.keep_checkpoints]:
-            shutil.rmtree(old)
+            if self.mirror is None or self.mirror.busy != old.name:
+                shutil.rmtree(old)
 
     def _settle(self) -> None:
         """Waits for the checkpoint that is being sealed; what went wrong with it is raised here."""
@@ -120,6 +129,11 @@ class Checkpoints:
 
     def _written(self) -> list[Path]:
         return sorted(self.folder.glob("step-*"))
+
+    def _chosen(self) -> str | None:
+        """The newest sound checkpoint, fetched from the mirror where that has a newer one."""
+        local = self._newest_sound()
+        return local if self.mirror is None else self.mirror.fetch_newer(local, self.folder) or local
 
     def _newest_sound(self) -> str | None:
         for path in reversed(self._written()):

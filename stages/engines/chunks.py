@@ -14,6 +14,7 @@ from configs.training import Sampling
 from data.artifacts import Artifact, write_text
 from data.chat import Chat
 from data.faults import fault_point
+from stages.engines.mirroring import open_mirror
 from stages.engines.sampler import Generation, Request, architecture, model_context, open_sampler
 from stages.job import Job
 
@@ -51,6 +52,9 @@ def generate(asks: Mapping[str, Ask], sampling: Sampling, *, chunk_size: int, dt
     for labels in _families(asks):
         context = _context([asks[label] for label in labels], sampling)
         chunks = [chunk for label in labels for chunk in _cut(label, asks[label], sampling, chunk_size, dtype, context, job)]
+        mirror = open_mirror(job)
+        if mirror is not None:
+            mirror.fetch_chunks([chunk.file for chunk in chunks if not chunk.file.exists()])
         missing = [chunk for chunk in chunks if not chunk.file.exists()]
         done += sum(len(chunk.requests) for chunk in chunks) - sum(len(chunk.requests) for chunk in missing)
         job.progress(done, total)
@@ -83,6 +87,8 @@ def _fill(
             )
             fault_point("chunk generated")
             write_text(chunk.file, json.dumps([asdict(answer) for answer in made]))
+            if job.mirror is not None:
+                job.mirror.offer_chunk(chunk.file)
             done += len(chunk.requests)
             job.progress(done, total)
 

@@ -1,0 +1,57 @@
+"""What the orchestrator does for a job with `placement.checkpoint_url`: proves it before, clears it away afterwards."""
+
+import logging
+from pathlib import Path
+
+from configs.execution import Placement
+from configs.graph import Node
+from data import storage
+from data.artifacts import read_json
+from data.mirror import TOKEN, Mirror
+from data.storage import StoreError
+from pipelines.context import StageFailed
+from stages.job import JobSpec
+
+
+def prove(node: Node, placement: Placement) -> None:
+    """Writes a small object and removes it, before anything expensive begins.
+
+    Raises:
+        StageFailed: the store cannot be used; with the remedy.
+    """
+    if placement.checkpoint_url is not None:
+        try:
+            storage.check(placement.checkpoint_url)
+        except StoreError as error:
+            raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or take it out of the profile") from error
+
+
+def has_work(placement: Placement, key: str) -> bool:
+    """Whether another machine has left something to go on from."""
+    if placement.checkpoint_url is None:
+        return False
+    mirror = Mirror.of(placement.checkpoint_url, key)
+    try:
+        return bool(mirror.checkpoints() or mirror.chunks())
+    except StoreError:  # it is proved, and the mistake told, before the job begins
+        return False
+
+
+def clear(url: str | None, scratch: Path) -> None:
+    """Removes what the job of a scratch folder has sent, unless another machine is at work on it; a failure is told, not raised."""
+    if url is None:
+        return
+    token = read_json(scratch / TOKEN)["token"] if (scratch / TOKEN).exists() else None
+    mirror = Mirror.of(url, scratch.name)
+    try:
+        said = None if mirror.clear(token) else f"{mirror.url} is left alone: another machine is at work there"
+    except StoreError as error:
+        said = f"{mirror.url} could not be cleared away, remove it yourself: {error}"
+    if said is not None:
+        logging.getLogger(__name__).warning(said)
+
+
+def clear_after(scratch: Path) -> None:
+    """The same for a stage that is done, by what its job was told."""
+    if (scratch / "spec.json").exists():
+        clear(JobSpec.model_validate(read_json(scratch / "spec.json")).placement.checkpoint_url, scratch)

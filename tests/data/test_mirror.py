@@ -1,0 +1,194 @@
+"""What a job keeps in a store: complete or not there, damaged or refused, and written by one machine at a time."""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty_store import KEYS, s3_server
+
+from data import mirror as mirrors
+from data import storage
+from data.artifacts import scan, write_json
+from data.mirror import Held, Lease, Mirror
+from data.storage import ContentChanged, Missing
+
+
+@pytest.fixture(params=["s3", "folder"])
+def mirror(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
+    monkeypatch.setattr(mirrors, "POLL_S", 0.05)
+    if request.param == "folder":
+        yield Mirror.of(f"file://{tmp_path}/store", "key")
+        return
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server("bucket") as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        yield Mirror.of("s3://bucket/prefix", "key")
+
+
+@pytest.fixture
+def folder_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mirror:
+    monkeypatch.setattr(mirrors, "POLL_S", 0.05)
+    return Mirror.of(f"file://{tmp_path}/store", "key")
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    """As the sealing leaves it."""
+    path = folder / f"step-{step:06d}"
+    (path / "engine").mkdir(parents=True)
+    (path / "engine" / "weights.pt").write_bytes(bytes([step]) * 1000)
+    (path / "state.json").write_text(json.dumps({"step": step}))
+    write_json(path / "manifest.json", {entry.path: entry.sha256 for entry in scan(path)})
+    return path
+
+
+def send(mirror: Mirror, folder: Path, *steps: int) -> None:
+    for step in steps:
+        mirror.upload_checkpoint(checkpoint(folder, step), lambda: True)
+
+
+def lease(mirror: Mirror, token: str, silence_s: float = 60.0) -> Lease:
+    return Lease(mirror.url, token, f"the job {token}", silence_s)
+
+
+def quiet(text: str) -> None:
+    pass
+
+
+def test_a_checkpoint_comes_back_as_it_was(mirror, tmp_path):
+    send(mirror, tmp_path / "a", 5, 10)
+    assert mirror.checkpoints() == ["step-000005", "step-000010"]
+    mirror.download_checkpoint("step-000010", tmp_path / "b", lambda: None)
+    assert scan(tmp_path / "b") == scan(tmp_path / "a" / "step-000010")
+
+
+def test_one_without_its_manifest_does_not_exist(folder_mirror, tmp_path):
+    send(folder_mirror, tmp_path, 5)
+    answers = iter([True, True, False])  # weights and state are sent, the manifest is not
+    with pytest.raises(InterruptedError):
+        folder_mirror.upload_checkpoint(checkpoint(tmp_path, 10), lambda: next(answers))
+    sent = [entry.name for entry in storage.entries(folder_mirror.url)]
+    assert "step-000010/state.json" in sent and folder_mirror.checkpoints() == ["step-000005"]
+    with pytest.raises(InterruptedError):  # nor while an older one of the same step is overwritten
+        folder_mirror.upload_checkpoint(tmp_path / "step-000005", lambda: False)
+    assert folder_mirror.checkpoints() == []
+
+
+def test_retention_keeps_the_latest_complete_ones_and_removes_leftovers(mirror, tmp_path):
+    send(mirror, tmp_path, 5, 10, 15)
+    storage.write(f"{mirror.url}/step-000012/state.json", b"left by a kill")
+    storage.write(f"{mirror.url}/step-000020/state.json", b"on its way")
+    mirror.keep_latest(2)
+    assert mirror.checkpoints() == ["step-000010", "step-000015"]
+    steps = {entry.name.partition("/")[0] for entry in storage.entries(mirror.url)}
+    assert steps == {"step-000010", "step-000015", "step-000020"}
+
+
+def test_a_changed_byte_a_missing_file_and_a_path_that_leads_outside_are_refused(mirror, tmp_path):
+    send(mirror, tmp_path / "a", 5)
+    weights = f"{mirror.url}/step-000005/engine/weights.pt"
+    storage.write(weights, bytes([5]) * 999 + b"x")
+    with pytest.raises(ContentChanged, match=r"weights\.pt has sha256"):
+        mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
+    storage.remove(weights)
+    with pytest.raises(Missing):
+        mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
+    storage.write(f"{mirror.url}/step-000005/manifest.json", b'{"../../evil": "00"}')
+    with pytest.raises(ContentChanged, match="lies outside"):
+        mirror.download_checkpoint("step-000005", tmp_path / "b", lambda: None)
+
+
+def test_chunks_come_back_by_the_hash_in_their_name(mirror, tmp_path):
+    (tmp_path / "abc.json").write_text("[1]")
+    mirror.upload_chunk(tmp_path / "abc.json")
+    sha256 = hashlib.sha256(b"[1]").hexdigest()
+    assert mirror.chunks() == {"abc": sha256}
+    mirror.download_chunk(tmp_path / "got" / "abc.json", sha256)
+    assert (tmp_path / "got" / "abc.json").read_text() == "[1]"
+    storage.write(f"{mirror.url}/chunks/abc.{sha256}.json", b"[2]")
+    with pytest.raises(ContentChanged):
+        mirror.download_chunk(tmp_path / "got" / "abc.json", sha256)
+
+
+def test_a_lease_is_held_through_attempts_and_given_back(mirror):
+    first = lease(mirror, "a")
+    first.acquire(quiet)
+    lease(mirror, "a").acquire(quiet)  # a further attempt in the same scratch folder
+    assert first.still_ours()
+    first.release()
+    assert storage.entries(f"{mirror.url}/lease") == []
+    lease(mirror, "b").acquire(quiet)
+
+
+def test_a_living_holder_is_named_and_nothing_is_taken_from_it(mirror):
+    first, ended = lease(mirror, "a", silence_s=30), threading.Event()
+    first.acquire(quiet)
+
+    def live() -> None:
+        while not ended.wait(0.2):
+            first.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    said: list[str] = []
+    with pytest.raises(Held, match="the job a is at work on the same stage"):
+        lease(mirror, "b").acquire(said.append)
+    ended.set()
+    heart.join()
+    assert first.still_ours() and len(said) == 1 and "waits: the job a" in said[0]
+
+
+def test_a_silent_holder_is_taken_over_from_and_learns_of_it(mirror):
+    first, second = lease(mirror, "a", silence_s=1.5), lease(mirror, "b")
+    first.acquire(quiet)
+    said: list[str] = []
+    began = time.monotonic()
+    second.acquire(said.append)
+    assert time.monotonic() - began > 0.4 and "takes over from the job a" in said[-1]
+    assert not first.still_ours() and second.still_ours()
+
+
+def test_of_many_who_find_a_silent_holder_one_takes_over(folder_mirror):
+    lease(folder_mirror, "gone", silence_s=0.01).acquire(quiet)
+    time.sleep(0.05)
+    ends: list[str] = []
+
+    def want(token: str) -> None:
+        mine = lease(folder_mirror, token)
+        try:
+            mine.acquire(quiet)
+            ends.append("holds")
+            while len(ends) < 4:
+                mine.beat()
+                time.sleep(0.02)
+        except Held:
+            ends.append("refused")
+
+    threads = [threading.Thread(target=want, args=(f"t{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == ["holds", "refused", "refused", "refused"]
+
+
+def test_a_mirror_is_cleared_unless_another_living_job_writes_there(mirror, tmp_path):
+    send(mirror, tmp_path, 5)
+    lease(mirror, "other", silence_s=30).acquire(quiet)
+    assert not mirror.clear("mine") and mirror.checkpoints() == ["step-000005"]
+    assert mirror.clear("other") and storage.entries(mirror.url) == []
+    lease(mirror, "gone", silence_s=0.01).acquire(quiet)
+    time.sleep(1.1)
+    assert mirror.clear("mine") and storage.entries(mirror.url) == []
+
+
+def test_attempts_are_kept_and_what_cannot_be_read_is_nothing(folder_mirror):
+    assert folder_mirror.attempts() == []
+    folder_mirror.note_attempts([{"started_at": "2026-01-01"}])
+    assert folder_mirror.attempts() == [{"started_at": "2026-01-01"}]
+    storage.write(f"{folder_mirror.url}/attempts.json", b"{")
+    assert folder_mirror.attempts() == []

@@ -1,0 +1,160 @@
+"""`placement.checkpoint_url` through the whole of `pedigree run`: another machine, another clone, the same command."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from faulty_store import KEYS, s3_server
+from running_lab import PROFILE, Lab
+
+from data import mirror as mirrors
+from data import storage
+from data.mirror import Lease, Mirror
+from pipelines.context import StageFailed
+from pipelines.ensure import Result
+from pipelines.launcher import kill_all
+from pipelines.mirrors import clear
+from pipelines.runs import run_graph
+
+CHUNKED = '''
+"""Rows that are made chunk by chunk."""
+
+import json
+import time
+from pathlib import Path
+
+from data.artifacts import write_text
+from data.records import save
+from stages.engines.mirroring import open_mirror
+
+
+def run(config, inputs, job):
+    mirror, rows = open_mirror(job), []
+    files = [job.folder / "chunks" / f"{n}.json" for n in range(config.sources[0].count)]
+    if mirror is not None:
+        mirror.fetch_chunks([file for file in files if not file.exists()])
+    for n, file in enumerate(files):
+        if not file.exists():
+            with Path("runs.log").open("a") as stream:
+                stream.write(f"{job.address}/{n}\\n")
+            write_text(file, json.dumps({"n": n}))
+            if mirror is not None:
+                mirror.offer_chunk(file)
+            if Path("slow").exists():
+                time.sleep(0.4)
+        job.progress(n + 1, len(files))
+        rows.append(json.loads(file.read_text()))
+    save(job.out, rows)
+    return {"rows": len(rows)}
+'''
+
+
+def lab_with(folder: Path, url: str | None) -> Lab:
+    folder.mkdir()
+    lab = Lab(folder)
+    (lab.code / "stages" / "prepare_data.py").write_text(CHUNKED)
+    placement = (
+        f"placement: {{checkpoint_url: {json.dumps(url)}, heartbeat_timeout_s: 3, " if url else "placement: {heartbeat_timeout_s: 3, "
+    )
+    lab.write("configs/execution/lab.yaml", PROFILE.replace("placement: {", placement).replace(", heartbeat_timeout_s: 20", ""))
+    lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm placed")
+    return lab
+
+
+def ran_well(lab: Lab, *forced: str) -> None:
+    ends = run_graph(lab.run(), forced=forced)
+    assert all(isinstance(end, Result) for end in ends), ends
+
+
+def killed(lab: Lab, url: str) -> str:
+    """The run is killed with all its jobs once three chunks of `lab/raw` have been sent; returns the key."""
+    lab.write("slow", "")
+    process = lab.orchestrator("run_graph(run)\n")
+    deadline = time.monotonic() + 60
+    while True:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0] if process.poll() is not None else "late"
+        keys = {
+            path.parent.name
+            for path in (lab.root / ".pedigree/scratch").glob("*/spec.json")
+            if json.loads(path.read_text())["address"] == "lab/raw"
+        }
+        sent = {key: Mirror.of(url, key).chunks() for key in keys}
+        if any(len(chunks) >= 3 for chunks in sent.values()):
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    for scratch in (lab.root / ".pedigree/scratch").iterdir():
+        kill_all(scratch)
+    process.communicate()
+    (key,) = keys
+    return key
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if request.param == "folder":
+        yield f"file://{tmp_path}/store"
+        return
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server("bucket") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+        yield "s3://bucket/runs"
+
+
+def test_another_clone_goes_on_with_a_job_whose_machine_is_gone(tmp_path: Path, url: str) -> None:
+    undisturbed = lab_with(tmp_path / "zero", None)
+    ran_well(undisturbed)
+    key = killed(lab_with(tmp_path / "one", url), url)
+    sent = len(Mirror.of(url, key).chunks())
+    assert 3 <= sent < 5
+    other = lab_with(tmp_path / "two", url)
+    other.write("slow", "")  # what a job has not sent when it ends is not sent any more
+    ran_well(other)
+    assert other.contents() == undisturbed.contents()
+    made = [line for line in other.runs() if line.startswith("raw/")]
+    assert made == [f"raw/{n}" for n in range(sent, 5)]
+    told = json.loads((other.root / "artifacts/lab/raw/run.json").read_text())
+    assert [attempt["cause"] for attempt in told["attempts"]] == ["lost", "succeeded"]
+    assert told["attempts"][1]["checkpoints"]["mirrored"] >= 1
+    for path in (other.root / "artifacts").rglob("*.json"):
+        assert url not in path.read_text(), path
+    assert storage.entries(f"{url}/{key}") == []
+
+
+def test_a_mistake_is_told_before_any_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "CHECK_PAUSES_S", ())
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server("bucket") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+        lab = lab_with(tmp_path / "lab", "s3://no-such-bucket/runs")
+        ends = [end for end in run_graph(lab.run()) if isinstance(end, StageFailed) and end.cause == "refused"]
+    assert ends and lab.runs() == []
+    assert "placement.checkpoint_url s3://no-such-bucket/runs: the bucket does not exist: create it" in ends[0].message
+
+
+def test_force_begins_again_whatever_was_sent(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/store"
+    one = lab_with(tmp_path / "one", url)
+    killed(one, url)
+    time.sleep(4)  # until it counts as gone
+    (one.root / "slow").unlink()
+    one.forget_runs()
+    ran_well(one, "lab/raw")
+    assert [line for line in one.runs() if line.startswith("raw/")] == [f"raw/{n}" for n in range(5)]
+
+
+def test_what_another_living_machine_has_sent_is_not_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(mirrors, "POLL_S", 0.05)
+    url = f"file://{tmp_path}/store"
+    lab = lab_with(tmp_path / "lab", url)
+    ran_well(lab)
+    scratch = lab.root / ".pedigree/scratch" / json.loads((lab.root / "artifacts/lab/raw/record.json").read_text())["key"]
+    other = Lease(f"{url}/{scratch.name}", "other", "process 1 on elsewhere", 60.0)
+    other.acquire(lambda said: None)
+    clear(url, scratch)
+    assert other.still_ours() and "another machine is at work" in caplog.text

@@ -1,0 +1,206 @@
+"""What goes on beside a job with a mirror: newest first, failures said once and tried again, one writer."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
+from models import a_job
+
+from data import storage
+from data.artifacts import scan, write_json
+from data.mirror import ELSEWHERE, Lease, Mirror
+from data.storage import StoreError
+from stages.engines import mirroring
+from stages.engines.mirroring import Mirroring, open_mirror
+from stages.job import Job, StageError
+
+URL = "s3://bucket/runs"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    monkeypatch.setattr(storage, "PAUSES_S", (0.05,))
+    monkeypatch.setattr(mirroring, "AGAIN_S", 0.3)
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server("bucket") as url, faulty_store(url) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        yield store
+
+
+def job_in(folder: Path, **placement: Any) -> Job:
+    return a_job(folder, **{"checkpoint_url": URL, **placement})
+
+
+def mirror_of(job: Job) -> Mirroring:
+    found = open_mirror(job)
+    assert found is not None and open_mirror(job) is found
+    return found
+
+
+def checkpoint(job: Job, step: int) -> Path:
+    path = job.checkpoints / f"step-{step:06d}"
+    path.mkdir(parents=True)
+    (path / "state.json").write_text(json.dumps({"step": step}))
+    write_json(path / "manifest.json", {entry.path: entry.sha256 for entry in scan(path)})
+    return path
+
+
+def test_only_the_first_rank_of_a_job_with_a_place_for_it_has_a_mirror(tmp_path):
+    assert open_mirror(a_job(tmp_path)) is None
+    job = job_in(tmp_path)
+    job.rank = 1
+    assert open_mirror(job) is None
+
+
+def test_nobody_waits_and_the_newest_is_sent_when_the_one_before_has_arrived(store, tmp_path):
+    job = job_in(tmp_path, keep_checkpoints=9)
+    with job:
+        mirror = mirror_of(job)
+        store.delay(1.0, 1, matching="state.json")
+        began = time.monotonic()
+        mirror.offer(checkpoint(job, 5))
+        while mirror.busy is None:
+            time.sleep(0.01)
+        assert mirror.busy == "step-000005"
+        for step in (10, 15, 20):
+            mirror.offer(checkpoint(job, step))
+        assert time.monotonic() - began < 0.9
+        mirror.flush()
+        assert mirror.mirror.checkpoints() == ["step-000005", "step-000020"]
+    assert job.checkpoint_cost["mirrored"] == 2 and job.checkpoint_cost["mirror_bytes"] > 0
+    assert storage.entries(f"{URL}/k/lease") == []
+
+
+def test_a_failure_is_said_once_counted_and_tried_again(store, tmp_path, capsys):
+    job = job_in(tmp_path)
+    with job:
+        mirror = mirror_of(job)
+        store.throttle(100_000, matching="state.json")
+        mirror.offer(checkpoint(job, 5))
+        deadline = time.monotonic() + 60
+        while job.checkpoint_cost.get("mirror_failures", 0) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        said = capsys.readouterr().out
+        assert said.count("WARNING: step-000005 could not be mirrored; the job goes on") == 1 and "busy" in said
+        store.forget()
+        mirror.flush()
+        assert mirror.mirror.checkpoints() == ["step-000005"] and "the store works again" in capsys.readouterr().out
+
+
+def test_an_upload_cut_in_the_middle_is_no_checkpoint_until_it_is_whole(store, tmp_path, monkeypatch):
+    """The store refuses the manifest alone: everything else lies there, and nobody takes it."""
+    monkeypatch.setattr(mirroring, "AGAIN_S", 60.0)
+    job = job_in(tmp_path / "a")
+    mirror = mirror_of(job)
+    store.cut_uploads(100_000, matching="manifest.json")
+    mirror.offer(checkpoint(job, 5))
+    while not job.checkpoint_cost.get("mirror_failures"):
+        time.sleep(0.05)
+    assert "step-000005/state.json" in [entry.name for entry in storage.entries(f"{URL}/k")]
+    assert mirror.fetch_newer(None, tmp_path / "b") is None
+    store.forget()
+    job.__exit__(None)
+
+
+def test_a_machine_that_was_silent_for_too_long_sends_nothing_more(store, tmp_path, capsys):
+    job = job_in(tmp_path, heartbeat_timeout_s=2.0)
+    mirror = mirror_of(job)
+    storage.write(f"{URL}/k/lease/000002.json", json.dumps({"token": "other", "what": "another", "silence_s": 60.0}).encode())
+    deadline = time.monotonic() + 20
+    while "another machine has taken over" not in capsys.readouterr().out:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    mirror.offer(checkpoint(job, 5))
+    (tmp_path / "abc.json").write_text("[]")
+    mirror.offer_chunk(tmp_path / "abc.json")
+    mirror.flush(1.0)
+    assert mirror.mirror.checkpoints() == [] and mirror.mirror.chunks() == {}
+    job.__exit__(None)
+    assert Mirror(f"{URL}/k").clear("other")  # whose lease it still is
+
+
+def test_while_another_lives_a_job_is_refused(store, tmp_path):
+    other = Lease(f"{URL}/k", "other", "process 7 on elsewhere", 60.0)
+    other.acquire(print)
+    ended = threading.Event()
+
+    def live() -> None:
+        while not ended.wait(0.5):
+            other.beat()
+
+    heart = threading.Thread(target=live)
+    heart.start()
+    with pytest.raises(StageError, match="process 7 on elsewhere is at work on the same stage and lives"):
+        open_mirror(job_in(tmp_path))
+    ended.set()
+    heart.join()
+
+
+def test_a_first_attempt_needs_the_store_and_a_further_one_goes_on_without(store, tmp_path, capsys):
+    with job_in(tmp_path / "a") as job:
+        mirror_of(job)
+    store.throttle(100_000)
+    with pytest.raises(StoreError):
+        open_mirror(job_in(tmp_path / "b"))
+    job = job_in(tmp_path / "a")
+    (job.checkpoints / "step-000005").mkdir(parents=True)
+    assert mirror_of(job).fetch_newer("step-000005", job.checkpoints) is None
+    mirror_of(job).fetch_chunks([tmp_path / "a" / "chunks" / "x.json"])
+    said = capsys.readouterr().out
+    assert "this attempt goes on with what lies here" in said and "goes on from step-000005" in said
+    store.forget()
+    job.__exit__(None)
+
+
+def test_a_damaged_checkpoint_and_chunk_are_named_and_only_what_is_damaged_is_left_aside(store, tmp_path, capsys):
+    with job_in(tmp_path / "a") as job:
+        for step in (5, 10):
+            mirror_of(job).offer(checkpoint(job, step))
+            mirror_of(job).flush()
+        for name in ("x", "y"):
+            (tmp_path / f"{name}.json").write_text(f'["{name}"]')
+            mirror_of(job).offer_chunk(tmp_path / f"{name}.json")
+        mirror_of(job).flush()
+    storage.write(f"{URL}/k/step-000010/state.json", b"{}")
+    (chunk,) = [entry.name for entry in storage.entries(f"{URL}/k/chunks") if entry.name.startswith("x.")]
+    storage.write(f"{URL}/k/chunks/{chunk}", b"[]")
+    with job_in(tmp_path / "b") as job:
+        files = [job.folder / "chunks" / f"{name}.json" for name in ("x", "y", "z")]
+        mirror_of(job).fetch_chunks(files)
+        assert [file.exists() for file in files] == [False, True, False]
+        assert mirror_of(job).fetch_newer(None, job.checkpoints) == "step-000005"
+        assert mirror_of(job).mirror.checkpoints() == ["step-000005"]
+    said = capsys.readouterr().out
+    assert "step-000010 is damaged" in said and "going back to the one before" in said and "a mirrored chunk is damaged" in said
+    assert [path.name for path in job.checkpoints.iterdir()] == ["step-000005"]
+
+
+def test_a_checkpoint_that_cannot_be_fetched_is_not_taken_for_a_damaged_one(store, tmp_path):
+    with job_in(tmp_path / "a") as job:
+        mirror_of(job).offer(checkpoint(job, 5))
+        mirror_of(job).flush()
+    with job_in(tmp_path / "b") as job:
+        mirror = mirror_of(job)
+        store.throttle(100_000, matching="GET /bucket/runs/k/step-")
+        with pytest.raises(StoreError, match="busy"):
+            mirror.fetch_newer(None, job.checkpoints)
+        store.forget()
+        assert mirror.fetch_newer(None, job.checkpoints) == "step-000005"
+
+
+def test_attempts_travel_with_the_work(store, tmp_path):
+    for name, attempts in (("a", [{"n": 1}]), ("b", [{"n": 2}]), ("c", [{"n": 3}]), ("c", [{"n": 3}, {"n": 4}])):
+        (tmp_path / name).mkdir(exist_ok=True)
+        write_json(tmp_path / name / "attempts.json", attempts)
+        with job_in(tmp_path / name) as job:
+            mirror_of(job)
+    assert not (tmp_path / "a" / ELSEWHERE).exists()
+    assert json.loads((tmp_path / "c" / ELSEWHERE).read_text()) == [{"n": 1}, {"n": 2}]
+    assert Mirror(f"{URL}/k").attempts() == [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]

@@ -1,0 +1,196 @@
+"""A job whose machine is gone goes on elsewhere, from what it had sent to a store; and a store that fails ends no job."""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import tiny_models
+from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
+
+from configs.execution import Numerics
+from data import storage
+from data.artifacts import read_json
+from data.mirror import Mirror
+
+pytestmark = pytest.mark.slow
+SFT = {"global_batch": 8, "epochs": 12, "max_length": 64, "dtype": "bf16", "optimizer": {"learning_rate": 1e-3}}
+SAMPLE = {
+    "sampling": {"temperature": 1.0, "max_tokens": 12},
+    "samples_per_prompt": 3,
+    "prompts": {"count": 12, "index": 0},
+    "chunk_size": 4,
+    "dtype": "fp32",
+}
+ONE = Numerics(threads=1)
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory) -> tuple[Any, ...]:
+    """What an SFT job takes, and what it ends in when nobody disturbs it."""
+    folder = tmp_path_factory.mktemp("sft")
+    policy = models.tiny_policy(folder / "policy")
+    data = models.dataset(folder / "data", "conversation", models.arithmetic(28))
+    args = ("sft", SFT, {"policy": {"policy": policy}, "data": {"data": data}}, ONE)
+    return args, models.run_job(folder / "undisturbed", *args)
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server("bucket") as url, faulty_store(url) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        yield store
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return f"file://{tmp_path}/store"
+    request.getfixturevalue("store")
+    return "s3://bucket/runs"
+
+
+def placed(url: str, **more: Any) -> dict[str, Any]:
+    return {"checkpoint_url": url, "checkpoint_every_steps": 5, "heartbeat_timeout_s": 3, **more}
+
+
+def wait_until(condition: Callable[[], Any], process: Any) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, "the job ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def killed_with_its_machine(folder: Path, url: str, args: Any, count: int) -> None:
+    """A job that has sent so many checkpoints, killed; its folder is gone with it."""
+    job = models.start_job(folder, *args, **placed(url))
+    wait_until(lambda: len(Mirror.of(url, "k").checkpoints()) >= count, job)
+    models.kill(job, folder)
+    assert not (folder / "done.json").exists(), "the job ended before it was killed: make it longer"
+    shutil.rmtree(folder)
+
+
+def test_another_machine_goes_on_and_ends_in_the_same_bytes(tmp_path, url, sft):
+    args, undisturbed = sft
+    killed_with_its_machine(tmp_path / "gone", url, args, 2)
+    resumed = models.run_job(tmp_path / "other", *args, **placed(url))
+    log = (tmp_path / "other" / "log.txt").read_text()
+    assert "takes over from process" in log and "fetched step-" in log and "resumed from step-" in log, log
+    assert resumed["content"] == undisturbed["content"] and resumed["metrics"] == undisturbed["metrics"]
+    assert resumed["resumed_from"] >= "step-000010" and resumed["checkpoints"]["mirrored"] >= 1
+    steps = [json.loads(line)["step"] for line in (tmp_path / "other" / "curve.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, undisturbed["metrics"]["steps"] + 1))
+    kept = Mirror.of(url, "k").checkpoints()
+    assert len(kept) == 2 and storage.entries(f"{url}/k/lease") == []
+
+
+def test_a_changed_mirrored_checkpoint_is_named_and_the_one_before_is_taken(tmp_path, sft):
+    args, undisturbed = sft
+    url = f"file://{tmp_path}/store"
+    killed_with_its_machine(tmp_path / "gone", url, args, 2)
+    newest, before = reversed(Mirror.of(url, "k").checkpoints()[-2:])
+    random_state = tmp_path / "store" / "k" / newest / "random_0.pt"
+    data = bytearray(random_state.read_bytes())
+    data[len(data) // 2] ^= 1
+    random_state.write_bytes(data)
+    resumed = models.run_job(tmp_path / "other", *args, **placed(url))
+    assert f"mirrored checkpoint {newest} is damaged" in (tmp_path / "other" / "log.txt").read_text()
+    assert resumed["resumed_from"] == before and resumed["content"] == undisturbed["content"]
+
+
+def test_what_lies_here_is_taken_where_the_mirror_has_nothing_newer(tmp_path, sft):
+    args, undisturbed = sft
+    url = f"file://{tmp_path}/store"
+    job = models.start_job(tmp_path / "a", *args, **placed(url))
+    wait_until(lambda: Mirror.of(url, "k").checkpoints(), job)
+    models.kill(job, tmp_path / "a")
+    began = time.monotonic()
+    resumed = models.run_job(tmp_path / "a", *args, **placed(url, heartbeat_timeout_s=600))
+    log = (tmp_path / "a" / "log.txt").read_text()
+    assert "takes over" not in log and "fetched" not in log and time.monotonic() - began < 60  # its own lease, no waiting
+    assert resumed["resumed_from"] and resumed["content"] == undisturbed["content"]
+
+
+def test_a_second_machine_is_refused_while_the_first_lives(tmp_path, sft):
+    args, _ = sft
+    url = f"file://{tmp_path}/store"
+    longer = ("sft", {**SFT, "epochs": 500}, *args[2:])
+    job = models.start_job(tmp_path / "first", *longer, **placed(url))
+    try:
+        wait_until(lambda: Mirror.of(url, "k").checkpoints(), job)
+        done = models.run_job(tmp_path / "second", *longer, **placed(url))
+        assert (done["ok"], done["cause"]) == (False, "refused") and f"process {job.pid} on " in done["message"]
+    finally:
+        models.kill(job, tmp_path / "first")
+
+
+def test_a_store_that_fails_ends_no_job(tmp_path, store, sft):
+    args, undisturbed = sft
+    job = models.start_job(tmp_path / "a", *args, **placed("s3://bucket/runs"))
+    wait_until(lambda: (tmp_path / "a" / "mirror.json").exists(), job)
+    store.throttle(100_000, matching="step-")
+    job.wait(timeout=240)
+    done = read_json(tmp_path / "a" / "done.json")
+    assert done["ok"] and done["content"] == undisturbed["content"]
+    assert Mirror.of("s3://bucket/runs", "k").checkpoints() == []
+
+
+def test_a_slow_store_gets_the_checkpoint_that_training_has_long_left_behind(tmp_path, store, sft):
+    args, _ = sft
+    url, longer = "s3://bucket/runs", ("sft", {**SFT, "epochs": 500}, *args[2:])
+    store.delay(5.0, 1, matching="PUT /bucket/runs/k/step-000005/")
+    job = models.start_job(tmp_path / "a", *longer, **placed(url, heartbeat_timeout_s=60, keep_checkpoints=1))
+    try:
+        wait_until(lambda: Mirror.of(url, "k").checkpoints(), job)
+        assert Mirror.of(url, "k").checkpoints()[0] == "step-000005"
+        wait_until(lambda: "step-000005" not in Mirror.of(url, "k").checkpoints(), job)  # the newest came after it
+        here = {path.name for path in (tmp_path / "a" / "checkpoints").glob("step-*")}
+        assert "step-000005" not in here and "WARNING" not in (tmp_path / "a" / "log.txt").read_text()
+    finally:
+        models.kill(job, tmp_path / "a")
+
+
+def test_a_store_that_throttles_and_cuts_uploads_gets_whole_checkpoints(tmp_path, store, sft):
+    args, undisturbed = sft
+    url = "s3://bucket/runs"
+    store.throttle(3, matching="state.json")
+    store.cut_uploads(3, matching="/engine/", at_least=10_000)
+    killed_with_its_machine(tmp_path / "gone", url, args, 1)
+    assert store.pending == 0
+    store.cut_downloads(3, matching="/engine/", at_least=10_000)
+    resumed = models.run_job(tmp_path / "other", *args, **placed(url))
+    assert store.pending == 0 and resumed["resumed_from"] and resumed["content"] == undisturbed["content"]
+
+
+def test_finished_chunks_are_not_generated_again_elsewhere(tmp_path, url):
+    for name, seed in (("a", 0), ("b", 1)):
+        tiny_models.make(tmp_path / name / "payload", seed=seed)
+    policies = {name: models.publish(tmp_path / name, "source_model", "policy") for name in "ab"}
+    prompts = [
+        {"id": f"p{n}", "source": "test", "messages": [{"role": "user", "content": f"What is {n} + 1?"}], "verifier": None}
+        for n in range(12)
+    ]
+    pool = models.dataset(tmp_path / "pool", "prompt", prompts)
+    args = ("sample", SAMPLE, {"policies": policies, "prompts": {"pool": pool}}, ONE)
+    undisturbed = models.run_job(tmp_path / "undisturbed", *args)
+    assert undisturbed["ok"], undisturbed
+    total = len(list((tmp_path / "undisturbed" / "chunks").glob("*.json")))
+    patient = placed(url, heartbeat_timeout_s=120)  # the engine takes its time before it first speaks
+    job = models.start_job(tmp_path / "gone", *args, **patient)
+    wait_until(lambda: len(Mirror.of(url, "k").chunks()) >= 3, job)
+    models.kill(job, tmp_path / "gone")
+    sent = len(Mirror.of(url, "k").chunks())
+    assert sent < total
+    shutil.rmtree(tmp_path / "gone")
+    promised = f"{url}/k/lease/000001.json"
+    storage.write(promised, storage.read(promised).replace(b'"silence_s": 60.0', b'"silence_s": 0.5'))  # instead of waiting a minute
+    resumed = models.run_job(tmp_path / "other", *args, **patient)
+    assert f"fetched {sent} finished chunks" in (tmp_path / "other" / "log.txt").read_text()
+    assert resumed["content"] == undisturbed["content"] and resumed["checkpoints"]["mirrored"] >= 1
