@@ -12,7 +12,7 @@ SHELL := bash
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo tiny chaos clean
+.PHONY: help setup test lint demo tiny chaos bench clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,6 +45,9 @@ tiny: setup ## Runs the whole chain on a model of random weights
 N ?= 100
 chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run
 	PYTHONPATH=. python tests/chaos.py --kills $(N)
+
+bench: setup ## Measures ratios against peers into benchmarks/results
+	python -m benchmarks.tracking
 
 clean: ## Removes the environment and caches; artifacts and checkpoints stay
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info
