@@ -473,7 +473,7 @@ class Store:
         """One line on what the remote's storage says, and what to do about it."""
         url = self.repo.config["remote"].get(name, {}).get("url", "?")
         said = f"the remote {name!r} ({url}) cannot be used: {_said(error)}"
-        return f"{said}. {_remedy(error)}"
+        return f"{without_passwords(said)}. {_remedy(error)}"
 
     @contextmanager
     def _remote_errors(self) -> Iterator[None]:
@@ -549,6 +549,11 @@ def _last_error() -> Iterator[list[str]]:
         yield found
     finally:
         logger.removeHandler(handler)
+
+
+def without_passwords(text: str) -> str:
+    """URLs in a text without user and password."""
+    return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def to_lock_entry(stage: "PipelineStage") -> Mapping[str, Any]:

@@ -253,6 +253,15 @@ def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(sto
     }
 
 
+def test_a_message_names_no_password(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    lab = Lab(tmp_path / "lab")
+    lab.shell("dvc remote add -q --default store http://somebody:hunter2@127.0.0.1:9/store")
+    with pytest.raises(RemoteError) as raised:
+        pull(lab.run())
+    assert "127.0.0.1:9/store" in str(raised.value) and "hunter2" not in str(raised.value)
+
+
 def test_no_cache_is_needed_beside_the_remote(lab: Lab, tmp_path: Path) -> None:
     clone = cloned(lab, tmp_path / "two")
     assert set(outcomes(clone.run(), pull(clone.run())).values()) == {"restored"}
