@@ -135,7 +135,7 @@ def chaos(folder: Path, kills: int, seed: int, until: str | None, quiet: dict[st
         call(project, "pedigree", "run", RECIPE, "--no-prefect", "--execution", "chaos", *(["--until", until] if until else []))
         quiet = contents(project)
         say(f"quiet run: {len(quiet)} artifacts in {time.monotonic() - began:.0f} s")
-    plan = [f"point: {POINTS[i % len(POINTS)]}" if i % 2 else f"instant: {VICTIMS[i // 2 % len(VICTIMS)]}" for i in range(kills)]
+    plan = [f"point: {POINTS[i // 2 % len(POINTS)]}" if i % 2 else f"instant: {VICTIMS[i // 2 % len(VICTIMS)]}" for i in range(kills)]
     rng.shuffle(plan)
     placed = [-1, -1]
     while plan:
