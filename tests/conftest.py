@@ -1,6 +1,7 @@
 """What all tests share: no telemetry, no hub, slow tests last, GPU tests only where there is a GPU."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 ROOT = Path(__file__).resolve().parents[1]
+# A shell starts what runs in its background with Ctrl-C ignored, and all our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
