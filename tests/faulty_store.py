@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import boto3
+import pytest
 from moto.server import ThreadedMotoServer
 
 SLOW_DOWN = (
@@ -131,6 +132,15 @@ def s3_server(*buckets: str, strict: bool = False) -> Iterator[str]:
 def _post(url: str, body: bytes = b"") -> None:
     with urlopen(Request(url, data=body, headers={"Content-Type": "text/plain"})):
         pass
+
+
+@contextmanager
+def store_in_environment(*buckets: str) -> Iterator[FaultyStore]:
+    """A server behind a proxy that can fail, with its address and its keys in the environment of this process and its children."""
+    with pytest.MonkeyPatch.context() as patch, s3_server(*buckets) as url, faulty_store(url) as store:
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": store.url}.items():
+            patch.setenv(name, value)
+        yield store
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
+from faulty_store import KEYS, FaultyStore, s3_server, store_in_environment
 
 from configs.stores import s3_object, store_url
 from data import storage
@@ -26,12 +26,9 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    with s3_server("bucket") as url, faulty_store(url) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        yield store
+def store() -> Iterator[FaultyStore]:
+    with store_in_environment("bucket") as found:
+        yield found
 
 
 @pytest.fixture(params=["s3", "folder"])

@@ -10,7 +10,7 @@ from typing import Any
 import models
 import pytest
 import tiny_models
-from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
+from faulty_store import FaultyStore, store_in_environment
 
 from configs.execution import Numerics
 from data import storage
@@ -40,12 +40,9 @@ def sft(tmp_path_factory) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
-    with s3_server("bucket") as url, faulty_store(url) as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
-        yield store
+def store() -> Iterator[FaultyStore]:
+    with store_in_environment("bucket") as found:
+        yield found
 
 
 @pytest.fixture(params=["folder", "s3"])
