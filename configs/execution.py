@@ -31,7 +31,8 @@ class Numerics(Frozen):
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO stage."""
     gradient_checkpointing: bool = False
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
+    """`varlen`: packed documents one by one, their common prompts once; the others are transformers' own."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU."""
     logprob_chunk: int = Field(default=1024, ge=1)
@@ -40,6 +41,11 @@ class Numerics(Frozen):
     """Ranks of one vLLM engine."""
     deterministic: bool = False
     """On GPUs: kernels and reductions whose sums depend on no timing, for training and vLLM; slower. On CPUs they are so anyway."""
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether answers to one prompt share its forward pass."""
+        return self.packing and self.attention == "varlen"
 
     def smaller(self, config: Frozen) -> "Numerics | None":
         """Half the micro-batch for a stage, whose global batch it still cuts exactly; None when it cannot be halved."""

@@ -144,7 +144,7 @@ def score_by_model(
     done = 0
     with torch.no_grad():
         for micro in plan_step(units, 0, 1, job.numerics):
-            batch = collate([units[index][0] for index in micro.units], job.numerics, chat.pad_id).to(device)
+            batch = collate([units[index] for index in micro.units], job.numerics, chat.pad_id).to(device)
             for index, reward in zip(micro.units, module(batch).tolist(), strict=True):
                 if math.isfinite(reward):
                     rewards[places[index]] = reward

@@ -51,7 +51,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         batch = [pairs[i] for i in step_rows(step, len(pairs), config.global_batch, config.seed)]
         sums: dict[str, float] = {}
         for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
-            tensors = collate([doc for i in micro.units for doc in batch[i]], numerics, chat.pad_id).to(trainer.device)
+            tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
             with torch.no_grad():
                 reference_logps_N, _ = frozen(tensors)
             logps_N, _ = trainer.module(tensors)

@@ -87,7 +87,7 @@ def is_held_out(row_id: str, share: float, seed: int) -> bool:
 
 def score_pairs(trainer: Trainer, pairs: list[Unit], job: Job, chat: Chat) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores of chosen, scores of rejected), each of shape (P,); both sides share one forward pass."""
-    batch = collate([doc for pair in pairs for doc in pair], job.numerics, chat.pad_id).to(trainer.device)
+    batch = collate(pairs, job.numerics, chat.pad_id).to(trainer.device)
     scores_D = trainer.module(batch)
     return scores_D[0::2], scores_D[1::2]
 

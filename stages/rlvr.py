@@ -261,7 +261,7 @@ def forward_backward(
     num_tokens = sum(doc.num_trained for (doc,) in units)
     sums: dict[str, float] = {"loss": 0.0, "clipped": 0.0, "kl": 0.0, "entropy": 0.0, "gap": 0.0}
     for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
-        batch = collate([units[i][0] for i in micro.units], job.numerics, chat.pad_id).to(trainer.device)
+        batch = collate([units[i] for i in micro.units], job.numerics, chat.pad_id).to(trainer.device)
         sampled_N = torch.tensor([logp for i in micro.units for logp in rollouts[i].answer.logprobs], device=trainer.device)
         with torch.set_grad_enabled(advantages_D is not None):
             logps_N, entropy_N = trainer.module(batch, temperature=config.sampling.temperature, entropy=True)

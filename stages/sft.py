@@ -39,7 +39,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         denominator = num_tokens if config.loss_reduction == "mean" else 1
         loss_sum = 0.0
         for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
-            tensors = collate([doc for i in micro.units for doc in batch[i]], numerics, chat.pad_id).to(trainer.device)
+            tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
             logps_N, _ = trainer.module(tensors)
             loss = losses.sft(logps_N) * micro.weight
             trainer.backward(loss / denominator)

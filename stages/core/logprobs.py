@@ -1,14 +1,15 @@
 """Log-probabilities and scores of documents, by one rule for every trainer.
 
 What decides correctness here, each with a test:
-- packed documents do not see each other: transformers isolates them by restarting `position_ids`, but only without an attention
-  mask and without a KV cache (`use_cache=False`); `probe_isolation` proves it for the model at hand before training;
+- packed documents do not see each other: attention `varlen` computes each alone (`stages/core/attention.py`); with the others
+  transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
+  (`use_cache=False`); `probe_isolation` proves it for the model at hand before training;
 - log-softmax is taken in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
 - logits are divided by the sampling temperature first;
 - logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from configs.execution import Numerics
-from stages.core.batches import Document, MicroBatch, collate
+from stages.core import attention
+from stages.core.batches import MicroBatch, Unit, collate, document
+
+ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Relative to the largest log-probability: far above rounding, far below what an unseen prompt would change."""
 
 
 class IsolationError(ValueError):
@@ -87,33 +92,50 @@ class RewardModule(nn.Module):
 
 
 def _hidden(body: Any, batch: MicroBatch) -> Tensor:
+    kernel = body.config._attn_implementation
+    if (kernel == attention.NAME) != (batch.spans is not None):
+        raise ValueError(f"the model was loaded with attention {kernel!r}, the batch was made for another: use the same numerics for both")
     return body(
         input_ids=batch.input_ids_BT,
         position_ids=batch.position_ids_BT,
         attention_mask=batch.attention_mask_BT,
         use_cache=False,
+        **({"spans": batch.spans} if batch.spans is not None else {}),
     ).last_hidden_state
 
 
 def probe_isolation(policy: PolicyModule, numerics: Numerics, device: torch.device) -> None:
     """Packs one document behind two others of equal length: its log-probabilities must be the same, bit for bit.
 
-    Shapes are equal, so rounding is too, whatever the dtype: any difference is a leak.
+    Shapes are equal, so rounding is too, whatever the dtype: any difference is a leak. The same with another answer to its own
+    prompt beside it; and with that prompt shared its log-probabilities must be what they are alone, up to rounding.
 
     Raises:
-        IsolationError: the model's attention ignores restarting position ids.
+        IsolationError: documents see each other, or a shared prompt is not seen.
     """
     vocabulary = policy.model.config.vocab_size
 
-    def made_up(factor: int, length: int) -> Document:
-        return Document(tuple(3 + factor * i % (vocabulary - 4) for i in range(length)), (True,) * length)
+    def made_up(factor: int, length: int) -> tuple[int, ...]:
+        return tuple(3 + factor * i % (vocabulary - 4) for i in range(length))
 
-    probed = made_up(5, 9)
-    with torch.no_grad():
-        behind = [policy(collate([made_up(factor, 11), probed], numerics, 0).to(device))[0][-8:] for factor in (7, 11)]
-    gap = float((behind[0] - behind[1]).abs().max())
-    if gap != 0:
+    def last(units: Sequence[Unit], length: int) -> Tensor:
+        with torch.no_grad():
+            return policy(collate(units, numerics, 0).to(device))[0][-length:]
+
+    probed = document(made_up(5, 6), made_up(11, 9))
+    others = [document(made_up(factor, 4), made_up(factor, 7)) for factor in (7, 13)]
+    siblings = [document(made_up(5, 6), made_up(factor, 7)) for factor in (7, 13)]
+    between = [last([(other,), (probed,)], 9) for other in others]
+    beside = [last([(sibling, probed)], 9) for sibling in siblings]
+    for found, what in ((between, "what stands before a document"), (beside, "another answer to its prompt")):
+        gap = float((found[0] - found[1]).abs().max())
+        if gap != 0:
+            raise IsolationError(
+                f"packed documents see each other: {what} changes a document's log-probabilities by {gap:.3g}; "
+                "set `packing: false` in the execution profile, or another attention implementation"
+            )
+    gap, rounding = float((beside[0] - between[0]).abs().max()), ROUNDING[next(policy.parameters()).dtype]
+    if gap > rounding * max(1.0, float(between[0].abs().max())):
         raise IsolationError(
-            f"packed documents see each other: what stands before a document changes its log-probabilities by {gap:.3g}; "
-            "set `packing: false` in the execution profile, or another attention implementation"
+            f"a shared prompt changes the log-probabilities of its answers by {gap:.3g}: set `attention: sdpa` in the execution profile"
         )

@@ -7,6 +7,7 @@ import torch
 
 from configs.execution import Numerics
 from data.artifacts import Artifact, sha256_file
+from stages.core import attention
 from stages.core.logprobs import PolicyModule, RewardModule
 
 
@@ -25,8 +26,10 @@ def load_reward_model(payload: Path, numerics: Numerics, **changes: Any) -> Rewa
 
 
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
+    attention.register()
+    kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
     return auto.from_pretrained(
-        payload, dtype=torch.float32, attn_implementation=numerics.attention, local_files_only=True, trust_remote_code=False, **changes
+        payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
     )
 
 

@@ -39,7 +39,7 @@ def test_dpo_loss_is_trls(tmp_path, policy, trl_name, beta, normalise):
         for row in models.arithmetic(6)
     ]
     chat = Chat(policy.payload)
-    batch = collate([doc for row in rows for doc in preference(chat)(row)], Numerics(), chat.pad_id)
+    batch = collate([preference(chat)(row) for row in rows], Numerics(attention="sdpa"), chat.pad_id)
     with torch.no_grad():
         difference = PolicyModule(model, 1024)(batch)[0] - PolicyModule(reference, 1024)(batch)[0]
     ours, _ = losses.dpo(*log_ratios(batch, difference, normalise), beta)

@@ -1,7 +1,19 @@
 import pytest
 
 from configs.execution import Numerics
-from stages.core.batches import Document, best_fit, collate, document, epoch_order, plan_step, step_rows
+from stages.core.attention import Span
+from stages.core.batches import (
+    Document,
+    best_fit,
+    collate,
+    document,
+    epoch_order,
+    plan_step,
+    share_prompts,
+    shared_prefix,
+    step_rows,
+    unit_tokens,
+)
 
 
 def docs(*lengths):
@@ -38,7 +50,7 @@ def test_more_ranks_than_units_leaves_idle_passes_without_weight():
 
 
 def test_packed_tensors_by_hand():
-    batch = collate([document([5], [6, 7]), document([8, 9], [2])], Numerics(), pad_id=0)
+    batch = collate([(document([5], [6, 7]),), (document([8, 9], [2]),)], Numerics(), pad_id=0)
     assert batch.input_ids_BT.tolist() == [[5, 6, 7, 8, 9, 2]]
     assert batch.position_ids_BT.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert batch.attention_mask_BT is None
@@ -46,9 +58,42 @@ def test_packed_tensors_by_hand():
     assert batch.documents_N.tolist() == [0, 0, 1] and batch.last_D.tolist() == [2, 5]
 
 
+PAIR = (document([5, 6, 7], [8, 9, 2]), document([5, 6, 7], [8, 2]))
+
+
+def test_answers_share_their_prompt_and_nothing_that_is_trained():
+    assert shared_prefix(PAIR) == 3  # the 8 that both begin with is trained
+    assert shared_prefix((document([5, 6], [8]), document([5, 7], [8]))) == 1
+    assert shared_prefix((document([], [5, 6]), document([], [5, 7]))) == 0
+    assert shared_prefix((Document((5, 6), (False, False)), Document((5, 6), (False, False)))) == 1  # each keeps a token of its own
+    assert unit_tokens(PAIR, Numerics()) == 3 + 3 + 2
+    assert unit_tokens(PAIR, Numerics(attention="sdpa")) == unit_tokens(PAIR, Numerics(packing=False)) == 11
+
+
+def test_a_shared_prompt_by_hand():
+    batch = collate([(document([4], [2]),), PAIR], Numerics(), pad_id=0)
+    assert batch.input_ids_BT.tolist() == [[4, 2, 5, 6, 7, 8, 9, 2, 8, 2]]
+    assert batch.position_ids_BT.tolist() == [[0, 1, 0, 1, 2, 3, 4, 5, 3, 4]]
+    # the first token of both answers is predicted at the prompt's last place, 4
+    assert batch.places_N.tolist() == [0, 4, 5, 6, 4, 8] and batch.targets_N.tolist() == [2, 8, 9, 2, 8, 2]
+    assert batch.documents_N.tolist() == [0, 1, 1, 1, 2, 2] and batch.last_D.tolist() == [1, 7, 9]
+    assert batch.spans is not None
+    assert batch.spans.all == (Span(0, 2), Span(2, 3), Span(5, 3, 2, 3), Span(8, 2, 2, 3))
+    assert batch.spans.queries_S1.tolist() == [0, 2, 5, 8, 10] and batch.spans.keys_S1.tolist() == [0, 2, 5, 11, 16]
+    assert batch.spans.key_places is not None
+    assert batch.spans.key_places.tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 7, 2, 3, 4, 8, 9]
+
+
+def test_answers_to_one_prompt_are_cut_to_units_that_fit():
+    group = [document([5] * 10, [6, 2]), document([5] * 10, [7, 7, 2]), document([5] * 10, [8, 2])]
+    assert [len(unit) for unit in share_prompts(group, Numerics(micro_batch_tokens=17))] == [3]  # 10 + 2 + 3 + 2
+    assert [len(unit) for unit in share_prompts(group, Numerics(micro_batch_tokens=16))] == [2, 1]
+    assert [len(unit) for unit in share_prompts(group, Numerics(attention="sdpa"))] == [1, 1, 1]
+
+
 def test_padding_is_masked_by_length_so_an_end_token_that_pads_is_still_trained():
     eos = 2
-    batch = collate([document([5], [6, eos]), document([8], [eos])], Numerics(packing=False), pad_id=eos)
+    batch = collate([(document([5], [6, eos]),), (document([8], [eos]),)], Numerics(packing=False), pad_id=eos)
     assert batch.input_ids_BT.tolist() == [[5, 6, 2], [8, 2, 2]]
     assert batch.attention_mask_BT is not None and batch.attention_mask_BT.tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch.targets_N.tolist() == [6, eos, eos] and batch.last_D.tolist() == [2, 4]

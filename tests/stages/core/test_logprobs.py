@@ -1,12 +1,26 @@
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.execution import Numerics
+from stages.core.attention import Span, register, spans_of, varlen_attention
 from stages.core.batches import collate, document
 from stages.core.logprobs import IsolationError, PolicyModule, ScoreHead, probe_isolation
 
 DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2]), document([20, 21, 22, 23], [24, 2])]
+UNITS = [(doc,) for doc in DOCS]
+PAIRS = [
+    (document([5, 6, 7], [8, 9, 2]), document([5, 6, 7], [8, 2])),
+    (document([11], [12, 2]), document([11], [13, 14, 2]), document([11], [2])),
+    (document([20, 21, 22], [24, 2]),),
+]
+TURN = [*range(3, 60), *range(3, 60)]
+LONG = [(document(TURN, range(9, 60)), document(TURN, range(20, 63)), document(TURN, [*range(5, 60), 2]))]
+"""More tokens than attention computes in one call under a mask."""
+PADDED, PACKED, SDPA = Numerics(packing=False), Numerics(), Numerics(attention="sdpa")
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +30,14 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(vocab_size=64, tie_word_embeddings=True, **sizes)).eval()
 
 
+def policy_of(model, numerics, chunk=1024):
+    """The model as `load_policy` would have loaded it."""
+    register()
+    twin = copy.deepcopy(model)
+    twin.set_attn_implementation("varlen" if numerics.shares_prompts else "sdpa")
+    return PolicyModule(twin, chunk)
+
+
 def by_hand(model, doc, temperature=1.0):
     """One document alone, through the model's own forward and a plain log-softmax."""
     logits = model(torch.tensor([doc.ids])).logits[0].double() / temperature
@@ -23,46 +45,80 @@ def by_hand(model, doc, temperature=1.0):
     return [logps[t - 1, doc.ids[t]].item() for t in range(1, len(doc)) if doc.trained[t]]
 
 
-@pytest.mark.parametrize("numerics", [Numerics(), Numerics(packing=False)], ids=["packed", "padded"])
+@pytest.mark.parametrize("numerics", [PACKED, SDPA, PADDED], ids=["varlen", "sdpa", "padded"])
+@pytest.mark.parametrize("units", [UNITS, PAIRS, LONG], ids=["single", "shared", "long"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_those_of_each_document_alone(llama, numerics, temperature):
-    logps, _ = PolicyModule(llama, chunk=1024)(collate(DOCS, numerics, pad_id=2), temperature)
-    expected = [value for doc in DOCS for value in by_hand(llama, doc, temperature)]
+def test_log_probs_are_those_of_each_document_alone(llama, units, numerics, temperature):
+    logps, _ = policy_of(llama, numerics)(collate(units, numerics, pad_id=2), temperature)
+    expected = [value for unit in units for doc in unit for value in by_hand(llama, doc, temperature)]
     assert logps.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("units", [UNITS, PAIRS, LONG], ids=["single", "shared", "long"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_shared_prompts_packed_and_padded_documents_give_one_gradient(llama, units, checkpointing):
+    gradients = []
+    for numerics in (PADDED, SDPA, PACKED):
+        policy = policy_of(llama, numerics)
+        if checkpointing:
+            policy.train()
+            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        logps, _ = policy(collate(units, numerics, pad_id=2))
+        (logps * torch.linspace(-1, 2, len(logps))).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
+    scale = gradients[0].abs().max()
+    assert (gradients[1] - gradients[0]).abs().max() < 1e-5 * scale and (gradients[2] - gradients[0]).abs().max() < 1e-5 * scale
+
+
+def test_a_batch_made_for_another_attention_is_refused(llama):
+    with pytest.raises(ValueError, match="same numerics"):
+        PolicyModule(llama, 1024)(collate(PAIRS, PACKED, pad_id=0))
+    with pytest.raises(ValueError, match="same numerics"):
+        policy_of(llama, PACKED)(collate(PAIRS, PADDED, pad_id=0))
+
+
+def test_attention_that_is_not_plain_is_refused():
+    query, spans = torch.zeros(1, 2, 5, 4), spans_of([Span(0, 5)])
+    for unusual in ({"sliding_window": 4}, {"softcap": 30.0}, {"s_aux": torch.zeros(2)}):
+        with pytest.raises(ValueError, match="attention: eager"):
+            varlen_attention(None, query, query, query, None, spans=spans, **unusual)
+    found, _ = varlen_attention(None, query, query, query, None, spans=spans, sliding_window=5)
+    assert found.shape == (1, 5, 2, 4)
+
+
 def test_chunks_change_neither_value_nor_gradient(llama):
-    batch = collate(DOCS, Numerics(), pad_id=0)
+    batch = collate(UNITS, Numerics(), pad_id=0)
     gradients = []
     for chunk in (1024, 2):
-        llama.zero_grad()
-        logps, _ = PolicyModule(llama, chunk)(batch)
+        policy = policy_of(llama, PACKED, chunk)
+        logps, _ = policy(batch)
         logps.sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in llama.parameters()]))
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-5)
 
 
 def test_entropy_of_a_uniform_policy_is_log_v(llama):
-    uniform = PolicyModule(llama, chunk=1024)
-    _, entropy = uniform(collate(DOCS, Numerics(), pad_id=0), temperature=1e6, entropy=True)
+    uniform = policy_of(llama, PACKED)
+    _, entropy = uniform(collate(UNITS, Numerics(), pad_id=0), temperature=1e6, entropy=True)
     assert entropy.tolist() == pytest.approx([torch.tensor(64.0).log().item()] * len(entropy), abs=1e-4)
 
 
 def test_log_softmax_of_bf16_logits_is_taken_in_fp32(llama):
     model = LlamaForCausalLM(llama.config).to(torch.bfloat16).eval()
-    batch = collate(DOCS, Numerics(), pad_id=0)
+    batch = collate(UNITS, SDPA, pad_id=0)
     logps, _ = PolicyModule(model, chunk=1024)(batch)
     hidden = model.model(batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False).last_hidden_state[0]
     exact = model.lm_head(hidden[batch.places_N]).double().log_softmax(-1).gather(-1, batch.targets_N[:, None])[:, 0]
     assert logps.dtype == torch.float32 and torch.allclose(logps.double(), exact, atol=1e-5)
 
 
-def test_the_probe_accepts_isolated_documents_and_catches_a_leak(llama):
-    cpu = torch.device("cpu")
-    for dtype in (torch.float32, torch.bfloat16):
-        for numerics in (Numerics(), Numerics(packing=False)):
-            probe_isolation(PolicyModule(LlamaForCausalLM(llama.config).to(dtype).eval(), 1024), numerics, cpu)
+@pytest.mark.parametrize("numerics", [PACKED, SDPA, PADDED], ids=["varlen", "sdpa", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_accepts_isolated_documents(llama, dtype, numerics):
+    probe_isolation(policy_of(LlamaForCausalLM(llama.config).to(dtype).eval(), numerics), numerics, torch.device("cpu"))
 
+
+def test_the_probe_catches_a_leak_between_documents(llama):
     class Leaking(PolicyModule):
         """Positions that do not restart, as a collator that forgot them would give."""
 
@@ -72,7 +128,25 @@ def test_the_probe_accepts_isolated_documents_and_catches_a_leak(llama):
             return super().forward(batch, temperature, entropy)
 
     with pytest.raises(IsolationError, match="packing: false"):
-        probe_isolation(Leaking(llama, 1024), Numerics(), cpu)
+        probe_isolation(Leaking(llama, 1024), SDPA, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda span: Span(span.start, span.length), "a shared prompt changes"),
+        (lambda span: Span(span.start, span.length, 0, span.start), "packed documents see each other"),
+    ],
+    ids=["prompt unseen", "sibling seen"],
+)
+def test_the_probe_catches_prompts_that_are_shared_wrongly(llama, wrong, message):
+    class Confused(PolicyModule):
+        def forward(self, batch, temperature=1.0, entropy=False):
+            confused = spans_of([wrong(span) if span.prefix_length else span for span in batch.spans.all])
+            return super().forward(replace(batch, spans=confused), temperature, entropy)
+
+    with pytest.raises(IsolationError, match=message):
+        probe_isolation(Confused(policy_of(llama, PACKED).model, 1024), PACKED, torch.device("cpu"))
 
 
 def test_the_score_head_computes_in_fp32_on_bf16_weights():

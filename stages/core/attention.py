@@ -1,0 +1,167 @@
+"""Attention of packed documents one by one, with the prompt that several answers share computed once.
+
+A packed row is a sequence of spans. A span attends to itself, causally, and to all of one earlier span, its prefix:
+
+    prompt | first answer | second answer | prompt of the next unit | ...
+    P        L1 → P         L2 → P          P'
+
+so that answers to one prompt see it without seeing each other. Nothing is computed between documents, while a mask over the
+whole row would cost its square. `register` gives it to transformers under the name `varlen`.
+
+Shapes: T tokens of the row, H heads, K key heads, D width of a head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+NAME = "varlen"
+SMALL = 256
+"""On CPUs a prompt and its answers of fewer tokens together are one call under a mask: many tiny calls cost more."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of tokens of the row."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The spans of a row in order, without gaps, in the forms that kernels take."""
+
+    all: tuple[Span, ...]
+    queries_S1: Tensor
+    """Cumulative lengths of spans, int32."""
+    keys_S1: Tensor
+    """Cumulative lengths of spans with their prefixes, int32."""
+    key_places: Tensor | None
+    """Which tokens those are; None when every prefix is empty."""
+    masks: tuple[Tensor | None, ...]
+    """Of each call on CPUs (`calls`): queries × keys, True where seen; None when plainly causal."""
+
+    def to(self, device: torch.device) -> "Spans":
+        moved = None if self.key_places is None else self.key_places.to(device)
+        masks = tuple(None if mask is None else mask.to(device) for mask in self.masks)
+        return replace(self, queries_S1=self.queries_S1.to(device), keys_S1=self.keys_S1.to(device), key_places=moved, masks=masks)
+
+
+def spans_of(all_spans: Sequence[Span]) -> Spans:
+    lengths = [span.length for span in all_spans]
+    with_prefix = [span.prefix_length + span.length for span in all_spans]
+    places = None
+    if any(span.prefix_length for span in all_spans):
+        runs = [(span.prefix_start, span.prefix_length, span.start, span.length) for span in all_spans]
+        places = torch.cat([torch.cat([torch.arange(p, p + n), torch.arange(s, s + m)]) for p, n, s, m in runs])
+    return Spans(
+        all=tuple(all_spans),
+        queries_S1=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
+        keys_S1=torch.tensor([0, *accumulate(with_prefix)], dtype=torch.int32),
+        key_places=places,
+        masks=tuple(_mask(call) for call in calls(all_spans)),
+    )
+
+
+def calls(all_spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans that one call on a CPU computes: a small prompt with its answers, or one span."""
+    grouped: list[list[Span]] = []
+    for span in all_spans:
+        last = grouped[-1] if grouped else []
+        shares = bool(last) and span.prefix_length > 0 and span.prefix_start == last[0].start
+        if shares and sum(other.length for other in last) + span.length <= SMALL:
+            last.append(span)
+        else:
+            grouped.append([span])
+    return grouped
+
+
+def _mask(call: Sequence[Span]) -> Tensor | None:
+    """True where a query sees a key; the keys of a single span are its prefix and itself, of several all their tokens."""
+    first = call[0]
+    if len(call) == 1:
+        if not first.prefix_length:
+            return None
+        return torch.ones(first.length, first.prefix_length + first.length, dtype=torch.bool).tril(first.prefix_length)
+    width = sum(span.length for span in call)
+    mask = torch.zeros(width, width, dtype=torch.bool)
+    for span in call:
+        begin, end = span.start - first.start, span.start - first.start + span.length
+        mask[begin:end, begin:end] = torch.ones(span.length, span.length, dtype=torch.bool).tril()
+        mask[begin:end, : span.prefix_length] = True
+    return mask
+
+
+def attend(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, scale: float) -> Tensor:
+    """Attention within spans and to their prefixes, shape (T, H, D)."""
+    if query_THD.is_cuda and query_THD.dtype in (torch.bfloat16, torch.float16):
+        return _on_gpu(query_THD, key_TKD, value_TKD, spans, scale)
+    return _call_by_call(query_THD, key_TKD, value_TKD, spans, scale)
+
+
+def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, scale: float) -> Tensor:
+    """torch's flash attention over sequences of different lengths; its causal mask ends at the last key."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if spans.key_places is not None:
+        key_TKD, value_TKD = key_TKD[spans.key_places], value_TKD[spans.key_places]
+    most_queries = max(span.length for span in spans.all)
+    most_keys = max(span.prefix_length + span.length for span in spans.all)
+    grouped = {"scale": scale, "window_size": (-1, 0), "enable_gqa": key_TKD.shape[1] != query_THD.shape[1]}
+    found = varlen_attn(query_THD, key_TKD, value_TKD, spans.queries_S1, spans.keys_S1, most_queries, most_keys, **grouped)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _call_by_call(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, scale: float) -> Tensor:
+    """In fp32: on CPUs the backward pass of bf16 attention is several times slower, and less exact."""
+    query, key, value = (tensor.float().transpose(0, 1)[None] for tensor in (query_THD, key_TKD, value_TKD))
+    grouped = key.shape[1] != query.shape[1]
+    found = []
+    for call, mask in zip(calls(spans.all), spans.masks, strict=True):
+        begin, end = call[0].start, call[-1].start + call[-1].length
+        keys, values = key[:, :, begin:end], value[:, :, begin:end]
+        if len(call) == 1 and call[0].prefix_length:
+            prefix = slice(call[0].prefix_start, call[0].prefix_start + call[0].prefix_length)
+            keys, values = torch.cat([key[:, :, prefix], keys], 2), torch.cat([value[:, :, prefix], values], 2)
+        asked = {"attn_mask": mask, "is_causal": mask is None, "scale": scale, "enable_gqa": grouped}
+        found.append(scaled_dot_product_attention(query[:, :, begin:end], keys, values, **asked))
+    return torch.cat(found, 2)[0].transpose(0, 1).to(query_THD.dtype)
+
+
+def varlen_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **asked: Any
+) -> tuple[Tensor, None]:
+    """In the form that transformers calls: query (1, H, T, D), key and value (1, K, T, D) → ((1, T, H, D), None).
+
+    Raises:
+        ValueError: the model's attention is of a kind that this one is not.
+    """
+    spans: Spans | None = asked.get("spans")
+    if spans is None:
+        raise ValueError("attention `varlen` needs packed rows: set `packing: true` in the execution profile, or another attention")
+    longest = max(span.prefix_length + span.length for span in spans.all)
+    window = asked.get("sliding_window")
+    unusual = [name for name in ("softcap", "s_aux", "position_bias") if asked.get(name) is not None]
+    if window is not None and longest > window:
+        unusual.append(f"a sliding window of {window} tokens under a document of {longest}")
+    if unusual:
+        raise ValueError(f"the model's attention has {', '.join(unusual)}: set `attention: eager` in the execution profile")
+    scale = asked.get("scaling") or query.shape[-1] ** -0.5
+    found = attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), spans, scale)
+    return found[None], None
+
+
+def register() -> None:
+    """Makes `attn_implementation="varlen"` known. Without a mask function transformers builds no mask for it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, varlen_attention)
