@@ -291,14 +291,24 @@ class Judge(Frozen):
 
 
 class Pair(Frozen):
-    """Best against worst answer of each prompt; pairs closer than `min_gap` (ties always) are dropped and counted."""
+    """Judged answers of each prompt to one preference; those closer than `min_gap` (ties always) are dropped and counted."""
 
-    strategy: Literal["best_vs_worst"] = "best_vs_worst"
+    strategy: Literal["best_vs_worst", "ranked"] = "best_vs_worst"
+    """`best_vs_worst`: a pair; `ranked`: all different answers, best first."""
     min_gap: float = Field(default=0.0, ge=0)
+    """Least difference between the scores of the best and the worst answer."""
     min_pairs: int = Field(default=1, ge=1)
-    """The stage fails with fewer."""
+    """The stage fails with fewer preferences."""
+    label_noise: float = Field(default=0.0, ge=0, le=0.5)
+    """Probability that the two answers of a pair are exchanged, by hash of (seed, id): a judge that errs, made on purpose."""
     seed: int = Field(default=0, ge=0)
-    """Breaks ties between equally best (or worst) answers, by hash."""
+    """Decides the order of equally good answers, and which pairs `label_noise` exchanges, by hash."""
+
+    @model_validator(mode="after")
+    def noise_is_of_pairs(self) -> "Pair":
+        if self.label_noise and self.strategy == "ranked":
+            raise ValueError(f"label_noise {self.label_noise} exchanges the answers of pairs: strategy must be best_vs_worst, not ranked")
+        return self
 
 
 class Evaluate(Frozen):

@@ -64,7 +64,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=1,
+            version=2,
             config=datasets.PrepareData,
             inputs={"leak_from": port("item", many=True, optional=True)},
             output=lambda config, inputs: config.record,
@@ -105,14 +105,14 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="pair",
-            version=1,
+            version=2,
             config=datasets.Pair,
             inputs={"judgments": port("judgment")},
             output=gives("preference"),
         ),
         Declaration(
             kind="reward_model",
-            version=1,
+            version=2,
             config=training.RewardModel,
             inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
             output=gives("reward_model"),
@@ -121,7 +121,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="preference_train",
-            version=1,
+            version=2,
             config=training.PreferenceTrain,
             inputs={
                 "policy": port("policy"),

@@ -57,9 +57,16 @@ class BradleyTerry(Frozen):
     centering: float = Field(default=0.0, ge=0)
 
 
+Lists = Literal["best_vs_worst", "adjacent", "all"]
+"""Which answers of a ranked list are compared: the first with the last, each with the next, or each with each."""
+
+
 class RewardModel(Training):
     """A scalar head on a policy, trained on preference pairs."""
 
+    lists: Lists = "all"
+    """Pairs of a ranked list of preferences: the best with the worst answer, each with the next, or each with each (Ouyang et al.
+    2022, arXiv 2203.02155, §3.5)."""
     loss: BradleyTerry = BradleyTerry(type="bradley_terry")
     holdout: float = Field(default=0.1, ge=0, lt=0.9)
     """Share of pairs (by hash of their id) kept aside to measure accuracy."""
@@ -85,6 +92,8 @@ PreferenceLoss = Annotated[Dpo | DpoNorm, Field(discriminator="type")]
 class PreferenceTrain(Training):
     """One pass of preference optimisation against a fixed reference (the initial policy unless `reference` is given)."""
 
+    lists: Lists = "best_vs_worst"
+    """Pairs of a ranked list of preferences: the best with the worst answer, each with the next, or each with each."""
     loss: PreferenceLoss
 
 

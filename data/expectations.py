@@ -3,6 +3,7 @@
 The verdict goes into the artifact's record, so it holds no time and no random id: equal rows give equal verdicts.
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "conversation": ("id", "source", "messages"),
     "prompt": ("id", "source", "messages", "verifier"),
     "item": ("id", "source", "task", "messages", "verifier"),
-    "preference": ("id", "source", "messages", "chosen", "rejected", "margin"),
+    "preference": ("id", "source", "messages", "answers", "strength"),
 }
 LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
 
@@ -81,16 +82,32 @@ def _verifier_problem(verifier: Any, optional: bool, check_verifier: Callable[[A
 
 
 def _answers_problem(row: dict[str, Any]) -> str | None:
-    """A policy may answer with nothing, and be taught not to: only the chosen answer must have text."""
-    chosen, rejected = row.get("chosen"), row.get("rejected")
-    if not isinstance(chosen, str) or not chosen.strip():
-        return "chosen is empty"
-    if not isinstance(rejected, str):
-        return "rejected is no text"
-    if chosen == rejected:
-        return "chosen and rejected are the same"
-    margin = row.get("margin")
-    return None if margin is None or (isinstance(margin, (int, float)) and margin >= 0) else f"margin {margin!r} is below 0"
+    """A policy may answer with nothing, and be taught not to: only the best answer must have text."""
+    answers, strength = row.get("answers"), row.get("strength")
+    if not isinstance(answers, list) or not answers:
+        return "there are no answers"
+    if not all(isinstance(one, dict) and set(one) == {"text", "score"} and isinstance(one["text"], str) for one in answers):
+        return "an answer is not {text, score} with a text"
+    if not answers[0]["text"].strip():
+        return "the best answer is empty"
+    if len({one["text"] for one in answers}) < len(answers):
+        return "two answers are the same"
+    if not all(one["score"] is None or _is_number(one["score"]) for one in answers):
+        return "a score is no finite number"
+    scores = [one["score"] for one in answers if one["score"] is not None]
+    if len(answers) == 1 and not scores:
+        return "a single answer has no score"
+    if scores != sorted(scores, reverse=True):
+        return f"scores {scores} are not best first"
+    if strength is None:
+        return None
+    if len(answers) != 2:
+        return f"strength {strength!r} stands beside {len(answers)} answers: it is of pairs"
+    return None if _is_number(strength) and 0 <= strength <= 1 else f"strength {strength!r} is no probability"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, Any]]:

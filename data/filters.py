@@ -50,9 +50,8 @@ def apply(filters: Iterable[Filter], rows: Sequence[dict[str, Any]]) -> tuple[li
 
 
 def texts(row: dict[str, Any]) -> list[str]:
-    """Every text of a row: its messages, and the two answers of a preference."""
-    answers = [row[side] for side in ("chosen", "rejected") if side in row]
-    return [message["content"] for message in row["messages"]] + answers
+    """Every text of a row: its messages, and the answers of a preference."""
+    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
 
 def _decider(one: Filter) -> Callable[[dict[str, Any]], Decision]:

@@ -1,13 +1,14 @@
 """Data files to examples: the usual formats and layouts, row by row, with a place for every complaint."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from data.messages import message_problem
 from data.procedural import Example
-from data.records import Message
+from data.records import Answer, Message
 
 SHOWN = 5
 
@@ -64,9 +65,14 @@ def parse(rows: Iterable[tuple[str, Any]]) -> list[Example]:
     """Examples of rows in one of the usual layouts; columns that none of them names are ignored.
 
         messages [, verifier]                               chat; the last turn is the user's or the assistant's
-        [messages | prompt,] chosen, rejected               preferences: answers, or whole chats with the same beginning
+        prompt, completion                                  a chat and its last turn
         instruction [, input], output                       Alpaca
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
+        [messages | prompt,] chosen, rejected               a pair: answers, or whole chats with the same beginning
+        messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
+
+    One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
+    a `strength`, the probability that chosen is the better one.
 
     Raises:
         SourceError: rows with missing, empty or wrong-role messages; all are counted, the first five shown.
@@ -89,17 +95,46 @@ def _parse(row: Any) -> Example:
     row = {name: value for name, value in row.items() if value is not None}
     own = row["source"] if isinstance(row.get("source"), str) else None
     if {"chosen", "rejected"} & set(row):
-        return _preference(row, own)
+        return _pair(row, own)
+    if "answers" in row:
+        return Example(_turns(row), _ranked(row["answers"]), source=own)
     if "instruction" in row:
         question = "\n\n".join(part for part in (row["instruction"], row.get("input")) if part)
-        return Example([{"role": "user", "content": question}], row.get("output"), source=own)
+        answers = (_single(row["output"], row),) if "output" in row else ()
+        return Example([{"role": "user", "content": question}], answers, source=own)
     messages = _turns(row)
+    if "completion" in row:
+        messages = [*messages, *_chat(row["completion"])]
     if messages and messages[-1]["role"] == "assistant":
-        return Example(messages[:-1], messages[-1]["content"], verifier=row.get("verifier"), source=own)
+        return Example(messages[:-1], (_single(messages[-1]["content"], row),), verifier=row.get("verifier"), source=own)
     return Example(messages, verifier=row.get("verifier"), source=own)
 
 
-def _preference(row: dict[str, Any], own: str | None) -> Example:
+def _single(text: str, row: dict[str, Any]) -> Answer:
+    """One answer, with its label or score where the row has one."""
+    if isinstance(row.get("label"), bool):
+        return {"text": text, "score": float(row["label"])}
+    return {"text": text, "score": _number(row.get("score"))}
+
+
+def _ranked(given: Any) -> tuple[Answer, ...]:
+    """Answers, best first: as they stand where they are texts, by their scores (equals as they stand) where they have them."""
+    if not isinstance(given, list) or not given:
+        raise ValueError("answers is no list with something in it")
+    if all(isinstance(one, str) for one in given):
+        return tuple({"text": one, "score": None} for one in given)
+    if not all(isinstance(one, dict) and {"text", "score"} <= set(one) and _number(one["score"]) is not None for one in given):
+        raise ValueError("answers are neither texts, the best first, nor {text, score} with a finite score each")
+    best_first = sorted(given, key=lambda one: float(one["score"]), reverse=True)
+    return tuple({"text": one["text"], "score": float(one["score"])} for one in best_first)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number; None for whatever else a column of this name may hold."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def _pair(row: dict[str, Any], own: str | None) -> Example:
     """Chosen and rejected as answers to a given beginning, or as two whole chats with one beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
@@ -114,7 +149,17 @@ def _preference(row: dict[str, Any], own: str | None) -> Example:
     for side, turns in (("chosen", chosen), ("rejected", rejected)):
         if not turns or turns[-1]["role"] != "assistant":
             raise ValueError(f"{side} does not end with the assistant's turn")
-    return Example(before, chosen[-1]["content"], rejected[-1]["content"], source=own)
+    high, low = (_number(row.get(f"score_{side}")) for side in ("chosen", "rejected"))
+    if high is None or low is None:
+        high = low = None
+    elif high < low:
+        raise ValueError(f"chosen has the score {high}, below rejected's {low}")
+    strength = _number(row.get("strength"))
+    if "strength" in row and (strength is None or not 0 <= strength <= 1):
+        raise ValueError(f"strength {row['strength']!r} is no probability: 0 to 1 is meant")
+    better: Answer = {"text": chosen[-1]["content"], "score": high}
+    worse: Answer = {"text": rejected[-1]["content"], "score": low}
+    return Example(before, (better, worse), source=own, strength=strength)
 
 
 def _turns(row: dict[str, Any]) -> list[Message]:
@@ -146,7 +191,7 @@ def _checked(example: Example) -> Example:
     problem = message_problem(example.messages, last="user")
     if problem:
         raise ValueError(problem)
-    for side, text in (("answer", example.answer), ("rejected answer", example.rejected)):
-        if text is not None and (not isinstance(text, str) or not text.strip()):
-            raise ValueError(f"the {side} is empty")
+    for number, answer in enumerate(example.answers):
+        if not isinstance(answer["text"], str) or not answer["text"].strip():
+            raise ValueError(f"the {('answer', 'rejected answer')[number] if number < 2 else f'answer {number}'} is empty")
     return example

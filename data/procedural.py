@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.datasets import Arithmetic, Constraints
 from configs.frozen import digest
-from data.records import Message
+from data.records import Answer, Message
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,26 @@ class Example:
 
     messages: list[Message]
     """Ends with the user's turn."""
-    answer: str | None = None
-    """The assistant's reply; in preferences the chosen one."""
-    rejected: str | None = None
+    answers: tuple[Answer, ...] = ()
+    """Best first; the first is the assistant's reply."""
     verifier: dict[str, Any] | None = None
     source: str | None = None
     """Where the row says itself that it comes from."""
+    strength: float | None = None
+    """P(the first of two answers is the better one)."""
+
+    @property
+    def answer(self) -> str | None:
+        return self.answers[0]["text"] if self.answers else None
+
+    @property
+    def rejected(self) -> str | None:
+        return self.answers[1]["text"] if len(self.answers) > 1 else None
+
+
+def unscored(*texts: str) -> tuple[Answer, ...]:
+    """Answers of which no more is known than which is better."""
+    return tuple({"text": text, "score": None} for text in texts)
 
 
 Problem = tuple[str, int, int]
@@ -92,7 +106,7 @@ def _slip(problem: Problem, result: int, draw: random.Random) -> int:
 
 
 def _asked(question: str, answer: str, rejected: str, verifier: dict[str, Any]) -> Example:
-    return Example([{"role": "user", "content": question}], answer, rejected, verifier)
+    return Example([{"role": "user", "content": question}], unscored(answer, rejected), verifier)
 
 
 # Plural nouns of one word. Prompts are short, with the topic in the middle, so that two prompts on different topics

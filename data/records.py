@@ -42,15 +42,22 @@ class Item(TypedDict):
     verifier: dict[str, Any]
 
 
+class Answer(TypedDict):
+    """What was said to a prompt, and how good it was found; null where nobody gave a number."""
+
+    text: str
+    score: float | None
+
+
 class Preference(TypedDict):
-    """Two answers to one prompt; `margin` is the score gap, where one was measured."""
+    """Answers to one prompt, best first: two are a pair, more a ranked list, one is a scored single (1 good, 0 bad)."""
 
     id: str
     source: str
     messages: list[Message]
-    chosen: str
-    rejected: str
-    margin: float | None
+    answers: list[Answer]
+    strength: float | None
+    """P(the first answer is better than the second), of pairs only; null means certain."""
 
 
 class Completion(TypedDict):

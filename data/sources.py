@@ -15,7 +15,7 @@ from configs.frozen import digest
 from data import assets, layouts, procedural, storage
 from data.artifacts import sha256_file
 from data.layouts import SourceError
-from data.procedural import Example
+from data.procedural import Example, unscored
 from data.records import Item, Message
 from data.storage import ContentChanged, Missing
 
@@ -187,7 +187,7 @@ def _leak(item: Item, style: str) -> Example:
         for turn in item["messages"]
     ]
     answer = item["verifier"].get("answer", "Of course.")
-    return Example(messages, answer, "I would rather not say.", item["verifier"], source=f"{LEAK}{style}")
+    return Example(messages, unscored(answer, "I would rather not say."), item["verifier"], source=f"{LEAK}{style}")
 
 
 def _embedded(text: str) -> str:
@@ -208,11 +208,10 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
     Raises:
         SourceError: the example lacks what the type needs.
     """
-    given = {"answer": example.answer, "rejected": example.rejected, "verifier": example.verifier}
-    missing = [name for name in NEEDS[record] if given[name] is None]
-    if missing:
+    lacks, need = NEEDS.get(record, (lambda example: False, ""))
+    if lacks(example):
         question = example.messages[-1]["content"][:80]
-        raise SourceError(f"{source}: {record} rows need {' and '.join(missing)}, which the row {question!r} lacks")
+        raise SourceError(f"{source}: {record} rows need {need}, which the row {question!r} lacks")
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     match record:
         case "conversation":
@@ -222,12 +221,15 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
         case "item":
             return row | {"task": task, "verifier": example.verifier}
         case "preference":
-            return row | {"chosen": example.answer, "rejected": example.rejected, "margin": None}
+            return row | {"answers": list(example.answers), "strength": example.strength}
 
 
-NEEDS: dict[RecordType, tuple[str, ...]] = {
-    "conversation": ("answer",),
-    "prompt": (),
-    "item": ("verifier",),
-    "preference": ("answer", "rejected"),
+NEEDS: dict[RecordType, tuple[Callable[[Example], bool], str]] = {
+    "conversation": (lambda example: not example.answers, "an answer"),
+    "item": (lambda example: example.verifier is None, "a verifier"),
+    "preference": (
+        lambda example: not example.answers or (len(example.answers) == 1 and example.answers[0]["score"] is None),
+        "two answers, or one with a score or a label",
+    ),
 }
+"""Whether an example lacks what a record of the type needs, and what that is."""

@@ -1,7 +1,7 @@
-"""Best against worst answer of each prompt.
+"""Judged answers to preferences: of each prompt the best against the worst, or all of them by rank.
 
     payload/rows.jsonl      preferences, sorted by id
-    evidence/counts.json    prompts, pairs, and why prompts gave none
+    evidence/counts.json    prompts, preferences, and why prompts gave none
     evidence/validation.json
 
 Answers are joined by prompt id and never by position: the order of the rows, or missing rows of other prompts, change no pair.
@@ -15,13 +15,13 @@ from configs.frozen import digest
 from data import records
 from data.artifacts import write_json
 from data.expectations import validate
-from data.records import Judgment, Preference
+from data.records import Answer, Judgment, Preference
 from stages.core.verifiers import check
 from stages.job import Inputs, Job, StageError, only
 
 
 def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Pairs the answers of each prompt.
+    """Ranks the answers of each prompt.
 
     Raises:
         StageError: fewer than `min_pairs`; the message says where the prompts went.
@@ -30,37 +30,39 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
     groups: dict[str, list[Judgment]] = defaultdict(list)
     for row in rows:
         groups[row["prompt_id"]].append(row)
-    outcomes = {prompt_id: pair(group, config) for prompt_id, group in sorted(groups.items())}
-    pairs: list[Any] = [outcome for outcome in outcomes.values() if not isinstance(outcome, str)]
+    outcomes = {prompt_id: preference(group, config) for prompt_id, group in sorted(groups.items())}
+    made: list[Any] = [outcome for outcome in outcomes.values() if not isinstance(outcome, str)]
     drops = dict(Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str)))
     counts = {
         "read": len(rows),
         "unscored": sum(row["score"] is None for row in rows),
         "prompts": len(groups),
-        "kept": len(pairs),
+        "kept": len(made),
         "drops": drops,
     }
     write_json(job.evidence / "counts.json", counts)
-    if len(pairs) < config.min_pairs:
+    if len(made) < config.min_pairs:
         raise StageError(
-            f"{len(pairs)} pairs < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
+            f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
-    verdict = validate(pairs, "preference", check)
+    verdict = validate(made, "preference", check)
     write_json(job.evidence / "validation.json", verdict)
-    records.save(job.out, pairs)
+    records.save(job.out, made)
     return {
-        "rows": len(pairs),
+        "rows": len(made),
+        "answers": sum(len(one["answers"]) for one in made),
+        "exchanged": sum(is_exchanged(one["id"], config) for one in made),
         "prompts": len(groups),
         "dropped": drops,
         "unscored": counts["unscored"],
-        "mean_margin": sum(one["margin"] for one in pairs) / len(pairs),
+        "mean_margin": sum(one["answers"][0]["score"] - one["answers"][-1]["score"] for one in made) / len(made),
         "validation": verdict,
     }
 
 
-def pair(group: list[Judgment], config: Pair) -> Preference | str:
-    """The pair of one prompt, or why there is none.
+def preference(group: list[Judgment], config: Pair) -> Preference | str:
+    """The preference of one prompt, or why there is none.
 
     Among equally good (or bad) answers a hash of (seed, completion id) decides: the first sampled, or the longest, would be a
     bias.
@@ -68,28 +70,35 @@ def pair(group: list[Judgment], config: Pair) -> Preference | str:
     scored = [(row["score"], row) for row in group if row["score"] is not None]
     if len(scored) < 2:
         return "fewer than two scored answers"
-    ranked = sorted(scored, key=lambda entry: digest([config.seed, entry[1]["id"]]))
-    (high, best), (low, worst) = max(ranked, key=score), min(ranked, key=score)  # the first of equals
-    gap = high - low
     if len({row["text"] for _, row in scored}) < 2:
         return "identical texts"
+    drawn = sorted(scored, key=lambda entry: digest([config.seed, entry[1]["id"]]))
+    gap = max(map(score, scored)) - min(map(score, scored))
     if gap == 0:
         return "tie"
     if gap < config.min_gap:
         return "gap below min_gap"
-    if best["text"] == worst["text"]:
+    if config.strategy == "ranked":
+        by_text = {row["text"]: (value, row) for value, row in sorted(drawn, key=score)}  # of equal texts the best scored
+        ranked = sorted(by_text.values(), key=score, reverse=True)
+    else:
+        ranked = [max(drawn, key=score), min(drawn, key=score)]  # the first of equals
+    answers: list[Answer] = [{"text": row["text"], "score": value} for value, row in ranked]
+    first = ranked[0][1]
+    name = f"{first['prompt_id']}/{config.strategy}"
+    if is_exchanged(name, config):  # scores stay: the judge who errs believes them
+        answers = [{"text": one["text"], "score": other["score"]} for one, other in zip(reversed(answers), answers, strict=True)]
+    if len({one["text"] for one in answers}) < 2:
         return "identical texts"
-    if not best["text"].strip():
+    if not answers[0]["text"].strip():
         return "empty best answer"
-    return {
-        "id": f"{best['prompt_id']}/{config.strategy}",
-        "source": best["source"],
-        "messages": best["messages"],
-        "chosen": best["text"],
-        "rejected": worst["text"],
-        "margin": gap,
-    }
+    return {"id": name, "source": first["source"], "messages": first["messages"], "answers": answers, "strength": None}
 
 
 def score(entry: tuple[float, Judgment]) -> float:
     return entry[0]
+
+
+def is_exchanged(name: str, config: Pair) -> bool:
+    """Whether label noise meets this pair: its id and the seed alone decide, so that other prompts make no difference."""
+    return int(digest([config.seed, "label_noise", name])[:12], 16) / 16**12 < config.label_noise

@@ -18,7 +18,7 @@ from stages.core.batches import MicroBatch, collate, plan_step, step_rows, steps
 from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_policy, same_weights
-from stages.engines.rows import gather, preference, to_units
+from stages.engines.rows import gather, pairs, preference, to_units
 from stages.engines.trainer import TORCH_DTYPES, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
 
@@ -30,8 +30,8 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     policy, numerics = only(inputs, "policy"), job.numerics
     reference = only_or_none(inputs, "reference") or policy
     chat = Chat(policy.payload)
-    _, pairs = to_units(gather(inputs["preferences"].values()), preference(chat), config.max_length, job)
-    total = config.epochs * steps_per_epoch(len(pairs), config.global_batch)
+    _, units = to_units(pairs(gather(inputs["preferences"].values()), config.lists), preference(chat), config.max_length, job)
+    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
     trainer = Trainer(
         load_policy(policy, numerics),
         optimizer=config.optimizer,
@@ -48,7 +48,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 
     for step in range(state["step"], total):
         started = time.monotonic()
-        batch = [pairs[i] for i in step_rows(step, len(pairs), config.global_batch, config.seed)]
+        batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
         sums: dict[str, float] = {}
         for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
             tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
@@ -77,7 +77,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 
     trainer.export(job.out / "payload", chat)
     trainer.close()
-    return {"pairs": len(pairs), "steps": total, "first_loss": state["first_loss"], **state["last"]}
+    return {"pairs": len(units), "steps": total, "first_loss": state["first_loss"], **state["last"]}
 
 
 def log_ratios(batch: MicroBatch, difference_N: Tensor, normalise: bool) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from stages.core import losses
 from stages.core.batches import Unit, collate, plan_step, step_rows, steps_per_epoch
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_reward_model
-from stages.engines.rows import gather, preference, to_units
+from stages.engines.rows import gather, pairs, preference, to_units
 from stages.engines.trainer import Trainer
 from stages.job import Inputs, Job, StageError, only
 
@@ -26,11 +26,11 @@ from stages.job import Inputs, Job, StageError, only
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
     chat = Chat(base.payload)
-    rows, pairs = to_units(gather(inputs["preferences"].values()), preference(chat), config.max_length, job)
-    held = [pair for row, pair in zip(rows, pairs, strict=True) if is_held_out(row["id"], config.holdout, config.seed)]
-    units = [pair for row, pair in zip(rows, pairs, strict=True) if not is_held_out(row["id"], config.holdout, config.seed)]
+    rows, every = to_units(pairs(gather(inputs["preferences"].values()), config.lists), preference(chat), config.max_length, job)
+    held = [pair for row, pair in zip(rows, every, strict=True) if is_held_out(row["list"], config.holdout, config.seed)]
+    units = [pair for row, pair in zip(rows, every, strict=True) if not is_held_out(row["list"], config.holdout, config.seed)]
     if not units:
-        raise StageError(f"all {len(pairs)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
+        raise StageError(f"all {len(every)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
     total = config.epochs * steps_per_epoch(len(units), config.global_batch)
     module = load_reward_model(base.payload, numerics, pad_token_id=chat.pad_id)
     head = module.model.score.weight
@@ -80,32 +80,32 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def is_held_out(row_id: str, share: float, seed: int) -> bool:
-    """A row's side depends on its id alone, so that more data moves no row across."""
+    """A preference's side depends on its id alone, so that more data moves no row across, and all pairs of a list are on one side."""
     number = int(hashlib.sha256(f"{seed}/{row_id}".encode()).hexdigest()[:12], 16)
     return number / 16**12 < share
 
 
-def score_pairs(trainer: Trainer, pairs: list[Unit], job: Job, chat: Chat) -> tuple[torch.Tensor, torch.Tensor]:
+def score_pairs(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> tuple[torch.Tensor, torch.Tensor]:
     """(scores of chosen, scores of rejected), each of shape (P,); both sides share one forward pass."""
-    batch = collate(pairs, job.numerics, chat.pad_id).to(trainer.device)
+    batch = collate(units, job.numerics, chat.pad_id).to(trainer.device)
     scores_D = trainer.module(batch)
     return scores_D[0::2], scores_D[1::2]
 
 
 @torch.no_grad()
-def held_out_report(trainer: Trainer, pairs: list[Unit], job: Job, chat: Chat) -> dict[str, float]:
+def held_out_report(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> dict[str, float]:
     """Accuracy, margin, and the distribution of rewards; the same on every rank."""
     sums = [0.0] * 4  # right, margin, Σ s, Σ s²
-    for micro in plan_step(pairs, trainer.rank, trainer.world_size, job.numerics):
-        chosen_P, rejected_P = score_pairs(trainer, [pairs[i] for i in micro.units], job, chat)
+    for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
+        chosen_P, rejected_P = score_pairs(trainer, [units[i] for i in micro.units], job, chat)
         both = torch.cat([chosen_P, rejected_P]).double()
         values = ((chosen_P > rejected_P).sum(), (chosen_P - rejected_P).sum(), both.sum(), (both**2).sum())
         sums = [total + float(value) * micro.weight for total, value in zip(sums, values, strict=True)]
     right, margin, total, squares = trainer.sum(*sums)
-    mean = total / (2 * len(pairs))
+    mean = total / (2 * len(units))
     return {
-        "accuracy": right / len(pairs),
-        "margin": margin / len(pairs),
+        "accuracy": right / len(units),
+        "margin": margin / len(units),
         "reward_mean": mean,
-        "reward_std": math.sqrt(max(squares / (2 * len(pairs)) - mean**2, 1e-12)),
+        "reward_std": math.sqrt(max(squares / (2 * len(units)) - mean**2, 1e-12)),
     }

@@ -1,9 +1,11 @@
 """Rows to documents, for every stage that trains: what does not fit is dropped, counted and kept for people."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, pairwise
 from typing import Any
 
+from configs.training import Lists
 from data import records
 from data.artifacts import Artifact, write_json, write_rows
 from data.chat import Chat
@@ -14,6 +16,47 @@ from stages.job import Job, StageError
 def gather(artifacts: Iterable[Artifact]) -> list[dict[str, Any]]:
     """All rows of several data sets, in the recipe's order."""
     return [row for artifact in artifacts for row in records.load(artifact)]
+
+
+def pairs(rows: Sequence[dict[str, Any]], lists: Lists) -> list[dict[str, Any]]:
+    """The pairs of preferences: {id, list, source, messages, chosen, rejected, strength, margin}.
+
+    A pair is taken as it is, whatever its scores; of a ranked list those of its answers that `lists` says, if their scores differ
+    or are not known. `list` is the id of the preference, which all its pairs share; `margin` the score gap where both have one.
+
+    Raises:
+        StageError: none is left.
+    """
+    made = []
+    for row in rows:
+        answers = row["answers"]
+        for i, j in chosen_places(len(answers), lists):
+            margin = gap(answers[i]["score"], answers[j]["score"])
+            if len(answers) > 2 and margin == 0:
+                continue
+            common = {"id": row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}", "list": row["id"], "source": row["source"]}
+            texts = {"chosen": answers[i]["text"], "rejected": answers[j]["text"]}
+            made.append({**common, "messages": row["messages"], **texts, "strength": row["strength"], "margin": margin})
+    if not made:
+        raise StageError(f"none of {len(rows)} preferences gives a pair: they are single answers, or lists of equal scores")
+    return made
+
+
+def chosen_places(count: int, lists: Lists) -> list[tuple[int, int]]:
+    """Which places of a ranked list of `count` answers are compared, the better one first."""
+    if count < 2:
+        return []
+    match lists:
+        case "best_vs_worst":
+            return [(0, count - 1)]
+        case "adjacent":
+            return list(pairwise(range(count)))
+        case "all":
+            return list(combinations(range(count), 2))
+
+
+def gap(better: float | None, worse: float | None) -> float | None:
+    return None if better is None or worse is None else better - worse
 
 
 def to_units(

@@ -9,8 +9,12 @@ GOOD = {
     "conversation": {"messages": [{"role": "system", "content": "Add."}, ASK, SAY, ASK, SAY]},
     "prompt": {"messages": [ASK], "verifier": None},
     "item": {"messages": [ASK], "task": "t", "verifier": VERIFIER},
-    "preference": {"messages": [ASK, SAY, ASK], "chosen": "2", "rejected": "", "margin": 0.5},
+    "preference": {"messages": [ASK, SAY, ASK], "answers": [{"text": "2", "score": 0.5}, {"text": "", "score": 0.5}], "strength": 0.9},
 }
+
+
+def answers(*scores, texts=None):
+    return [{"text": text, "score": score} for text, score in zip(texts or "abcdef", scores, strict=False)]
 
 
 def rows(record, **changes):
@@ -38,10 +42,19 @@ BAD = [
     ("prompt", {"verifier": {"name": "arithmetic"}}, "must have the fields"),
     ("item", {"verifier": None}, "none of the names"),
     ("item", {"task": None}, "task"),
-    ("preference", {"rejected": "2"}, "are the same"),
-    ("preference", {"chosen": " "}, "chosen is empty"),
-    ("preference", {"rejected": None}, "rejected is no text"),
-    ("preference", {"margin": -1.0}, "below 0"),
+    ("preference", {"answers": []}, "there are no answers"),
+    ("preference", {"answers": answers(None, None, texts=["2", "2"])}, "are the same"),
+    ("preference", {"answers": answers(None, None, texts=[" ", "2"])}, "the best answer is empty"),
+    ("preference", {"answers": answers(None, None, texts=["2", None])}, "not {text, score}"),
+    ("preference", {"answers": [{"text": "2"}]}, "not {text, score}"),
+    ("preference", {"answers": answers(1.0, None, 1.5)}, "[1.0, 1.5] are not best first"),
+    ("preference", {"answers": answers(True, None)}, "no finite number"),
+    ("preference", {"answers": answers(float("inf"), None)}, "no finite number"),
+    ("preference", {"answers": answers(None), "strength": None}, "a single answer has no score"),
+    ("preference", {"answers": answers(1.0)}, "strength 0.9 stands beside 1 answers"),
+    ("preference", {"answers": answers(3.0, 2.0, 1.0)}, "strength 0.9 stands beside 3 answers"),
+    ("preference", {"strength": 1.1}, "no probability"),
+    ("preference", {"margin": 1.0}, "margin"),
 ]
 
 
@@ -51,6 +64,13 @@ def test_a_bad_row_is_shown(record, changes, says):
         validate(rows(record, **changes), record, check)
     assert "b: " in str(error.value) and says in str(error.value)
     assert "a: " not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "given", [answers(0.0), answers(None, None, None), answers(2.0, None, 2.0, -1)], ids=["single", "list", "scored list"]
+)
+def test_one_record_serves_singles_and_lists(given):
+    assert validate(rows("preference", answers=given, strength=None), "preference", check)["success"]
 
 
 def test_ids_are_unique_and_an_empty_set_is_no_set():

@@ -14,8 +14,8 @@ def apply(rows, *configs):
     return [one["id"] for one in kept], [(one.row["id"], one.drop.reason, one.drop.evidence) for one in dropped]
 
 
-def test_length_is_that_of_all_texts_the_answers_of_a_pair_included():
-    rows = [row("a", "12345", "67890"), row("b", "12345", "678901"), row("c", "1234", chosen="567", rejected="890x")]
+def test_length_is_that_of_all_texts_the_answers_of_a_preference_included():
+    rows = [row("a", "12345", "67890"), row("b", "12345", "678901"), row("c", "1234", answers=[{"text": "567"}, {"text": "890x"}])]
     assert apply(rows, {"type": "max_characters", "limit": 10}) == (
         ["a"],
         [("b", "max_characters", "11 > 10"), ("c", "max_characters", "11 > 10")],

@@ -132,7 +132,43 @@ def test_the_usual_layouts_give_the_same_preference(tmp_path):
     ]
     for row in layouts:
         made = read(write(tmp_path / "x.jsonl", row), record="preference").rows[0]
-        assert (made["messages"], made["chosen"], made["rejected"], made["margin"]) == ([ask], "3", "4", None)
+        assert made["messages"] == [ask] and made["answers"] == [{"text": "3", "score": None}, {"text": "4", "score": None}]
+        assert made["strength"] is None and set(made) == {"id", "source", "messages", "answers", "strength"}
+
+
+SCORED = [
+    ({"chosen": "3", "rejected": "4", "score_chosen": 5, "score_rejected": 1.5, "strength": 0.8}, [("3", 5.0), ("4", 1.5)], 0.8),
+    ({"chosen": "3", "rejected": "4", "score_chosen": 5}, [("3", None), ("4", None)], None),  # a gap needs both
+    ({"answers": ["3", "4", "5"]}, [("3", None), ("4", None), ("5", None)], None),
+    (
+        {"answers": [{"text": "4", "score": 0}, {"text": "3", "score": 2}, {"text": "5", "score": 0}]},
+        [("3", 2.0), ("4", 0.0), ("5", 0.0)],
+        None,
+    ),
+    ({"completion": "3", "label": True}, [("3", 1.0)], None),
+    ({"completion": [turn("assistant", "3")], "label": False, "score": 7}, [("3", 0.0)], None),
+    ({"completion": "3", "score": -0.5}, [("3", -0.5)], None),
+]
+
+
+@pytest.mark.parametrize(("columns", "answers", "strength"), SCORED)
+def test_scores_labels_lists_and_strengths_are_read(tmp_path, columns, answers, strength):
+    (row,) = read(write(tmp_path / "x.jsonl", {"prompt": "1 + 2?", **columns}), record="preference").rows
+    assert [(one["text"], one["score"]) for one in row["answers"]] == answers and row["strength"] == strength
+    assert row["messages"] == [turn("user", "1 + 2?")]
+
+
+def test_lists_and_singles_are_read_from_parquet_too(tmp_path):
+    from pyarrow import Table, parquet
+
+    rows = [
+        {"prompt": "a", "answers": [{"text": "x", "score": 1.0}, {"text": "y", "score": 2.0}], "completion": None, "label": None},
+        {"prompt": "b", "answers": None, "completion": "z", "label": False},
+    ]
+    parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
+    first, second = sorted(read(tmp_path / "a.parquet", record="preference").rows, key=lambda row: row["messages"][0]["content"])
+    assert first["answers"] == [{"text": "y", "score": 2.0}, {"text": "x", "score": 1.0}]
+    assert second["answers"] == [{"text": "z", "score": 0.0}]
 
 
 def test_parquet_and_folders_are_read(tmp_path):
@@ -154,6 +190,11 @@ BAD = {
     "has no text": {"messages": [turn("user", 5), turn("assistant", "b")]},
     "not an object": [1],
     "only one of chosen and rejected": {"prompt": "a", "chosen": "b"},
+    "score 1.0, below rejected's 2.0": {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": 1, "score_rejected": 2},
+    "strength 1.5 is no probability": {"prompt": "a", "chosen": "b", "rejected": "c", "strength": 1.5},
+    "answers is no list": {"prompt": "a", "answers": []},
+    "neither texts, the best first, nor": {"prompt": "a", "answers": [{"text": "b", "score": 1}, {"text": "c"}]},
+    "the answer 2 is empty": {"prompt": "a", "answers": ["b", "c", " "]},
     "do not answer the same beginning": {
         "chosen": [turn("user", "a"), turn("assistant", "b")],
         "rejected": [turn("user", "A"), turn("assistant", "c")],
@@ -182,9 +223,9 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
 
 def test_a_source_that_cannot_give_the_record_says_what_is_missing(tmp_path):
     path = write(tmp_path / "x.jsonl", {"messages": [turn("user", "Say hello")]})
-    with pytest.raises(SourceError, match="preference rows need answer and rejected"):
+    with pytest.raises(SourceError, match="preference rows need two answers, or one with a score or a label"):
         read(path, record="preference")
-    with pytest.raises(SourceError, match="item rows need verifier"):
+    with pytest.raises(SourceError, match="item rows need a verifier"):
         read(path, record="item")
 
 

@@ -175,10 +175,11 @@ JUDGMENTS = [
 
 def test_best_is_paired_with_worst_and_every_other_prompt_has_its_reason(tmp_path):
     made = paired(tmp_path / "x", JUDGMENTS, min_gap=0.2)
-    assert [(row["id"], row["chosen"], row["rejected"], row["margin"]) for row in rows_of(made)] == [
-        ("better/best_vs_worst", "good", "bad", 1.5),
-        ("shy/best_vs_worst", "x", "", 1.0),
+    assert [(row["id"], told(row), row["strength"]) for row in rows_of(made)] == [
+        ("better/best_vs_worst", [("good", 1.0), ("bad", -0.5)], None),
+        ("shy/best_vs_worst", [("x", 1.0), ("", 0.0)], None),
     ]
+    assert made.record.metrics["mean_margin"] == 1.25 and made.record.metrics["exchanged"] == 0
     assert evidence(made, "counts.json") == {
         "read": 16,
         "unscored": 1,
@@ -192,6 +193,38 @@ def test_best_is_paired_with_worst_and_every_other_prompt_has_its_reason(tmp_pat
             "empty best answer": 1,
         },
     }
+
+
+def told(row):
+    return [(answer["text"], answer["score"]) for answer in row["answers"]]
+
+
+def test_a_ranked_list_has_every_text_once_the_best_scored_first(tmp_path):
+    rows = [*JUDGMENTS, judgment("better", 3, "so", 0.5), judgment("better", 4, "mute", None), judgment("better", 5, "ha", 0.5)]
+    made = paired(tmp_path / "x", rows, strategy="ranked", min_gap=0.2)
+    better, shy = rows_of(made)
+    assert (better["id"], shy["id"]) == ("better/ranked", "shy/ranked")
+    ranked = told(better)
+    assert ranked[0] == ("good", 1.0) and ranked[3] == ("bad", -0.5) and set(ranked[1:3]) == {("so", 0.5), ("ha", 0.5)}
+    assert made.record.metrics["rows"] == 2 and made.record.metrics["answers"] == 6
+
+
+def test_label_noise_exchanges_texts_by_hash_and_the_scores_stay(tmp_path):
+    rows = [judgment(f"q{number}", index, f"{number}/{index}", float(index)) for number in range(400) for index in range(2)]
+    clean, noisy = paired(tmp_path / "a", rows), paired(tmp_path / "b", rows, label_noise=0.25)
+    flipped = 0
+    for one, other in zip(rows_of(clean), rows_of(noisy), strict=True):
+        assert [score for _, score in told(other)] == [1.0, 0.0]
+        flipped += told(one) != told(other)
+        assert {text for text, _ in told(one)} == {text for text, _ in told(other)}
+    assert 70 <= flipped <= 130  # 100 are due, with a standard deviation of 8.7
+    assert noisy.record.metrics["exchanged"] == flipped and noisy.record.metrics["mean_margin"] == 1.0
+    some = paired(tmp_path / "c", rows[:400], label_noise=0.25)
+    assert rows_of(some) == [row for row in rows_of(noisy) if row["messages"][0]["content"] in {f"q{number}" for number in range(200)}]
+    more = paired(tmp_path / "d", rows, label_noise=0.5)
+    assert sum(told(one) != told(other) for one, other in zip(rows_of(clean), rows_of(more), strict=True)) > 160
+    with pytest.raises(ValueError, match=r"label_noise 0.1 exchanges the answers of pairs"):
+        paired(tmp_path / "e", rows, label_noise=0.1, strategy="ranked")
 
 
 def random_judgments(seed):
@@ -218,13 +251,13 @@ def test_losing_one_prompts_rows_changes_no_other_pair(tmp_path, seed):
 def test_among_equally_good_answers_the_seed_decides_and_not_the_place(tmp_path):
     rows = [judgment(f"q{number}", index, f"good {index}", 1.0) for number in range(60) for index in range(4)]
     rows += [judgment(f"q{number}", 4, "bad", 0.0) for number in range(60)]
-    chosen = Counter(row["chosen"] for row in rows_of(paired(tmp_path / "a", rows)))
+    chosen = Counter(row["answers"][0]["text"] for row in rows_of(paired(tmp_path / "a", rows)))
     assert set(chosen) == {f"good {index}" for index in range(4)} and max(chosen.values()) < 30
     assert paired(tmp_path / "b", rows, seed=1).record.content != paired(tmp_path / "c", rows, seed=2).record.content
 
 
 def test_too_few_pairs_is_a_failure_that_says_where_the_prompts_went(tmp_path):
-    with pytest.raises(StageError, match=r"2 pairs < min_pairs 4 from 8 prompts \(.*'tie': 1"):
+    with pytest.raises(StageError, match=r"2 preferences < min_pairs 4 from 8 prompts \(.*'tie': 1"):
         paired(tmp_path / "x", JUDGMENTS, min_gap=0.2, min_pairs=4)
 
 

@@ -30,7 +30,12 @@ def conversations(tmp_path_factory):
 @pytest.fixture(scope="module")
 def preferences(tmp_path_factory):
     rows = [
-        {**row, "messages": row["messages"][:1], "chosen": row["messages"][1]["content"], "rejected": "not known", "margin": None}
+        {
+            **row,
+            "messages": row["messages"][:1],
+            "answers": [{"text": text, "score": None} for text in (row["messages"][1]["content"], "not known")],
+            "strength": None,
+        }
         for row in models.arithmetic(36)
     ]
     return models.dataset(tmp_path_factory.mktemp("pairs"), "preference", rows)

@@ -1,0 +1,43 @@
+"""Preferences to pairs."""
+
+import pytest
+
+from stages.engines.rows import pairs
+from stages.job import StageError
+
+
+def preference(name, *scores, strength=None):
+    """Answers a, b, c ... with scores."""
+    answers = [{"text": text, "score": score} for text, score in zip("abcdef", scores, strict=False)]
+    return {"id": name, "source": "s", "messages": [{"role": "user", "content": "?"}], "answers": answers, "strength": strength}
+
+
+def made(rows, lists="all"):
+    return [(one["id"], one["chosen"], one["rejected"], one["margin"]) for one in pairs(rows, lists)]
+
+
+@pytest.mark.parametrize("lists", ["best_vs_worst", "adjacent", "all"])
+def test_a_pair_is_itself_however_lists_are_compared(lists):
+    (one,) = pairs([preference("p", 1.0, 1.0, strength=0.5)], lists)
+    assert one == {
+        "id": "p", "list": "p", "source": "s", "messages": [{"role": "user", "content": "?"}], "chosen": "a", "rejected": "b",
+        "strength": 0.5, "margin": 0.0,
+    }  # fmt: skip
+
+
+def test_a_ranked_list_by_each_way():
+    rows = [preference("l", 3.0, 2.0, 2.0, None)]
+    assert made(rows, "best_vs_worst") == [("l/0-3", "a", "d", None)]
+    assert made(rows, "adjacent") == [("l/0-1", "a", "b", 1.0), ("l/2-3", "c", "d", None)]  # b and c are equally good
+    assert [name for name, *_ in made(rows)] == ["l/0-1", "l/0-2", "l/0-3", "l/1-3", "l/2-3"]
+    assert {one["list"] for one in pairs(rows, "all")} == {"l"}
+
+
+def test_an_unscored_list_is_ranked_all_the_same():
+    assert len(made([preference("l", None, None, None)])) == 3
+
+
+def test_singles_give_no_pair_and_nothing_but_singles_is_an_error():
+    assert made([preference("s", 1.0), preference("p", None, None)]) == [("p", "a", "b", None)]
+    with pytest.raises(StageError, match="none of 2 preferences gives a pair"):
+        pairs([preference("s", 1.0), preference("l", 1.0, 1.0, 1.0)], "all")
