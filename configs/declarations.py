@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from configs import datasets, training
+from configs import datasets, merging, training
 from configs.frozen import Frozen
 
 ArtifactType = Literal["policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores"]
@@ -44,6 +44,8 @@ class Declaration:
     """Ports whose rows reach a gradient: the decontamination gate guards them."""
     needs: Callable[[Any], frozenset[str]] = lambda config: frozenset()
     """Optional inputs that a config makes required."""
+    problem: Callable[[Any, Mapping[str, list[str]]], str | None] = lambda config, labels: None
+    """Why a config does not fit the labels that arrived at each port, or None."""
 
 
 def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:
@@ -140,6 +142,15 @@ DECLARATIONS: dict[str, Declaration] = {
             output=gives("policy"),
             engine="deepspeed+vllm",
             trains_on=frozenset({"prompts"}),
+        ),
+        Declaration(
+            kind="merge",
+            version=1,
+            config=merging.Merge,
+            inputs={"policies": port("policy", many=True)},
+            output=gives("policy"),
+            engine="torch",
+            problem=merging.merge_problem,
         ),
         Declaration(
             kind="evaluate",

@@ -15,7 +15,7 @@ A recipe is YAML:
       online:
         rounds: 2                       # unrolled: sample_1, pair_1, dpo_1, sample_2, ...
         first: sft                      # what `previous` means in round 1
-        stages: {...}                   # `$round` is 1, 2, ...; `previous` the last stage of the round before
+        stages: {...}                   # `$round` is 1, 2, ...; `previous` the last stage of the round before; see `configs/rounds.py`
 
 Elsewhere `online` names the last stage of the last round. All problems are reported at once.
 """
@@ -35,8 +35,8 @@ from configs.document import ConfigError, Document, Place, Problem, parse_value,
 from configs.frozen import Frozen, digest
 from configs.graph import Edge, Graph, Node
 from configs.naming import MODEL_NAME, Model
+from configs.rounds import is_stage, unroll
 
-NAME = re.compile(r"[a-z][a-z0-9_]*")
 RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 RECIPE_KEYS = {"description", "execution", "extends", "models", "reproduce", "stages"}
 MODELS = ("policy", "reward_model")
@@ -319,7 +319,13 @@ class _Building:
         for port_name in sorted(missing):
             makes = _any_of(declaration.inputs[port_name].types)
             self._complain(name, ("in",), f"input {port_name!r} is missing, which this config needs: name a stage that makes a {makes}")
-        if missing:
+        labels: dict[str, list[str]] = {}
+        for edge, _ in sources:
+            labels.setdefault(edge.port, []).append(edge.label)
+        problem = declaration.problem(config, labels)
+        if problem:
+            self._complain(name, ("in",), problem)
+        if missing or problem:
             return None
         spec = digest(
             {
@@ -414,6 +420,7 @@ class _Building:
             self._adopt(node)
             return node
         known = ", ".join([*self.written.stages, *self.written.groups])
+        known += "; rounds are named by @ inside their group only" if "@" in reference else ""
         self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; there are {known}")
         return None
 
@@ -523,10 +530,11 @@ def _unroll(document: Document, stages: dict[str, Any], problems: list[Problem])
     groups: dict[str, str] = {}
     for name, body in stages.items():
         place: Place = ("stages", name)
-        if not _is_stage(document, place, body, problems):
+        if not is_stage(document, place, body, problems):
             continue
         if "rounds" in body:
-            unrolled = _unroll_group(document, name, body, problems)
+            bodies = unroll(document, name, body, problems)
+            unrolled = {stage: _Raw(inner, document, (*place, "stages", template)) for stage, (template, inner) in bodies.items()}
             groups |= {name: list(unrolled)[-1]} if unrolled else {}
         else:
             unrolled = {name: _Raw(body, document, place)}
@@ -534,60 +542,6 @@ def _unroll(document: Document, stages: dict[str, Any], problems: list[Problem])
             problems.append(document.problem(place, f"two stages are named {twice}, one of them in a group of rounds: rename one"))
         found |= unrolled
     return found, groups
-
-
-def _is_stage(document: Document, place: Place, body: Any, problems: list[Problem]) -> bool:
-    name, before = place[-1], len(problems)
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        problems.append(document.problem(place, f"stage name {name!r} must match {NAME.pattern}"))
-    elif not isinstance(body, dict):
-        problems.append(document.problem(place, f"stage {name} must be a mapping"))
-    return len(problems) == before
-
-
-def _unroll_group(document: Document, name: str, body: dict[str, Any], problems: list[Problem]) -> dict[str, _Raw]:
-    """The stages of all rounds, in order; empty when the group has problems (they are collected)."""
-    place: Place = ("stages", name)
-    rounds, first, inner = body.get("rounds"), body.get("first"), body.get("stages")
-    if set(body) != {"rounds", "first", "stages"} or not isinstance(inner, dict) or not inner:
-        problems.append(document.problem(place, f"group {name} must have exactly `rounds`, `first` and `stages`"))
-        return {}
-    if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        problems.append(document.problem((*place, "rounds"), f"group {name}: rounds is {rounds!r}, not a whole number of at least 1"))
-        return {}
-    if not all([_is_stage(document, (*place, "stages", stage), template, problems) for stage, template in inner.items()]):
-        return {}
-    found: dict[str, _Raw] = {}
-    previous = str(first)
-    for index in range(1, rounds + 1):
-        names = {stage: f"{stage}_{index}" for stage in inner} | {"previous": previous}
-        for stage, template in inner.items():
-            found[f"{stage}_{index}"] = _Raw(_instance(template, names, index), document, (*place, "stages", stage))
-        previous = f"{list(inner)[-1]}_{index}"
-    return found
-
-
-def _instance(template: Any, names: Mapping[str, str], index: int) -> Any:
-    """A template's body in one round: inputs renamed, `$round` replaced by the number."""
-
-    def rename(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: rename(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [rename(inner) for inner in value]
-        return names.get(value, value)
-
-    def number(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: number(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [number(inner) for inner in value]
-        return index if value == "$round" else value
-
-    body = number(template)
-    if isinstance(body, dict) and "in" in body:
-        body["in"] = rename(body["in"])
-    return body
 
 
 def _any_of(types: frozenset[str]) -> str:

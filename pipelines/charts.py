@@ -26,6 +26,7 @@ FAMILIES = {
     "reward_model": "training",
     "preference_train": "training",
     "rlvr": "training",
+    "merge": "training",
     "sample": "sampling",
     "judge": "judging",
     "pair": "judging",

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from configs.declarations import DECLARATIONS, Declaration
 from configs.frozen import Frozen
@@ -66,8 +65,8 @@ def _fields(config: type[Frozen]) -> list[str]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.default if field.default is not PydanticUndefined else None
-    if value is None:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == {}:
         return "none"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
@@ -87,6 +86,8 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
         return " \\| ".join(_type(part) for part in arguments if part is not type(None))
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     if inspect.isclass(annotation) and issubclass(annotation, Frozen):
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     name = {"str": "text", "int": "whole number", "float": "number", "bool": "true \\| false"}.get(annotation.__name__, annotation.__name__)

@@ -120,6 +120,22 @@ def test_the_rounds_of_the_manual_unroll_as_it_says(tmp_path):
     assert "manual/dpo_1" in graph.nodes["manual/sample_2"].parents
 
 
+def test_the_soup_of_the_manual_is_a_reference(tmp_path):
+    soup = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: merge" in block)
+    pairs = (
+        "  pairs_raw: {kind: prepare_data, record: preference, "
+        "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
+        "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
+    )
+    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + pairs + soup.removeprefix("stages:\n"))
+    graph = load_recipe(tmp_path, "manual")
+    assert graph.nodes["manual/soup"].parents == ("manual/sft", "manual/sft_2", "manual/sft_3")
+    assert [(edge.port, edge.source) for edge in graph.nodes["manual/dpo"].edges if edge.port == "reference"] == [
+        ("reference", "manual/soup")
+    ]
+    assert graph.nodes["manual/sft_3"].config.model_dump()["seed"] == 3
+
+
 def test_the_extension_of_the_manual_trains_one_stage_and_what_is_below(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
     (tmp_path / "longer.yaml").write_text(blocks("docs/recipes.md", "yaml")[2])

@@ -199,6 +199,63 @@ def test_rounds_are_unrolled_each_with_its_own_stages(recipes):
     assert sources_of(graph, "best")["candidates"] == ["chain/sft", "chain/dpo_2"]
 
 
+def test_data_and_reference_of_other_rounds_are_named_explicitly(recipes):
+    text = ROUNDS.replace("rounds: 2", "rounds: 3")
+    recipes.write("chain", CHAIN + text.replace("[pair], reference: sft", "[pair@all], reference: dpo@$round-2"))
+    graph = recipes.load("chain")
+    found = [(given["preferences"], given["reference"]) for given in (sources_of(graph, f"dpo_{index}") for index in (1, 2, 3))]
+    assert found == [
+        (["chain/pair_1"], ["chain/sft"]),
+        (["chain/pair_1", "chain/pair_2"], ["chain/sft"]),
+        (["chain/pair_1", "chain/pair_2", "chain/pair_3"], ["chain/dpo_1"]),
+    ]
+
+
+def test_a_name_that_says_its_own_round_changes_no_identity(recipes):
+    recipes.write("chain", CHAIN + ROUNDS)
+    specs = {name: node.spec for name, node in recipes.load("chain").nodes.items()}
+    explicit = ROUNDS.replace("policy: previous, preferences: [pair]", "policy: dpo@$round-1, preferences: [pair@$round]")
+    assert explicit != ROUNDS
+    recipes.write("chain", CHAIN + explicit)
+    assert {name: node.spec for name, node in recipes.load("chain").nodes.items()} == specs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("[pair]", "[pair@$round-1]", "chain.yaml:33: stage dpo_1: input 'preferences' names 'pair@$round-1' in round 1 is round 0"),
+        ("[pair]", "[pear@all]", "chain.yaml:33: stage dpo_1: input 'preferences' names 'pear@all': pear is no stage of this group"),
+        (
+            "[pair]",
+            "[pair@1..$round-1]",
+            "chain.yaml:33: stage dpo_1: input 'preferences' is missing: name a stage that makes a preference",
+        ),
+        ("reference: sft", "reference: dpo@all", "stages feed each other in a circle: dpo_1 -> dpo_1"),
+        ("[sft, online]", "[sft, dpo@1]", "chain.yaml:38: stage best: input 'candidates' names 'dpo@1', which does not exist; there are "),
+    ],
+)
+def test_a_round_that_is_not_there_is_one_problem_with_its_line(recipes, old, new, problem):
+    assert ROUNDS.count(old) == 1
+    recipes.write("chain", CHAIN + ROUNDS.replace(old, new))
+    assert problem in recipes.problems("chain")[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("{policies: [sft]}", "a merge takes at least 2 policies, not 1: name more under `policies`"),
+        ("{policies: [base, sft, online]}, method: {type: slerp}", "slerp takes exactly 2 policies, not 3: leave some out"),
+        ("{policies: [base, sft]}, method: {type: linear, weights: {base: 1}}", "method.weights names base, the policies are base, sft"),
+        ("{policies: [base, sft]}, method: {type: linear, weights: {base: -1.0, sft: 1}}", "weight of base is -1.0: it must be a finite"),
+        ("{policies: [base, sft]}, method: {type: linear, weights: {base: 0, sft: 0}}", "all weights are 0: give at least one a weight"),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused_with_its_line(recipes, body, problem):
+    recipes.write("chain", CHAIN + ROUNDS + f"  soup: {{kind: merge, in: {body}}}\n")
+    found = recipes.problem("chain")
+    assert found.startswith("chain.yaml:39: stage soup: ") and problem in found
+
+
 @pytest.mark.parametrize("rounds", ["0", "-1", "two", "1.5", "true"])
 def test_rounds_must_be_a_positive_whole_number(recipes, rounds):
     recipes.write("chain", CHAIN + ROUNDS.replace("rounds: 2", f"rounds: {rounds}"))

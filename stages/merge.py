@@ -1,0 +1,83 @@
+"""Merging: several policies → one, by arithmetic on their weights. Nothing is trained.
+
+payload/                the first policy's folder with the merged weights: its file layout, dtype, tokenizer and template
+
+The metrics hold the distance of the result to each input, ‖merged - input‖₂ / ‖input‖₂.
+What we leave out: methods that need a common base or per-layer settings (task arithmetic, TIES, DARE).
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from configs.merging import LinearMerge, Merge, SlerpMerge
+from data.artifacts import Artifact
+from data.chat import Chat
+from stages.core.distance import relative_l2
+from stages.core.merging import Weights, difference, merge_folders, slerp, weighted_mean
+from stages.job import Inputs, Job, StageError
+
+SAYS_NOTHING = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
+"""Keys of `config.json` that do not change what the weights compute. (`architectures` names the class: `model_type` decides it.)"""
+
+
+def run(config: Merge, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Merges tensor by tensor.
+
+    Raises:
+        StageError: the policies have other architectures, shapes, vocabularies or chat templates.
+    """
+    policies = inputs["policies"]
+    first, *others = policies
+    weights = {label: Weights(policy.payload) for label, policy in policies.items()}
+    for label in others:
+        problem = unlike(policies[first], policies[label]) or difference(weights[first], weights[label])
+        if problem:
+            raise StageError(f"{first} and {label} cannot be merged: {problem}; merge policies that come from one base")
+    payload = job.out / "payload"
+    shutil.copytree(policies[first].payload, payload, ignore=shutil.ignore_patterns("*.safetensors"))
+    count = len(weights[first].entries)
+    merge_folders(list(weights.values()), combination(config, list(policies)), payload, lambda done: job.progress(done, count))
+    distances = {label: relative_l2(policy.payload, payload) for label, policy in policies.items()}
+    return {"policies": len(policies), "tensors": count, "distances": distances}
+
+
+def combination(config: Merge, labels: list[str]) -> Callable[[Iterable[Tensor]], Tensor]:
+    """The method as a function of the inputs' tensors of one name."""
+    match config.method:
+        case SlerpMerge(t=t):
+
+            def between(tensors: Iterable[Tensor]) -> Tensor:
+                one, two = tensors
+                return slerp(one, two, t)
+
+            return between
+        case LinearMerge(weights=weights):
+            given = [weights[label] if weights else 1.0 for label in labels]
+            return lambda tensors: weighted_mean(tensors, given)
+
+
+def unlike(first: Artifact, other: Artifact) -> str | None:
+    """Why two policies are not one architecture with one vocabulary and one template, or None."""
+    ours, theirs = (read(policy.payload / "config.json") for policy in (first, other))
+    for key in sorted((ours.keys() | theirs.keys()) - SAYS_NOTHING):
+        if ours.get(key) != theirs.get(key):
+            return f"{key} of config.json is {ours.get(key)!r} in one and {theirs.get(key)!r} in the other"
+    if vocabulary(first.payload) != vocabulary(other.payload):
+        return "their tokenizers differ, so equal rows of the embeddings mean unequal tokens"
+    if Chat(first.payload).template != Chat(other.payload).template:
+        return "their chat templates differ"
+    return None
+
+
+def vocabulary(folder: Path) -> dict[str, Any]:
+    """A tokenizer without what only says how batches are made."""
+    return {key: value for key, value in read(folder / "tokenizer.json").items() if key not in ("padding", "truncation")}
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())

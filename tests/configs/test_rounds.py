@@ -1,0 +1,75 @@
+"""Which round a name means, in every round, and what is said where it means none."""
+
+import pytest
+
+from configs.document import Document, Problem
+from configs.rounds import Round, RoundError, unroll
+
+STAGES = ("sample", "pair", "dpo")
+
+
+def at(index: int) -> Round:
+    return Round(index, 3, STAGES, "sft")
+
+
+@pytest.mark.parametrize(
+    ("reference", "rounds"),
+    [
+        ("pair", ["pair_1", "pair_2", "pair_3"]),
+        ("previous", ["sft", "dpo_1", "dpo_2"]),
+        ("reward", ["reward", "reward", "reward"]),  # of outside
+        ("other/dpo", ["other/dpo"] * 3),
+        ("pair@$round", ["pair_1", "pair_2", "pair_3"]),
+        ("dpo@$round-1", ["sft", "dpo_1", "dpo_2"]),
+        ("dpo@$round-2", ["sft", "sft", "dpo_1"]),
+        ("dpo@1", ["sft", "dpo_1", "dpo_1"]),
+        ("dpo@2", ["sft", "dpo_1", "dpo_2"]),
+        ("pair@1", ["pair_1", "pair_1", "pair_1"]),
+        ("pair@all", [["pair_1"], ["pair_1", "pair_2"], ["pair_1", "pair_2", "pair_3"]]),
+        ("pair@$round-1..$round", [["pair_1"], ["pair_1", "pair_2"], ["pair_2", "pair_3"]]),
+        ("dpo@1..$round-1", [[], ["dpo_1"], ["dpo_1", "dpo_2"]]),
+    ],
+)
+def test_a_name_means_in_each_round(reference, rounds):
+    assert [at(index).resolve(reference) for index in (1, 2, 3)] == rounds
+
+
+@pytest.mark.parametrize(
+    ("index", "reference", "problem"),
+    [
+        (1, "pair@$round-1", "'pair@$round-1' in round 1 is round 0, which there is not: only dpo, the last stage of the group"),
+        (1, "pair@0", "is round 0, which there is not"),
+        (1, "pair@2", "'pair@2' in round 1 is round 2, which comes later"),
+        (1, "dpo@4", "'dpo@4' in round 1 is round 4, of 3"),
+        (2, "pair@1..3", "'pair@1..3' in round 2 is round 3, which comes later"),
+        (2, "pair@last", "'last' is no round; after the @ stands all, a number"),
+        (2, "pair@$round+1", "'$round+1' is no round"),
+        (2, "pair@", "'' is no round"),
+        (2, "per@1", "per is no stage of this group, which has sample, pair, dpo"),
+        (2, "previous@1", "previous is no stage of this group"),
+    ],
+)
+def test_a_name_that_means_no_round_says_so(index, reference, problem):
+    with pytest.raises(RoundError) as caught:
+        at(index).resolve(reference)
+    assert problem in str(caught.value)
+
+
+def unrolled(inputs):
+    problems: list[Problem] = []
+    stages = {"pair": {"kind": "pair"}, "dpo": {"kind": "preference_train", "in": inputs, "seed": "$round"}}
+    found = unroll(Document("a.yaml", {}, {}), "online", {"rounds": 2, "first": "sft", "stages": stages}, problems)
+    return found, [problem.message for problem in problems]
+
+
+def test_ranges_join_the_list_around_them_and_the_template_stays_as_it_is():
+    found, problems = unrolled({"policy": "previous", "preferences": ["offline", "pair@all"], "other": {"old": "dpo@$round-1"}})
+    assert not problems and list(found) == ["pair_1", "dpo_1", "pair_2", "dpo_2"]
+    assert found["dpo_1"] == ("dpo", {"kind": "preference_train", "seed": 1, "in": {
+        "policy": "sft", "preferences": ["offline", "pair_1"], "other": {"old": "sft"}}})  # fmt: skip
+    assert found["dpo_2"][1]["in"] == {"policy": "dpo_1", "preferences": ["offline", "pair_1", "pair_2"], "other": {"old": "dpo_1"}}
+
+
+def test_a_range_has_no_label():
+    _, problems = unrolled({"preferences": {"all": "pair@all"}})
+    assert problems[0].startswith("stage dpo_1: input 'preferences' names 'pair@all' under the label all, and means several stages")
