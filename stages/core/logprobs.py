@@ -58,12 +58,49 @@ class PolicyModule(nn.Module):
         return torch.cat(logps), torch.cat(entropies)
 
     def _token_logps(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-        logits_NV = self.model.get_output_embeddings()(hidden_NH).float() / temperature
-        logps_NV = logits_NV.log_softmax(dim=-1)
-        picked = logps_NV.gather(-1, targets_N[:, None])[:, 0]
-        with torch.no_grad():
-            spread = -(logps_NV.exp() * logps_NV).sum(-1) if entropy else torch.zeros_like(picked)
-        return picked, spread
+        logits_NV = self.model.get_output_embeddings()(hidden_NH)
+        return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy)  # pyright: ignore[reportReturnType]
+
+
+class _TokenLogps(torch.autograd.Function):
+    """log softmax(logits / T) at the targets, in fp32, some rows at a time: beside the logits nothing of their size is kept.
+
+    ∂ log π_t / ∂ logit_v = (1[v = target] - π_v) / T.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+        logps_N = logits_NV.new_empty(len(targets_N), dtype=torch.float32)
+        normalisers_N, entropies_N = torch.empty_like(logps_N), torch.zeros_like(logps_N)
+        for rows in _blocks(logits_NV):
+            scaled = logits_NV[rows].float() / temperature
+            all_logps = scaled.log_softmax(-1)
+            targets = targets_N[rows, None]
+            logps_N[rows] = all_logps.gather(-1, targets)[:, 0]
+            normalisers_N[rows] = scaled.gather(-1, targets)[:, 0] - logps_N[rows]
+            if entropy:
+                entropies_N[rows] = -(all_logps.exp() * all_logps).sum(-1)
+        ctx.save_for_backward(logits_NV, targets_N, normalisers_N)
+        ctx.temperature = temperature
+        ctx.mark_non_differentiable(entropies_N)
+        return logps_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
+        grad_N, _ = grad_outputs
+        logits_NV, targets_N, normalisers_N = ctx.saved_tensors
+        grad_NV = torch.empty_like(logits_NV)
+        for rows in _blocks(logits_NV):
+            probabilities = (logits_NV[rows].float() / ctx.temperature).sub_(normalisers_N[rows, None]).exp_()
+            weight = grad_N[rows, None] / ctx.temperature
+            grad_NV[rows] = probabilities.mul_(-weight).scatter_add_(-1, targets_N[rows, None], weight).to(logits_NV.dtype)
+        return grad_NV, None, None, None
+
+
+def _blocks(logits_NV: Tensor) -> list[slice]:
+    """Rows that are turned to fp32 together."""
+    rows = 128 if logits_NV.device.type == "cpu" else 1024
+    return [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]
 
 
 class ScoreHead(nn.Linear):

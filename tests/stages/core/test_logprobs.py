@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.execution import Numerics
 from stages.core.attention import Span, register, spans_of, varlen_attention
 from stages.core.batches import collate, document
-from stages.core.logprobs import IsolationError, PolicyModule, ScoreHead, probe_isolation
+from stages.core.logprobs import IsolationError, PolicyModule, ScoreHead, _TokenLogps, probe_isolation
 
 DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2]), document([20, 21, 22, 23], [24, 2])]
 UNITS = [(doc,) for doc in DOCS]
@@ -95,6 +96,48 @@ def test_chunks_change_neither_value_nor_gradient(llama):
         logps.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     assert torch.allclose(gradients[0], gradients[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_is_autograds(dtype):
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(37, 50)).to(dtype).requires_grad_()
+    targets, weights, temperature = torch.randint(50, (37,)), torch.randn(37), 0.7
+    logps, entropy = _TokenLogps.apply(logits, targets, temperature, True)
+    (given,) = torch.autograd.grad((logps * weights).sum(), logits)
+    plain = (logits.double() / temperature).log_softmax(-1)
+    (expected,) = torch.autograd.grad((plain.gather(-1, targets[:, None])[:, 0] * weights).sum(), logits)
+    assert torch.allclose(logps.double(), plain.gather(-1, targets[:, None])[:, 0], atol=1e-5)
+    assert torch.allclose(entropy.double(), -(plain.exp() * plain).sum(-1), atol=1e-5)
+    assert torch.allclose(given.double(), expected.double(), atol=1e-5 if dtype == torch.float32 else 2e-2) and not entropy.requires_grad
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any operation's result had."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return made
+
+
+def test_the_vocabulary_never_meets_the_whole_batch(llama):
+    vocabulary = 5000
+    model = LlamaForCausalLM(LlamaConfig(**llama.config.to_dict() | {"vocab_size": vocabulary}))
+    batch = collate([(document([5], range(6, 70)),)], Numerics(), pad_id=0)
+    largest = {}
+    for chunk in (1024, 8):
+        with Largest() as seen:
+            policy_of(model, PACKED, chunk)(batch)[0].sum().backward()
+        largest[chunk] = seen.elements
+    weights = vocabulary * model.config.hidden_size
+    assert largest[1024] == 64 * vocabulary and largest[8] == weights  # 8 * 5000 is less than the weights
 
 
 def test_entropy_of_a_uniform_policy_is_log_v(llama):
