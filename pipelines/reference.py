@@ -1,4 +1,4 @@
-"""The reference page of all stages, from their declarations: `python -m pipelines.reference` writes `docs/stages.md`."""
+"""Reference pages from the declarations: `python -m pipelines.reference` writes `docs/stages.md` and `docs/methods.md`."""
 
 import inspect
 import types
@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from configs.declarations import DECLARATIONS, Declaration
 from configs.frozen import Frozen
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "stages.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEAD = """# Stages
 
 <!-- Written by `python -m pipelines.reference`; do not edit. -->
@@ -21,6 +21,56 @@ A stage is a kind of work with a version. It takes artifacts at named ports, and
 that fit. Everything in the configuration says what the result is: a change of any field makes another artifact. How and where a
 stage runs is not here but in `configs/execution/`.
 """
+METHODS_HEAD = """# Methods
+
+<!-- Written by `python -m pipelines.reference`; do not edit. -->
+
+Every method of the stages that train, judge and merge, with the formula that its function computes and where that comes from.
+`type` is what a recipe writes; the links lead to all fields. Defaults are the paper's where it gives any.
+
+Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (its
+end-of-turn token included, its prompt not), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better
+answer of a pair and l the worse. s_w, s_l without a formula are scores of a reward model. In policy gradients
+ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and C the clipped objective.
+"""
+
+
+def pages() -> dict[str, str]:
+    """File name in `docs/` → text."""
+    return {"stages.md": page(), "methods.md": methods_page()}
+
+
+def methods() -> dict[str, list[type[Frozen]]]:
+    """Kind of stage → the methods that its config can name, in the order of their unions."""
+    found: dict[str, list[type[Frozen]]] = {}
+    for declaration in DECLARATIONS.values():
+        reachable = [declaration.config, *parts_of(declaration.config)]
+        own = [config for config in reachable if "formula" in vars(config)]
+        if own:
+            found[declaration.kind] = own
+    return found
+
+
+def methods_page() -> str:
+    """One table for each kind of stage that has methods."""
+    lines = [METHODS_HEAD]
+    for kind, configs in methods().items():
+        lines += [f"## {kind}", "", "| `type` | what it is | formula | source |", "|---|---|---|---|"]
+        lines += [_method(config) for config in configs]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _method(config: type[Frozen]) -> str:
+    kind = config.model_fields.get("type")
+    name = typing.get_args(kind.annotation)[0] if kind else config.__name__
+    formula, source = getattr(config, "formula"), getattr(config, "source")  # noqa: B009 - `Frozen` itself has none
+    cells = [f"[`{name}`](stages.md#{_anchor(config)})", _text(config).split("\n\n")[0], f"`{formula}`", source]
+    return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _anchor(config: type[Frozen]) -> str:
+    return next((kind for kind, declaration in DECLARATIONS.items() if declaration.config is config), config.__name__.lower())
 
 
 def page() -> str:
@@ -102,14 +152,23 @@ def _bounds(field: FieldInfo) -> str:
 
 def _parts() -> list[type[Frozen]]:
     """Config classes inside the stages' configs, each once, in order of first use."""
-    stages = [declaration.config for declaration in DECLARATIONS.values()]
+    return _reachable([declaration.config for declaration in DECLARATIONS.values()])
+
+
+def parts_of(config: type[Frozen]) -> list[type[Frozen]]:
+    """Config classes inside one, each once, in order of first use."""
+    return _reachable([config])
+
+
+def _reachable(configs: list[type[Frozen]]) -> list[type[Frozen]]:
+    """Config classes inside others, each once, in order of first use."""
     found: dict[type[Frozen], None] = {}
-    waiting = list(stages)
+    waiting = list(configs)
     while waiting:
         config = waiting.pop(0)
         for field in config.model_fields.values():
             for inner in _inside(field.annotation):
-                if inner not in found and inner not in stages:
+                if inner not in found and inner not in configs:
                     found[inner] = None
                     waiting.append(inner)
     return list(found)
@@ -142,4 +201,5 @@ def _or(names: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for name, text in pages().items():
+        (DOCS / name).write_text(text)

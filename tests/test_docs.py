@@ -90,8 +90,18 @@ def test_make_targets_that_are_named_exist():
     assert named >= {"setup", "test", "demo"} and named <= targets
 
 
-def test_the_page_of_stages_is_current():
-    assert (ROOT / "docs" / "stages.md").read_text() == reference.page(), "run `python -m pipelines.reference`"
+@pytest.mark.parametrize("name", reference.pages())
+def test_generated_pages_are_current(name):
+    assert (ROOT / "docs" / name).read_text() == reference.pages()[name], "run `python -m pipelines.reference`"
+
+
+def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and_source():
+    listed = {config for configs in reference.methods().values() for config in configs}
+    for kind in ("reward_model", "preference_train", "rlvr", "merge"):
+        for config in reference.parts_of(DECLARATIONS[kind].config):
+            assert "type" not in config.model_fields or config in listed, f"{kind}: {config.__name__} has no `formula` of its own"
+    for config in listed:
+        assert isinstance(getattr(config, "source", None), str) and (config.__doc__ or "").strip(), config.__name__
 
 
 def test_the_page_of_stages_names_every_kind_and_field():
