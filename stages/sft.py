@@ -24,9 +24,8 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     chat = Chat(base.payload)
     rows, units = to_units(gather(inputs["data"].values()), conversation(chat), config.max_length, job)
     total = config.epochs * steps_per_epoch(len(units), config.global_batch)
-    trainer = Trainer(
-        load_policy(base, numerics), optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed
-    )
+    module = load_policy(base, numerics, config.lora, config.seed)
+    trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe_isolation(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
