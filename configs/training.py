@@ -71,9 +71,15 @@ class Training(Frozen):
     seed: int = Field(default=0, ge=0)
 
 
-class Sft(Training):
-    """Supervised fine-tuning on the assistant's tokens."""
+TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 
+
+class Sft(Training):
+    """Supervised fine-tuning on what the assistant says."""
+
+    train_on: TrainOn = "assistant"
+    """Tokens with a loss: `assistant`, all its turns with their end-of-turn tokens; `last_turn`, its last one (completion only);
+    `marked`, its turns with `train: true`; `all`, every token of the conversation. Rows without any are dropped and counted."""
     loss_reduction: Literal["mean", "sum"] = "mean"
     """`mean`: over all trained tokens of the global batch; `sum`: no denominator (the original Tülu 3 setting)."""
 

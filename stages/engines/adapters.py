@@ -23,9 +23,8 @@ def add_adapters(model: Any, lora: Lora, seed: int) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, use_rslora=lora.rslora, lora_dropout=0.0, bias="none", target_modules=targets(model, lora)
-    )  # pyright: ignore[reportCallIssue]
+    settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "lora_dropout": 0.0, "bias": "none"}
+    config = LoraConfig(**settings, target_modules=targets(model, lora))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of A
         inject_adapter_in_model(config, model)
@@ -53,7 +52,7 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], C
 
     Call the combination where its parameters are whole (ZeRO-3 keeps parts).
     """
-    layers = [part for part in model.modules() if hasattr(part, "lora_A")]
+    layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
     adapters = {id(layer.base_layer.weight): layer for layer in layers}
     own = {id(parameter) for layer in layers for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters())}
     for name, parameter in model.named_parameters():
