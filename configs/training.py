@@ -4,11 +4,11 @@ Quantities are effective ones: a global batch is the number of sequences (or pai
 ranks. How a batch is cut into ranks and micro-batches is execution (`configs/execution.py`) and changes no field here.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from configs.frozen import Dtype, Frozen
+from configs.frozen import Dtype, Frozen, Many
 
 
 class Optimizer(Frozen):
@@ -28,6 +28,32 @@ class Optimizer(Frozen):
     """Gradients are clipped to this global L2 norm."""
 
 
+class Lora(Frozen):
+    """Low-rank adapters: the weights stay as they are, and a product of two thin matrices is trained beside each of them.
+
+    The result is merged: an ordinary model, without adapters.
+    """
+
+    formula: ClassVar[str] = "W' = W + (α/r) B A, with √r for r where `rslora`"
+    source: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685, §4.1; rslora: arXiv 2312.03732"
+
+    rank: int = Field(default=16, ge=1)
+    """r, the columns of B and rows of A."""
+    alpha: float = Field(default=32.0, gt=0)
+    """α: the product is multiplied by alpha / rank."""
+    targets: Literal["all-linear"] | Many[str] = "all-linear"
+    """Linear layers to adapt, by the end of their names (`[q_proj, v_proj]`), or all but the vocabulary projection and heads."""
+    rslora: bool = False
+    """Divides alpha by the square root of the rank instead, so that the step does not shrink with it."""
+
+    @field_validator("targets")
+    @classmethod
+    def something_is_adapted(cls, value: Any) -> Any:
+        if value == ():
+            raise ValueError("targets is empty: name at least one layer, or leave it out for all")
+        return value
+
+
 class Training(Frozen):
     """What every trained model states. Weights are kept in fp32 by the optimizer whatever the compute dtype."""
 
@@ -40,12 +66,20 @@ class Training(Frozen):
     dtype: Dtype = "bf16"
     """Compute dtype of forward and backward."""
     optimizer: Optimizer
+    lora: Lora | None = None
+    """Trains adapters instead of all weights."""
     seed: int = Field(default=0, ge=0)
 
 
-class Sft(Training):
-    """Supervised fine-tuning on the assistant's tokens."""
+TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 
+
+class Sft(Training):
+    """Supervised fine-tuning on what the assistant says."""
+
+    train_on: TrainOn = "assistant"
+    """Tokens with a loss: `assistant`, all its turns with their end-of-turn tokens; `last_turn`, its last one (completion only);
+    `marked`, its turns with `train: true`; `all`, every token of the conversation. Rows without any are dropped and counted."""
     loss_reduction: Literal["mean", "sum"] = "mean"
     """`mean`: over all trained tokens of the global batch; `sum`: no denominator (the original Tülu 3 setting)."""
 

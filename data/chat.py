@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from configs.training import TrainOn
 from data.records import Message
 
 PROBE: list[Message] = [
@@ -63,19 +64,27 @@ class Chat:
         self._refuse_control_tokens(messages)
         return [token for piece in self._pieces(messages, ask=True) for token in self._encode(*piece)]
 
-    def training(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-        """Ids of a whole conversation, and which of them the assistant said (its end-of-turn tokens included).
+    def training(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> tuple[list[int], list[bool]]:
+        """Ids of a whole conversation, and which of them are trained; a turn of the assistant is its text and its end-of-turn token.
 
         Raises:
-            ChatError: a message spells out a control token.
+            ChatError: a message spells out a control token, or the template does not mark one stretch for each of the assistant's turns.
         """
         self._refuse_control_tokens(messages)
+        turns = [message for message in messages if message["role"] == "assistant"]
+        pieces = self._pieces(messages, ask=False)
+        if sum(said for _, said in pieces) != len(turns):
+            raise ChatError(
+                f"the chat template in {self.folder} marks {sum(said for _, said in pieces)} stretches of a conversation with {len(turns)} "
+                "turns of the assistant: put each turn between one `{% generation %}` and `{% endgeneration %}`"
+            )
+        trained = iter(trained_turns(turns, train_on))
         ids: list[int] = []
         mask: list[bool] = []
-        for piece, said in self._pieces(messages, ask=False):
+        for piece, said in pieces:
             tokens = self._encode(piece, said)
             ids += tokens
-            mask += [said] * len(tokens)
+            mask += [next(trained) if said else train_on == "all"] * len(tokens)
         return ids, mask
 
     def answer(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
@@ -170,3 +179,14 @@ class Chat:
                 "special tokens"
             )
         self.answer(PROBE[:3], "4")
+
+
+def trained_turns(turns: Sequence[Message], train_on: TrainOn) -> list[bool]:
+    """Which of the assistant's turns are trained. A turn without a mark is not, where marks decide."""
+    match train_on:
+        case "assistant" | "all":
+            return [True] * len(turns)
+        case "last_turn":
+            return [number == len(turns) - 1 for number in range(len(turns))]
+        case "marked":
+            return [turn.get("train", False) for turn in turns]

@@ -72,7 +72,7 @@ def parse(rows: Iterable[tuple[str, Any]]) -> list[Example]:
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
 
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
-    a `strength`, the probability that chosen is the better one.
+    a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
 
     Raises:
         SourceError: rows with missing, empty or wrong-role messages; all are counted, the first five shown.
@@ -106,7 +106,8 @@ def _parse(row: Any) -> Example:
     if "completion" in row:
         messages = [*messages, *_chat(row["completion"])]
     if messages and messages[-1]["role"] == "assistant":
-        return Example(messages[:-1], (_single(messages[-1]["content"], row),), verifier=row.get("verifier"), source=own)
+        last = messages[-1]
+        return Example(messages[:-1], (_single(last["content"], row),), verifier=row.get("verifier"), source=own, train=last.get("train"))
     return Example(messages, verifier=row.get("verifier"), source=own)
 
 
@@ -184,11 +185,14 @@ def _message(turn: Any, number: int) -> Message:
         turn = {"role": speakers.get(turn["from"], turn["from"]), "content": turn["value"]}
     if not isinstance(turn, dict) or not {"role", "content"} <= set(turn):
         raise ValueError(f"message {number} is not {{role, content}}")
-    return {"role": turn["role"], "content": turn["content"]}
+    message: Message = {"role": turn["role"], "content": turn["content"]}
+    return message if turn.get("train") is None else {**message, "train": turn["train"]}
 
 
 def _checked(example: Example) -> Example:
     problem = message_problem(example.messages, last="user")
+    if example.train is not None and not isinstance(example.train, bool):
+        problem = f"the last turn has train {example.train!r}: true or false is meant"
     if problem:
         raise ValueError(problem)
     for number, answer in enumerate(example.answers):

@@ -23,6 +23,8 @@ class Example:
     """Where the row says itself that it comes from."""
     strength: float | None = None
     """P(the first of two answers is the better one)."""
+    train: bool | None = None
+    """The mark of the assistant's turn that was taken for the answer."""
 
     @property
     def answer(self) -> str | None:

@@ -1,11 +1,12 @@
 """The rows that stages exchange. On disk each is one line of `payload/rows.jsonl`.
 
-Messages are `{"role": "system" | "user" | "assistant", "content": str}`. A verifier is a name and its arguments, e.g.
+Messages are `{"role": "system" | "user" | "assistant", "content": str}`; an assistant's may have a mark `"train": true | false`,
+which all data stages keep. A verifier is a name and its arguments, e.g.
 `{"name": "arithmetic", "answer": "42"}` (see `stages/core/verifiers.py`), or null where nothing can be checked.
 """
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from data.artifacts import Artifact, read_rows, write_rows
 
@@ -13,6 +14,8 @@ from data.artifacts import Artifact, read_rows, write_rows
 class Message(TypedDict):
     role: str
     content: str
+    train: NotRequired[bool]
+    """Of the assistant's turns: whether SFT with `train_on: marked` trains it."""
 
 
 class Conversation(TypedDict):

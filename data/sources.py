@@ -215,7 +215,8 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     match record:
         case "conversation":
-            return row | {"messages": [*example.messages, {"role": "assistant", "content": example.answer}]}
+            mark = {} if example.train is None else {"train": example.train}
+            return row | {"messages": [*example.messages, {"role": "assistant", "content": example.answer, **mark}]}
         case "prompt":
             return row | {"verifier": example.verifier}
         case "item":

@@ -33,7 +33,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     _, units = to_units(pairs(gather(inputs["preferences"].values()), config.lists), preference(chat), config.max_length, job)
     total = config.epochs * steps_per_epoch(len(units), config.global_batch)
     trainer = Trainer(
-        load_policy(policy, numerics),
+        load_policy(policy, numerics, config.lora, config.seed),
         optimizer=config.optimizer,
         total_steps=total,
         dtype=config.dtype,

@@ -32,7 +32,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     if not units:
         raise StageError(f"all {len(every)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
     total = config.epochs * steps_per_epoch(len(units), config.global_batch)
-    module = load_reward_model(base.payload, numerics, pad_token_id=chat.pad_id)
+    module = load_reward_model(base.payload, numerics, config.lora, config.seed, pad_token_id=chat.pad_id)
     head = module.model.score.weight
     with torch.no_grad():  # N(0, 1/(d + 1)), Stiennon et al. 2020, appendix B.1
         head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(config.seed)) / math.sqrt(head.shape[1] + 1))

@@ -1,32 +1,38 @@
 """Supervised fine-tuning: base policy + conversations → policy.
 
-The loss is -log π over the assistant's tokens (its end-of-turn tokens included), divided by their count in the whole global batch
-(`mean`), or not divided at all (`sum`). What we leave out: prompt loss, NEFTune, LoRA.
+The loss is -log π over the trained tokens (by default all that the assistant says, its end-of-turn tokens included), divided by their
+count in the whole global batch (`mean`), or not divided at all (`sum`). What we leave out: weights per token, NEFTune.
+
+curve   loss and entropy in nats per trained token; tokens, trained tokens and samples of the step; `packing`, the share of the forward
+        passes' room that tokens fill (packed: of the token budget; padded: of rows times width)
 """
 
 import time
 from typing import Any
 
+from configs.execution import Numerics
 from configs.training import Sft
 from data.chat import Chat
 from stages.core import losses
-from stages.core.batches import collate, plan_step, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, collate, plan_step, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_policy
 from stages.engines.rows import conversation, gather, to_units
 from stages.engines.trainer import Trainer
-from stages.job import Inputs, Job, only
+from stages.job import Inputs, Job, StageError, only
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
     chat = Chat(base.payload)
-    rows, units = to_units(gather(inputs["data"].values()), conversation(chat), config.max_length, job)
-    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
-    trainer = Trainer(
-        load_policy(base, numerics), optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed
-    )
+    given = gather(inputs["data"].values())
+    refuse_without_marks(given, config)
+    rows, units = to_units(given, conversation(chat, config.train_on), config.max_length, job)
+    epoch = steps_per_epoch(len(units), config.global_batch)
+    total = config.epochs * epoch
+    module = load_policy(base, numerics, config.lora, config.seed)
+    trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     probe_isolation(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
@@ -37,15 +43,17 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
         num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
         denominator = num_tokens if config.loss_reduction == "mean" else 1
-        loss_sum = 0.0
+        loss_sum = entropy_sum = room = 0.0
         for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
             tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
-            logps_N, _ = trainer.module(tensors)
+            logps_N, entropy_N = trainer.module(tensors, entropy=True)
             loss = losses.sft(logps_N) * micro.weight
             trainer.backward(loss / denominator)
             loss_sum += loss.item()
+            entropy_sum += entropy_N.sum().item() * micro.weight
+            room += room_of(tensors, numerics)
         stats = trainer.step()
-        (loss_sum,) = trainer.sum(loss_sum)
+        loss_sum, entropy_sum, room = trainer.sum(loss_sum, entropy_sum, room)
 
         last = loss_sum / num_tokens
         trainer.refuse_not_finite(step + 1, last, stats)
@@ -56,7 +64,12 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
             loss=last,
             grad_norm=stats.grad_norm,
             learning_rate=stats.learning_rate,
+            entropy=entropy_sum / num_tokens,
+            epoch=(step + 1) / epoch,
+            samples=len(batch),
+            tokens=length,
             trained_tokens=num_tokens,
+            packing=length / room,
             tokens_per_second=speed,
         )
         job.progress(step + 1, total, loss=last, tokens_per_second=speed)
@@ -67,3 +80,17 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     trainer.export(job.out / "payload", chat)
     trainer.close()
     return {"rows": len(rows), "steps": total, "trained_tokens": state["tokens"], "loss": last}
+
+
+def refuse_without_marks(rows: list[dict[str, Any]], config: Sft) -> None:
+    if config.train_on == "marked" and not any("train" in message for row in rows for message in row["messages"]):
+        raise StageError(
+            f"train_on is marked, and none of {len(rows)} rows has a turn with `train: true` or `train: false`: mark the turns in the "
+            "source, or train on assistant or last_turn"
+        )
+
+
+def room_of(batch: MicroBatch, numerics: Numerics) -> int:
+    """Tokens that a forward pass has room for: its budget where packed, or the one longer document; rows times width where padded."""
+    size = batch.input_ids_BT.numel()
+    return max(numerics.micro_batch_tokens, size) if numerics.packing else size

@@ -33,6 +33,7 @@ MAY_IMPORT = {
 DOORS = {
     "deepspeed": "stages/engines/trainer.py",
     "vllm": "stages/engines/sampler.py",
+    "peft": "stages/engines/adapters.py",
     "datasets": "data/sources.py",
     "great_expectations": "data/expectations.py",
     "dvc": "pipelines/store.py",

@@ -6,23 +6,35 @@ from typing import Any
 import torch
 
 from configs.execution import Numerics
+from configs.training import Lora
 from data.artifacts import Artifact, sha256_file
 from stages.core import attention
 from stages.core.logprobs import PolicyModule, RewardModule
+from stages.engines.adapters import add_adapters
 
 
-def load_policy(artifact: Artifact, numerics: Numerics) -> PolicyModule:
-    """A policy's payload, in fp32, ready for a `Trainer`."""
+def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
+    """A policy's payload, in fp32, ready for a `Trainer`; with adapters, only those are trained."""
     from transformers import AutoModelForCausalLM
 
-    return PolicyModule(_load(AutoModelForCausalLM, artifact.payload, numerics), numerics.logprob_chunk)
+    model = _load(AutoModelForCausalLM, artifact.payload, numerics)
+    if lora is not None:
+        add_adapters(model, lora, seed)
+    return PolicyModule(model, numerics.logprob_chunk)
 
 
-def load_reward_model(payload: Path, numerics: Numerics, **changes: Any) -> RewardModule:
-    """A sequence classifier with one label; from a policy's payload, its head is new (and must be initialised)."""
+def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:
+    """A sequence classifier with one label; from a policy's payload, its head is new (and must be initialised).
+
+    With adapters, those and the head are trained.
+    """
     from transformers import AutoModelForSequenceClassification
 
-    return RewardModule(_load(AutoModelForSequenceClassification, payload, numerics, num_labels=1, **changes))
+    model = _load(AutoModelForSequenceClassification, payload, numerics, num_labels=1, **changes)
+    if lora is not None:
+        add_adapters(model, lora, seed)
+        model.score.requires_grad_(True)
+    return RewardModule(model)
 
 
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:

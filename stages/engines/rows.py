@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
-from configs.training import Lists
+from configs.training import Lists, TrainOn
 from data import records
 from data.artifacts import Artifact, write_json, write_rows
 from data.chat import Chat
@@ -91,10 +91,10 @@ def to_units(
     return kept, units
 
 
-def conversation(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
+def conversation(chat: Chat, train_on: TrainOn) -> Callable[[dict[str, Any]], Unit]:
     def make(row: dict[str, Any]) -> Unit:
-        ids, mask = chat.training(row["messages"])
-        end = max((i for i, said in enumerate(mask) if said), default=-1) + 1  # what the template adds after the last turn is no use
+        ids, mask = chat.training(row["messages"], train_on)
+        end = max((i for i, trained in enumerate(mask) if trained), default=len(mask) - 1) + 1  # nothing learns from what comes after
         return (Document(tuple(ids[:end]), tuple(mask[:end])),)
 
     return make

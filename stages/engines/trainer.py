@@ -33,6 +33,7 @@ from configs.training import Optimizer
 from data.assets import extensions_folder
 from data.chat import Chat
 from stages.core.logprobs import PolicyModule, RewardModule
+from stages.engines.adapters import plain_weights
 from stages.job import NotFinite, StageError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -93,8 +94,10 @@ class Trainer:
         _no_dropout(module)
         if numerics.gradient_checkpointing:
             module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.has_frozen = len(trained) < len(list(module.parameters()))
         adamw = torch.optim.AdamW(
-            module.parameters(),
+            trained,
             lr=optimizer.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.epsilon,
@@ -178,8 +181,13 @@ class Trainer:
         torch.distributed.barrier()
 
     def save_state(self, folder: Path) -> None:
-        """Writes weights, optimizer and this rank's random state into `folder`; called on all ranks."""
-        self.engine.save_checkpoint(str(folder), tag="engine", client_state={"steps": self.steps}, save_latest=False)
+        """Writes trained weights, optimizer and this rank's random state into `folder`; called on all ranks.
+
+        What is frozen is an input of the job and comes from there again.
+        """
+        self.engine.save_checkpoint(
+            str(folder), tag="engine", client_state={"steps": self.steps}, save_latest=False, exclude_frozen_parameters=self.has_frozen
+        )
         torch.save(_random_state(), folder / f"random_{self.rank}.pt")
 
     def load_state(self, folder: Path, resharded: bool = False) -> None:
@@ -191,7 +199,7 @@ class Trainer:
         """
         if resharded:
             folder = self._universal(folder)
-        _, client = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=True)
+        _, client = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.has_frozen)
         if client is None:
             raise StageError(f"the checkpoint {folder.name} cannot be loaded by DeepSpeed: delete it to go on from the one before")
         self.steps = client["steps"]
@@ -216,10 +224,10 @@ class Trainer:
         """Writes a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
         model = self.engine.module.model
         state: dict[str, Tensor] = {}
-        for name, parameter in model.named_parameters():
-            with _gathered(parameter):
+        for name, parts, whole in plain_weights(model):
+            with _gathered(parts):
                 if self.rank == 0:
-                    state[name] = parameter.detach().to("cpu", self.dtype).clone().contiguous()
+                    state[name] = whole().to("cpu", self.dtype).clone().contiguous()
         if self.rank == 0:
             folder.mkdir(parents=True, exist_ok=True)
             model.config.dtype = self.dtype
@@ -255,12 +263,12 @@ def _deepspeed() -> Any:
 
 
 @contextmanager
-def _gathered(parameter: nn.Parameter) -> Iterator[None]:
-    """A whole parameter, also where ZeRO-3 keeps only a part of it on each rank."""
-    if hasattr(parameter, "ds_id"):
+def _gathered(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Whole parameters, also where ZeRO-3 keeps only a part of them on each rank."""
+    if hasattr(parameters[0], "ds_id"):
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters([parameter]):
+        with deepspeed.zero.GatheredParameters(parameters):
             yield
     else:
         yield

@@ -40,6 +40,51 @@ def test_the_mask_covers_the_answers_and_their_end_and_nothing_else(chat):
     assert chat.tokenizer.decode(said) == "2<|im_end|>It is 4.<|im_end|>"
 
 
+def marked(*marks):
+    """The probe's four messages, its turns of the assistant with these marks."""
+    given = iter(marks)
+    turns = ((message, next(given) if message["role"] == "assistant" else None) for message in PROBE)
+    return [message if mark is None else {**message, "train": mark} for message, mark in turns]
+
+
+def shown(chat, ids, mask):
+    """The conversation with [what is trained] in brackets."""
+    text, inside = "", False
+    for token, trained in zip(ids, mask, strict=True):
+        text += ("[" if trained else "]") if trained != inside else ""
+        text, inside = text + chat.tokenizer.decode([token]), trained
+    return text + ("]" if inside else "")
+
+
+USER_1, USER_2 = "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n", "\n<|im_start|>user\nAnd 2 + 2?<|im_end|>\n"
+BOT, FIRST, SECOND = "<|im_start|>assistant\n", "2<|im_end|>", "It is 4.<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("train_on", "marks", "expected"),
+    [
+        ("assistant", (None, False), f"{USER_1}{BOT}[{FIRST}]{USER_2}{BOT}[{SECOND}]\n"),  # marks say nothing here
+        ("last_turn", (True, None), f"{USER_1}{BOT}{FIRST}{USER_2}{BOT}[{SECOND}]\n"),
+        ("marked", (True, False), f"{USER_1}{BOT}[{FIRST}]{USER_2}{BOT}{SECOND}\n"),
+        ("marked", (None, True), f"{USER_1}{BOT}{FIRST}{USER_2}{BOT}[{SECOND}]\n"),
+        ("marked", (None, None), f"{USER_1}{BOT}{FIRST}{USER_2}{BOT}{SECOND}\n"),
+        ("all", (False, False), f"[{USER_1}{BOT}{FIRST}{USER_2}{BOT}{SECOND}\n]"),
+    ],
+)
+def test_what_is_trained_of_two_turns(chat, train_on, marks, expected):
+    assert shown(chat, *chat.training(marked(*marks), train_on)) == expected
+
+
+def test_a_template_that_marks_a_long_conversation_otherwise_is_refused_when_it_comes(tmp_path):
+    """Two turns are marked, as the probe wants; a third is not."""
+    chat = Chat(save_tokenizer(tmp_path, template=CHATML.replace("{% if message['role'] == 'assistant' %}", LAST_FOUR, 1)))
+    with pytest.raises(ChatError, match="marks 2 stretches of a conversation with 3 turns"):
+        chat.training([*PROBE, *PROBE[:2]])
+
+
+LAST_FOUR = "{% if message['role'] == 'assistant' and loop.index > 4 %}{{ message['content'] }}{% elif message['role'] == 'assistant' %}"
+
+
 def test_no_token_straddles_the_border_between_prompt_and_answer(chat):
     prompt, answer = chat.answer(QUESTION, "\n2")
     whole = "<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n\n2<|im_end|>"

@@ -1,6 +1,7 @@
 import pytest
 
 from data.expectations import ValidationError, validate
+from data.messages import message_problem
 from stages.core.verifiers import check
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
@@ -71,6 +72,19 @@ def test_a_bad_row_is_shown(record, changes, says):
 )
 def test_one_record_serves_singles_and_lists(given):
     assert validate(rows("preference", answers=given, strength=None), "preference", check)["success"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ([("user", None), ("assistant", True)], None),
+        ([("user", None), ("assistant", 1)], "message 1 (assistant) has train 1: true or false is meant, on the assistant's turns"),
+        ([("user", True), ("assistant", None)], "message 0 (user) has train True: true or false is meant, on the assistant's turns"),
+    ],
+)
+def test_marks_are_truth_values_on_the_assistants_turns(messages, problem):
+    given = [{"role": role, "content": "a"} | ({} if mark is None else {"train": mark}) for role, mark in messages]
+    assert message_problem(given, "assistant") == problem
 
 
 def test_ids_are_unique_and_an_empty_set_is_no_set():

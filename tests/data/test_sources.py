@@ -118,6 +118,29 @@ def test_the_usual_layouts_give_the_same_conversation(tmp_path):
         assert read(write(tmp_path / "x.jsonl", row)).rows[0]["messages"] == expected
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
+    """Parquet gives every turn the column, empty where the row has no mark."""
+    marks = ({}, {"train": False}, {}, {"train": True})
+    messages = [turn(role, "a") | mark for role, mark in zip(("user", "assistant") * 2, marks, strict=True)]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist([{"messages": messages}]), path)
+    else:
+        write(path, {"messages": messages})
+    assert read(path).rows[0]["messages"] == messages
+
+
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_mark_that_is_no_truth_value_is_refused(tmp_path, place):
+    messages = [turn(role, "a") for role in ("user", "assistant") * 2]
+    messages[place]["train"] = "yes"
+    with pytest.raises(SourceError, match="has train 'yes': true or false is meant"):
+        read(write(tmp_path / "rows.jsonl", {"messages": messages}))
+
+
 def test_the_usual_layouts_give_the_same_preference(tmp_path):
     ask = turn("user", "1 + 2?")
     layouts = [

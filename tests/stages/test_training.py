@@ -116,6 +116,11 @@ def resume_cases():
     return {
         "sft bf16": ("sft", {**SFT, "dtype": "bf16", "epochs": 12}, {}),
         "sft two ranks ZeRO 3": ("sft", {**SFT, "epochs": 12}, {"world_size": 2, "zero_stage": 3}),
+        "sft with adapters, two ranks ZeRO 2": (
+            "sft",
+            {**SFT, "dtype": "bf16", "epochs": 12, "lora": {"rank": 4}},
+            {"world_size": 2, "zero_stage": 2},
+        ),
         "dpo bf16": ("preference_train", {**dpo, "epochs": 12}, {}),
         "dpo fp32 two ranks ZeRO 2": ("preference_train", {**dpo, "dtype": "fp32", "epochs": 12}, {"world_size": 2, "zero_stage": 2}),
         "reward model two ranks": ("reward_model", {**{k: dpo[k] for k in dpo if k != "loss"}, "epochs": 12}, {"world_size": 2}),

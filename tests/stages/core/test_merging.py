@@ -75,15 +75,17 @@ def folder(path, **files):
 
 def test_folders_merge_across_other_cuts_into_files_and_keep_the_firsts_layout_and_dtype(tmp_path):
     a, b, ids = torch.tensor([[1.0, 3.0]]), torch.tensor(2.0), torch.tensor([7])
-    first = folder(tmp_path / "1", one={"a": a.bfloat16(), "ids": ids}, two={"b": b})
-    other = folder(tmp_path / "2", all={"b": 3 * b, "ids": ids, "a": 3 * a})
+    first = folder(tmp_path / "1", one={"a": a.bfloat16(), "c": a[0, :1].bfloat16(), "ids": ids}, two={"b": b})
+    other = folder(tmp_path / "2", all={"b": 3 * b, "ids": ids, "a": 3 * a, "c": a[0, 1:]})
     assert difference(first, other) is None
     (tmp_path / "out").mkdir()
     seen = []
     merge_folders([first, other], lambda tensors: weighted_mean(tensors, [1.0, 1.0]), tmp_path / "out", seen.append)
     one, two = (load_file(tmp_path / "out" / f"{name}.safetensors") for name in ("one", "two"))
-    assert one["a"].dtype == torch.bfloat16 and one["a"].tolist() == [[2.0, 6.0]] and one["ids"].tolist() == [7]
-    assert two["b"].shape == () and two["b"].item() == 4.0 and seen == [1, 2, 3]
+    assert (
+        one["a"].dtype == torch.bfloat16 and one["a"].tolist() == [[2.0, 6.0]] and one["c"].tolist() == [2.0] and one["ids"].tolist() == [7]
+    )
+    assert two["b"].shape == () and two["b"].item() == 4.0 and seen == [1, 2, 3, 4]
     assert header(tmp_path / "out" / "one.safetensors") == header(tmp_path / "1" / "one.safetensors")
 
 

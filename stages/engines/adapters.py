@@ -1,0 +1,73 @@
+"""The door to peft: low-rank adapters on a transformers model, and the plain weights that they stand for.
+
+Adapters are put into the model in place, so it stays the class it was: losses, packing and checkpoints know nothing of them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.training import Lora
+from stages.job import StageError
+
+ALL_LINEAR = "all-linear"
+
+
+def add_adapters(model: Any, lora: Lora, seed: int) -> None:
+    """Puts adapters on linear layers of the model's body and freezes all else; B begins at zero, so the function does not change.
+
+    Raises:
+        StageError: `targets` names a layer that the body does not have.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "lora_dropout": 0.0, "bias": "none"}
+    config = LoraConfig(**settings, target_modules=targets(model, lora))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of A
+        inject_adapter_in_model(config, model)
+
+
+def targets(model: Any, lora: Lora) -> list[str]:
+    """Full names of the linear layers to adapt: of the body only, so that no vocabulary projection or score head is among them."""
+    body = {id(part) for part in model.base_model.modules()}
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and id(part) in body]
+    if lora.targets == ALL_LINEAR:
+        return linear
+    for wanted in lora.targets:
+        if not any(is_named(name, wanted) for name in linear):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise StageError(f"lora.targets: the model has no linear layer {wanted!r}; it has {known}")
+    return [name for name in linear if any(is_named(name, wanted) for wanted in lora.targets)]
+
+
+def is_named(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith(f".{wanted}")
+
+
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], Callable[[], Tensor]]]:
+    """(name in a plain model, parameters it is made of, their combination) of every weight, adapters merged in fp32.
+
+    Call the combination where its parameters are whole (ZeRO-3 keeps parts).
+    """
+    layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
+    adapters = {id(layer.base_layer.weight): layer for layer in layers}
+    own = {id(parameter) for layer in layers for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters())}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in own:
+            continue
+        layer = adapters.get(id(parameter))
+        if layer is None:
+            yield name.replace(".base_layer.", "."), [parameter], parameter.detach
+        else:
+            ((adapter, scale),) = layer.scaling.items()
+            a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+            yield name.replace(".base_layer.", "."), [parameter, a, b], lambda w=parameter, a=a, b=b, scale=scale: merged(w, a, b, scale)
+
+
+@torch.no_grad()
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + scale · B A in fp32."""
+    return weight.float() + scale * (b.float() @ a.float())

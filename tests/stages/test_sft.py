@@ -1,0 +1,102 @@
+"""The SFT stage in this process: what it trains on, what it drops, what it logs."""
+
+import json
+import math
+
+import models
+import pytest
+
+from configs.execution import Numerics
+from data.artifacts import read_rows
+from data.chat import Chat
+from stages import sft
+from stages.engines.rows import conversation
+from stages.job import StageError
+
+SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+def two_turns(count, *marks):
+    """Conversations with two questions; the assistant's turns have these marks."""
+    rows = []
+    for row in models.arithmetic(count):
+        messages = [*row["messages"], {"role": "user", "content": "And twice that?"}, {"role": "assistant", "content": "No."}]
+        for message, mark in zip(messages[1::2], marks, strict=False):
+            message |= {"train": mark}
+        rows.append({**row, "messages": messages})
+    return rows
+
+
+def train(folder, policy, rows, numerics=None, **config):
+    job = models.a_job(folder / "job", numerics or Numerics(threads=1))
+    data = models.dataset(folder / "data", "conversation", rows)
+    return sft.run(models.config_of("sft", **SFT, **config), {"policy": {"p": policy}, "data": {"d": data}}, job), job
+
+
+@pytest.mark.parametrize(("train_on", "said"), [("assistant", ["0", "No."]), ("last_turn", ["No."]), ("marked", ["0"])])
+def test_a_document_ends_with_its_last_trained_token(policy, train_on, said):
+    """0 + 0 = 0. Nothing learns from what stands behind."""
+    chat = Chat(policy.payload)
+    (document,) = conversation(chat, train_on)(two_turns(1, True, False)[0])
+    tokens = [token for token, trained in zip(document.ids, document.trained, strict=True) if trained]
+    end = chat.tokenizer.eos_token
+    assert chat.tokenizer.decode(tokens) == "".join(text + end for text in said)
+    assert document.trained[-1] and document.ids[-1] == chat.eos_id
+
+
+def test_everything_is_trained_but_the_first_token_which_nothing_predicts(policy):
+    row = two_turns(1)[0]
+    (document,) = conversation(Chat(policy.payload), "all")(row)
+    whole, _ = Chat(policy.payload).training(row["messages"])
+    assert document.ids == tuple(whole) and document.num_trained == len(whole) - 1
+
+
+def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
+    rows = [*two_turns(4, False, True), *({**row, "id": f"{row['id']}-b"} for row in two_turns(3, False, False))]
+    metrics, job = train(tmp_path, policy, rows, train_on="marked")
+    assert metrics["rows"] == 4
+    counts = json.loads((job.evidence / "counts.json").read_text())
+    assert counts == {"rows": 7, "kept": 4, "dropped": [{"source": "test", "reason": "no trained token", "rows": 3}]}
+    assert {drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")} == {"row-0-b", "row-1-b", "row-2-b"}
+
+
+def test_marks_are_asked_for_and_there_are_none(tmp_path, policy):
+    with pytest.raises(StageError, match=r"train_on is marked, and none of 4 rows has a turn with `train: true`"):
+        train(tmp_path, policy, two_turns(4), train_on="marked")
+
+
+def test_the_curve_says_what_a_step_was(tmp_path, policy):
+    """6 rows by 4 over 2 epochs: steps of 4, 2, 4 and 2 samples."""
+    metrics, job = train(tmp_path, policy, models.arithmetic(6), Numerics(threads=1, micro_batch_tokens=64), epochs=2)
+    curve = models.curve(job)
+    assert [row["samples"] for row in curve] == [4, 2, 4, 2] and [row["epoch"] for row in curve] == [0.5, 1.0, 1.5, 2.0]
+    documents = [conversation(Chat(policy.payload), "assistant")(row)[0] for row in models.arithmetic(6)]
+    for epoch in (curve[:2], curve[2:]):
+        assert sum(row["tokens"] for row in epoch) == sum(len(document) for document in documents)
+        assert sum(row["trained_tokens"] for row in epoch) == sum(document.num_trained for document in documents)
+    assert metrics["trained_tokens"] == 2 * sum(document.num_trained for document in documents)
+    vocabulary = json.loads((policy.payload / "config.json").read_text())["vocab_size"]
+    assert 0.98 * math.log(vocabulary) < curve[0]["entropy"] <= math.log(vocabulary)
+    assert all({"loss", "grad_norm", "learning_rate", "tokens_per_second"} <= row.keys() for row in curve)
+
+
+@pytest.mark.parametrize(
+    ("numerics", "room"),
+    [
+        ({"micro_batch_tokens": 1024}, lambda lengths: 1024),
+        ({"micro_batch_tokens": 8}, sum),  # each is longer than the budget and fills a pass of its own
+        ({"packing": False, "micro_batch_sequences": 4}, lambda lengths: 4 * max(lengths)),
+    ],
+    ids=["one pass", "each alone", "padded"],
+)
+def test_packing_is_the_share_of_the_room_that_is_filled(tmp_path, policy, numerics, room):
+    rows = models.arithmetic(4)
+    _, job = train(tmp_path, policy, rows, Numerics(threads=1, **numerics))
+    lengths = [len(conversation(Chat(policy.payload), "assistant")(row)[0]) for row in rows]
+    assert len(set(lengths)) > 1
+    assert models.curve(job)[0]["packing"] == pytest.approx(sum(lengths) / room(lengths))
