@@ -85,10 +85,19 @@ class Sft(Training):
 
 
 class BradleyTerry(Frozen):
-    """-log σ(s_w - s_l) + centering * (s_w + s_l)²  (Bradley & Terry 1952; centering: arXiv 2312.09244)."""
+    """The better answer's score is higher by a logistic difference; p is a pair's `strength`, 1 where it has none."""
+
+    formula: ClassVar[str] = "−p log σ(z) − (1 − p) log σ(−z) + c (s_w + s_l)², z = s_w − s_l − margin_weight · (score gap)"
+    source: ClassVar[str] = (
+        "Bradley & Terry 1952; margin: Touvron et al. 2023, arXiv 2307.09288, eq. 2; centering: Eisenstein et al. 2023, "
+        "arXiv 2312.09244, eq. 2"
+    )
 
     type: Literal["bradley_terry"]
     centering: float = Field(default=0.0, ge=0)
+    """c, which keeps the sum of the two scores near zero; 0.01 is usual."""
+    margin_weight: float = Field(default=0.0, ge=0)
+    """Of the gap between the scores of the two answers, where both have one; pairs without keep margin 0."""
 
 
 Lists = Literal["best_vs_worst", "adjacent", "all"]

@@ -1,20 +1,30 @@
-"""Reward model: policy + preference pairs → a scalar head on the policy's body, trained by Bradley–Terry.
+"""Reward model: policy + preferences → a scalar head on the policy's body, trained by Bradley–Terry.
 
-The score is read at the answer's end-of-turn token, in fp32. Pairs held out (by hash of their id) give the accuracy, and the mean
-and standard deviation by which `judge` normalises rewards. What we leave out: margins, ensembles, several labels.
+    payload/                      the model, and reward_stats.json: how `judge` normalises its rewards
+    evidence/calibration.json     held-out pairs: is σ(s_w - s_l) the probability that it claims to be?
+    evidence/held_out.json        accuracy by label margin and by length, agreement with ranked lists
+    evidence/held_out.jsonl       every held-out pair with its scores
+
+The score is read at the answer's end-of-turn token, in fp32. Preferences held out (by hash of their id) give the diagnostics, and the
+mean and standard deviation by which rewards are normalised. Of an ensemble every member is a stage of its own: `seed` decides head,
+order of the data and what is held out.
 """
 
 import hashlib
 import math
+import statistics
 import time
+from collections import defaultdict
+from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from configs.training import RewardModel
-from data.artifacts import write_json
+from data.artifacts import write_json, write_rows
 from data.chat import Chat
-from stages.core import losses
+from stages.core import calibration, losses
 from stages.core.batches import Unit, collate, plan_step, step_rows, steps_per_epoch
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_reward_model
@@ -22,61 +32,77 @@ from stages.engines.rows import gather, pairs, preference, to_units
 from stages.engines.trainer import Trainer
 from stages.job import Inputs, Job, StageError, only
 
+Row = dict[str, Any]
+Example = tuple[Row, Unit]
+"""A pair (see `stages.engines.rows.pairs`) and its documents."""
+
 
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     base, numerics = only(inputs, "policy"), job.numerics
     chat = Chat(base.payload)
-    rows, every = to_units(pairs(gather(inputs["preferences"].values()), config.lists), preference(chat), config.max_length, job)
-    held = [pair for row, pair in zip(rows, every, strict=True) if is_held_out(row["list"], config.holdout, config.seed)]
-    units = [pair for row, pair in zip(rows, every, strict=True) if not is_held_out(row["list"], config.holdout, config.seed)]
-    if not units:
-        raise StageError(f"all {len(every)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
-    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
+    examples, held = split(config, inputs, job, chat)
+    total = config.epochs * steps_per_epoch(len(examples), config.global_batch)
     module = load_reward_model(base.payload, numerics, config.lora, config.seed, pad_token_id=chat.pad_id)
-    head = module.model.score.weight
-    with torch.no_grad():  # N(0, 1/(d + 1)), Stiennon et al. 2020, appendix B.1
-        head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(config.seed)) / math.sqrt(head.shape[1] + 1))
+    init_head(module.model.score, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
     checkpoints = Checkpoints(job, trainer)
-    state = checkpoints.resume() or {"step": 0}
-    loss_mean = float("nan")
+    state = checkpoints.resume() or {"step": 0, "last": {"loss": float("nan")}}
 
     for step in range(state["step"], total):
         started = time.monotonic()
-        batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
-        loss_sum = accuracy = margin = 0.0
-        for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
-            chosen_P, rejected_P = score_pairs(trainer, [batch[i] for i in micro.units], job, chat)
-            loss, sums = losses.bradley_terry(chosen_P, rejected_P, config.loss.centering)
+        batch = [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
+        sums: dict[str, float] = {}
+        for micro in plan_step([unit for _, unit in batch], trainer.rank, trainer.world_size, numerics):
+            mine = [batch[i] for i in micro.units]
+            chosen_P, rejected_P = score_pairs(trainer, [unit for _, unit in mine], job, chat)
+            margin_P, strength_P = (labels.to(trainer.device) for labels in targets([row for row, _ in mine], config.loss.margin_weight))
+            loss, parts = losses.bradley_terry(chosen_P, rejected_P, margin_P, strength_P, config.loss.centering)
             trainer.backward(loss * micro.weight / len(batch))
-            loss_sum += loss.item() * micro.weight
-            accuracy += sums["accuracy"].item() * micro.weight
-            margin += sums["margin"].item() * micro.weight
+            for name, value in {"loss": loss.detach(), **parts}.items():
+                sums[name] = sums.get(name, 0.0) + value.item() * micro.weight
         stats = trainer.step()
-        loss_mean, accuracy, margin = (value / len(batch) for value in trainer.sum(loss_sum, accuracy, margin))
+        names = sorted(sums)
+        means = {name: value / len(batch) for name, value in zip(names, trainer.sum(*(sums[name] for name in names)), strict=True)}
 
-        trainer.refuse_not_finite(step + 1, loss_mean, stats)
-        speed = sum(len(doc) for unit in batch for doc in unit) / (time.monotonic() - started)
-        job.log(
-            step + 1,
-            loss=loss_mean,
-            accuracy=accuracy,
-            margin=margin,
-            grad_norm=stats.grad_norm,
-            learning_rate=stats.learning_rate,
-            tokens_per_second=speed,
-        )
-        job.progress(step + 1, total, loss=loss_mean, accuracy=accuracy, tokens_per_second=speed)
+        trainer.refuse_not_finite(step + 1, means["loss"], stats)
+        speed = sum(len(doc) for _, unit in batch for doc in unit) / (time.monotonic() - started)
+        job.log(step + 1, **means, grad_norm=stats.grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
+        job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
+        state = {"step": step + 1, "last": means}
         if step + 1 < total:
-            checkpoints.after_step(step + 1, {"step": step + 1})
+            checkpoints.after_step(step + 1, state)
 
-    report = held_out_report(trainer, held or units, job, chat)  # without a hold-out, rewards are normalised by training pairs
+    measured = held or examples  # without a hold-out, rewards are normalised by training pairs
+    scores = score_all(trainer, [unit for _, unit in measured], job, chat)
     trainer.export(job.out / "payload", chat)
+    every = [score for pair in scores for score in pair]
+    spread = {"mean": statistics.fmean(every), "std": max(statistics.pstdev(every), 1e-6)}
     if trainer.rank == 0:
-        write_json(job.out / "payload" / "reward_stats.json", {"mean": report["reward_mean"], "std": report["reward_std"]})
+        write_json(job.out / "payload" / "reward_stats.json", spread)
     trainer.close()
-    counts = {"pairs": len(units), "held_out_pairs": len(held), "steps": total}
-    return {**counts, "loss": loss_mean, **({f"held_out_{name}": value for name, value in report.items()} if held else {})}
+    report = held_out_report(held, scores, job) | {"reward_mean": spread["mean"], "reward_std": spread["std"]} if held else {}
+    counts = {"pairs": len(examples), "held_out_pairs": len(held), "steps": total}
+    return {**counts, "loss": state["last"]["loss"], **{f"held_out_{name}": value for name, value in report.items()}}
+
+
+def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[list[Example], list[Example]]:
+    """(pairs to train on, pairs held out).
+
+    Raises:
+        StageError: there is nothing to train on, or no pair has the margin that the loss asks for.
+    """
+    rows, units = to_units(pairs(gather(inputs["preferences"].values()), config.lists), preference(chat), config.max_length, job)
+    if config.loss.margin_weight and all(row["margin"] is None for row in rows):
+        raise StageError(
+            f"margin_weight {config.loss.margin_weight} weighs the gap between two answers' scores, and none of {len(rows)} pairs has "
+            "one: give preferences with scores, or leave margin_weight out"
+        )
+    sides: dict[bool, list[Example]] = {True: [], False: []}
+    for row, unit in zip(rows, units, strict=True):
+        sides[is_held_out(row["list"], config.holdout, config.seed)].append((row, unit))
+    if not sides[False]:
+        raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
+    return sides[False], sides[True]
 
 
 def is_held_out(row_id: str, share: float, seed: int) -> bool:
@@ -85,7 +111,21 @@ def is_held_out(row_id: str, share: float, seed: int) -> bool:
     return number / 16**12 < share
 
 
-def score_pairs(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> tuple[torch.Tensor, torch.Tensor]:
+@torch.no_grad()
+def init_head(head: nn.Linear, seed: int) -> None:
+    """N(0, 1/(d + 1))  (Stiennon et al. 2020, arXiv 2009.01325, appendix B.1)."""
+    draw = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+    head.weight.copy_(draw / math.sqrt(head.in_features + 1))
+
+
+def targets(rows: list[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
+    """(m, p) of each pair, of shape (P,): 0 and 1 where the labels do not say."""
+    margins = [margin_weight * (row["margin"] or 0.0) for row in rows]
+    strengths = [1.0 if row["strength"] is None else row["strength"] for row in rows]
+    return torch.tensor(margins), torch.tensor(strengths)
+
+
+def score_pairs(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> tuple[Tensor, Tensor]:
     """(scores of chosen, scores of rejected), each of shape (P,); both sides share one forward pass."""
     batch = collate(units, job.numerics, chat.pad_id).to(trainer.device)
     scores_D = trainer.module(batch)
@@ -93,19 +133,66 @@ def score_pairs(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> tu
 
 
 @torch.no_grad()
-def held_out_report(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> dict[str, float]:
-    """Accuracy, margin, and the distribution of rewards; the same on every rank."""
-    sums = [0.0] * 4  # right, margin, Σ s, Σ s²
+def score_all(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> list[tuple[float, float]]:
+    """(score of chosen, score of rejected) of every pair; the same on every rank."""
+    flat = [0.0] * (2 * len(units))
     for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
         chosen_P, rejected_P = score_pairs(trainer, [units[i] for i in micro.units], job, chat)
-        both = torch.cat([chosen_P, rejected_P]).double()
-        values = ((chosen_P > rejected_P).sum(), (chosen_P - rejected_P).sum(), both.sum(), (both**2).sum())
-        sums = [total + float(value) * micro.weight for total, value in zip(sums, values, strict=True)]
-    right, margin, total, squares = trainer.sum(*sums)
-    mean = total / (2 * len(units))
-    return {
-        "accuracy": right / len(units),
-        "margin": margin / len(units),
-        "reward_mean": mean,
-        "reward_std": math.sqrt(max(squares / (2 * len(units)) - mean**2, 1e-12)),
+        if micro.weight:
+            for i, chosen, rejected in zip(micro.units, chosen_P.tolist(), rejected_P.tolist(), strict=True):
+                flat[2 * i], flat[2 * i + 1] = chosen, rejected
+    flat = trainer.sum(*flat)
+    return list(zip(flat[0::2], flat[1::2], strict=True))
+
+
+def held_out_report(held: list[Example], scores: list[tuple[float, float]], job: Job) -> dict[str, float]:
+    """Diagnostics on pairs that were not trained on: numbers for the record, details as evidence."""
+    gaps = [chosen - rejected for chosen, rejected in scores]
+    strengths = [1.0 if row["strength"] is None else row["strength"] for row, _ in held]
+    lengths = [(chosen.num_trained, rejected.num_trained) for _, (chosen, rejected) in held]
+    bins = calibration.reliability(gaps, strengths)
+    calibrated = {
+        "calibration_error": calibration.expected_calibration_error(bins),
+        "brier": calibration.brier(gaps, strengths),
+        "log_loss": calibration.log_loss(gaps, strengths),
     }
+    by_length = {
+        "longer": [gap for gap, (chosen, rejected) in zip(gaps, lengths, strict=True) if chosen > rejected],
+        "shorter": [gap for gap, (chosen, rejected) in zip(gaps, lengths, strict=True) if chosen < rejected],
+    }
+    labelled = [(gap, row["margin"]) for gap, (row, _) in zip(gaps, held, strict=True) if row["margin"] is not None]
+    in_order, triples = list_agreement(held, scores)
+    numbers = {
+        "accuracy": calibration.accuracy(gaps),
+        "margin": statistics.fmean(gaps),
+        **calibrated,
+        "length_correlation": calibration.spearman([one for pair in scores for one in pair], [one for pair in lengths for one in pair]),
+        **{f"accuracy_chosen_{side}": calibration.accuracy(some) for side, some in by_length.items()},
+        "ordered_triples": in_order / triples if triples else None,
+    }
+    found = {name: value for name, value in numbers.items() if value is not None}
+    if job.rank == 0:
+        by_margin = calibration.accuracy_by_margin([gap for gap, _ in labelled], [margin for _, margin in labelled])
+        pair_counts = {f"chosen_{side}": len(some) for side, some in by_length.items()} | {"with_margin": len(labelled)}
+        details = {"pairs": {"all": len(held), **pair_counts}, "triples": triples, "by_margin": [asdict(one) for one in by_margin]}
+        write_json(job.evidence / "calibration.json", {"pairs": len(held), **calibrated, "bins": [asdict(one) for one in bins]})
+        write_json(job.evidence / "held_out.json", {**found, **details})
+        write_rows(
+            job.evidence / "held_out.jsonl", [line(row, pair, given) for (row, _), pair, given in zip(held, scores, lengths, strict=True)]
+        )
+    return found
+
+
+def list_agreement(held: list[Example], scores: list[tuple[float, float]]) -> tuple[int, int]:
+    """(triples of ranked lists in the labels' order, all triples)."""
+    lists: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    by_answer: dict[tuple[str, str], float] = {}
+    for (row, _), (chosen, rejected) in zip(held, scores, strict=True):
+        lists[row["list"]].append((row["chosen"], row["rejected"]))
+        by_answer |= {(row["list"], row["chosen"]): chosen, (row["list"], row["rejected"]): rejected}
+    return calibration.ordered_triples(lists, by_answer)
+
+
+def line(row: Row, scores: tuple[float, float], lengths: tuple[int, int]) -> dict[str, Any]:
+    told = {"id": row["id"], "source": row["source"], "strength": row["strength"], "label_margin": row["margin"]}
+    return told | {"chosen": scores[0], "rejected": scores[1], "chosen_length": lengths[0], "rejected_length": lengths[1]}

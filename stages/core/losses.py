@@ -15,11 +15,16 @@ def sft(logps_N: Tensor) -> Tensor:
     return -logps_N.sum()
 
 
-def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, centering: float) -> tuple[Tensor, Sums]:
-    """Σ -log σ(s_w - s_l) + c (s_w + s_l)²  (Bradley & Terry 1952; centering: arXiv 2312.09244, eq. 2)."""
-    margin = chosen_P - rejected_P
-    loss = -logsigmoid(margin) + centering * (chosen_P + rejected_P) ** 2
-    return loss.sum(), {"accuracy": (margin > 0).float().sum().detach(), "margin": margin.sum().detach()}
+def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor, strength_P: Tensor, centering: float) -> tuple[Tensor, Sums]:
+    """Σ -p log σ(z) - (1 - p) log σ(-z) + c (s_w + s_l)², z = s_w - s_l - m  (Bradley & Terry 1952; margin m: Llama 2, arXiv
+    2307.09288, eq. 2; centering c: arXiv 2312.09244, eq. 2).
+
+    With p = P(w is better) = 1 it is -log σ(z). A pair read backwards (w and l exchanged, 1 - p, -m) has the same loss.
+    """
+    gap_P = chosen_P - rejected_P
+    z_P = gap_P - margin_P
+    loss = -strength_P * logsigmoid(z_P) - (1 - strength_P) * logsigmoid(-z_P) + centering * (chosen_P + rejected_P) ** 2
+    return loss.sum(), {"accuracy": (gap_P > 0).float().sum().detach(), "margin": gap_P.sum().detach()}
 
 
 def dpo(ratio_w_P: Tensor, ratio_l_P: Tensor, beta: float) -> tuple[Tensor, Sums]:

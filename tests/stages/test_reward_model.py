@@ -1,0 +1,97 @@
+"""The stage in this process: what it trains on, what it holds out, and what it says of itself."""
+
+import json
+
+import pytest
+import torch
+from models import a_job, config_of, curve, dataset, tiny_policy
+from torch import nn
+
+from configs.execution import Numerics
+from data.artifacts import read_rows
+from stages import reward_model
+from stages.job import StageError
+
+pytestmark = pytest.mark.slow
+FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+def preference(number, answers, strength=None):
+    messages = [{"role": "user", "content": f"What is {number} + 1?"}]
+    return {"id": f"row-{number}", "source": "test", "messages": messages, "answers": answers, "strength": strength}
+
+
+def answer(text, score=None):
+    return {"text": text, "score": score}
+
+
+def ranked(number):
+    """The more words, the worse."""
+    return preference(number, [answer(f"{number}" + " no" * words, -0.5 * words) for words in range(3)])
+
+
+def trained(tmp_path, policy, rows, numerics=None, **fields):
+    job = a_job(tmp_path, numerics=numerics or Numerics(threads=1))
+    data = dataset(tmp_path / "data", "preference", rows)
+    config = config_of("reward_model", **{**FIELDS, **fields})
+    metrics = reward_model.run(config, {"policy": {"p": policy}, "preferences": {"d": data}}, job)
+    return metrics, job
+
+
+def evidence(job, name):
+    return json.loads((job.evidence / name).read_text())
+
+
+def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, policy):
+    rows = [ranked(number) for number in range(16)] + [preference(99, [answer("1", 1.0)])]
+    metrics, job = trained(tmp_path, policy, rows, loss={"type": "bradley_terry", "margin_weight": 0.5, "centering": 0.01})
+    assert (metrics["pairs"] + metrics["held_out_pairs"], metrics["pairs"] % 3) == (48, 0)  # no list stands on both sides
+    assert metrics["held_out_accuracy"] == 1.0 and metrics["held_out_ordered_triples"] == 1.0
+    assert metrics["held_out_length_correlation"] < -0.5 and metrics["held_out_accuracy_chosen_shorter"] == 1.0
+    assert "held_out_accuracy_chosen_longer" not in metrics  # there is no such pair
+    calibration, report, lines = (
+        evidence(job, "calibration.json"),
+        evidence(job, "held_out.json"),
+        read_rows(job.evidence / "held_out.jsonl"),
+    )
+    assert sum(one["pairs"] for one in calibration["bins"]) == calibration["pairs"] == metrics["held_out_pairs"] == len(lines)
+    assert calibration["brier"] == metrics["held_out_brier"] < 0.25 and metrics["held_out_log_loss"] < 0.69
+    assert {one["label_margin"] for one in lines} == {0.5, 1.0} and report["triples"] == metrics["held_out_pairs"] // 3
+    assert sum(one["pairs"] for one in report["by_margin"]) == len(lines)
+    every = [one[side] for one in lines for side in ("chosen", "rejected")]
+    stats = json.loads((job.out / "payload" / "reward_stats.json").read_text())
+    assert stats["mean"] == pytest.approx(sum(every) / len(every)) == metrics["held_out_reward_mean"]
+    assert metrics["held_out_margin"] == pytest.approx(sum(one["chosen"] - one["rejected"] for one in lines) / len(lines))
+
+
+def test_margins_and_strengths_reach_the_loss_and_no_cut_of_the_batch_changes_it(tmp_path, policy):
+    rows = [preference(number, [answer(str(number), 2.0), answer("no idea", 0.5)], strength=0.6 + 0.01 * number) for number in range(24)]
+    loss = {"type": "bradley_terry", "margin_weight": 2.0}
+    fields = {"holdout": 0.0, "epochs": 1, "optimizer": {"learning_rate": 1e-3}, "loss": loss}
+    _, whole = trained(tmp_path / "a", policy, rows, **fields)
+    _, parts = trained(tmp_path / "b", policy, rows, Numerics(threads=1, micro_batch_tokens=64), **fields)
+    _, plain = trained(tmp_path / "c", policy, rows, **{**fields, "loss": {"type": "bradley_terry"}})
+    losses = {job.folder.name: [(row["loss"], row["grad_norm"]) for row in curve(job)] for job in (whole, parts, plain)}
+    assert len(losses["a"]) == 3 and all(one == pytest.approx(other, rel=2e-4) for one, other in zip(losses["a"], losses["b"], strict=True))
+    assert losses["a"][0][0] > losses["c"][0][0] + 0.5  # scores near 0, z near -3: p softplus(3) + (1 - p) softplus(-3) instead of log 2
+
+
+def test_a_margin_that_nothing_has_is_refused_before_training(tmp_path, policy):
+    rows = [preference(number, [answer("a"), answer("b")]) for number in range(4)]
+    with pytest.raises(StageError, match=r"margin_weight 0.5 weighs .* none of 4 pairs"):
+        trained(tmp_path, policy, rows, loss={"type": "bradley_terry", "margin_weight": 0.5})
+
+
+def test_the_seed_decides_head_order_and_hold_out():
+    heads = [nn.Linear(16, 1, bias=False) for _ in range(3)]
+    for head, seed in zip(heads, (1, 1, 2), strict=True):
+        reward_model.init_head(head, seed)
+    assert torch.equal(heads[0].weight, heads[1].weight) and not torch.equal(heads[0].weight, heads[2].weight)
+    names = [f"row-{number}" for number in range(200)]
+    assert [reward_model.is_held_out(name, 0.5, 1) for name in names] != [reward_model.is_held_out(name, 0.5, 2) for name in names]
+    assert reward_model.step_rows(0, 200, 8, 1) != reward_model.step_rows(0, 200, 8, 2)
