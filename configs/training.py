@@ -4,11 +4,12 @@ Quantities are effective ones: a global batch is the number of sequences (or pai
 ranks. How a batch is cut into ranks and micro-batches is execution (`configs/execution.py`) and changes no field here.
 """
 
-from typing import Annotated, Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.frozen import Dtype, Frozen
+from configs.preference import Kto, PreferenceLoss
 
 
 class Optimizer(Frozen):
@@ -72,29 +73,30 @@ class RewardModel(Training):
     """Share of pairs (by hash of their id) kept aside to measure accuracy."""
 
 
-class Dpo(Frozen):
-    """-log σ(β (r_w - r_l)) with r the summed log-ratio to the reference (Rafailov et al. 2023, eq. 7)."""
-
-    type: Literal["dpo"]
-    beta: float = Field(default=0.1, gt=0)
-
-
-class DpoNorm(Frozen):
-    """DPO with each log-ratio divided by its answer's length in tokens (Tülu 3, arXiv 2411.15124, §5.1)."""
-
-    type: Literal["dpo_norm"]
-    beta: float = Field(default=5.0, gt=0)
-
-
-PreferenceLoss = Annotated[Dpo | DpoNorm, Field(discriminator="type")]
-
-
 class PreferenceTrain(Training):
-    """One pass of preference optimisation against a fixed reference (the initial policy unless `reference` is given)."""
+    """Preference optimisation against a fixed reference: the `reference` input, or the policy as it came.
+
+    `global_batch` counts pairs, and single answers for KTO.
+    """
 
     lists: Lists = "best_vs_worst"
     """Pairs of a ranked list of preferences: the best with the worst answer, each with the next, or each with each."""
     loss: PreferenceLoss
+
+    @model_validator(mode="after")
+    def an_answer_is_good_or_bad(self) -> Self:
+        if isinstance(self.loss, Kto) and self.lists != "best_vs_worst":
+            raise ValueError(f"lists: {self.lists} would make one answer good and bad, which kto cannot learn from: use best_vs_worst")
+        return self
+
+
+class ReferenceLogprobs(Frozen):
+    """Log-probabilities of all answers under a fixed policy, for `preference_train` to take as its `reference`."""
+
+    max_length: int = Field(ge=8)
+    """Longest sequence in tokens, prompt and answer together; longer answers are dropped and counted."""
+    dtype: Dtype = "bf16"
+    """Compute dtype; that of the training, so that rounding is alike."""
 
 
 class Sampling(Frozen):
