@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from configs import datasets, merging, preference, training
+from configs import datasets, merging, training
 from configs.frozen import Frozen
 
 ArtifactType = Literal[
@@ -147,9 +147,7 @@ DECLARATIONS: dict[str, Declaration] = {
             output=gives("policy"),
             engine="deepspeed",
             trains_on=frozenset({"preferences"}),
-            problem=lambda config, arrived: preference.reference_problem(
-                config.loss, next(iter(arrived.get("reference", {}).values()), None)
-            ),
+            problem=training.reference_problem,
         ),
         Declaration(
             kind="rlvr",

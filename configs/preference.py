@@ -252,15 +252,3 @@ PreferenceLoss = Annotated[
     Field(discriminator="type"),
 ]
 """The losses of `preference_train`."""
-
-
-def reference_problem(loss: PreferenceLoss, given: str | None) -> str | None:
-    """Why a loss cannot take this type of artifact as its reference (`given` None: it has no such input), or None."""
-    if given is not None and loss.reference_free:
-        return f"the loss {loss.type} has no reference: leave the input `reference` out"
-    if given == "logprobs" and isinstance(loss, Kto):
-        return (
-            "kto estimates its KL on answers after prompts that are not their own, of which `reference_logprobs` knows none: "
-            "give a policy as the reference"
-        )
-    return None

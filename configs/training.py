@@ -4,6 +4,7 @@ Quantities are effective ones: a global batch is the number of sequences (or pai
 ranks. How a batch is cut into ranks and micro-batches is execution (`configs/execution.py`) and changes no field here.
 """
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -88,6 +89,19 @@ class PreferenceTrain(Training):
         if isinstance(self.loss, Kto) and self.lists != "best_vs_worst":
             raise ValueError(f"lists: {self.lists} would make one answer good and bad, which kto cannot learn from: use best_vs_worst")
         return self
+
+
+def reference_problem(config: PreferenceTrain, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Why the loss cannot take its `reference` (port → label → type), or None."""
+    given = set(arrived.get("reference", {}).values())
+    if given and config.loss.reference_free:
+        return f"the loss {config.loss.type} has no reference: leave the input `reference` out"
+    if "logprobs" in given and isinstance(config.loss, Kto):
+        return (
+            "kto estimates its KL on answers after prompts that are not their own, which `reference_logprobs` has not seen: "
+            "name a policy as the reference"
+        )
+    return None
 
 
 class ReferenceLogprobs(Frozen):
