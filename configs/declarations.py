@@ -10,7 +10,9 @@ from typing import Any, Literal
 from configs import datasets, merging, training
 from configs.frozen import Frozen
 
-ArtifactType = Literal["policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores"]
+ArtifactType = Literal[
+    "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs"
+]
 DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
 
 
@@ -26,6 +28,10 @@ class Port:
 
 def port(*types: ArtifactType, many: bool = False, optional: bool = False) -> Port:
     return Port(frozenset(types), many, optional)
+
+
+Arrived = Mapping[str, Mapping[str, str]]
+"""Port → label → type of the artifact."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,8 @@ class Declaration:
     """Ports whose rows reach a gradient: the decontamination gate guards them."""
     needs: Callable[[Any], frozenset[str]] = lambda config: frozenset()
     """Optional inputs that a config makes required."""
-    problem: Callable[[Any, Mapping[str, list[str]]], str | None] = lambda config, labels: None
-    """Why a config does not fit the labels that arrived at each port, or None."""
+    problem: Callable[[Any, Arrived], str | None] = lambda config, arrived: None
+    """Why a config and what arrived do not go together, or None."""
 
 
 def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:
@@ -122,17 +128,26 @@ DECLARATIONS: dict[str, Declaration] = {
             trains_on=frozenset({"preferences"}),
         ),
         Declaration(
+            kind="reference_logprobs",
+            version=1,
+            config=training.ReferenceLogprobs,
+            inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
+            output=gives("logprobs"),
+            engine="torch",
+        ),
+        Declaration(
             kind="preference_train",
             version=2,
             config=training.PreferenceTrain,
             inputs={
                 "policy": port("policy"),
                 "preferences": port("preference", many=True),
-                "reference": port("policy", optional=True),
+                "reference": port("policy", "logprobs", optional=True),
             },
             output=gives("policy"),
             engine="deepspeed",
             trains_on=frozenset({"preferences"}),
+            problem=training.reference_problem,
         ),
         Declaration(
             kind="rlvr",

@@ -51,9 +51,9 @@ class Merge(Frozen):
     """How weights of one name become one."""
 
 
-def merge_problem(config: Merge, labels: Mapping[str, list[str]]) -> str | None:
-    """Why these inputs (port → labels) cannot be merged as the config says, or None."""
-    given = labels.get("policies", [])
+def merge_problem(config: Merge, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Why these inputs (port → label → type) cannot be merged as the config says, or None."""
+    given = list(arrived.get("policies", {}))
     if len(given) < 2:
         return f"a merge takes at least 2 policies, not {len(given)}: name more under `policies`"
     match config.method:

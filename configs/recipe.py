@@ -319,10 +319,10 @@ class _Building:
         for port_name in sorted(missing):
             makes = _any_of(declaration.inputs[port_name].types)
             self._complain(name, ("in",), f"input {port_name!r} is missing, which this config needs: name a stage that makes a {makes}")
-        labels: dict[str, list[str]] = {}
-        for edge, _ in sources:
-            labels.setdefault(edge.port, []).append(edge.label)
-        problem = declaration.problem(config, labels)
+        by_label: dict[str, dict[str, str]] = {}
+        for edge, source in sources:
+            by_label.setdefault(edge.port, {})[edge.label] = source.output
+        problem = declaration.problem(config, by_label)
         if problem:
             self._complain(name, ("in",), problem)
         if missing or problem:

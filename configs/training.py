@@ -4,11 +4,13 @@ Quantities are effective ones: a global batch is the number of sequences (or pai
 ranks. How a batch is cut into ranks and micro-batches is execution (`configs/execution.py`) and changes no field here.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.frozen import Dtype, Frozen, Many
+from configs.preference import Kto, PreferenceLoss
 
 
 class Optimizer(Frozen):
@@ -115,29 +117,43 @@ class RewardModel(Training):
     """Share of pairs (by hash of their id) kept aside to measure accuracy."""
 
 
-class Dpo(Frozen):
-    """-log σ(β (r_w - r_l)) with r the summed log-ratio to the reference (Rafailov et al. 2023, eq. 7)."""
-
-    type: Literal["dpo"]
-    beta: float = Field(default=0.1, gt=0)
-
-
-class DpoNorm(Frozen):
-    """DPO with each log-ratio divided by its answer's length in tokens (Tülu 3, arXiv 2411.15124, §5.1)."""
-
-    type: Literal["dpo_norm"]
-    beta: float = Field(default=5.0, gt=0)
-
-
-PreferenceLoss = Annotated[Dpo | DpoNorm, Field(discriminator="type")]
-
-
 class PreferenceTrain(Training):
-    """One pass of preference optimisation against a fixed reference (the initial policy unless `reference` is given)."""
+    """Preference optimisation against a fixed reference: the `reference` input, or the policy as it came.
+
+    `global_batch` counts pairs, and single answers for KTO.
+    """
 
     lists: Lists = "best_vs_worst"
     """Pairs of a ranked list of preferences: the best with the worst answer, each with the next, or each with each."""
     loss: PreferenceLoss
+
+    @model_validator(mode="after")
+    def an_answer_is_good_or_bad(self) -> Self:
+        if isinstance(self.loss, Kto) and self.lists != "best_vs_worst":
+            raise ValueError(f"lists: {self.lists} would make one answer good and bad, which kto cannot learn from: use best_vs_worst")
+        return self
+
+
+def reference_problem(config: PreferenceTrain, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Why the loss cannot take its `reference` (port → label → type), or None."""
+    given = set(arrived.get("reference", {}).values())
+    if given and config.loss.reference_free:
+        return f"the loss {config.loss.type} has no reference: leave the input `reference` out"
+    if "logprobs" in given and isinstance(config.loss, Kto):
+        return (
+            "kto estimates its KL on answers after prompts that are not their own, which `reference_logprobs` has not seen: "
+            "name a policy as the reference"
+        )
+    return None
+
+
+class ReferenceLogprobs(Frozen):
+    """Log-probabilities of all answers under a fixed policy, for `preference_train` to take as its `reference`."""
+
+    max_length: int = Field(ge=8)
+    """Longest sequence in tokens, prompt and answer together; longer answers are dropped and counted."""
+    dtype: Dtype = "bf16"
+    """Compute dtype; that of the training, so that rounding is alike."""
 
 
 class Sampling(Frozen):

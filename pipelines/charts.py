@@ -24,6 +24,7 @@ FAMILIES = {
     "source_model": "source",
     "sft": "training",
     "reward_model": "training",
+    "reference_logprobs": "judging",
     "preference_train": "training",
     "rlvr": "training",
     "merge": "training",

@@ -1,37 +1,96 @@
-"""Preference optimisation: policy + preference pairs (+ reference) → policy, by DPO or length-normalised DPO.
+"""Preference optimisation: policy + preferences (+ reference) → policy, by any loss of `configs/preference.py`.
 
-The reference is fixed: the `reference` input, or the policy as it came. Its log-probabilities come from the very micro-batches of
-training, so that rounding cancels in the first step (L_0 = log 2). What we leave out: reference sync, NLL terms, label smoothing.
+The reference is fixed: the `reference` input, or the policy as it came. Computed beside the training it sees the very micro-batches
+of the policy, so that rounding cancels in the first step; as cached log-probabilities (`reference_logprobs`) it takes no memory.
+What we leave out: a reference that follows the policy within a stage (rounds do that between stages).
 """
 
-import math
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.training import DpoNorm, PreferenceTrain
+from configs.execution import Numerics
+from configs.preference import Kto, PreferenceLoss
+from configs.training import PreferenceTrain
+from data.artifacts import Artifact
 from data.chat import Chat
-from stages.core import losses
-from stages.core.batches import MicroBatch, collate, plan_step, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, Unit, collate, document, plan_step, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
+from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_policy, same_weights
+from stages.engines.reference import Cached, Reference, frozen
 from stages.engines.rows import gather, pairs, preference, to_units
-from stages.engines.trainer import TORCH_DTYPES, Trainer
+from stages.engines.trainer import TORCH_DTYPES, StepStats, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
-"""|L_0 - log 2| when policy and reference are one model: above it, they are not compared alike."""
+"""|L_0 - L(policy = reference)| / max(1, L), where the two are one model: above it, they are not compared alike."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What one term of the loss is about: (chosen, rejected), or a single answer for KTO."""
+
+    unit: Unit
+    label: float
+    """P(chosen is better) of a pair; 1 or 0 for a good or bad single answer."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss, the model it trains and what holds it back."""
+
+    loss: PreferenceLoss
+    policy: Callable[[MicroBatch], tuple[Tensor, Tensor]]
+    reference: Reference | None
+    numerics: Numerics
+    pad_id: int
+    max_length: int
+    device: torch.device
+
+    def answers(self, units: Sequence[Unit]) -> Answers:
+        """One forward pass (two with a frozen reference); D answers in the order of the units."""
+        documents = [doc for unit in units for doc in unit]
+        tensors = collate(units, self.numerics, self.pad_id).to(self.device)
+        reference_D = self.reference(documents, tensors) if self.reference else None
+        logps_N, _ = self.policy(tensors)
+        lengths_D = tensors.sum_by_document(torch.ones_like(logps_N))
+        return Answers(tensors.sum_by_document(logps_N), reference_D, lengths_D)
+
+    def measure(self, answers: Answers, labels: Sequence[float], z0: float) -> tuple[Tensor, Sums]:
+        """Σ of the loss over these examples, and of its metrics."""
+        labels_E = torch.tensor(labels, device=self.device)
+        if isinstance(self.loss, Kto):
+            return kto(self.loss, answers, labels_E > 0.5, z0)
+        strength_P = labels_E if any(label != 1 for label in labels) else None
+        return pair_loss(self.loss, answers.select(slice(0, None, 2)), answers.select(slice(1, None, 2)), strength_P)
+
+    @torch.no_grad()
+    def mismatched_ratios(self, batch: Sequence[Example], rank: int, world_size: int) -> tuple[float, int]:
+        """(Σ of the log-ratios of this rank's mismatched answers, number of those of all ranks): what KTO's z₀ is the mean of."""
+        units = [(doc,) for doc in mismatched([doc for example in batch for doc in example.unit], self.max_length)]
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for micro in plan_step(units, rank, world_size, self.numerics) if units else []:
+            total += self.answers([units[i] for i in micro.units]).ratios.double().sum() * micro.weight
+        return total.item(), len(units)
 
 
 def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     policy, numerics = only(inputs, "policy"), job.numerics
-    reference = only_or_none(inputs, "reference") or policy
+    given = None if config.loss.reference_free else only_or_none(inputs, "reference") or policy
     chat = Chat(policy.payload)
-    _, units = to_units(pairs(gather(inputs["preferences"].values()), config.lists), preference(chat), config.max_length, job)
-    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
+    rows = comparisons(config, gather(inputs["preferences"].values()))
+    kept, units = to_units(rows, documents_of(config.loss, chat), config.max_length, job)
+    examples = [Example(unit, row["label"]) for row, unit in zip(kept, units, strict=True)]
+    cached = Cached(given) if given and given.type == "logprobs" else None
+    if cached:
+        cached.refuse_missing(kept, units, config.max_length)
+    total = config.epochs * steps_per_epoch(len(examples), config.global_batch)
     trainer = Trainer(
         load_policy(policy, numerics, config.lora, config.seed),
         optimizer=config.optimizer,
@@ -41,57 +100,112 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         seed=config.seed,
     )
     probe_isolation(trainer.module, numerics, trainer.device)
-    frozen = load_policy(reference, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval()
-    same = same_weights(policy, reference)
+    reference = cached
+    if given and not cached:
+        reference = frozen(load_policy(given, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval())
+    objective = Objective(config.loss, trainer.module, reference, numerics, chat.pad_id, config.max_length, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "last": None}
 
     for step in range(state["step"], total):
         started = time.monotonic()
-        batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
-        sums: dict[str, float] = {}
-        for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
-            tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
-            with torch.no_grad():
-                reference_logps_N, _ = frozen(tensors)
-            logps_N, _ = trainer.module(tensors)
-            ratio_w_P, ratio_l_P = log_ratios(tensors, logps_N - reference_logps_N, normalise=isinstance(config.loss, DpoNorm))
-            loss, parts = losses.dpo(ratio_w_P, ratio_l_P, config.loss.beta)
-            trainer.backward(loss * micro.weight / len(batch))
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                sums[name] = sums.get(name, 0.0) + value.item() * micro.weight
-        stats = trainer.step()
-        names = sorted(sums)
-        means = {name: value / len(batch) for name, value in zip(names, trainer.sum(*(sums[name] for name in names)), strict=True)}
+        batch = [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
+        check = step == 0 and given is not None and is_reference(given, policy)
+        numbers, stats = train_step(trainer, objective, batch, check)
 
-        trainer.refuse_not_finite(step + 1, means["loss"], stats)
-        if step == 0 and same:
-            check_first_loss(means["loss"], config)
-        speed = sum(len(doc) for pair in batch for doc in pair) / (time.monotonic() - started)
-        job.log(step + 1, **means, grad_norm=stats.grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
-        job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
-        first_loss = means["loss"] if state["first_loss"] is None else state["first_loss"]
-        state = {"step": step + 1, "first_loss": first_loss, "last": means}
+        trainer.refuse_not_finite(step + 1, numbers["loss"], stats)
+        if check:
+            check_first_loss(numbers["loss"], numbers.pop("loss_at_reference"), config)
+        speed = sum(len(doc) for example in batch for doc in example.unit) / (time.monotonic() - started)
+        job.log(step + 1, **numbers, grad_norm=stats.grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
+        job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
+        first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
+        state = {"step": step + 1, "first_loss": first_loss, "last": numbers}
         if step + 1 < total:
             checkpoints.after_step(step + 1, state)
 
     trainer.export(job.out / "payload", chat)
     trainer.close()
-    return {"pairs": len(units), "steps": total, "first_loss": state["first_loss"], **state["last"]}
+    counted = "answers" if isinstance(config.loss, Kto) else "pairs"
+    return {counted: len(examples), "steps": total, "first_loss": state["first_loss"], **state["last"]}
 
 
-def log_ratios(batch: MicroBatch, difference_N: Tensor, normalise: bool) -> tuple[Tensor, Tensor]:
-    """(r of chosen, r of rejected) of shape (P,): Σ_t log π_θ - log π_ref, divided by the answer's length where asked."""
-    ratios_D = batch.sum_by_document(difference_N)
-    if normalise:
-        ratios_D = ratios_D / batch.sum_by_document(torch.ones_like(difference_N))
-    return ratios_D[0::2], ratios_D[1::2]
+def train_step(trainer: Trainer, objective: Objective, batch: Sequence[Example], check: bool) -> tuple[dict[str, float], StepStats]:
+    """One optimizer step; returns means over the global batch, with `loss_at_reference` when a check is asked for."""
+    z0, extra, sides = 0.0, {}, {}
+    if isinstance(objective.loss, Kto):
+        own, count = objective.mismatched_ratios(batch, trainer.rank, trainer.world_size)
+        z0 = max(0.0, trainer.sum(own)[0] / count) if count else 0.0
+        good = sum(example.label == 1 for example in batch)
+        extra, sides = {"kl": z0, "desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
+    totals: dict[str, Tensor] = {}
+    for micro in plan_step([example.unit for example in batch], trainer.rank, trainer.world_size, objective.numerics):
+        examples = [batch[i] for i in micro.units]
+        labels = [example.label for example in examples]
+        answers = objective.answers([example.unit for example in examples])
+        loss, sums = objective.measure(answers, labels, z0)
+        trainer.backward(loss * micro.weight / len(batch))
+        if check:
+            sums["loss_at_reference"] = objective.measure(answers.at_reference(), labels, 0.0)[0]
+        for name, value in {"loss": loss.detach(), **sums}.items():
+            totals[name] = totals.get(name, 0.0) + value.double() * micro.weight
+    stats = trainer.step()
+    summed = trainer.sum(*torch.stack(list(totals.values())).tolist())  # one look at the device for all
+    return means(dict(zip(totals, summed, strict=True)), len(batch), sides) | extra, stats
 
 
-def check_first_loss(loss: float, config: PreferenceTrain) -> None:
-    tolerance = FIRST_LOSS_TOLERANCE[config.dtype]
-    if abs(loss - math.log(2)) > tolerance:
+def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with a `label`: pairs {..., chosen, rejected}, or single answers {..., text} for KTO.
+
+    Raises:
+        StageError: an uncertain pair for a loss that asks for a verdict, or an answer that nothing tells to be good or bad.
+    """
+    loss = config.loss
+    unsure = next((row for row in rows if row["strength"] not in (None, 1.0)), None)
+    if unsure is not None and not loss.takes_strength:
         raise StageError(
-            f"the first loss is {loss:.4f} where policy and reference are one model: it must be log 2 = 0.6931 within {tolerance}; "
-            "their log-probabilities are not computed alike"
+            f"preference {unsure['id']} has strength {unsure['strength']}, and {loss.type} asks for a verdict: "
+            "use a loss that takes uncertain pairs (dpo, sppo_soft, ...), or rows without `strength`"
+        )
+    if isinstance(loss, Kto):
+        return single_answers(loss, rows)
+    return [{**row, "label": 1.0 if row["strength"] is None else row["strength"]} for row in pairs(rows, config.lists)]
+
+
+def single_answers(loss: Kto, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best answer of a row is good and its worst is bad; one given alone is good when its score is above the threshold."""
+    found = []
+    several = [row for row in rows if len(row["answers"]) > 1]
+    for row in pairs(several, "best_vs_worst") if several else []:
+        found += [{**row, "text": row["chosen"], "label": 1.0}, {**row, "text": row["rejected"], "label": 0.0}]
+    for row in rows:
+        if len(row["answers"]) == 1:
+            (answer,) = row["answers"]
+            if answer["score"] is None:
+                raise StageError(f"preference {row['id']} is one answer without a score, which kto needs: score or drop it")
+            found.append({**row, "text": answer["text"], "label": float(answer["score"] > loss.threshold)})
+    return found
+
+
+def documents_of(loss: PreferenceLoss, chat: Chat) -> Callable[[dict[str, Any]], Unit]:
+    """How a row becomes the documents of one term of the loss."""
+    if isinstance(loss, Kto):
+        return lambda row: (document(*chat.answer(row["messages"], row["text"])),)
+    return preference(chat)
+
+
+def is_reference(given: Artifact, policy: Artifact) -> bool:
+    """Whether the training starts from the very reference that it is held to."""
+    if given.type == "logprobs":
+        return any(edge.port == "policy" and edge.content == policy.record.content for edge in given.record.inputs)
+    return same_weights(given, policy)
+
+
+def check_first_loss(loss: float, expected: float, config: PreferenceTrain) -> None:
+    """The first loss is what the loss gives for equal log-probabilities: log 2 for DPO, ½ for KTO."""
+    tolerance = FIRST_LOSS_TOLERANCE[config.dtype] * max(1.0, abs(expected))
+    if abs(loss - expected) > tolerance:
+        raise StageError(
+            f"the first loss is {loss:.4f} where policy and reference are one model: it must be {expected:.4f} within {tolerance:.2g}; "
+            "their log-probabilities are not computed alike (cached ones need the same dtype)"
         )

@@ -130,15 +130,25 @@ def test_the_rounds_of_the_manual_unroll_as_it_says(tmp_path):
     assert "manual/dpo_1" in graph.nodes["manual/sample_2"].parents
 
 
-def test_the_soup_of_the_manual_is_a_reference(tmp_path):
-    soup = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: merge" in block)
+def with_pairs(folder, part):
+    """The first recipe of the manual with preferences, and the part of it that names `part`."""
+    added = next(block for block in blocks("docs/recipes.md", "yaml") if part in block)
     pairs = (
         "  pairs_raw: {kind: prepare_data, record: preference, "
         "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
         "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
     )
-    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + pairs + soup.removeprefix("stages:\n"))
-    graph = load_recipe(tmp_path, "manual")
+    (folder / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + pairs + added.removeprefix("stages:\n"))
+    return load_recipe(folder, "manual")
+
+
+def test_the_cached_reference_of_the_manual_is_one(tmp_path):
+    graph = with_pairs(tmp_path, "kind: reference_logprobs")
+    assert "manual/cached" in graph.nodes["manual/dpo"].parents and graph.nodes["manual/cached"].output == "logprobs"
+
+
+def test_the_soup_of_the_manual_is_a_reference(tmp_path):
+    graph = with_pairs(tmp_path, "kind: merge")
     assert graph.nodes["manual/soup"].parents == ("manual/sft", "manual/sft_2", "manual/sft_3")
     assert [(edge.port, edge.source) for edge in graph.nodes["manual/dpo"].edges if edge.port == "reference"] == [
         ("reference", "manual/soup")

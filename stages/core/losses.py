@@ -1,4 +1,4 @@
-"""Losses of SFT, reward models and preference optimisation: pure functions of log-probabilities, in the papers' symbols.
+"""Losses of SFT and reward models: pure functions of log-probabilities, in the papers' symbols.
 
 Each returns a SUM over its tokens or pairs and the sums behind its metrics; the caller divides once, by the count of the whole
 global batch over all ranks, so that no cut into micro-batches changes the gradient. All inputs are fp32.
@@ -25,17 +25,3 @@ def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, margin_P: Tensor, streng
     z_P = gap_P - margin_P
     loss = -strength_P * logsigmoid(z_P) - (1 - strength_P) * logsigmoid(-z_P) + centering * (chosen_P + rejected_P) ** 2
     return loss.sum(), {"accuracy": (gap_P > 0).float().sum().detach(), "margin": gap_P.sum().detach()}
-
-
-def dpo(ratio_w_P: Tensor, ratio_l_P: Tensor, beta: float) -> tuple[Tensor, Sums]:
-    """Σ -log σ(β (r_w - r_l)), r = log π_θ(y|x) - log π_ref(y|x)  (Rafailov et al. 2023, eq. 7).
-
-    Length-normalised DPO is the same function of r / |y| (Tülu 3, arXiv 2411.15124, eq. 6).
-    """
-    margin = beta * (ratio_w_P - ratio_l_P)
-    return -logsigmoid(margin).sum(), {
-        "accuracy": (margin > 0).float().sum().detach(),
-        "margin": margin.sum().detach(),
-        "chosen_ratio": ratio_w_P.sum().detach(),
-        "rejected_ratio": ratio_l_P.sum().detach(),
-    }

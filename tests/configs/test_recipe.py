@@ -433,6 +433,39 @@ def test_a_config_that_needs_an_optional_input_says_so(recipes, body, port):
     assert f"stage a: input '{port}' is missing, which this config needs" in recipes.problem("chain")
 
 
+PREFERENCE = """\
+  cached: {kind: reference_logprobs, in: {policy: sft, preferences: [pairs]}, max_length: 32}
+  dpo:
+    kind: preference_train
+    in: {policy: sft, preferences: [pairs], reference: REFERENCE}
+    loss: {type: LOSS}
+    global_batch: 4
+    max_length: 32
+    optimizer: {learning_rate: 1e-4}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reference", "loss", "message"),
+    [
+        ("base", "simpo", "stage dpo: the loss simpo has no reference: leave the input `reference` out"),
+        ("cached", "orpo", "stage dpo: the loss orpo has no reference: leave the input `reference` out"),
+        ("cached", "kto", "stage dpo: kto estimates its KL on answers after prompts that are not their own"),
+        ("pairs", "dpo", "input 'reference' is pairs, a preference; it must be a logprobs or policy"),
+    ],
+)
+def test_a_reference_that_a_loss_cannot_use_is_refused(recipes, reference, loss, message):
+    recipes.write("chain", CHAIN + PREFERENCES + PREFERENCE.replace("REFERENCE", reference).replace("LOSS", loss))
+    assert message in recipes.problem("chain")
+
+
+@pytest.mark.parametrize(("reference", "loss"), [("cached", "dpo"), ("base", "kto"), ("null", "simpo")])
+def test_a_reference_is_a_policy_cached_or_left_out(recipes, reference, loss):
+    recipes.write("chain", CHAIN + PREFERENCES + PREFERENCE.replace("REFERENCE", reference).replace("LOSS", loss))
+    given = sources_of(recipes.load("chain"), "dpo")
+    assert given.get("reference", ["chain/null"]) == [f"chain/{reference}"]
+
+
 def test_the_tolerance_of_a_recipe_is_no_part_of_any_stage(recipes, tmp_path):
     recipes.write("chain", CHAIN)
     specs = [node.spec for node in recipes.load("chain").nodes.values()]

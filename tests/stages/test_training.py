@@ -122,7 +122,11 @@ def resume_cases():
             {"world_size": 2, "zero_stage": 2},
         ),
         "dpo bf16": ("preference_train", {**dpo, "epochs": 12}, {}),
-        "dpo fp32 two ranks ZeRO 2": ("preference_train", {**dpo, "dtype": "fp32", "epochs": 12}, {"world_size": 2, "zero_stage": 2}),
+        "kto fp32 two ranks ZeRO 2": (
+            "preference_train",
+            {**dpo, "loss": {"type": "kto"}, "dtype": "fp32", "epochs": 12},
+            {"world_size": 2, "zero_stage": 2},
+        ),
         "reward model two ranks": ("reward_model", {**{k: dpo[k] for k in dpo if k != "loss"}, "epochs": 12}, {"world_size": 2}),
     }
 

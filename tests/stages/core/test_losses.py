@@ -76,24 +76,6 @@ def test_no_cut_into_pieces_changes_the_bradley_terry_gradient(sizes):
     assert torch.allclose(gradient(cut), gradient([torch.arange(12)]), atol=1e-6)
 
 
-def test_dpo_starts_at_log_two_and_by_hand():
-    loss, _ = losses.dpo(torch.zeros(3), torch.zeros(3), beta=0.1)
-    assert loss.item() == pytest.approx(3 * math.log(2), abs=1e-6)
-    # β (r_w - r_l) = 0.5 * (1 - -3) = 2: log(1 + e^-2)
-    loss, sums = losses.dpo(torch.tensor([1.0]), torch.tensor([-3.0]), beta=0.5)
-    assert loss.item() == pytest.approx(math.log(1 + math.exp(-2)), abs=1e-6) and sums["margin"].item() == 2
-
-
-def test_dpo_gradient_pushes_by_beta_times_the_probability_of_being_wrong():
-    # d/dr_w -log σ(βD) = -β σ(-βD)
-    r_w, r_l = torch.tensor([0.3], requires_grad=True), torch.tensor([0.1], requires_grad=True)
-    loss, _ = losses.dpo(r_w, r_l, beta=2.0)
-    loss.backward()
-    expected = -2 / (1 + math.exp(2 * 0.2))
-    assert r_w.grad is not None and r_w.grad.item() == pytest.approx(expected, abs=1e-6)
-    assert r_l.grad is not None and r_l.grad.item() == pytest.approx(-expected, abs=1e-6)
-
-
 def test_advantages_by_hand():
     # rewards 1, 0, 0, 0: mean ¼, variance (9 + 3) / 16 / 3 = ¼, std ½
     advantages, kept = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]))

@@ -1,0 +1,120 @@
+"""Reference log-probabilities: policy + preferences → Σ_t log π₀(y_t) of every answer, filed under the content of its tokens.
+
+    payload/rows.jsonl    {id: hash of the prompt's and the answer's token ids, source, logp, length in tokens}
+
+Computed once, they serve every training run on the same rows, which then holds one model instead of two. Rows are worked through
+in chunks; a finished chunk is on disk and is not computed again after a crash.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.execution import Numerics
+from configs.frozen import digest
+from configs.training import ReferenceLogprobs
+from data import records
+from data.artifacts import write_text
+from data.chat import Chat
+from data.faults import fault_point
+from stages.core.batches import Unit, collate, document, plan_step, share_prompts
+from stages.core.logprobs import PolicyModule, probe_isolation
+from stages.engines.mirroring import open_mirror
+from stages.engines.models import load_policy
+from stages.engines.reference import content_key, frozen
+from stages.engines.rows import gather, to_units
+from stages.engines.trainer import TORCH_DTYPES
+from stages.job import Inputs, Job, NotFinite, only
+
+CHUNK_ROWS = 256
+
+
+def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Scores every answer of every row once.
+
+    Raises:
+        NotFinite: a log-probability is no number.
+    """
+    policy = only(inputs, "policy")
+    chat = Chat(policy.payload)
+    answers = [
+        {"id": row["id"], "source": row["source"], "messages": row["messages"], "text": answer["text"]}
+        for row in gather(inputs["preferences"].values())
+        for answer in row["answers"]
+    ]
+    kept, units = to_units(answers, lambda row: (document(*chat.answer(row["messages"], row["text"])),), config.max_length, job)
+    grouped = by_row(kept, units, job.numerics)
+    chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
+    files = [chunk_file(chunk, policy.record.content, config, job) for chunk in chunks]
+    mirror = open_mirror(job)
+    if mirror is not None:
+        mirror.fetch_chunks([file for file in files if not file.exists()])
+    module: PolicyModule | None = None
+    for number, (chunk, file) in enumerate(zip(chunks, files, strict=True)):
+        job.progress(number, len(chunks))
+        if file.exists():
+            continue
+        module = module or ready(load_policy(policy, job.numerics), config, job)
+        found = score(module, [unit for _, unit in chunk], job, chat.pad_id)
+        fault_point("chunk generated")
+        write_text(file, json.dumps(found))
+        if mirror is not None:
+            mirror.offer_chunk(file)
+    job.progress(len(chunks), len(chunks))
+
+    rows: dict[str, dict[str, Any]] = {}
+    for chunk, file in zip(chunks, files, strict=True):
+        for (source, unit), logps in zip(chunk, json.loads(file.read_text()), strict=True):
+            for doc, logp in zip(unit, logps, strict=True):
+                key = content_key(doc)
+                rows.setdefault(key, {"id": key, "source": source, "logp": logp, "length": doc.num_trained})
+    records.save(job.out, list(rows.values()))
+    tokens = sum(row["length"] for row in rows.values())
+    return {"rows": len(rows), "tokens": tokens, "mean_logp": sum(row["logp"] for row in rows.values()) / tokens}
+
+
+def by_row(kept: Sequence[dict[str, Any]], units: Sequence[Unit], numerics: Numerics) -> list[tuple[str, Unit]]:
+    """(source, answers to one prompt that fit a forward pass) of each row, so that they share their prompt."""
+    found: dict[tuple[str, str], Unit] = {}
+    for row, unit in zip(kept, units, strict=True):
+        place = (row["source"], row["id"])
+        found[place] = (*found.get(place, ()), *unit)
+    return [(source, unit) for (source, _), answers in found.items() for unit in share_prompts(answers, numerics)]
+
+
+def chunk_file(chunk: Sequence[tuple[str, Unit]], weights: str, config: ReferenceLogprobs, job: Job) -> Path:
+    """Named after all that decides what it holds."""
+    decides = {
+        "weights": weights,
+        "documents": [[content_key(doc) for doc in unit] for _, unit in chunk],
+        "dtype": config.dtype,
+        "numerics": job.numerics.model_dump(),
+    }
+    return job.folder / "chunks" / f"{digest(decides)[:32]}.json"
+
+
+def ready(module: PolicyModule, config: ReferenceLogprobs, job: Job) -> PolicyModule:
+    device = torch.device(job.numerics.device)
+    module = module.to(device, TORCH_DTYPES[config.dtype]).eval()
+    probe_isolation(module, job.numerics, device)
+    return module
+
+
+def score(module: PolicyModule, units: Sequence[Unit], job: Job, pad_id: int) -> list[list[float]]:
+    """log π₀ of each answer of each unit."""
+    reference, found = frozen(module), [[0.0] for _ in units]
+    for micro in plan_step(units, 0, 1, job.numerics):
+        given = [units[i] for i in micro.units]
+        tensors = collate(given, job.numerics, pad_id).to(torch.device(job.numerics.device))
+        logps_D = reference([doc for unit in given for doc in unit], tensors)
+        if not bool(logps_D.isfinite().all()):
+            raise NotFinite(
+                "the policy gives a log-probability that is no number: its weights are damaged, or bf16 is too narrow: try fp32"
+            )
+        logps = iter(logps_D.tolist())
+        for i in micro.units:
+            found[i] = [next(logps) for _ in units[i]]
+    return found

@@ -1,0 +1,286 @@
+"""Preference training around its losses: one gradient for every cut of the batch, references of every kind, refusals."""
+
+import math
+from dataclasses import replace
+
+import models
+import pytest
+import torch
+
+from configs.execution import Numerics
+from data import records
+from data.artifacts import Input
+from data.chat import Chat
+from stages import preference_train, reference_logprobs
+from stages.core.batches import collate, document, plan_step
+from stages.engines.models import load_policy
+from stages.engines.reference import content_key, frozen
+from stages.engines.rows import to_units
+from stages.job import StageError
+from stages.preference_train import Example, Objective, comparisons, documents_of
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("other"), seed=1)
+
+
+def answers(*given):
+    return [{"text": text, "score": score} for text, score in given]
+
+
+def rows(count):
+    """Pairs, every third of them uncertain, whose answers are of unequal length."""
+    made = []
+    for i, row in enumerate(models.arithmetic(count)):
+        given = answers((row["messages"][1]["content"], None), ("not known " * (1 + i % 4), None))
+        made.append({**row, "messages": row["messages"][:1], "answers": given, "strength": 0.8 if i % 3 == 0 else None})
+    return made
+
+
+def certain(count):
+    return [{**row, "strength": None} for row in rows(count)]
+
+
+def config(loss, **changed):
+    fields = {"global_batch": 8, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}, "loss": loss}
+    return models.config_of("preference_train", **{**fields, **changed})
+
+
+CUTS = {
+    "whole": (1, {"micro_batch_tokens": 4096}),
+    "small packs": (1, {"micro_batch_tokens": 48}),
+    "packs without shared prompts": (1, {"micro_batch_tokens": 64, "attention": "sdpa"}),
+    "padded": (1, {"packing": False, "micro_batch_sequences": 4}),
+    "two ranks": (2, {"micro_batch_tokens": 96}),
+    "three ranks, padded": (3, {"packing": False, "micro_batch_sequences": 2}),
+    "five ranks": (5, {"micro_batch_tokens": 48}),
+}
+METHODS = {
+    "dpo": {"type": "dpo"},
+    "rpo": {"type": "rpo"},
+    "simpo": {"type": "simpo"},
+    "orpo": {"type": "orpo"},
+    "kto": {"type": "kto", "beta": 0.5},
+}
+
+
+@pytest.fixture(scope="module")
+def gradient(tmp_path_factory, policy, other):
+    """Loss, z₀ and flat gradient of one global batch of a method under one cut: what each rank adds, added up."""
+    chat, known = Chat(policy.payload), {}
+    torch.set_num_threads(1)  # tensors so small that threads only wait for each other
+
+    def of(name, cut):
+        if (name, cut) not in known:
+            ranks, changed = CUTS[cut]
+            numerics = Numerics(**changed)
+            wanted = config(METHODS[name])
+            labelled = comparisons(wanted, certain(6) if name == "kto" else rows(6))
+            kept, units = to_units(labelled, documents_of(wanted.loss, chat), 96, models.a_job(tmp_path_factory.mktemp("job")))
+            batch = [Example(unit, row["label"]) for row, unit in zip(kept, units, strict=True)]
+            module = load_policy(policy, numerics)
+            reference = None if wanted.loss.reference_free else frozen(load_policy(other, numerics))
+            objective = Objective(wanted.loss, module, reference, numerics, chat.pad_id, 96, torch.device("cpu"))
+            z0 = 0.0
+            if name == "kto":
+                parts = [objective.mismatched_ratios(batch, rank, ranks) for rank in range(ranks)]
+                assert {count for _, count in parts} == {len(batch)}
+                z0 = max(0.0, sum(own for own, _ in parts) / len(batch))
+            total = 0.0
+            for rank in range(ranks):
+                for micro in plan_step(units, rank, ranks, numerics):
+                    given = objective.answers([units[i] for i in micro.units])
+                    loss, _ = objective.measure(given, [batch[i].label for i in micro.units], z0)
+                    (loss * micro.weight / len(batch)).backward()
+                    total += loss.item() * micro.weight / len(batch)
+            flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
+            known[name, cut] = total, z0, flat
+        return known[name, cut]
+
+    return of
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut != "whole"])
+def test_every_cut_of_the_batch_gives_one_gradient(gradient, name, cut):
+    (loss, z0, found), (whole_loss, whole_z0, expected) = gradient(name, cut), gradient(name, "whole")
+    assert loss == pytest.approx(whole_loss, rel=1e-5) and z0 == pytest.approx(whole_z0, rel=1e-4)
+    assert expected.norm() > 1e-3
+    assert (found - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_the_estimate_of_the_kl_is_positive_where_the_cuts_are_compared(gradient):
+    assert gradient("kto", "whole")[1] > 0.01
+
+
+def given(policy, data, **reference):
+    ports = {"policy": {"policy": policy}, "preferences": {"data": data}}
+    return ports | {port: {"it": artifact} for port, artifact in reference.items()}
+
+
+def run(folder, data, policy, loss, numerics=None, reference=None, **changed):
+    """(metrics, curve) of the stage, run in this process."""
+    job = models.a_job(folder, numerics or Numerics(threads=1))
+    ports = given(policy, data, **({"reference": reference} if reference else {}))
+    metrics = preference_train.run(config(loss, **changed), ports, job)
+    return metrics, models.curve(job)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return models.dataset(tmp_path_factory.mktemp("pairs"), "preference", rows(12))
+
+
+def logprobs(folder, policy, data, **changed):
+    job = models.a_job(folder, Numerics(threads=1, micro_batch_tokens=128))
+    fields = {"max_length": 96, "dtype": "fp32", **changed}
+    reference_logprobs.run(models.config_of("reference_logprobs", **fields), given(policy, data), job)
+    return models.publish(job.out, "reference_logprobs", "logprobs")
+
+
+def test_cached_and_online_references_train_alike(tmp_path, policy, other, pairs):
+    online, curve = run(tmp_path / "online", pairs, policy, {"type": "dpo"}, reference=other)
+    _, cached_curve = run(tmp_path / "cached", pairs, policy, {"type": "dpo"}, reference=logprobs(tmp_path / "it", other, pairs))
+    assert online["steps"] == 2 and abs(online["first_loss"] - math.log(2)) > 1e-3
+    for name in ("loss", "grad_norm", "chosen_ratio", "rejected_ratio", "chosen_logp", "chosen_length", "margin", "accuracy"):
+        assert [row[name] for row in cached_curve] == pytest.approx([row[name] for row in curve], rel=1e-3, abs=1e-4), name
+
+
+def test_every_answer_is_cached_once_under_the_content_of_its_tokens(tmp_path, policy):
+    """A list of three and a pair with one of its answers: three documents."""
+    (row,) = models.arithmetic(1)
+    shared = {"source": "test", "messages": row["messages"][:1], "strength": None}
+    data = models.dataset(tmp_path / "data", "preference", [
+        {"id": "list", **shared, "answers": answers(("a", 2.0), ("b c", 1.0), ("d", 0.0))},
+        {"id": "pair", **shared, "answers": answers(("d", None), ("b c", None))},
+    ])  # fmt: skip
+    found = records.load(logprobs(tmp_path / "it", policy, data))
+    chat = Chat(policy.payload)
+    documents = [document(*chat.answer(row["messages"][:1], text)) for text in ("a", "b c", "d")]
+    assert [row["id"] for row in found] == [content_key(doc) for doc in documents]
+    module = load_policy(policy, Numerics())
+    for row, doc in zip(found, documents, strict=True):
+        with torch.no_grad():
+            alone, _ = module(collate([(doc,)], Numerics(), chat.pad_id))
+        assert row["length"] == len(alone) and row["logp"] == pytest.approx(alone.sum().item(), abs=1e-4)
+
+
+def test_interrupted_reference_logprobs_go_on_and_end_in_the_same_bytes(tmp_path, policy, pairs, monkeypatch):
+    monkeypatch.setattr(reference_logprobs, "CHUNK_ROWS", 5)
+    whole = logprobs(tmp_path / "whole", policy, pairs)
+    passed = []
+
+    def dies_at_the_third(point):
+        passed.append(point)
+        if len(passed) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(reference_logprobs, "fault_point", dies_at_the_third)
+        logprobs(tmp_path / "again", policy, pairs)
+    written = sorted((tmp_path / "again/chunks").iterdir())
+    assert len(written) == 2 and passed == ["chunk generated"] * 3
+    before = [path.stat().st_mtime_ns for path in written]
+    again = logprobs(tmp_path / "again", policy, pairs)
+    assert [path.stat().st_mtime_ns for path in written] == before
+    assert again.record.content == whole.record.content
+
+
+def test_a_row_without_a_cached_log_probability_is_named_before_anything_is_loaded(tmp_path, policy, pairs):
+    fewer = models.dataset(tmp_path / "fewer", "preference", rows(7))
+    reference = logprobs(tmp_path / "it", policy, fewer)
+    with pytest.raises(StageError, match=r"5 of 12 rows have no log-probability in `reference`, the first of them row-7: .*max_length"):
+        run(tmp_path / "job", pairs, policy, {"type": "dpo"}, reference=reference)
+    assert not (tmp_path / "job/curve.jsonl").exists()
+
+
+FIRST = {"dpo": math.log(2), "dpo_norm": math.log(2), "sppo_hard": 500_000.0, "ipo_mean": 25.0, "kto": 0.5}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_first_loss_is_that_of_equal_models_and_training_lowers_it(tmp_path, policy, name):
+    data = models.dataset(tmp_path / "data", "preference", certain(12))
+    settings = {"beta": 0.05} if name == "kto" else {}
+    changed = {"epochs": 6, "optimizer": {"learning_rate": 3e-3}}
+    metrics, curve = run(tmp_path / "job", data, policy, {"type": name, **settings}, **changed)
+    assert metrics["first_loss"] == pytest.approx(FIRST[name], rel=1e-5)
+    assert curve[-1]["loss"] < 0.99 * curve[0]["loss"] and curve[-1]["accuracy"] > 0.5
+    assert curve[-1]["chosen_ratio"] > curve[-1]["rejected_ratio"]
+    assert metrics["answers" if name == "kto" else "pairs"] == (24 if name == "kto" else 12)
+    logged = {"chosen_logp", "rejected_logp", "chosen_length", "rejected_length", "grad_norm", "accuracy"}
+    assert logged | ({"kl", "desirable"} if name == "kto" else {"margin"}) <= set(curve[0])
+    assert "loss_at_reference" not in curve[0]
+
+
+@pytest.mark.parametrize("name", ["simpo", "orpo", "cpo"])
+def test_a_loss_without_a_reference_trains_on_one_model(tmp_path, policy, pairs, name):
+    metrics, curve = run(tmp_path / "job", pairs, policy, {"type": name}, epochs=4, optimizer={"learning_rate": 3e-3})
+    assert curve[-1]["loss"] < curve[0]["loss"] and metrics["accuracy"] > 0.5
+    assert "chosen_ratio" not in curve[0] and "chosen_logp" in curve[0]
+
+
+def test_a_model_compared_with_itself_otherwise_is_found_out():
+    preference_train.check_first_loss(0.6932, math.log(2), config({"type": "dpo"}))
+    with pytest.raises(StageError, match=r"the first loss is 0\.7100 .* must be 0\.6931 within 0\.001"):
+        preference_train.check_first_loss(0.71, math.log(2), config({"type": "dpo"}))
+    preference_train.check_first_loss(500_100.0, 500_000.0, config({"type": "sppo_hard"}))  # relative where losses are large
+
+
+def test_the_policys_own_cached_log_probabilities_are_its_reference(tmp_path, policy, other, pairs):
+    for artifact, expected in ((policy, True), (other, False)):
+        made = logprobs(tmp_path / str(expected), artifact, pairs)
+        edge = Input(port="policy", label="policy", content=artifact.record.content, producer="p")
+        linked = replace(made, record=made.record.model_copy(update={"inputs": (edge,)}))
+        assert preference_train.is_reference(linked, policy) is expected
+
+
+def preference_of(*given, strength=None):
+    messages = [{"role": "user", "content": "?"}]
+    return {"id": "p", "source": "test", "messages": messages, "answers": answers(*given), "strength": strength}
+
+
+def test_kto_reads_pairs_lists_and_scored_singles():
+    given = [
+        preference_of(("good", None), ("bad", None)),
+        preference_of(("best", 3.0), ("middle", 2.0), ("worst", 1.0)),
+        preference_of(("right", 1.0)),
+        preference_of(("wrong", 0.0)),
+    ]
+    found = comparisons(config({"type": "kto"}), given)
+    assert [(row["text"], row["label"]) for row in found] == [
+        ("good", 1), ("bad", 0), ("best", 1), ("worst", 0), ("right", 1), ("wrong", 0),
+    ]  # fmt: skip
+    (only,) = comparisons(config({"type": "kto", "threshold": -1.0}), given[3:])
+    assert only["label"] == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "row", "message"),
+    [
+        ("kto", preference_of(("a", None)), "preference p is one answer without a score"),
+        ("kto", preference_of(("a", None), ("b", None), strength=0.7), "preference p has strength 0.7, and kto asks for a verdict"),
+        ("sppo_hard", preference_of(("a", None), ("b", None), strength=0.7), "sppo_hard asks for a verdict: use a loss that"),
+    ],
+)
+def test_rows_that_a_loss_cannot_read_are_refused(loss, row, message):
+    with pytest.raises(StageError, match=message):
+        comparisons(config({"type": loss}), [row])
+
+
+def test_lists_become_the_pairs_that_are_asked_for():
+    row = preference_of(("a", 3.0), ("b", 2.0), ("c", 1.0))
+    found = {lists: comparisons(config({"type": "dpo"}, lists=lists), [row]) for lists in ("best_vs_worst", "adjacent", "all")}
+    assert {lists: [row["chosen"] + row["rejected"] for row in made] for lists, made in found.items()} == {
+        "best_vs_worst": ["ac"], "adjacent": ["ab", "bc"], "all": ["ab", "ac", "bc"],
+    }  # fmt: skip
+
+
+def test_kto_refuses_pairs_in_which_one_answer_is_good_and_bad():
+    with pytest.raises(ValueError, match="adjacent would make one answer good and bad"):
+        config({"type": "kto"}, lists="adjacent")
