@@ -21,7 +21,7 @@ from stages.job import StageError
 pytestmark = pytest.mark.slow
 LORA = Lora(rank=4, alpha=8.0)
 SFT = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-2}, "lora": {"rank": 4, "alpha": 8.0}}
-DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2])]
+DOCS = [(document([5, 6, 7], [8, 9, 2]),), (document([11], [12, 2]),)]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,38 @@
+"""The trainer in this process: what its weights are kept in."""
+
+import models
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from configs.execution import Numerics
+from configs.training import Optimizer
+from data.chat import Chat
+from stages.core.batches import collate, document
+from stages.engines.models import load_policy
+from stages.engines.trainer import Trainer
+
+pytestmark = pytest.mark.slow
+STEP = 1e-4
+"""Of Adam on a constant gradient; below 1, bf16 numbers are 2^-8 = 0.0039 apart, so that 1 - STEP rounds to 1."""
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_steps_below_the_resolution_of_bf16_add_up_in_fp32(tmp_path, zero_stage):
+    """40 steps of 1e-4 reach 0.004: more than half of the distance to the next bf16 number below 1."""
+    policy = models.tiny_policy(tmp_path / "policy")
+    optimizer = Optimizer(learning_rate=STEP, schedule="constant", max_grad_norm=1e9)
+    numerics = Numerics(threads=1, zero_stage=zero_stage)
+    trainer = Trainer(load_policy(policy, numerics), optimizer=optimizer, total_steps=40, dtype="bf16", numerics=numerics, seed=0)
+    batch = collate([(document([5, 6, 7], [8, 9, 2]),)], numerics, 0)
+    norms = []
+    for step in range(40):
+        trainer.backward(-trainer.module(batch)[0].sum())
+        trainer.step()
+        if step in (0, 39):
+            trainer.export(tmp_path / str(step), Chat(policy.payload))
+            norms.append(load_file(tmp_path / str(step) / "model.safetensors")["model.norm.weight"])
+    trainer.close()
+    assert norms[0].dtype == torch.bfloat16
+    assert torch.equal(norms[0], torch.ones_like(norms[0]))
+    assert (norms[1] < 1).float().mean() > 0.2
