@@ -101,7 +101,7 @@ def prepare(workload: Workload, folder: Path) -> None:
     from data import records, sources
     from data.chat import Chat
     from stages.core.batches import epoch_order
-    from stages.engines.rows import to_units
+    from stages.engines.rows import conversation, pairs, preference, to_units
     from stages.job import Job
 
     def rows_of(asset: str, record: Any) -> list[dict[str, Any]]:
@@ -110,25 +110,20 @@ def prepare(workload: Workload, folder: Path) -> None:
     conversations = rows_of("alpaca-en-demo", "conversation")
     policy = make_policy(workload.model, conversations, folder)
     chat = Chat(policy)
-    pairs = workload.task != "sft"
-    rows = rows_of("dpo-en-demo", "preference") if pairs else conversations
+    in_pairs = workload.task != "sft"
+    rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
     scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
-    rows, units = to_units(rows, documents_of(chat, pairs), workload.max_length, scratch)
+    taken, make = (pairs(rows, "adjacent"), preference(chat)) if in_pairs else (rows, conversation(chat))
+    fitting, units = to_units(taken, make, workload.max_length, scratch)
     count = workload.steps * workload.global_batch
-    chosen = drawn(len(rows), count, workload.global_batch, None if pairs else [len(unit[0]) for unit in units])
+    chosen = drawn(len(units), count, workload.global_batch, None if in_pairs else [len(unit[0]) for unit in units])
+    by_id = {row["id"]: row for row in rows}
     placed: list[Any] = [None] * count
-    for place, row in zip(epoch_order(count, SEED, 0), chosen, strict=True):
-        placed[place] = rows[row]
+    for place, number in zip(epoch_order(count, SEED, 0), chosen, strict=True):
+        placed[place] = by_id[fitting[number]["id"]]
     records.save(folder / "data", placed)
-    seal(folder / "data", "preference" if pairs else "conversation")
+    seal(folder / "data", "preference" if in_pairs else "conversation")
     (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in units[row]] for row in chosen]))
-
-
-def documents_of(chat: Any, pairs: bool) -> Any:
-    """How our stages make documents of a row."""
-    from stages.engines.rows import conversation, preference
-
-    return preference(chat) if pairs else conversation(chat)
 
 
 def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list[int]:

@@ -17,7 +17,7 @@ from stages.core import losses
 from stages.core.batches import MicroBatch, collate, plan_step, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
-from stages.engines.models import load_policy, same_weights
+from stages.engines.models import frozen, load_policy, same_weights
 from stages.engines.rows import gather, pairs, preference, to_units
 from stages.engines.trainer import TORCH_DTYPES, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
@@ -41,7 +41,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         seed=config.seed,
     )
     probe_isolation(trainer.module, numerics, trainer.device)
-    frozen = load_policy(reference, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval()
+    fixed = frozen(load_policy(reference, numerics), trainer.device, TORCH_DTYPES[config.dtype])
     same = same_weights(policy, reference)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "last": None}
@@ -53,7 +53,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
             tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
             with torch.no_grad():
-                reference_logps_N, _ = frozen(tensors)
+                reference_logps_N, _ = fixed(tensors)
             logps_N, _ = trainer.module(tensors)
             ratio_w_P, ratio_l_P = log_ratios(tensors, logps_N - reference_logps_N, normalise=isinstance(config.loss, DpoNorm))
             loss, parts = losses.dpo(ratio_w_P, ratio_l_P, config.loss.beta)
