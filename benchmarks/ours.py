@@ -1,6 +1,6 @@
 """Our side of a training benchmark: the stage's own `run`, paced by its own log of steps.
 
-    python -m benchmarks.ours FOLDER
+python -m benchmarks.ours FOLDER
 """
 
 import importlib
@@ -14,7 +14,6 @@ from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
 from data.artifacts import open_artifact
 from stages.job import Inputs, Job
-
 
 
 class PacedJob(Job):

@@ -17,7 +17,6 @@ from benchmarks.pacing import Enough, Pace
 from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read
 
 
-
 def columns(workload: Workload, units: list[Any]) -> list[dict[str, Any]]:
     """The units as the peer's collators want them."""
     if workload.task == "sft":
@@ -33,9 +32,7 @@ def columns(workload: Workload, units: list[Any]) -> list[dict[str, Any]]:
     rows = []
     for chosen, rejected in units:
         prompt = chosen["trained"].index(True)
-        rows.append(
-            {"prompt_ids": chosen["ids"][:prompt], "chosen_ids": chosen["ids"][prompt:], "rejected_ids": rejected["ids"][prompt:]}
-        )
+        rows.append({"prompt_ids": chosen["ids"][:prompt], "chosen_ids": chosen["ids"][prompt:], "rejected_ids": rejected["ids"][prompt:]})
     return rows
 
 

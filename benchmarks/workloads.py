@@ -48,7 +48,6 @@ class Workload:
         peer = "packed rows" if self.peer_settings.get("packing") else f"{self.peer_batch} {rows} a pass"
         return f"bf16, {self.global_batch} {rows} a step, at most {self.max_length} tokens, {THREADS} threads; peer: {peer}"
 
-
     def write(self, folder: Path) -> None:
         (folder / "workload.json").write_text(json.dumps(asdict(self)))
 
