@@ -112,7 +112,7 @@ def prepare(workload: Workload, folder: Path) -> None:
     in_pairs = workload.task != "sft"
     rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
     scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
-    taken, make = (pairs(rows, "adjacent"), preference(chat)) if in_pairs else (rows, conversation(chat))
+    taken, make = (pairs(rows, "adjacent"), preference(chat)) if in_pairs else (rows, conversation(chat, "assistant"))
     fitting, units = to_units(taken, make, workload.max_length, scratch)
     count = workload.steps * workload.global_batch
     chosen = drawn(len(units), count, workload.global_batch, None if in_pairs else [len(unit[0]) for unit in units])
