@@ -12,7 +12,7 @@ SHELL := bash
 .ONESHELL:
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint demo tiny chaos bench clean
+.PHONY: help setup test lint demo tiny chaos bench gpu-check clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +20,7 @@ export DO_NOT_TRACK=1 DVC_NO_ANALYTICS=1 GX_ANALYTICS_ENABLED=false PREFECT_SERV
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help: ## Shows this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s  %s\n", $$1, $$2}' Makefile
 	echo
 	echo 'DEVICE=cpu|gpu chooses the lock (here: $(DEVICE)), PYTHON=... the interpreter (here: $(PYTHON)).'
 
@@ -46,8 +46,14 @@ N ?= 100
 chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run
 	PYTHONPATH=. python tests/chaos.py --kills $(N)
 
-bench: setup ## Measures ratios against peers into benchmarks/results
-	python -m benchmarks.tracking
+bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo for some of the training ones)
+	$(if $(ONLY),,python -m benchmarks.tracking)
+	python -m benchmarks.training --only '$(ONLY)'
+	python -m benchmarks.table
+
+OUT ?= gpu-check
+gpu-check: ## Checks numerics and speed on a GPU, for a machine with torch and transformers alone (PYTHON=python OUT=folder)
+	$(PYTHON) -m benchmarks.gpu_check '$(OUT)'
 
 clean: ## Removes the environment and caches; artifacts and checkpoints stay
 	rm -rf .venv .pytest_cache .ruff_cache *.egg-info

@@ -4,10 +4,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pipelines.provenance import hardware
 
@@ -23,6 +24,10 @@ class Reading:
     peer: float
     unit: str
     higher_is_better: bool = True
+    goal: float | None = None
+    """The ratio that we want, where there is one."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What a reader must know to judge it: settings, counts, how far both sides' work agrees."""
 
     @property
     def ratio(self) -> float:

@@ -119,7 +119,7 @@ def score_by_model(
     import torch
 
     from stages.core.batches import Unit, collate, document, plan_step
-    from stages.engines.models import load_reward_model
+    from stages.engines.models import frozen, load_reward_model
 
     chat = Chat(payload)
     longest = json.loads((payload / "config.json").read_text())["max_position_embeddings"]
@@ -140,7 +140,7 @@ def score_by_model(
         return rewards
     device = torch.device(job.numerics.device)
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
-    module = load_reward_model(payload, job.numerics).to(device, dtype).eval()
+    module = frozen(load_reward_model(payload, job.numerics), device, dtype)
     done = 0
     with torch.no_grad():
         for micro in plan_step(units, 0, 1, job.numerics):

@@ -22,8 +22,8 @@ from stages.core.batches import MicroBatch, Unit, collate, document, plan_step, 
 from stages.core.logprobs import probe_isolation
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.engines.checkpoints import Checkpoints
-from stages.engines.models import load_policy, same_weights
-from stages.engines.reference import Cached, Reference, frozen
+from stages.engines.models import frozen, load_policy, same_weights
+from stages.engines.reference import Cached, Reference, online
 from stages.engines.rows import gather, pairs, preference, to_units
 from stages.engines.trainer import TORCH_DTYPES, StepStats, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
@@ -102,7 +102,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     probe_isolation(trainer.module, numerics, trainer.device)
     reference = cached
     if given and not cached:
-        reference = frozen(load_policy(given, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval())
+        reference = online(frozen(load_policy(given, numerics), trainer.device, TORCH_DTYPES[config.dtype]))
     objective = Objective(config.loss, trainer.module, reference, numerics, chat.pad_id, config.max_length, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "last": None}

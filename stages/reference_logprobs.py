@@ -23,8 +23,8 @@ from data.faults import fault_point
 from stages.core.batches import Unit, collate, document, plan_step, share_prompts
 from stages.core.logprobs import PolicyModule, probe_isolation
 from stages.engines.mirroring import open_mirror
-from stages.engines.models import load_policy
-from stages.engines.reference import content_key, frozen
+from stages.engines.models import frozen, load_policy
+from stages.engines.reference import content_key, online
 from stages.engines.rows import gather, to_units
 from stages.engines.trainer import TORCH_DTYPES
 from stages.job import Inputs, Job, NotFinite, only
@@ -98,14 +98,14 @@ def chunk_file(chunk: Sequence[tuple[str, Unit]], weights: str, config: Referenc
 
 def ready(module: PolicyModule, config: ReferenceLogprobs, job: Job) -> PolicyModule:
     device = torch.device(job.numerics.device)
-    module = module.to(device, TORCH_DTYPES[config.dtype]).eval()
+    module = frozen(module, device, TORCH_DTYPES[config.dtype])
     probe_isolation(module, job.numerics, device)
     return module
 
 
 def score(module: PolicyModule, units: Sequence[Unit], job: Job, pad_id: int) -> list[list[float]]:
     """log π₀ of each answer of each unit."""
-    reference, found = frozen(module), [[0.0] for _ in units]
+    reference, found = online(module), [[0.0] for _ in units]
     for micro in plan_step(units, 0, 1, job.numerics):
         given = [units[i] for i in micro.units]
         tensors = collate(given, job.numerics, pad_id).to(torch.device(job.numerics.device))

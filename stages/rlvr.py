@@ -30,7 +30,7 @@ from stages.core.logprobs import PolicyModule, probe_isolation
 from stages.core.policy_gradient import clipped_policy_loss, group_advantages, kl_k3
 from stages.core.verifiers import verify
 from stages.engines.checkpoints import Checkpoints
-from stages.engines.models import load_policy
+from stages.engines.models import frozen, load_policy
 from stages.engines.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
 from stages.engines.trainer import TORCH_DTYPES, Trainer
 from stages.job import Inputs, Job, StageError, only
@@ -60,7 +60,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         settings = {"optimizer": config.optimizer, "total_steps": config.steps, "dtype": config.dtype, "seed": config.seed}
         trainer = Trainer(load_policy(policy, numerics), numerics=numerics, **settings)
         probe_isolation(trainer.module, numerics, trainer.device)
-        reference = load_policy(policy, numerics).to(trainer.device, TORCH_DTYPES[config.dtype]).eval() if config.algorithm.kl else None
+        dtype = TORCH_DTYPES[config.dtype]
+        reference = frozen(load_policy(policy, numerics), trainer.device, dtype) if config.algorithm.kl else None
         checkpoints = Checkpoints(job, trainer)
         state = checkpoints.resume() or {"step": 0, "updates": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
         if state["updates"]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from benchmarks import table as benchmarks
 from configs.datasets import PrepareData
 from configs.declarations import DECLARATIONS
 from configs.document import parse_value
@@ -85,8 +86,8 @@ def test_files_that_are_named_exist(name):
 
 
 def test_make_targets_that_are_named_exist():
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {target for name in NAMES for target in re.findall(r"(?:`|\$ )make ([a-z]+)", (ROOT / name).read_text())}
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for name in NAMES for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", (ROOT / name).read_text())}
     assert named >= {"setup", "test", "demo"} and named <= targets
 
 
@@ -102,6 +103,12 @@ def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and
             assert "type" not in config.model_fields or config in listed, f"{kind}: {config.__name__} has no `formula` of its own"
     for config in listed:
         assert isinstance(getattr(config, "source", None), str) and (config.__doc__ or "").strip(), config.__name__
+
+
+def test_the_pages_of_benchmarks_are_current():
+    readme = (ROOT / "README.md").read_text()
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == benchmarks.page(), "run `python -m benchmarks.table`"
+    assert readme == benchmarks.with_lines(readme) and benchmarks.BEGIN in readme, "run `python -m benchmarks.table`"
 
 
 def test_the_page_of_stages_names_every_kind_and_field():

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from data.artifacts import read_rows
 from stages.job import Job
 
-EXPONENTS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+EXPONENTS = {"F32": ("uint32", 0x7F800000), "F16": ("uint16", 0x7C00), "BF16": ("uint16", 0x7F80)}
 """safetensors dtype → unsigned type of the same width, and the exponent bits: all of them set is NaN or infinity (IEEE 754)."""
 PIECE_BYTES = 64 << 20
 
@@ -68,6 +66,8 @@ def _model_problem(payload: Path) -> str | None:
 
 def _not_finite(path: Path) -> Iterator[str]:
     """Names of tensors with a value that is no number; format: https://github.com/huggingface/safetensors#format."""
+    import numpy as np
+
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(length))

@@ -1,7 +1,7 @@
 """Transformers models for training: how a payload becomes a module."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,6 +11,8 @@ from data.artifacts import Artifact, sha256_file
 from stages.core import attention
 from stages.core.logprobs import PolicyModule, RewardModule
 from stages.engines.adapters import add_adapters
+
+Module = TypeVar("Module", PolicyModule, RewardModule)
 
 
 def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
@@ -43,6 +45,18 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     return auto.from_pretrained(
         payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
     )
+
+
+def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
+    """The module for use without gradients, its weights in the dtype in which a `Trainer` computes.
+
+    Buffers stay in fp32, as they do there: rotary frequencies rounded to bf16 turn late tokens by wrong angles (a whole radian
+    after some hundred), and neither reference nor judge would compute what the policy and vLLM do.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    return module.to(device).eval()
 
 
 def same_weights(first: Artifact, second: Artifact) -> bool:

@@ -22,7 +22,7 @@ def content_key(doc: Document) -> str:
     return digest([list(doc.ids), doc.trained.index(True)])
 
 
-def frozen(module: PolicyModule) -> Reference:
+def online(module: PolicyModule) -> Reference:
     """A policy that is asked anew each time, on the very micro-batches of training: rounding cancels in the first step."""
 
     @torch.no_grad()

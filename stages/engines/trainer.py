@@ -109,7 +109,7 @@ class Trainer:
         plain = numerics.zero_stage == 0
         if plain:  # DeepSpeed reports no norm there
             adamw.register_step_pre_hook(self._clip)
-        with _distributed_environment():
+        with _distributed_environment(), _uncompiled():
             self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
         self.module = self.engine
 
@@ -260,6 +260,18 @@ def _deepspeed() -> Any:
 
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     return deepspeed
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """`torch.compile` leaves functions as they are, and its compiler is not loaded (a quarter of a job's start): DeepSpeed decorates
+    the steps of optimizers with it that nobody asked for."""
+    compiling = torch.compile
+    setattr(torch, "compile", lambda model=None, **_: model if model is not None else lambda function: function)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch, "compile", compiling)  # noqa: B010
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from data.chat import Chat
 from stages import preference_train, reference_logprobs
 from stages.core.batches import collate, document, plan_step
 from stages.engines.models import load_policy
-from stages.engines.reference import content_key, frozen
+from stages.engines.reference import content_key, online
 from stages.engines.rows import to_units
 from stages.job import StageError
 from stages.preference_train import Example, Objective, comparisons, documents_of
@@ -85,7 +85,7 @@ def gradient(tmp_path_factory, policy, other):
             kept, units = to_units(labelled, documents_of(wanted.loss, chat), 96, models.a_job(tmp_path_factory.mktemp("job")))
             batch = [Example(unit, row["label"]) for row, unit in zip(kept, units, strict=True)]
             module = load_policy(policy, numerics)
-            reference = None if wanted.loss.reference_free else frozen(load_policy(other, numerics))
+            reference = None if wanted.loss.reference_free else online(load_policy(other, numerics))
             objective = Objective(wanted.loss, module, reference, numerics, chat.pad_id, 96, torch.device("cpu"))
             z0 = 0.0
             if name == "kto":

@@ -1,0 +1,138 @@
+"""Two training processes that step in turn: what slows the machine down slows both down.
+
+A worker tells how long each of its optimizer steps took, and waits to be told to go on; so one side rests while the other is timed.
+It speaks through the descriptor that was its standard output, one line of JSON a message; what libraries print goes to the log.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+
+class Enough(BaseException):
+    """The last timed step is done: whatever the stage would do afterwards is not asked for."""
+
+
+class Pace:
+    """A worker's side: `lap` after each optimizer step."""
+
+    def __init__(self, steps: int) -> None:
+        """Takes over the standard output and waits for the first word to go."""
+        self.steps, self.step = steps, 0
+        self.losses: list[float] = []
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
+        self._began = 0.0
+
+    def ready(self) -> None:
+        """Call as late as possible before the first step; the time until then is nobody's step."""
+        self._wait({"ready": True})
+
+    def lap(self) -> None:
+        """Ends a step and waits to begin the next.
+
+        Raises:
+            Enough: it was the last.
+        """
+        seconds = time.perf_counter() - self._began
+        self.step += 1
+        if self.step < self.steps:
+            self._wait({"seconds": seconds})
+            return
+        self._say({"seconds": seconds})
+        raise Enough
+
+    def finish(self) -> None:
+        self._say({"first_loss": self.losses[0], "peak_bytes": peak_bytes()})
+        os._exit(0)  # an engine's threads and hooks need no farewell
+
+    def _wait(self, message: dict[str, Any]) -> None:
+        self._say(message)
+        if not sys.stdin.readline():
+            raise SystemExit("the benchmark that started this worker has gone")
+        self._began = time.perf_counter()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+
+
+def peak_bytes() -> int:
+    """Most memory that this process ever held; unlike `ru_maxrss` it owes nothing to the process that started it."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+@dataclass(frozen=True)
+class Laps:
+    """What one worker said."""
+
+    seconds: list[float]
+    first_loss: float
+    peak_bytes: int
+
+
+class Worker:
+    """The benchmark's side of one worker process."""
+
+    def __init__(self, command: list[str], log: Path, threads: int) -> None:
+        self.log = log
+        with log.open("w") as stream:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
+            )
+
+    def hear(self) -> dict[str, Any]:
+        """Its next message.
+
+        Raises:
+            RuntimeError: it has ended; with the end of its log.
+        """
+        line = _pipe(self.process.stdout).readline()
+        if not line:
+            self.process.wait()
+            raise RuntimeError(f"a worker ended early, its log {self.log} ends in:\n{self.log.read_text()[-3000:]}")
+        return json.loads(line)
+
+    def step(self) -> float:
+        """Lets it take one optimizer step; seconds."""
+        _pipe(self.process.stdin).write("go\n")
+        _pipe(self.process.stdin).flush()
+        return self.hear()["seconds"]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def _pipe(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def race(first: Worker, second: Worker, steps: int) -> tuple[Laps, Laps]:
+    """Both workers take `steps` steps in turn, the one that begins changing every time."""
+    workers = (first, second)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    try:
+        for worker in workers:
+            worker.hear()
+        for number in range(steps):
+            for side in (0, 1) if number % 2 == 0 else (1, 0):
+                seconds[side].append(workers[side].step())
+        ends = [worker.hear() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.close()
+    ours, theirs = (Laps(times, end["first_loss"], end["peak_bytes"]) for times, end in zip(seconds, ends, strict=True))
+    return ours, theirs

@@ -1,0 +1,114 @@
+"""The peer's side of a training benchmark: TRL, configured as its documentation advises for a machine without flash-attention.
+
+    python -m benchmarks.peer FOLDER
+
+bf16 by autocast over fp32 weights (its default), fused AdamW (its default), no gradient checkpointing (nor on our side: memory
+suffices, and both are faster), rows of similar length side by side. Its packing is measured apart: the documentation reserves it for
+flash-attention, though transformers isolates packed rows under sdpa too. DPO has no padding-free mode in this version.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pacing import Enough, Pace
+from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read
+
+
+def columns(workload: Workload, units: list[Any]) -> list[dict[str, Any]]:
+    """The units as the peer's collators want them."""
+    if workload.task == "sft":
+        return [
+            {
+                "input_ids": doc["ids"],
+                "labels": [token if said else -100 for token, said in zip(doc["ids"], doc["trained"], strict=True)],
+            }
+            for (doc,) in units
+        ]
+    if workload.task == "reward_model":
+        return [{"chosen_ids": chosen["ids"], "rejected_ids": rejected["ids"]} for chosen, rejected in units]
+    rows = []
+    for chosen, rejected in units:
+        prompt = chosen["trained"].index(True)
+        rows.append({"prompt_ids": chosen["ids"][:prompt], "chosen_ids": chosen["ids"][prompt:], "rejected_ids": rejected["ids"][prompt:]})
+    return rows
+
+
+def settings(workload: Workload, folder: Path) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder / "peer"),
+        "per_device_train_batch_size": workload.peer_batch,
+        "gradient_accumulation_steps": workload.global_batch // workload.peer_batch,
+        "max_steps": workload.steps,
+        "learning_rate": LEARNING_RATE,
+        "lr_scheduler_type": "constant",
+        "max_length": workload.max_length,
+        "bf16": True,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": SEED,
+        **workload.peer_settings,
+    }
+
+
+def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+    class PreparedDPOTrainer(DPOTrainer):
+        """Takes the ids as they are, which the other two trainers do by themselves."""
+
+        def _prepare_dataset(self, dataset: Any, *_: Any) -> Any:
+            return dataset
+
+    payload = folder / "policy" / "payload"
+    tokenizer = AutoTokenizer.from_pretrained(payload)
+    rows = Dataset.from_list(columns(workload, json.loads((folder / "units.json").read_text())))
+    given = {"train_dataset": rows, "processing_class": tokenizer, "callbacks": callbacks}
+    if workload.task == "reward_model":
+        model = AutoModelForSequenceClassification.from_pretrained(payload, num_labels=1, dtype=torch.float32)
+        head = model.score.weight
+        with torch.no_grad():  # the start of our stage
+            head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(SEED)) / math.sqrt(head.shape[1] + 1))
+        return RewardTrainer(model=model, args=RewardConfig(**settings(workload, folder)), **given)
+    model = AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
+    if workload.task == "sft":
+        return SFTTrainer(model=model, args=SFTConfig(**settings(workload, folder)), **given)
+    reference = AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
+    return PreparedDPOTrainer(model=model, ref_model=reference, args=DPOConfig(beta=0.1, **settings(workload, folder)), **given)
+
+
+def main(folder: Path) -> None:
+    workload = read(folder)
+    pace = Pace(workload.steps)
+    from transformers import TrainerCallback
+
+    class Paced(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if pace.step + 1 == pace.steps and not pace.losses:  # a single step is logged after it ended
+                return
+            pace.lap()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if "loss" in logs:
+                pace.losses.append(logs["loss"])
+
+    trainer = trainer_of(workload, folder, [Paced()])
+    pace.ready()
+    try:
+        trainer.train()
+    except Enough:
+        pace.finish()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

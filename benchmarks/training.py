@@ -1,0 +1,116 @@
+"""Our training stages against TRL on this machine: useful tokens per second and peak memory, same model, rows and batches.
+
+    python -m benchmarks.training [--only NAME,NAME] [--keep FOLDER]
+
+Both sides run in processes of their own and take their optimizer steps in turn (`benchmarks/pacing.py`), over the same documents in
+the same order. Useful tokens are those of prompts and answers, no padding, counted once per document on both sides. Work is equal:
+the losses of the first step, made before any update, must agree. The first steps warm up and are not counted; each reading is the
+median over the others.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pacing import Laps, Worker, race
+from benchmarks.report import Reading, write
+from benchmarks.workloads import THREADS, WORKLOADS, Workload
+
+PACKAGES = ("torch", "transformers", "deepspeed", "trl", "accelerate")
+
+
+def tokens_per_step(workload: Workload, folder: Path) -> list[int]:
+    """Useful tokens of each optimizer step."""
+    lengths = [sum(len(document["ids"]) for document in unit) for unit in json.loads((folder / "units.json").read_text())]
+    size = workload.global_batch
+    return [sum(lengths[step * size : (step + 1) * size]) for step in range(workload.steps)]
+
+
+def speed(laps: Laps, tokens: list[int], warmup: int) -> float:
+    """Median over the counted steps of useful tokens per second."""
+    return statistics.median(count / seconds for count, seconds in list(zip(tokens, laps.seconds, strict=True))[warmup:])
+
+
+def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> float:
+    """How far the first losses are apart, relative to the peer's.
+
+    Raises:
+        SystemExit: further than rounding explains, so the two sides do not do the same work.
+    """
+    apart = abs(ours.first_loss - peer.first_loss) / abs(peer.first_loss)
+    if not apart <= workload.tolerance:
+        raise SystemExit(
+            f"{workload.title}: the first loss is {ours.first_loss:.5f} here and {peer.first_loss:.5f} at the peer, {apart:.2%} apart "
+            f"(bound {workload.tolerance:.2%}): the two sides do not train the same"
+        )
+    return apart
+
+
+def readings_of(workload: Workload, tokens: list[int], ours: Laps, peer: Laps) -> list[Reading]:
+    apart = refuse_unequal(workload, ours, peer)
+    counted = workload.steps - workload.warmup
+    notes = {
+        "first_loss_ours": round(ours.first_loss, 6),
+        "first_loss_peer": round(peer.first_loss, 6),
+        "first_losses_apart": round(apart, 6),
+        "steps": counted,
+        "useful_tokens": sum(tokens[workload.warmup :]),
+        "setting": workload.setting,
+    }
+    return [
+        Reading(
+            workload.title,
+            ours=round(speed(ours, tokens, workload.warmup), 1),
+            peer=round(speed(peer, tokens, workload.warmup), 1),
+            unit="useful tokens/s",
+            goal=workload.goal,
+            notes=notes,
+        ),
+        Reading(
+            f"{workload.title}, peak memory",
+            ours=round(ours.peak_bytes / 2**30, 2),
+            peer=round(peer.peak_bytes / 2**30, 2),
+            unit="GiB",
+            higher_is_better=False,
+            goal=1.0,
+            notes={"setting": workload.setting},
+        ),
+    ]
+
+
+def measure(workload: Workload, folder: Path) -> list[Reading]:
+    """One workload, both sides."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "units.json").exists():
+        workload.write(folder)
+        subprocess.run([sys.executable, "-m", "benchmarks.workloads", str(folder)], check=True)
+    python = [sys.executable, "-m"]
+    sides = [Worker([*python, f"benchmarks.{side}", str(folder)], folder / f"{side}.log", THREADS) for side in ("ours", "peer")]
+    ours, peer = race(sides[0], sides[1], workload.steps)
+    return readings_of(workload, tokens_per_step(workload, folder), ours, peer)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
+    parser.add_argument("--only", default="", help=f"names, comma-separated: {', '.join(WORKLOADS)}")
+    parser.add_argument("--keep", type=Path, help="a folder for prepared models, rows and logs, kept for the next run")
+    given: Any = parser.parse_args(arguments)
+    names = [name for name in given.only.split(",") if name] or list(WORKLOADS)
+    unknown = sorted(set(names) - set(WORKLOADS))
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}: choose from {', '.join(WORKLOADS)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in names:
+            began = time.monotonic()
+            write(f"training-{name}", measure(WORKLOADS[name], (given.keep or Path(temporary)) / name), PACKAGES)
+            print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

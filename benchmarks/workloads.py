@@ -1,0 +1,176 @@
+"""What the training benchmarks train: models and rows from packages, the same documents in the same order for both sides.
+
+    python -m benchmarks.workloads FOLDER
+
+reads FOLDER/workload.json and makes FOLDER/policy and FOLDER/data (artifacts, for our stages) and FOLDER/units.json (the documents of
+each optimizer step, for the peer, made by our stages' own tokenisation: so both train on the same ids).
+"""
+
+import json
+import random
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Task = Literal["sft", "reward_model", "preference_train"]
+SEED, LEARNING_RATE, THREADS = 0, 1e-5, 2
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One reading: a task on a model."""
+
+    task: Task
+    model: str
+    """One of `MODELS`."""
+    max_length: int
+    global_batch: int
+    """Rows or pairs per optimizer step, on both sides."""
+    steps: int
+    """Optimizer steps, the first of which warm up."""
+    peer_batch: int
+    """Rows or pairs in one forward pass of the peer, the rest of the batch is accumulated."""
+    title: str
+    goal: float
+    """The ratio that we want."""
+    peer_settings: dict[str, Any] = field(default_factory=dict)
+    """More of the peer's own settings."""
+    warmup: int = 1
+    numerics: dict[str, Any] = field(default_factory=dict)
+    """Ours, over the defaults of a CPU."""
+    tolerance: float = 0.02
+    """Largest difference of the two first losses, relative to the peer's: bf16 rounds at 2⁻⁸."""
+
+    @property
+    def setting(self) -> str:
+        rows = "rows" if self.task == "sft" else "pairs"
+        peer = "packed rows" if self.peer_settings.get("packing") else f"{self.peer_batch} {rows} a pass"
+        return f"bf16, {self.global_batch} {rows} a step, at most {self.max_length} tokens, {THREADS} threads; peer: {peer}"
+
+    def write(self, folder: Path) -> None:
+        (folder / "workload.json").write_text(json.dumps(asdict(self)))
+
+
+def read(folder: Path) -> Workload:
+    """The workload that a folder is for."""
+    return Workload(**json.loads((folder / "workload.json").read_text()))
+
+
+WORKLOADS: dict[str, Workload] = {
+    "sft": Workload("sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M", 2.5),
+    "sft-packed-peer": Workload("sft", "smollm2-135m", 256, 16, 7, 1, "SFT, SmolLM2-135M, peer packed", 1.0, {"packing": True}),
+    "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 8, "SFT, 20M Llama", 2.5),
+    "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0),
+    "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 4, "Reward model, 20M Llama", 2.0),
+    "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 3.0),
+    "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 7, 4, "DPO, 20M Llama", 3.0),
+}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {"type": "packaged", "asset": "smollm2-135m-instruct"},
+    "llama-20m": {
+        "type": "random_llama",
+        "layers": 8,
+        "hidden": 384,
+        "heads": 6,
+        "kv_heads": 6,
+        "ffn": 1024,
+        "vocabulary": 8192,
+        "context": 1024,
+    },
+    "llama-tiny": {
+        "type": "random_llama",
+        "layers": 2,
+        "hidden": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "ffn": 64,
+        "vocabulary": 512,
+        "context": 1024,
+    },
+}
+"""Fields of `source_model`; the tiny one is for tests."""
+
+
+def prepare(workload: Workload, folder: Path) -> None:
+    """Writes policy, data and units of a workload below `folder`."""
+    from configs.datasets import Packaged
+    from configs.execution import Numerics, Placement
+    from data import records, sources
+    from data.chat import Chat
+    from stages.core.batches import epoch_order
+    from stages.engines.rows import conversation, pairs, preference, to_units
+    from stages.job import Job
+
+    def rows_of(asset: str, record: Any) -> list[dict[str, Any]]:
+        return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
+
+    conversations = rows_of("alpaca-en-demo", "conversation")
+    policy = make_policy(workload.model, conversations, folder)
+    chat = Chat(policy)
+    in_pairs = workload.task != "sft"
+    rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
+    scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
+    taken, make = (pairs(rows, "adjacent"), preference(chat)) if in_pairs else (rows, conversation(chat, "assistant"))
+    fitting, units = to_units(taken, make, workload.max_length, scratch)
+    count = workload.steps * workload.global_batch
+    chosen = drawn(len(units), count, workload.global_batch, None if in_pairs else [len(unit[0]) for unit in units])
+    by_id = {row["id"]: row for row in rows}
+    placed: list[Any] = [None] * count
+    for place, number in zip(epoch_order(count, SEED, 0), chosen, strict=True):
+        placed[place] = by_id[fitting[number]["id"]]
+    records.save(folder / "data", placed)
+    seal(folder / "data", "preference" if in_pairs else "conversation")
+    (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in units[row]] for row in chosen]))
+
+
+def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list[int]:
+    """`count` rows in training order. With lengths: whole batches out of the order in which transformers' own sampler
+    groups all rows by length, at even distances, so that their lengths are those of the data and the peer pads as little as there."""
+    if count > total:
+        raise SystemExit(f"the benchmark takes {count} rows and {total} are short enough: lower steps or global_batch, or raise max_length")
+    if lengths is None:
+        return random.Random(f"bench/{SEED}").sample(range(total), count)
+    import torch
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    order = get_length_grouped_indices(lengths, batch, generator=torch.Generator().manual_seed(SEED))
+    batches, wanted = total // batch, count // batch
+    taken = [int((number + 0.5) * batches / wanted) for number in range(wanted)]
+    random.Random(SEED).shuffle(taken)
+    return [row for number in taken for row in order[number * batch : (number + 1) * batch]]
+
+
+def make_policy(model: str, conversations: list[Any], folder: Path) -> Path:
+    """The payload of a policy, as `source_model` makes it."""
+    from configs.datasets import SourceModel
+    from configs.execution import Numerics, Placement
+    from data import records
+    from data.artifacts import open_artifact
+    from stages import source_model
+    from stages.job import Job
+
+    records.save(folder / "corpus", conversations)
+    seal(folder / "corpus", "conversation")
+    config = SourceModel.model_validate({"source": MODELS[model]})
+    job = Job(folder / "source", "bench/policy", "k", Numerics(), Placement(), {})
+    source_model.run(config, {"corpus": {"corpus": open_artifact(folder / "corpus")}}, job)
+    job.out.rename(folder / "policy")
+    seal(folder / "policy", "policy")
+    return folder / "policy" / "payload"
+
+
+def seal(folder: Path, artifact_type: str) -> None:
+    """Makes a folder with a payload an artifact."""
+    from data.artifacts import Record, content_hash, scan, write_json
+
+    files = scan(folder / "payload")
+    made = {"kind": "benchmark", "version": 1, "type": artifact_type, "config": {}, "inputs": (), "key": "k", "metrics": {}}
+    record = Record(content=content_hash(files), files=files, **made)
+    write_json(folder / "record.json", record.model_dump(mode="json"))
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    prepare(read(place), place)

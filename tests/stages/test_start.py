@@ -1,0 +1,51 @@
+"""What a job loads before its first step: libraries that it does not need cost seconds of every start."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+
+from configs.declarations import DECLARATIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA_STAGES = [kind for kind, declaration in DECLARATIONS.items() if declaration.engine == "none" and kind != "merge"]
+
+
+def loaded_after(script: str) -> set[str]:
+    """All modules of a fresh process after `script`."""
+    command = [sys.executable, "-c", f"{script}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "stages")]), "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return set(json.loads(answer.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("kind", DATA_STAGES)
+def test_a_job_that_handles_rows_loads_no_engine(kind):
+    assert not loaded_after(f"import stages.__main__, stages.{kind}") & {"torch", "transformers", "numpy", "datasets", "s3fs"}
+
+
+@pytest.mark.slow
+def test_a_job_that_trains_loads_no_compiler_no_sampler_and_no_hub(tmp_path):
+    """torch's compiler alone is a quarter of the start; DeepSpeed would load it for an optimizer that nobody asked for."""
+    folder = models.tiny_policy(tmp_path).path
+    loaded = loaded_after(f"""
+from pathlib import Path
+import stages.__main__, stages.sft, stages.preference_train, stages.reward_model, torch
+from configs.execution import Numerics
+from configs.training import Optimizer
+from data.artifacts import open_artifact
+from data.chat import Chat
+from stages.engines.models import load_policy
+from stages.engines.trainer import Trainer
+policy, numerics = open_artifact(Path({str(folder)!r})), Numerics(threads=1)
+Chat(policy.payload)
+Trainer(load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-4), total_steps=1, dtype="bf16", numerics=numerics, seed=0)
+assert torch.compile.__module__ == "torch"
+""")
+    assert "deepspeed" in loaded and "transformers" in loaded
+    assert not loaded & {"torch._inductor.compile_fx", "vllm", "datasets", "redis", "great_expectations", "s3fs"}
