@@ -284,3 +284,20 @@ def test_lists_become_the_pairs_that_are_asked_for():
 def test_kto_refuses_pairs_in_which_one_answer_is_good_and_bad():
     with pytest.raises(ValueError, match="adjacent would make one answer good and bad"):
         config({"type": "kto"}, lists="adjacent")
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto", "orpo"])
+def test_the_stage_trains_alike_under_every_cut(tmp_path, policy, name):
+    """The engine's own steps, for three of them: the second loss follows the first gradient."""
+    data = models.dataset(tmp_path / "data", "preference", certain(20))
+    cuts = {"whole": {}, "packs": {"micro_batch_tokens": 64}, "padded": {"packing": False, "micro_batch_sequences": 2}}
+    curves = {cut: run(tmp_path / cut, data, policy, METHODS[name], Numerics(threads=1, **changed))[1] for cut, changed in cuts.items()}
+    for column in ("loss", "grad_norm", "chosen_logp", "rejected_length", *(["kl"] if name == "kto" else [])):
+        for cut in ("packs", "padded"):
+            expected = [row[column] for row in curves["whole"]]
+            assert [row[column] for row in curves[cut]] == pytest.approx(expected, rel=1e-3, abs=1e-5), (cut, column)
+
+
+def test_the_key_of_a_cached_log_probability_tells_every_token_and_the_border():
+    documents = [document([1, 2], [3]), document([1], [2, 3]), document([9, 2], [3]), document([1, 2], [4])]
+    assert len({content_key(doc) for doc in documents}) == 4
