@@ -88,10 +88,10 @@ def test_pairs_of_equal_length_are_neither_longer_nor_shorter(tmp_path):
         return row, tuple(document([5], [7] * length) for length in (chosen, rejected))
 
     held = [pair(3, 2), pair(2, 3, strength=0.25), pair(2, 2, margin=1.5)]
-    found = reward_model.held_out_report(held, [(1.0, 0.0), (0.0, 1.0), (1.0, 0.5)], a_job(tmp_path))
-    assert (found["accuracy"], found["accuracy_chosen_longer"], found["accuracy_chosen_shorter"]) == (pytest.approx(2 / 3), 1.0, 0.0)
-    # lengths 3 2 2 3 2 2, scores 1 0 0 1 1 ½: the squares of differences to the labels 1, ¼ and 1 at σ(1), σ(-1), σ(½)
-    brier = [(0.7310586 - 1) ** 2, (0.2689414 - 0.25) ** 2, (0.6224593 - 1) ** 2]
+    found = reward_model.held_out_report(held, [(1.0, 0.0), (0.0, 1.0), (0.5, 1.0)], a_job(tmp_path))
+    assert (found["accuracy"], found["accuracy_chosen_longer"], found["accuracy_chosen_shorter"]) == (pytest.approx(1 / 3), 1.0, 0.0)
+    # σ(1), σ(-1) and σ(-½) against the labels 1, ¼ and 1
+    brier = [(0.7310586 - 1) ** 2, (0.2689414 - 0.25) ** 2, (0.3775407 - 1) ** 2]
     assert found["brier"] == pytest.approx(sum(brier) / 3) and "ordered_triples" not in found
     assert [row["label_margin"] for row in read_rows(tmp_path / "out" / "evidence" / "held_out.jsonl")] == [None, None, 1.5]
 
