@@ -2,7 +2,7 @@
 
 import hashlib
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, computed_field, field_validator, model_validator
 
@@ -280,14 +280,54 @@ class Sample(Frozen):
     seed: int = Field(default=0, ge=0)
 
 
+class Mean(Frozen):
+    """The members' mean; of one reward model its own reward."""
+
+    formula: ClassVar[str] = "R̄ = (1/k) Σ_i R_i, with R_i = (s_i - mean_i) / std_i over member i's held-out answers"
+    source: ClassVar[str] = "Lakshminarayanan et al. 2017, arXiv 1612.01474; for rewards: Coste et al. 2024, arXiv 2310.02743, §3"
+
+    type: Literal["mean"]
+
+
+class WorstCase(Frozen):
+    """The least friendly member's opinion (WCO)."""
+
+    formula: ClassVar[str] = "min_i R_i"
+    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, §3"
+
+    type: Literal["worst_case"]
+
+
+class UncertaintyWeighted(Frozen):
+    """The mean, less what the members disagree by (UWO)."""
+
+    formula: ClassVar[str] = "R̄ - weight · (1/k) Σ_i (R_i - R̄)²"
+    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, §3"
+
+    type: Literal["uncertainty_weighted"]
+    weight: float = Field(default=0.5, gt=0)
+    """λ: what a variance of 1 among the members costs."""
+
+
+Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator="type")]
+
+
 class Judge(Frozen):
-    """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward model(prompt, answer)."""
+    """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward(prompt, answer)."""
 
     verifier_weight: float = Field(default=1.0, ge=0)
     reward_weight: float = Field(default=0.0, ge=0)
-    """Needs the input `reward_model` when above zero."""
+    """Needs the input `reward_models` when above zero."""
+    ensemble: Ensemble = Mean(type="mean")
+    """How the normalised rewards of several reward models become one."""
     dtype: Dtype = "fp32"
-    """Compute dtype of the reward model."""
+    """Compute dtype of the reward models."""
+
+    @model_validator(mode="after")
+    def an_ensemble_has_weight(self) -> "Judge":
+        if self.reward_weight == 0 and self.ensemble.type != "mean":
+            raise ValueError(f"ensemble {self.ensemble.type} combines rewards, and reward_weight is 0: raise it, or leave ensemble out")
+        return self
 
 
 class Pair(Frozen):

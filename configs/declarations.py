@@ -104,12 +104,12 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="judge",
-            version=1,
+            version=2,
             config=datasets.Judge,
-            inputs={"completions": port("completion"), "reward_model": port("reward_model", optional=True)},
+            inputs={"completions": port("completion"), "reward_models": port("reward_model", many=True, optional=True)},
             output=gives("judgment"),
             engine="torch",
-            needs=lambda config: frozenset({"reward_model"} if config.reward_weight else ()),
+            needs=lambda config: frozenset({"reward_models"} if config.reward_weight else ()),
         ),
         Declaration(
             kind="pair",

@@ -99,7 +99,12 @@ class Judgment(TypedDict):
     finish_reason: str
     response_length: int
     verifier_score: float | None
+    rewards: dict[str, float | None]
+    """Label of a reward model → its score, raw; empty where none was asked."""
     reward: float | None
+    """What the ensemble makes of them: in standard deviations of the members' held-out answers."""
+    disagreement: float | None
+    """Standard deviation of the normalised rewards over the members, of two or more."""
     score: float | None
 
 

@@ -1,26 +1,33 @@
-"""Completions to judgments: what a verifier and a reward model say of each answer, all of it kept.
+"""Completions to judgments: what a verifier and reward models say of each answer, all of it kept.
 
     payload/rows.jsonl       judgments, in the order of the completions; a judge that could not score leaves null
     evidence/failures.jsonl  which judge failed on what, and why
+    evidence/agreement.json  of several reward models: the share of pairs of answers that each two order alike
 
-    score = verifier_weight * verifier + reward_weight * (reward - mean) / std
+    score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i)
 
-Rewards are normalised by the mean and standard deviation of the reward model's held-out answers (`reward_stats.json`), so that
-weights mean the same for every reward model. The row keeps the raw reward. A term of weight zero is no part of the score, nor is
-the verifier of a prompt that has none.
+Rewards are normalised by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
+weights mean the same for every reward model. The row keeps the raw rewards. A term of weight zero is no part of the score, nor is
+the verifier of a prompt that has none. Where one member could not score, the ensemble has no reward: the others are not its opinion.
 """
 
 import json
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from configs.datasets import Judge
 from data import records
-from data.artifacts import write_rows
+from data.artifacts import write_json, write_rows
 from data.chat import Chat, ChatError
 from data.records import Judgment
+from stages.core.ensembles import agreement, combine, disagreement
 from stages.core.verifiers import verify
 from stages.job import Inputs, Job, StageError, only
 
@@ -28,44 +35,32 @@ MAX_UNSCORED_SHARE = 0.1
 """More answers without a score than this: the judges do not fit the prompts, and pairs would come from a remainder."""
 
 
+@dataclass(frozen=True)
+class Member:
+    """What one reward model says of every completion; None where it could not score."""
+
+    raw: list[float | None]
+    mean: float
+    std: float
+
+    def normalised(self, place: int) -> float | None:
+        raw = self.raw[place]
+        return None if raw is None else (raw - self.mean) / self.std
+
+
 def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Scores every completion.
 
     Raises:
-        StageError: too many answers have no score, or the reward model's statistics are missing.
+        StageError: too many answers have no score, a reward model's statistics are missing, or an ensemble of one.
     """
     completions = records.load(only(inputs, "completions"))
     failures: list[dict[str, Any]] = []
     verified = [verifier_score(row, failures) for row in completions]
-    rewards: list[float | None] = [None] * len(completions)
-    mean, std = 0.0, 1.0
-    if config.reward_weight > 0:
-        payload = only(inputs, "reward_model").payload
-        mean, std = reward_statistics(payload)
-        rewards = score_by_model(payload, completions, config, job, failures)
-
-    rows: list[Judgment] = []
-    for row, verifier, reward in zip(completions, verified, rewards, strict=True):
-        terms: list[float | None] = []
-        if config.verifier_weight > 0 and row["verifier"] is not None:
-            terms.append(None if verifier is None else config.verifier_weight * verifier)
-        if config.reward_weight > 0:
-            terms.append(None if reward is None else config.reward_weight * (reward - mean) / std)
-        rows.append(
-            {
-                "id": row["id"],
-                "prompt_id": row["prompt_id"],
-                "source": row["source"],
-                "messages": row["messages"],
-                "policy": row["policy"],
-                "text": row["text"],
-                "finish_reason": row["finish_reason"],
-                "response_length": len(row["response_ids"]),
-                "verifier_score": verifier,
-                "reward": reward,
-                "score": total(terms),
-            }
-        )
+    members = ask_members(config, inputs, job, completions, failures)
+    rows = [
+        judgment(row, verifier, members, place, config) for place, (row, verifier) in enumerate(zip(completions, verified, strict=True))
+    ]
     write_rows(job.evidence / "failures.jsonl", failures)
     unscored = sum(row["score"] is None for row in rows)
     if not rows or unscored > MAX_UNSCORED_SHARE * len(rows):
@@ -74,13 +69,82 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{unscored} of {len(rows)} answers have no score, more than {MAX_UNSCORED_SHARE:.0%} ({reason}): "
             "give reward_weight and a reward model, or prompts with verifiers"
         )
+    agreed = member_agreement(rows)
+    if agreed:
+        write_json(job.evidence / "agreement.json", agreed)
     records.save(job.out, rows)
     return {
         "rows": len(rows),
         "unscored": unscored,
         "failures": len(failures),
         **means(rows),
+        **({"agreement": fmean(one["agreement"] for one in agreed)} if agreed else {}),
     }
+
+
+def ask_members(
+    config: Judge, inputs: Inputs, job: Job, completions: list[dict[str, Any]], failures: list[dict[str, Any]]
+) -> dict[str, Member]:
+    """Label → what each reward model says, one after another; empty where rewards have no weight."""
+    if config.reward_weight == 0:
+        return {}
+    given = inputs["reward_models"]
+    if len(given) < 2 and config.ensemble.type != "mean":
+        raise StageError(f"ensemble {config.ensemble.type} needs two reward models or more, and one is given: name others, or leave it out")
+    statistics = {label: reward_statistics(artifact.payload) for label, artifact in given.items()}
+    members, total = {}, len(given) * len(completions)
+    for number, (label, artifact) in enumerate(given.items()):
+        progress = partial(_progress, job, number * len(completions), total)
+        raw, problems = score_by_model(artifact.payload, completions, config, job, progress)
+        failures += [{"id": completions[place]["id"], "judge": label, "reason": reason} for place, reason in sorted(problems.items())]
+        members[label] = Member(raw, *statistics[label])
+    return members
+
+
+def _progress(job: Job, before: int, total: int, done: int) -> None:
+    job.progress(before + done, total)
+
+
+def judgment(row: dict[str, Any], verifier: float | None, members: dict[str, Member], place: int, config: Judge) -> Judgment:
+    """One answer with its scores."""
+    rewards = [member.normalised(place) for member in members.values()]
+    known = [reward for reward in rewards if reward is not None]
+    whole = bool(known) and len(known) == len(rewards)
+    reward = combine(known, config.ensemble) if whole else None
+    terms: list[float | None] = []
+    if config.verifier_weight > 0 and row["verifier"] is not None:
+        terms.append(None if verifier is None else config.verifier_weight * verifier)
+    if config.reward_weight > 0:
+        terms.append(None if reward is None else config.reward_weight * reward)
+    return {
+        "id": row["id"],
+        "prompt_id": row["prompt_id"],
+        "source": row["source"],
+        "messages": row["messages"],
+        "policy": row["policy"],
+        "text": row["text"],
+        "finish_reason": row["finish_reason"],
+        "response_length": len(row["response_ids"]),
+        "verifier_score": verifier,
+        "rewards": {label: member.raw[place] for label, member in members.items()},
+        "reward": reward,
+        "disagreement": disagreement(known) if whole and len(known) > 1 else None,
+        "score": total(terms),
+    }
+
+
+def member_agreement(rows: list[Judgment]) -> list[dict[str, Any]]:
+    """Of each two reward models, the share of pairs of answers to one prompt that they order alike."""
+    groups: dict[str, list[Judgment]] = defaultdict(list)
+    for row in rows:
+        groups[row["prompt_id"]].append(row)
+    found = []
+    for one, other in combinations(rows[0]["rewards"], 2):
+        both = [[(row["rewards"][one], row["rewards"][other]) for row in group] for group in groups.values()]
+        share = agreement([[(a, b) for a, b in group if a is not None and b is not None] for group in both])
+        if share is not None:
+            found.append({"members": [one, other], "agreement": share})
+    return found
 
 
 def verifier_score(row: dict[str, Any], failures: list[dict[str, Any]]) -> float | None:
@@ -113,9 +177,12 @@ def reward_statistics(payload: Path) -> tuple[float, float]:
 
 
 def score_by_model(
-    payload: Path, completions: list[dict[str, Any]], config: Judge, job: Job, failures: list[dict[str, Any]]
-) -> list[float | None]:
-    """Raw rewards, read at each answer's end-of-turn token; batches follow from the rows alone, so equal rows give equal bits."""
+    payload: Path, completions: list[dict[str, Any]], config: Judge, job: Job, progress: Callable[[int], None]
+) -> tuple[list[float | None], dict[int, str]]:
+    """(raw rewards, read at each answer's end-of-turn token; place → why there is none).
+
+    Batches follow from the rows alone, so equal rows give equal bits.
+    """
     import torch
 
     from stages.core.batches import Unit, collate, document, plan_step
@@ -124,6 +191,7 @@ def score_by_model(
     chat = Chat(payload)
     longest = json.loads((payload / "config.json").read_text())["max_position_embeddings"]
     rewards: list[float | None] = [None] * len(completions)
+    problems: dict[int, str] = {}
     places: list[int] = []
     units: list[Unit] = []
     for place, row in enumerate(completions):
@@ -132,12 +200,12 @@ def score_by_model(
             if len(unit) > longest:
                 raise ChatError(f"prompt and answer have {len(unit)} tokens, the reward model's context is {longest}")
         except ChatError as error:
-            failures.append({"id": row["id"], "judge": "reward", "reason": str(error)})
+            problems[place] = str(error)
         else:
             places.append(place)
             units.append((unit,))
     if not units:
-        return rewards
+        return rewards, problems
     device = torch.device(job.numerics.device)
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
     module = frozen(load_reward_model(payload, job.numerics), device, dtype)
@@ -149,10 +217,10 @@ def score_by_model(
                 if math.isfinite(reward):
                     rewards[places[index]] = reward
                 else:
-                    failures.append({"id": completions[places[index]]["id"], "judge": "reward", "reason": f"the reward is {reward}"})
+                    problems[places[index]] = f"the reward is {reward}"
             done += len(micro.units)
-            job.progress(done, len(units))
-    return rewards
+            progress(done)
+    return rewards, problems
 
 
 def means(rows: list[Judgment]) -> dict[str, Any]:
@@ -160,7 +228,13 @@ def means(rows: list[Judgment]) -> dict[str, Any]:
 
     def entries() -> Iterator[tuple[str, float]]:
         for row in rows:
-            for name, value in (("verifier", row["verifier_score"]), ("reward", row["reward"]), ("score", row["score"])):
+            scores = {
+                "verifier": row["verifier_score"],
+                "reward": row["reward"],
+                "disagreement": row["disagreement"],
+                "score": row["score"],
+            }
+            for name, value in scores.items():
                 if value is not None:
                     yield f"mean_{name}", value
                     if name == "score":

@@ -425,7 +425,7 @@ def test_unseen_suites_take_a_selected_candidate_only(recipes):
     ("body", "port"),
     [
         ("a: {kind: prepare_data, record: prompt, sources: [{type: leaks, count: 1, seed: 1}]}", "leak_from"),
-        ("a: {kind: judge, in: {completions: sample_1}, reward_weight: 0.5}", "reward_model"),
+        ("a: {kind: judge, in: {completions: sample_1}, reward_weight: 0.5}", "reward_models"),
     ],
 )
 def test_a_config_that_needs_an_optional_input_says_so(recipes, body, port):

@@ -144,7 +144,9 @@ def judgment(prompt, index, text, score, policy="p"):
         "finish_reason": "stop",
         "response_length": 3,
         "verifier_score": score,
+        "rewards": {},
         "reward": None,
+        "disagreement": None,
         "score": score,
     }
 

@@ -1,4 +1,6 @@
+import itertools
 import json
+import statistics
 
 import pytest
 import torch
@@ -28,13 +30,16 @@ def sum_of(number: int):
 
 @pytest.fixture(scope="module")
 def reward_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reward")
-    payload = make(folder / "payload")
-    torch.manual_seed(0)
+    return a_reward_model(tmp_path_factory.mktemp("reward"), seed=0, mean=0.5, std=2.0)
+
+
+def a_reward_model(folder, seed, mean, std):
+    payload = make(folder / "payload", seed=seed)
+    torch.manual_seed(seed)
     model = AutoModelForSequenceClassification.from_pretrained(payload, num_labels=1, dtype=torch.float32)
     model.config.pad_token_id = Chat(payload).pad_id
     model.save_pretrained(payload)
-    (payload / "reward_stats.json").write_text(json.dumps({"mean": 0.5, "std": 2.0}))
+    (payload / "reward_stats.json").write_text(json.dumps({"mean": mean, "std": std}))
     return publish(folder, "reward_model", "reward_model")
 
 
@@ -54,7 +59,7 @@ def test_verifier_scores_are_kept_and_weighted(tmp_path):
 
 def test_rewards_are_read_at_the_end_of_turn_and_normalised_before_weighting(tmp_path, reward_model):
     rows = [completion(number, "ha " * number + "2", sum_of(number) if number != 3 else None) for number in range(1, 8)]
-    _, found = judged(tmp_path, rows, {"verifier_weight": 1.0, "reward_weight": 0.1}, reward_model={"rm": reward_model})
+    _, found = judged(tmp_path, rows, {"verifier_weight": 1.0, "reward_weight": 0.1}, reward_models={"rm": reward_model})
     model, chat = AutoModelForSequenceClassification.from_pretrained(reward_model.payload, dtype=torch.float32), Chat(reward_model.payload)
     for row, given in zip(found, rows, strict=True):
         conversation = [*given["messages"], {"role": "assistant", "content": given["text"]}]
@@ -63,7 +68,8 @@ def test_rewards_are_read_at_the_end_of_turn_and_normalised_before_weighting(tmp
         assert ids[-1] == chat.eos_id
         with torch.no_grad():
             alone = model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1]).item()  # one at a time, no padding, no packing
-        assert row["reward"] == pytest.approx(alone, abs=1e-4)
+        assert row["rewards"] == {"rm": pytest.approx(alone, abs=1e-4)} and row["disagreement"] is None
+        assert row["reward"] == pytest.approx((alone - 0.5) / 2.0, abs=1e-4)
         verified = 0.0 if given["verifier"] is None else row["verifier_score"]
         assert row["score"] == pytest.approx(verified + 0.1 * (alone - 0.5) / 2.0, abs=1e-4)
 
@@ -87,7 +93,7 @@ def test_too_many_answers_without_a_score_fail_the_stage(tmp_path):
 def test_an_answer_longer_than_the_reward_models_context_has_no_reward(tmp_path, reward_model):
     rows = [completion(number, "2", sum_of(number)) for number in range(20)]
     rows[0]["text"] = "1" * 400
-    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0}, reward_model={"rm": reward_model})
+    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0}, reward_models={"rm": reward_model})
     assert found[0]["reward"] is None and found[0]["score"] is None and metrics["failures"] == 1
     assert all(row["reward"] is not None for row in found[1:])
 
@@ -98,6 +104,63 @@ def test_a_reward_model_without_statistics_is_refused(tmp_path, reward_model):
     try:
         statistics.write_text('{"mean": 0.0, "std": 0.0}')
         with pytest.raises(StageError, match="std > 0"):
-            judged(tmp_path, [completion(1, "2", sum_of(1))], {"reward_weight": 1.0}, reward_model={"rm": reward_model})
+            judged(tmp_path, [completion(1, "2", sum_of(1))], {"reward_weight": 1.0}, reward_models={"rm": reward_model})
     finally:
         statistics.write_text(kept)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory, reward_model):
+    second, third = (
+        a_reward_model(tmp_path_factory.mktemp("member"), seed, mean, std) for seed, mean, std in ((1, -0.3, 0.5), (2, 0.0, 1.0))
+    )
+    return {"a": reward_model, "b": second, "c": third}
+
+
+NORMS = {"a": (0.5, 2.0), "b": (-0.3, 0.5), "c": (0.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "combined"),
+    [
+        ({"type": "mean"}, statistics.fmean),
+        ({"type": "worst_case"}, min),
+        ({"type": "uncertainty_weighted", "weight": 2.0}, lambda values: statistics.fmean(values) - 2 * statistics.pvariance(values)),
+    ],
+)
+def test_members_are_normalised_each_by_its_own_and_combined(tmp_path, members, ensemble, combined):
+    rows = [completion(number // 3, "ha " * number, None) | {"id": f"r{number}"} for number in range(9)]
+    metrics, found = judged(tmp_path, rows, {"verifier_weight": 0.0, "reward_weight": 0.5, "ensemble": ensemble}, reward_models=members)
+    for row in found:
+        normalised = [(row["rewards"][label] - mean) / std for label, (mean, std) in NORMS.items()]
+        assert row["reward"] == pytest.approx(combined(normalised)) and row["score"] == pytest.approx(0.5 * row["reward"])
+        assert row["disagreement"] == pytest.approx(statistics.pstdev(normalised)) and row["disagreement"] > 0
+    agreed = json.loads((tmp_path / "job" / "out" / "evidence" / "agreement.json").read_text())
+    assert [one["members"] for one in agreed] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    alike = 0
+    for one, other in itertools.combinations(found, 2):
+        if one["prompt_id"] == other["prompt_id"]:  # 3 prompts with 3 pairs each
+            alike += (one["rewards"]["a"] > other["rewards"]["a"]) == (one["rewards"]["b"] > other["rewards"]["b"])
+    assert agreed[0]["agreement"] == pytest.approx(alike / 9)
+    assert metrics["agreement"] == pytest.approx(statistics.fmean(one["agreement"] for one in agreed))
+
+
+def test_what_one_member_cannot_score_has_no_reward_of_the_others(tmp_path, members):
+    short = a_reward_model(tmp_path / "short", seed=3, mean=0.0, std=1.0)
+    config = json.loads((short.payload / "config.json").read_text())
+    (short.payload / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 60}))
+    rows = [completion(number, "2", sum_of(number)) for number in range(20)]
+    rows[4]["text"] = "1" * 60
+    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0}, reward_models={"a": members["a"], "short": short})
+    assert found[4]["rewards"]["a"] is not None and found[4]["rewards"]["short"] is None
+    assert (found[4]["reward"], found[4]["disagreement"], found[4]["score"], metrics["failures"]) == (None, None, None, 1)
+    (failure,) = read_rows(tmp_path / "job" / "out" / "evidence" / "failures.jsonl")
+    assert (failure["id"], failure["judge"]) == ("p4/a/0", "short")
+
+
+def test_an_ensemble_of_one_or_without_weight_is_refused(tmp_path, reward_model):
+    with pytest.raises(StageError, match="worst_case needs two reward models or more"):
+        config = {"reward_weight": 1.0, "ensemble": {"type": "worst_case"}}
+        judged(tmp_path, [completion(1, "2", sum_of(1))], config, reward_models={"rm": reward_model})
+    with pytest.raises(ValueError, match="ensemble worst_case combines rewards, and reward_weight is 0"):
+        config_of("judge", ensemble={"type": "worst_case"})

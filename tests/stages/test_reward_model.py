@@ -10,6 +10,7 @@ from torch import nn
 from configs.execution import Numerics
 from data.artifacts import read_rows
 from stages import reward_model
+from stages.core.batches import document
 from stages.job import StageError
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,26 @@ def test_margins_and_strengths_reach_the_loss_and_no_cut_of_the_batch_changes_it
     losses = {job.folder.name: [(row["loss"], row["grad_norm"]) for row in curve(job)] for job in (whole, parts, plain)}
     assert len(losses["a"]) == 3 and all(one == pytest.approx(other, rel=2e-4) for one, other in zip(losses["a"], losses["b"], strict=True))
     assert losses["a"][0][0] > losses["c"][0][0] + 0.5  # scores near 0, z near -3: p softplus(3) + (1 - p) softplus(-3) instead of log 2
+
+
+def test_pairs_of_equal_length_are_neither_longer_nor_shorter(tmp_path):
+    def pair(chosen, rejected, **labels):
+        row = {"id": "p", "list": "p", "source": "s", "chosen": "a", "rejected": "b", "strength": None, "margin": None, **labels}
+        return row, tuple(document([5], [7] * length) for length in (chosen, rejected))
+
+    held = [pair(3, 2), pair(2, 3, strength=0.25), pair(2, 2, margin=1.5)]
+    found = reward_model.held_out_report(held, [(1.0, 0.0), (0.0, 1.0), (0.5, 1.0)], a_job(tmp_path))
+    assert (found["accuracy"], found["accuracy_chosen_longer"], found["accuracy_chosen_shorter"]) == (pytest.approx(1 / 3), 1.0, 0.0)
+    # σ(1), σ(-1) and σ(-½) against the labels 1, ¼ and 1
+    brier = [(0.7310586 - 1) ** 2, (0.2689414 - 0.25) ** 2, (0.3775407 - 1) ** 2]
+    assert found["brier"] == pytest.approx(sum(brier) / 3) and "ordered_triples" not in found
+    assert [row["label_margin"] for row in read_rows(tmp_path / "out" / "evidence" / "held_out.jsonl")] == [None, None, 1.5]
+
+
+def test_labels_that_say_nothing_are_certain_and_have_no_margin():
+    rows = [{"margin": 2.0, "strength": 0.75}, {"margin": None, "strength": None}]
+    margins, strengths = reward_model.targets(rows, 0.5)
+    assert margins.tolist() == [1.0, 0.0] and strengths.tolist() == [0.75, 1.0]
 
 
 def test_a_margin_that_nothing_has_is_refused_before_training(tmp_path, policy):

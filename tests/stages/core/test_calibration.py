@@ -31,6 +31,12 @@ def test_within_a_bin_errors_cancel():
     assert len(bins) == 1 and bins[0].accuracy == 0.75 and expected_calibration_error(bins) == pytest.approx(0, abs=1e-6)
 
 
+def test_full_bins_weigh_more():
+    # Three pairs at 0.82, all right: off by 0.18; one at 0.62, wrong: off by 0.62. (3 · 0.18 + 0.62) / 4
+    bins = reliability([logit(0.82)] * 3 + [-logit(0.62)], [1.0] * 4)
+    assert expected_calibration_error(bins) == pytest.approx((3 * 0.18 + 0.62) / 4)
+
+
 def test_soft_labels_and_equal_scores():
     # Preferred with 0.9 where the labels say 0.9; the other way round the labels give it 0.1. Equal scores: half right.
     assert [one.accuracy for one in reliability([logit(0.91), 0.0], [0.9, 1.0])] == [0.5, 0.9]
@@ -56,6 +62,8 @@ def test_quarters_by_margin_never_part_equal_margins():
     gaps = [-1, 1, -1, -1, 1, 1, 1, 1]
     quarters = accuracy_by_margin(gaps, [float(m) for m in range(1, 9)])
     assert [(one.low, one.high, one.pairs, one.accuracy) for one in quarters] == [(1, 2, 2, 0.5), (3, 4, 2, 0), (5, 6, 2, 1), (7, 8, 2, 1)]
+    # Quartiles of 1 … 5 are 2, 3 and 4: each closes its quarter.
+    assert [one.pairs for one in accuracy_by_margin(gaps[:5], [1.0, 2.0, 3.0, 4.0, 5.0])] == [2, 1, 1, 1]
     (only,) = accuracy_by_margin(gaps, [1.0] * 8)
     assert (only.pairs, only.accuracy) == (8, 5 / 8) and accuracy_by_margin([], []) == []
 
