@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from models import a_job, config_of, curve, dataset, kill, publish, run_job, start_job
 from tiny_models import make
 
@@ -17,11 +16,11 @@ from data.chat import Chat
 from pipelines.launcher import processes_of
 from stages.engines.sampler import Generation
 from stages.job import StageError
-from stages.rlvr import Rollout, check_gap, refuse, reward, reward_numbers, usable_prompts
+from stages.rlvr import Rollout, refuse, reward, reward_numbers, usable_prompts
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
-    "algorithm": {"type": "grpo", "kl": 0.05},
+    "algorithm": {"type": "dapo", "kl": {"coefficient": 0.05}},
     "steps": 4,
     "prompts_per_step": 4,
     "samples_per_prompt": 4,
@@ -75,8 +74,8 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     # fp32, temperature 0.8: any stale weight, cached prefix or missing temperature is off by far more
     assert all(row["logprob_gap"] < 1e-4 for row in rows)
-    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-5  # the policy has moved, the reference has not
-    assert all(row["clip_fraction"] == 0 < row["grad_norm"] for row in rows)  # one update per batch: ρ = 1
+    assert rows[0]["kl_k3"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl_k3"] > 1e-5  # the policy has moved, the reference has not
+    assert all(row["clip_low"] == row["clip_high"] == 0 < row["grad_norm"] for row in rows)  # one update per batch: ρ = 1
     assert {"reward", "reward_ifeval", "kept_groups", "entropy", "response_length", "truncated", "grad_norm"} <= rows[0].keys()
     assert weights(folder) != sha256_file(policy.payload / "model.safetensors")
     assert done["metrics"]["updates"] == 4 and not (folder / "weights").exists()
@@ -182,18 +181,9 @@ def test_a_missing_reward_is_no_zero():
     missing = reward(prompt(1, verifier={"name": "nobody"}), "x")
     assert missing != missing  # NaN
     rollouts = [rollout(1.0), rollout(missing), rollout(1.0, "length"), rollout(0.0, verifier={"name": "gsm", "answer": "1"})]
-    numbers = reward_numbers(rollouts, torch.tensor([[1.0, missing, 1.0, 0.0]]))
+    numbers = reward_numbers(rollouts)
     assert numbers["reward"] == pytest.approx(2 / 3) and numbers["missing_rewards"] == 1
     assert (numbers["reward_ifeval"], numbers["reward_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
-
-
-def test_wrong_weights_in_the_sampler_stop_the_run():
-    config = config_of("rlvr", **FIELDS)
-    check_gap({"gap": 0.0009}, 0, config)
-    with pytest.raises(StageError, match=r"step 5.*0\.5.*max_logprob_gap 0.001.*wrong weights"):
-        check_gap({"gap": 0.5}, 4, config)
-    with pytest.raises(StageError, match="wrong weights"):
-        check_gap({"gap": float("nan")}, 4, config)
 
 
 def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy, tmp_path):
@@ -218,10 +208,10 @@ def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy,
 )
 def test_what_cannot_end_well_is_refused_first(change, message, tmp_path):
     with pytest.raises(StageError, match=message):
-        refuse(config_of("rlvr", **(FIELDS | change)), a_job(tmp_path / "job"), 256)
+        refuse(config_of("rlvr", **(FIELDS | change)), {}, a_job(tmp_path / "job"), 256)
 
 
 def test_an_inline_sampler_needs_one_rank(tmp_path):
     job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
     with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
-        refuse(config_of("rlvr", **FIELDS), job, 256)
+        refuse(config_of("rlvr", **FIELDS), {}, job, 256)
