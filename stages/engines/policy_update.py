@@ -146,7 +146,9 @@ def update(
     if not groups:
         everything = [list(range(start, start + group)) for start in range(0, len(answers), group)]
         passes = [look(learner, made, old=True) for made in cut(learner, answers, everything)]
-        return Updated(kept | seen_numbers([_reduced(learner, [(made, sight(learner, made)) for made in passes])]), remembered, 0)
+        return Updated(
+            {"updates": 0.0} | kept | seen_numbers([_reduced(learner, [(made, sight(learner, made)) for made in passes])]), remembered, 0
+        )
     first = algorithm.updates > 1 or _in_reward(algorithm) is not None or frozen
     batches = [cut(learner, answers, batch) for batch in mini_batches(groups, algorithm.mini_batches, f"{learner.seed}/{step}")]
     batches = [[look(learner, made, old=first) for made in batch] for batch in batches]
@@ -159,7 +161,7 @@ def update(
             whole = sum(row["k1"] for row in seen) / kept["kept_answers"]
             remembered = remembered | {"coefficient": pg.adapted(memory["coefficient"], whole, int(kept["kept_answers"]), kl.adaptive)}
     updates = 0 if frozen else len(batches) * algorithm.updates // algorithm.mini_batches
-    return Updated(numbers, remembered, updates)
+    return Updated(numbers | {"updates": float(updates)}, remembered, updates)
 
 
 def with_signal(

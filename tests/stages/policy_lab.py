@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import models
 import torch
 from pydantic import TypeAdapter
 
@@ -19,6 +20,7 @@ from configs.policy_gradient import Algorithm, Ppo
 from data.artifacts import Artifact, open_artifact
 from stages.core.batches import collate, document
 from stages.core.logprobs import PolicyModule
+from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_policy, load_value_model
 from stages.engines.policy_update import Answer, Learner, Updated, fresh_memory, update
 from stages.engines.trainer import Trainer
@@ -73,8 +75,39 @@ def close(made: Learner) -> None:
         trainer.close()
 
 
+def interrupted(
+    policy: Artifact, fields: dict[str, Any], folder: Path, stop: int, total: int, numerics: tuple[Numerics, Numerics]
+) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+    """Steps up to `stop` and a checkpoint; new engines, which go on from it under the second numerics.
+
+    Returns:
+        (numbers of the steps after the stop, the weights of all models at the end).
+    """
+    rows, memory = [], None
+    for chosen, steps in zip(numerics, (range(stop), range(stop, total)), strict=True):
+        answers = made_answers(load_policy(policy, Numerics()))
+        made = learner(algorithm(**fields), policy, chosen)
+        job = models.a_job(folder, chosen)
+        job.reshard = True
+        checkpoints = Checkpoints(job, made.trainer, *([made.critic] if made.critic else []))
+        state = checkpoints.resume()
+        assert (state is None) == (not job.checkpoints.exists())
+        memory = state["memory"] if state else fresh_memory(made.algorithm)
+        rows = []
+        for step in steps:
+            done = update(made, answers, GROUP, step, memory)
+            rows.append(done.numbers)
+            memory = done.memory
+        if steps.stop == stop:
+            checkpoints.write(stop, {"memory": memory})
+            checkpoints._settle()
+        weights = [p.detach().clone() for one in (made.trainer, made.critic) if one for p in one.module.parameters()]
+        close(made)
+    return rows, weights
+
+
 def numbers_of(policy: Artifact, fields: dict[str, Any], numerics: Numerics, count: int = 2) -> list[dict[str, float]]:
-    answers = made_answers(load_policy(policy, numerics), noise=0.3)
+    answers = made_answers(load_policy(policy, Numerics()), noise=0.3)
     answers[5] = replace(answers[5], reward=float("nan"))
     made = learner(algorithm(**fields), policy, numerics)
     found = [done.numbers for done in steps(made, answers, count)]

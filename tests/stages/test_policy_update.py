@@ -16,7 +16,7 @@ import torch
 from configs.execution import Numerics
 from stages.core.batches import collate, document
 from stages.engines.models import load_policy
-from stages.engines.policy_update import cut, fresh_memory, mini_batches, update
+from stages.engines.policy_update import cut, fresh_memory, look, mini_batches, policy_pass, together, update
 from stages.job import NotFinite, StageError
 
 pytestmark = pytest.mark.slow
@@ -87,8 +87,6 @@ def test_the_first_update_has_ratio_one(policy, answers, type):
 def test_old_log_probs_come_from_the_very_passes_that_are_trained_on(policy, answers):
     """With two mini-batches the first of the two updates sees ratios of exactly one: recomputed ones, not a rounding away."""
     made = policy_lab.learner(policy_lab.algorithm("dapo", updates_per_rollout=2), policy, Numerics(threads=1, micro_batch_tokens=24))
-    from stages.engines.policy_update import look, policy_pass
-
     (batch, _) = [cut(made, answers, part) for part in mini_batches([list(range(i, i + 4)) for i in (0, 4, 8)], 2, "0/0")]
     assert len(batch) > 1
     for one in batch:
@@ -101,7 +99,8 @@ def test_old_log_probs_come_from_the_very_passes_that_are_trained_on(policy, ans
 ALL_CUTS = {
     "small packs": {"micro_batch_tokens": 20},
     "padded": {"packing": False, "micro_batch_sequences": 3},
-    "small chunks": {"logprob_chunk": 5},
+    "ZeRO 3": {"zero_stage": 3},
+    "small chunks, prompts not shared": {"logprob_chunk": 5, "attention": "sdpa"},
 }
 CASES = [
     *({"type": type, **({} if type == "remax" else SEVERAL), **CORRECTED} for type in TYPES),
@@ -147,6 +146,23 @@ def test_two_ranks_change_nothing(policy, whole, tmp_path):
     for i, rows in zip(asked, found, strict=True):
         for ours, theirs in zip(rows, whole[i], strict=True):
             agree(ours, theirs)
+
+
+REMEMBERING = {
+    "a value model, an adaptive coefficient": {"type": "ppo", "kl": {"where": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}},
+    "visits to prompts": {"type": "dcpo", **SEVERAL},
+}
+
+
+@pytest.mark.parametrize("fields", REMEMBERING.values(), ids=REMEMBERING.keys())
+def test_what_goes_on_from_a_checkpoint_ends_in_the_same_bits(policy, tmp_path, fields):
+    numerics = Numerics(threads=1)
+    rows, weights = policy_lab.interrupted(policy, fields, tmp_path / "whole", 0, 3, (numerics, numerics))
+    again, resumed = policy_lab.interrupted(policy, fields, tmp_path / "cut", 2, 3, (numerics, numerics))
+    assert again == rows[2:] and all(torch.equal(a, b) for a, b in zip(weights, resumed, strict=True))
+    # Adam's moments of every model have come along too: under another ZeRO stage the third step is the same but for rounding
+    other, _ = policy_lab.interrupted(policy, fields, tmp_path / "other", 2, 3, (numerics, Numerics(threads=1, zero_stage=2)))
+    agree(other[0], rows[2])
 
 
 def test_mini_batches_hold_every_group_once_in_an_order_that_the_step_decides():
@@ -248,13 +264,11 @@ def test_a_gradient_that_is_no_number_ends_the_run(policy, answers):
     policy_lab.close(made)
 
 
-def test_answers_to_one_prompt_stand_together_and_every_rank_has_work(policy, answers):
-    made = policy_lab.learner(policy_lab.algorithm("dapo"), policy)
-    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert [one.answers for one in cut(made, answers, groups)] == [(0, 1, 2, 3, 4, 5, 6, 7)]
-    small = replace(made, numerics=Numerics(threads=1, micro_batch_tokens=30))
-    found = [i for one in cut(small, answers, groups) for i in one.answers]
-    assert sorted(found) == list(range(8)) and len(cut(small, answers, groups)) > 2
-    for one in cut(small, answers, groups):
-        assert one.batch.input_ids_BT.numel() <= 30
-    policy_lab.close(made)
+def test_answers_to_one_prompt_stand_together_and_every_rank_has_work():
+    """A prompt of 6 and answers of 4 tokens: alone 10, two together 14, three 18, four 22."""
+    documents = [document([10 * p + t for t in range(3, 9)], [g, g, g, 2]) for p in (1, 2) for g in range(4)]
+    assert [len(unit) for unit in together(documents, [4, 4], 1, Numerics())] == [4, 4]
+    assert [len(unit) for unit in together(documents, [4, 4], 1, Numerics(micro_batch_tokens=18))] == [3, 1, 3, 1]
+    assert [len(unit) for unit in together(documents, [4, 4], 4, Numerics())] == [2, 2, 2, 2]  # one group a rank would idle two
+    for numerics, ranks in ((Numerics(micro_batch_tokens=18), 1), (Numerics(), 4), (Numerics(packing=False), 2)):
+        assert [doc for unit in together(documents, [4, 4], ranks, numerics) for doc in unit] == documents
