@@ -20,7 +20,7 @@ NO_SPREAD = 1e-6
 def centred(rewards_PG: Tensor) -> Tensor:
     """A_i = R_i - mean R over the answers to one prompt (Dr.GRPO, arXiv 2503.20783, §3.2)."""
     present = ~rewards_PG.isnan()
-    rewards = rewards_PG.nan_to_num(0.0)
+    rewards = torch.where(present, rewards_PG, 0.0)
     mean = rewards.sum(1, keepdim=True) / present.sum(1, keepdim=True).clamp(min=1)
     highest = torch.where(present, rewards, -torch.inf).amax(1, keepdim=True)
     lowest = torch.where(present, rewards, torch.inf).amin(1, keepdim=True)
@@ -43,7 +43,8 @@ def leave_one_out(rewards_PG: Tensor) -> Tensor:
 
 def over_greedy(rewards_PG: Tensor, greedy_P: Tensor) -> Tensor:
     """A_i = R_i - R(greedy answer) (ReMax, arXiv 2310.10505, algorithm 2); 0 where either is missing."""
-    return (rewards_PG - greedy_P[:, None]).nan_to_num(0.0)
+    differences = rewards_PG - greedy_P[:, None]
+    return torch.where(differences.isnan(), 0.0, differences)
 
 
 class Visits(NamedTuple):
