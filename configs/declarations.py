@@ -151,9 +151,14 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="rlvr",
-            version=1,
+            version=2,
             config=training.Rlvr,
-            inputs={"policy": port("policy"), "prompts": port("prompt")},
+            inputs={
+                "policy": port("policy"),
+                "prompts": port("prompt"),
+                "reference": port("policy", optional=True),
+                "value": port("reward_model", optional=True),
+            },
             output=gives("policy"),
             engine="deepspeed+vllm",
             trains_on=frozenset({"prompts"}),

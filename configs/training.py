@@ -10,24 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from configs.frozen import Dtype, Frozen, Many
+from configs.optimizer import Optimizer
+from configs.policy_gradient import Algorithm, Ppo
 from configs.preference import Kto, PreferenceLoss
-
-
-class Optimizer(Frozen):
-    """AdamW (Loshchilov & Hutter 2019) with a learning-rate schedule over the whole run."""
-
-    learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "linear"
-    """Shape after warm-up; linear and cosine end at zero."""
-    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Share of all steps spent in linear warm-up."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are clipped to this global L2 norm."""
 
 
 class Lora(Frozen):
@@ -165,28 +150,15 @@ class Sampling(Frozen):
     """Longest answer, in tokens."""
 
 
-class Grpo(Frozen):
-    """Group-relative policy optimisation (Shao et al. 2024) with DAPO's asymmetric clip and token mean (arXiv 2503.14476).
-
-    A_i = (R_i - mean R) / (std R + 1e-4) over the answers to one prompt; loss = -min(ρA, clip(ρ, 1-ε_low, 1+ε_high)A),
-    summed over tokens and divided by all trained tokens of the step; plus kl * k3(θ ‖ initial policy).
-    Groups whose rewards are all equal carry no gradient: they are left out of loss and denominator, and counted.
-    """
-
-    type: Literal["grpo"]
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    clip_high: float = Field(default=0.28, gt=0)
-    kl: float = Field(default=0.0, ge=0)
-
-
 class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
-    algorithm: Grpo
+    algorithm: Algorithm
     steps: int = Field(ge=1)
-    """Optimizer steps; each draws fresh rollouts from the current weights."""
+    """Batches of rollouts, each drawn from the current weights; an algorithm makes one or several optimizer updates with each."""
     prompts_per_step: int = Field(ge=1)
-    samples_per_prompt: int = Field(ge=2)
+    samples_per_prompt: int = Field(ge=1)
+    """Answers to each prompt: a group."""
     sampling: Sampling
     max_prompt_length: int = Field(ge=1)
     """Longest prompt in tokens; longer prompts are dropped and counted."""
@@ -195,3 +167,19 @@ class Rlvr(Frozen):
     dtype: Dtype = "bf16"
     optimizer: Optimizer
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def batch_is_enough(self) -> "Rlvr":
+        algorithm = self.algorithm
+        if algorithm.compares and self.samples_per_prompt < 2:
+            raise ValueError(f"{algorithm.type} compares the answers to a prompt: samples_per_prompt must be at least 2")
+        cuts = algorithm.mini_batches
+        if cuts > self.prompts_per_step:
+            raise ValueError(
+                f"updates_per_rollout {cuts} mini-batches cannot be cut from prompts_per_step {self.prompts_per_step}: lower the first"
+            )
+        if isinstance(algorithm, Ppo) and algorithm.critic.warmup_steps >= self.steps:
+            raise ValueError(
+                f"critic.warmup_steps {algorithm.critic.warmup_steps} leaves none of {self.steps} steps to the policy: lower it"
+            )
+        return self

@@ -1,12 +1,12 @@
-"""RLVR: policy + prompts with verifiers → policy, by GRPO with rollouts from vLLM in the same job.
+"""RLVR: policy + prompts with verifiers → policy, by policy gradients on rollouts from vLLM in the same job.
 
-One step: prompts → rollouts of the current weights → verified rewards → group advantages → one update → weights to the sampler.
+One step: prompts → rollouts of the current weights → verified rewards → one or several updates → weights to the sampler. The
+algorithms are in `configs/policy_gradient.py`, the update in `stages/engines/policy_update.py`.
 Rank 0 owns the sampler and hands the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
 rollouts with seeds from (seed, step, prompt id, index): the step number is the whole data position.
 
-What we leave out, and why: several updates per batch (one keeps ρ = 1 at the update, so clipping is at rest and old log-probs are
-the trainer's own); refilling groups without signal; shaping of lengths (a truncated answer gets what its verifier says; their share
-is logged). Rewards that cannot be had are missing, never 0.
+What we leave out, and why: refilling groups without signal; shaping of lengths (a truncated answer gets what its verifier says;
+their share is logged). Rewards that cannot be had are missing, never 0.
 """
 
 import math
@@ -17,26 +17,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
-
-from configs.training import Rlvr
+from configs.policy_gradient import Ppo
+from configs.training import Rlvr, Sampling
 from data import records
 from data.artifacts import write_rows
 from data.chat import Chat
-from stages.core.batches import MicroBatch, Unit, collate, document, plan_step, step_rows
-from stages.core.logprobs import PolicyModule, probe_isolation
-from stages.core.policy_gradient import clipped_policy_loss, group_advantages, kl_k3
+from stages.core.batches import step_rows
+from stages.core.logprobs import probe_isolation
 from stages.core.verifiers import verify
 from stages.engines.checkpoints import Checkpoints
-from stages.engines.models import frozen, load_policy
+from stages.engines.models import frozen, load_policy, load_value_model
+from stages.engines.policy_update import Answer, Learner, fresh_memory, update
 from stages.engines.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
 from stages.engines.trainer import TORCH_DTYPES, Trainer
-from stages.job import Inputs, Job, StageError, only
+from stages.job import Inputs, Job, StageError, only, only_or_none
 
 ROLLOUT_CHUNK = 256
 """Requests submitted to the sampler together."""
+BEGINNING = {"step": 0, "updates": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
 
 
@@ -52,18 +52,15 @@ class Rollout:
 
 
 def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
-    policy, numerics, group = only(inputs, "policy"), job.numerics, config.samples_per_prompt
+    policy = only(inputs, "policy")
     chat = Chat(policy.payload)
-    refuse(config, job, model_context(policy.payload))
+    refuse(config, inputs, job, model_context(policy.payload))
     prompts, dropped = usable_prompts(records.load(only(inputs, "prompts")), chat, config, job)
     with rollout_sampler(policy.payload, config, job) as sampler:
-        settings = {"optimizer": config.optimizer, "total_steps": config.steps, "dtype": config.dtype, "seed": config.seed}
-        trainer = Trainer(load_policy(policy, numerics), numerics=numerics, **settings)
-        probe_isolation(trainer.module, numerics, trainer.device)
-        dtype = TORCH_DTYPES[config.dtype]
-        reference = frozen(load_policy(policy, numerics), trainer.device, dtype) if config.algorithm.kl else None
-        checkpoints = Checkpoints(job, trainer)
-        state = checkpoints.resume() or {"step": 0, "updates": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
+        learner = make_learner(config, inputs, chat, job)
+        trainer = learner.trainer
+        checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
+        state = checkpoints.resume() or {**BEGINNING, "memory": fresh_memory(config.algorithm)}
         if state["updates"]:
             load_weights(sampler, trainer, chat, job)
 
@@ -71,46 +68,26 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             started = time.monotonic()
             batch = [prompts[row] for row in step_rows(step, len(prompts), config.prompts_per_step, config.seed)]
             rolled = roll_out(sampler, batch, step, config, chat, job) if sampler else None
-            rollouts: list[Rollout] = trainer.broadcast(rolled)
-            rewards_PG = torch.tensor([rollout.reward for rollout in rollouts]).view(len(batch), group)
-            if rewards_PG.isnan().all():
+            rollouts, greedy = cast(tuple[list[Rollout], list[float] | None], trainer.broadcast(rolled))
+            if all(math.isnan(rollout.reward) for rollout in rollouts):
                 raise StageError(f"no answer of step {step + 1} could be verified; the reasons are in the log")
-            advantages_PG, kept_PG = group_advantages(rewards_PG)
-            chosen = kept_PG.flatten().nonzero()[:, 0].tolist()
-            sums = forward_backward(
-                [rollouts[i] for i in chosen or range(len(rollouts))],
-                advantages_PG.flatten()[chosen] if chosen else None,
-                trainer,
-                reference,
-                config,
-                job,
-                chat,
-            )
-            check_gap(sums, step, config)
-            numbers = reward_numbers(rollouts, rewards_PG) | {
-                "kept_groups": float(kept_PG.any(1).sum()),
-                "entropy": sums["entropy"],
-                "logprob_gap": sums["gap"],
-            }
-            if chosen:
-                stats = trainer.step()
-                trainer.refuse_not_finite(step + 1, sums["loss"], stats)
-                numbers |= {"loss": sums["loss"], "clip_fraction": sums["clipped"], "grad_norm": stats.grad_norm}
-                numbers |= {"learning_rate": stats.learning_rate} | ({"kl": sums["kl"]} if reference else {})
-            if chosen and step + 1 < config.steps:
+            answers = [Answer(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
+            done = update(learner, answers, config.samples_per_prompt, step, state["memory"], greedy)
+            if done.updates and step + 1 < config.steps:
                 load_weights(sampler, trainer, chat, job)
 
-            seconds = time.monotonic() - started
-            speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / seconds
+            numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.numbers
+            speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / (time.monotonic() - started)
             job.log(step + 1, **numbers, tokens_per_second=speed)
             job.progress(step + 1, config.steps, reward=numbers["reward"], kept_groups=numbers["kept_groups"], tokens_per_second=speed)
             state = {
                 "step": step + 1,
-                "updates": state["updates"] + bool(chosen),
-                "missing": state["missing"] + int(rewards_PG.isnan().sum()),
+                "updates": state["updates"] + done.updates,
+                "missing": state["missing"] + int(numbers["missing_rewards"]),
                 "rewards": [*state["rewards"], numbers["reward"]],
-                "gaps": [*state["gaps"], sums["gap"]],
+                "gaps": [*state["gaps"], numbers["logprob_gap"]],
                 "shown": state["shown"] + (show(rollouts, step, config) if step % max(1, config.steps // SHOWN_STEPS) == 0 else []),
+                "memory": done.memory,
             }
             if job.rank == 0:
                 write_rows(job.evidence / "rollouts.jsonl", state["shown"])
@@ -119,7 +96,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
 
         refuse_no_signal(state, config)
         trainer.export(job.out / "payload", chat)
-        trainer.close()
+        for made in filter(None, (trainer, learner.critic)):
+            made.close()
     shutil.rmtree(job.folder / "weights", ignore_errors=True)
     edge = max(1, config.steps // 10)
     return {
@@ -134,9 +112,43 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def refuse(config: Rlvr, job: Job, context: int) -> None:
+def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
+    """The policy under its optimizer, with the reference and the value model that the algorithm asks for."""
+    policy, numerics, algorithm = only(inputs, "policy"), job.numerics, config.algorithm
+    settings: dict[str, Any] = {"dtype": config.dtype, "numerics": numerics, "seed": config.seed}
+    warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
+    total = (config.steps - warmup) * algorithm.updates
+    trainer = Trainer(load_policy(policy, numerics), optimizer=config.optimizer, total_steps=total, **settings)
+    probe_isolation(trainer.module, numerics, trainer.device)
+    reference = critic = None
+    if algorithm.kl is not None:
+        start = only_or_none(inputs, "reference") or policy
+        reference = frozen(load_policy(start, numerics), trainer.device, TORCH_DTYPES[config.dtype])
+    if isinstance(algorithm, Ppo):
+        module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
+        total = config.steps * algorithm.updates
+        critic = Trainer(module, optimizer=algorithm.critic.optimizer, total_steps=total, name="critic", **settings)
+    return Learner(
+        algorithm=algorithm,
+        trainer=trainer,
+        numerics=numerics,
+        pad_id=chat.pad_id,
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        seed=config.seed,
+        reference=reference,
+        critic=critic,
+        max_gap=config.max_logprob_gap,
+    )
+
+
+def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """What cannot end well is said before anything is loaded."""
-    sampling = config.sampling
+    sampling, algorithm = config.sampling, config.algorithm
+    if inputs.get("reference") and algorithm.kl is None:
+        raise StageError(f"a reference is given, and {algorithm.type} has no kl to measure to it: set algorithm.kl, or remove the input")
+    if inputs.get("value") and not isinstance(algorithm, Ppo):
+        raise StageError(f"a value model is given, and {algorithm.type} has none: take algorithm ppo, or remove the input")
     if sampling.temperature == 0:
         raise StageError("sampling.temperature is 0: all answers to a prompt would be equal; it must be above 0, e.g. 1.0")
     if sampling.top_p != 1:
@@ -221,19 +233,25 @@ def load_weights(sampler: Sampler | None, trainer: Trainer, chat: Chat, job: Job
 
 def roll_out(
     sampler: Sampler, batch: list[tuple[dict[str, Any], list[int]]], step: int, config: Rlvr, chat: Chat, job: Job
-) -> list[Rollout]:
-    """Answers to each prompt, side by side, with rewards."""
-    asked = [(prompt, ids, index) for prompt, ids in batch for index in range(config.samples_per_prompt)]
-    requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in asked]
-    answers: list[Generation] = []
-    for start in range(0, len(requests), ROLLOUT_CHUNK):
-        chunk = requests[start : start + ROLLOUT_CHUNK]
-        answers += sampler.generate(chunk, config.sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-    rollouts = []
-    for (prompt, ids, _), answer in zip(asked, answers, strict=True):
-        text = chat.decode(answer.response_ids)
-        rollouts.append(Rollout(prompt, ids, answer, text, reward(prompt, text)))
-    return rollouts
+) -> tuple[list[Rollout], list[float] | None]:
+    """(answers to each prompt, side by side, with rewards; the rewards of greedy answers where the algorithm compares with them)."""
+
+    def answer(asked: list[tuple[dict[str, Any], list[int], int]], sampling: Sampling) -> list[Rollout]:
+        requests = [Request(ids, seed_of(config.seed, step, prompt["id"], index)) for prompt, ids, index in asked]
+        found: list[Generation] = []
+        for start in range(0, len(requests), ROLLOUT_CHUNK):
+            chunk = requests[start : start + ROLLOUT_CHUNK]
+            found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
+        texts = [chat.decode(one.response_ids) for one in found]
+        return [
+            Rollout(prompt, ids, one, text, reward(prompt, text)) for (prompt, ids, _), one, text in zip(asked, found, texts, strict=True)
+        ]
+
+    rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(config.samples_per_prompt)], config.sampling)
+    if config.algorithm.advantage != "greedy":
+        return rollouts, None
+    greedy = answer([(prompt, ids, 0) for prompt, ids in batch], config.sampling.model_copy(update={"temperature": 0.0}))
+    return rollouts, [rollout.reward for rollout in greedy]
 
 
 def reward(prompt: dict[str, Any], text: str) -> float:
@@ -245,77 +263,25 @@ def reward(prompt: dict[str, Any], text: str) -> float:
         return math.nan
 
 
-def forward_backward(
-    rollouts: list[Rollout],
-    advantages_D: torch.Tensor | None,
-    trainer: Trainer,
-    reference: PolicyModule | None,
-    config: Rlvr,
-    job: Job,
-    chat: Chat,
-) -> dict[str, float]:
-    """Gradient of the token-mean loss over these rollouts, on all ranks; means per token over all of them.
-
-    Without advantages there is no gradient: the forward pass serves the agreement of sampler and trainer alone.
-    """
-    units: list[Unit] = [(document(rollout.prompt_ids, rollout.answer.response_ids),) for rollout in rollouts]
-    num_tokens = sum(doc.num_trained for (doc,) in units)
-    sums: dict[str, float] = {"loss": 0.0, "clipped": 0.0, "kl": 0.0, "entropy": 0.0, "gap": 0.0}
-    for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
-        batch = collate([units[i] for i in micro.units], job.numerics, chat.pad_id).to(trainer.device)
-        sampled_N = torch.tensor([logp for i in micro.units for logp in rollouts[i].answer.logprobs], device=trainer.device)
-        with torch.set_grad_enabled(advantages_D is not None):
-            logps_N, entropy_N = trainer.module(batch, temperature=config.sampling.temperature, entropy=True)
-        if advantages_D is not None:
-            advantages_N = advantages_D[list(micro.units)].to(trainer.device)[batch.documents_N]
-            loss, parts = grpo_loss(logps_N, advantages_N, batch, reference, config)
-            trainer.backward(loss * micro.weight / num_tokens)
-            for name, value in {"loss": loss.item(), **parts}.items():
-                sums[name] += value * micro.weight
-        sums["entropy"] += entropy_N.sum().item() * micro.weight
-        sums["gap"] += (logps_N.detach() - sampled_N).abs().sum().item() * micro.weight
-    return {name: value / num_tokens for name, value in zip(sums, trainer.sum(*sums.values()), strict=True)}
-
-
-def grpo_loss(
-    logps_N: torch.Tensor, advantages_N: torch.Tensor, batch: MicroBatch, reference: PolicyModule | None, config: Rlvr
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """(Σ_t clipped objective + kl * k3(θ ‖ initial policy), parts); see `configs.training.Grpo`."""
-    algorithm = config.algorithm
-    old_logps_N = logps_N.detach()  # one update per batch: the policy that is updated is the one that was sampled from
-    loss, clipped = clipped_policy_loss(logps_N, old_logps_N, advantages_N, algorithm.clip_low, algorithm.clip_high)
-    kl = 0.0
-    if reference is not None:
-        with torch.no_grad():
-            reference_logps_N, _ = reference(batch, temperature=config.sampling.temperature)
-        penalty = kl_k3(logps_N, reference_logps_N)
-        loss, kl = loss + algorithm.kl * penalty, penalty.item()
-    return loss, {"clipped": clipped.item(), "kl": kl}
-
-
-def check_gap(sums: dict[str, float], step: int, config: Rlvr) -> None:
-    """The sampler answers from the trainer's weights."""
-    if not sums["gap"] <= config.max_logprob_gap:
-        raise StageError(
-            f"in step {step + 1} sampler and trainer differ by {sums['gap']:.4g} in the log-prob of a token, on average (bound "
-            f"max_logprob_gap {config.max_logprob_gap}): the sampler has the wrong weights, or the dtype needs a higher bound"
-        )
-
-
-def reward_numbers(rollouts: list[Rollout], rewards_PG: torch.Tensor) -> dict[str, float]:
+def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
     """The curve's view of one step's rollouts: rewards where there are any, lengths, truncation."""
     by_verifier: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if not math.isnan(rollout.reward):
             by_verifier[rollout.prompt["verifier"]["name"]].append(rollout.reward)
-    present = [reward for rewards in by_verifier.values() for reward in rewards]
+    rewards = [rollout.reward for rollout in rollouts]
     return {
-        "reward": mean(present),
-        **{f"reward_{name}": mean(rewards) for name, rewards in sorted(by_verifier.items())},
-        "missing_rewards": float(rewards_PG.isnan().sum()),
+        "reward": mean(present(rewards)),
+        **{f"reward_{name}": mean(own) for name, own in sorted(by_verifier.items())},
+        "missing_rewards": float(len(rewards) - len(present(rewards))),
         "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
         "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),
     }
+
+
+def present(rewards: list[float]) -> list[float]:
+    """Those that are not missing."""
+    return [reward for reward in rewards if not math.isnan(reward)]
 
 
 def mean(values: list[float]) -> float:

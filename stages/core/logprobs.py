@@ -128,6 +128,15 @@ class RewardModule(nn.Module):
         return self.model.score(hidden_DH)[:, 0]
 
 
+class ValueModule(RewardModule):
+    """A sequence classifier with one label, read before each trained token: the value of the state that it was chosen in."""
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Values of shape (N,), fp32."""
+        hidden_NH = _hidden(self.model.base_model, batch).flatten(0, 1)[batch.places_N]
+        return self.model.score(hidden_NH)[:, 0]
+
+
 def _hidden(body: Any, batch: MicroBatch) -> Tensor:
     kernel = body.config._attn_implementation
     if (kernel == attention.NAME) != (batch.spans is not None):

@@ -1,48 +1,176 @@
-"""GRPO's advantages, clipped objective and KL penalty: pure functions, in the papers' symbols.
+"""Ratios, objectives, KL penalties and aggregations of policy-gradient methods: pure functions, in the papers' symbols.
 
-Shapes: P prompts, G answers per prompt, N trained tokens of all answers. All inputs are fp32.
+Shapes: D answers, N trained tokens of all answers one after the other; `documents_N` says whose a token is. Everything is fp32.
+An objective gives one number per token; `token_weights` says what each counts, so that Σ weight · loss over all micro-batches of
+all ranks is the loss, and no cut of the batch changes its gradient.
+
+TRL 1.16 computes the same where it has the method (`tests/stages/test_policy_trl.py`).
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from configs.policy_gradient import AdaptiveKl, Algorithm, Cispo, Clipped, Correction, Dcpo, Kl, Ratio
 
-def group_advantages(rewards_PG: Tensor, epsilon: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """A_i = (R_i - mean R) / (std R + ε) within each prompt's answers (Shao et al. 2024, §4.1.2; std with G - 1).
+LARGEST_DELTA = 20.0
+"""Log-ratios to the reference are cut there: e^20 per token is far beyond what a gradient can use."""
 
-    Missing rewards are NaN: they count neither in mean nor in std, and their advantage is 0.
 
-    Returns:
-        (advantages of shape (P, G), kept of shape (P, G)): answers of groups whose rewards are all equal carry no signal and
-        are not kept, nor are missing ones.
+class Objective(NamedTuple):
+    """Per token: the loss, and where a bound cut."""
+
+    loss_N: Tensor
+    low_N: Tensor
+    """1 where the lower bound cuts the gradient off."""
+    high_N: Tensor
+    """1 where the upper bound cuts the gradient off (CISPO: the weight)."""
+
+
+def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level: Ratio) -> Tensor:
+    """ρ of each token: its own, or its answer's, exp(mean_t log ρ_t) (GSPO, arXiv 2507.18071, eq. 7) or Π_t ρ_t."""
+    if level != "token":
+        sums_D = sum_by_answer(log_ratios_N, documents_N, num_documents)
+        if level == "sequence_mean":
+            sums_D = sums_D / torch.bincount(documents_N, minlength=num_documents).clamp(min=1)
+        log_ratios_N = sums_D[documents_N]
+    return log_ratios_N.exp()
+
+
+def sum_by_answer(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
+    """Σ_t of each answer, shape (D,)."""
+    zeros_D = torch.zeros(num_documents, dtype=values_N.dtype, device=values_N.device)
+    return zeros_D.index_add(0, documents_N, values_N)
+
+
+def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: float | Tensor, dual_clip: float | None = None) -> Objective:
+    """-min(ρA, clip(ρ, low, high) A) (PPO, arXiv 1707.06347, eq. 7); where A < 0 at most -cA (arXiv 1912.09729, eq. 5).
+
+    Args:
+        ratios_N: ρ.
+        advantages_N: A.
+        low: 1 - ε_low, or a bound for each token.
+        high: 1 + ε_high, or a bound for each token.
+        dual_clip: c.
     """
-    present = ~rewards_PG.isnan()
-    count = present.sum(1, keepdim=True)
-    rewards = rewards_PG.nan_to_num(0.0)
-    mean = rewards.sum(1, keepdim=True) / count.clamp(min=1)
-    centred = torch.where(present, rewards - mean, 0.0)
-    std = ((centred**2).sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-    highest = torch.where(present, rewards, -torch.inf).amax(1, keepdim=True)
-    lowest = torch.where(present, rewards, torch.inf).amin(1, keepdim=True)
-    kept = present & (highest > lowest)
-    return torch.where(kept, centred / (std + epsilon), 0.0), kept
+    free_N = ratios_N * advantages_N
+    bounded_N = torch.minimum(torch.maximum(ratios_N, torch.as_tensor(low)), torch.as_tensor(high)) * advantages_N
+    objective_N = torch.minimum(free_N, bounded_N)
+    negative_N = advantages_N < 0
+    cut_N = bounded_N < free_N
+    high_N = cut_N & ~negative_N
+    if dual_clip is not None:
+        floor_N = dual_clip * advantages_N
+        high_N = high_N | (negative_N & (objective_N < floor_N))
+        objective_N = torch.where(negative_N, torch.maximum(objective_N, floor_N), objective_N)
+    return Objective(-objective_N, (cut_N & negative_N).float(), high_N.float())
 
 
-def clipped_policy_loss(
-    logps_N: Tensor, old_logps_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float
+def dynamic_bounds(old_logps_N: Tensor, clip_low: float, clip_high: float, max_ratio: float) -> tuple[Tensor, Tensor]:
+    """Bounds of ρ for which |ρ - 1| π_θ ≤ ε, that is |ρ² - ρ| q ≤ ε with q = π_old(y_t) (DCPO, arXiv 2509.02333, §3)."""
+    q_N = old_logps_N.exp()
+    low_N = 0.5 + 0.5 * (1 - 4 * clip_low / q_N).clamp(min=0).sqrt()
+    high_N = 0.5 + 0.5 * (1 + 4 * clip_high / q_N).sqrt()
+    return low_N, high_N.clamp(max=max_ratio)
+
+
+def cispo(ratios_N: Tensor, logps_N: Tensor, advantages_N: Tensor, clip_max: float) -> Objective:
+    """-sg(min(ρ, ε_max)) A log π_θ (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5)."""
+    loss_N = -ratios_N.detach().clamp(max=clip_max) * advantages_N * logps_N
+    return Objective(loss_N, torch.zeros_like(advantages_N), (ratios_N > clip_max).float())
+
+
+def reinforce(logps_N: Tensor, advantages_N: Tensor) -> Objective:
+    """-A log π_θ (Williams 1992)."""
+    zeros_N = torch.zeros_like(advantages_N)
+    return Objective(-advantages_N * logps_N, zeros_N, zeros_N)
+
+
+def objective(algorithm: Algorithm, ratios_N: Tensor, logps_N: Tensor, old_logps_N: Tensor, advantages_N: Tensor) -> Objective:
+    """The algorithm's loss of each token, without its KL."""
+    match algorithm:
+        case Clipped():
+            return clipped(ratios_N, advantages_N, 1 - algorithm.clip_low, 1 + algorithm.clip_high, algorithm.dual_clip)
+        case Dcpo():
+            return clipped(
+                ratios_N, advantages_N, *dynamic_bounds(old_logps_N, algorithm.clip_low, algorithm.clip_high, algorithm.max_ratio)
+            )
+        case Cispo():
+            return cispo(ratios_N, logps_N, advantages_N, algorithm.clip_max)
+        case _:
+            return reinforce(logps_N, advantages_N)
+
+
+def kl(estimator: str, logps_N: Tensor, reference_logps_N: Tensor) -> Tensor:
+    """k1 = δ, k2 = δ²/2, k3 = e^-δ - 1 + δ with δ = log π_θ - log π_ref (Schulman 2020), each per token."""
+    delta_N = (logps_N - reference_logps_N).clamp(-LARGEST_DELTA, LARGEST_DELTA)
+    match estimator:
+        case "k1":
+            return delta_N
+        case "k2":
+            return 0.5 * delta_N**2
+        case "k3":
+            return (-delta_N).exp() - 1 + delta_N
+    raise ValueError(f"unknown estimator {estimator!r}: take k1, k2 or k3")
+
+
+def kl_loss(settings: Kl, logps_N: Tensor, reference_logps_N: Tensor, ratios_N: Tensor) -> Tensor:
+    """The penalty on each token, without its coefficient: k, or ρk whose gradient is unbiased (arXiv 2512.02556, §3.1)."""
+    penalty_N = kl(settings.estimator, logps_N, reference_logps_N)
+    return penalty_N * ratios_N if settings.unbiased else penalty_N
+
+
+def adapted(coefficient: float, measured: float, answers: int, settings: AdaptiveKl) -> float:
+    """β (1 + n/horizon · clip(KL/target - 1, -0.2, 0.2)) (Ziegler et al. 2019, arXiv 1909.08593, §2.2)."""
+    error = min(0.2, max(-0.2, measured / settings.target - 1))
+    return coefficient * (1 + error * answers / settings.horizon)
+
+
+def correction_weights(
+    settings: Correction, old_logps_N: Tensor, sampled_logps_N: Tensor, documents_N: Tensor, num_documents: int
 ) -> tuple[Tensor, Tensor]:
-    """Σ_t -min(ρ_t A_t, clip(ρ_t, 1 - ε_low, 1 + ε_high) A_t), ρ_t = π_θ(y_t) / π_old(y_t)  (DAPO, arXiv 2503.14476, eq. 8).
+    """(w of each token, 1 where a bound changed it); w = π_old(trainer) / π(sampler), of the token or of its whole answer."""
+    level: Ratio = "token" if settings.level == "token" else "sequence_sum"
+    weights_N = ratios(old_logps_N - sampled_logps_N, documents_N, num_documents, level)
+    outside_N = (weights_N < settings.low) | (weights_N > settings.high)
+    if settings.mode == "truncate":
+        return weights_N.clamp(settings.low, settings.high), outside_N.float()
+    return torch.where(outside_N, 0.0, weights_N), outside_N.float()
 
-    Returns:
-        (the sum, the number of tokens whose gradient the clip cuts off).
+
+def value_loss(values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+    """(½ max((V - R̂)², (clip(V, V_old - ε, V_old + ε) - R̂)²) of each token, 1 where the clip decides)."""
+    free_N = (values_N - returns_N) ** 2
+    if clip is None:
+        return 0.5 * free_N, torch.zeros_like(free_N)
+    bounded_N = (old_values_N + (values_N - old_values_N).clamp(-clip, clip) - returns_N) ** 2
+    return 0.5 * torch.maximum(free_N, bounded_N), (bounded_N > free_N).float()
+
+
+def token_weights(aggregation: str, lengths_D: Tensor, num_prompts: int, longest: int) -> Tensor:
+    """What each token of an answer counts in the loss, shape (D,), from ALL answers of the update, on whatever rank they are.
+
+    Args:
+        aggregation: `token-mean` 1 / Σ|y|; `seq-mean-token-mean` 1 / (D |y|); `seq-mean-token-sum` 1 / D;
+            `seq-mean-token-sum-norm` 1 / (D · longest); `token-sum` 1; `seq-sum-token-mean` 1 / (P |y|).
+        lengths_D: |y| in tokens.
+        num_prompts: P.
+        longest: most tokens that an answer may have.
     """
-    ratio = (logps_N - old_logps_N).exp()
-    free = ratio * advantages_N
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_N
-    return -torch.minimum(free, bounded).sum(), (bounded < free).float().sum().detach()
-
-
-def kl_k3(logps_N: Tensor, reference_logps_N: Tensor) -> Tensor:
-    """Σ_t e^{-δ} - 1 + δ, δ = log π_θ - log π_ref: an estimate of KL(π_θ ‖ π_ref) that is never negative (Schulman 2020)."""
-    delta = logps_N - reference_logps_N
-    return ((-delta).exp() - 1 + delta).sum()
+    lengths_D = lengths_D.float()
+    ones_D = torch.ones_like(lengths_D)
+    match aggregation:
+        case "token-mean":
+            return ones_D / lengths_D.sum()
+        case "seq-mean-token-mean":
+            return ones_D / (len(lengths_D) * lengths_D)
+        case "seq-mean-token-sum":
+            return ones_D / len(lengths_D)
+        case "seq-mean-token-sum-norm":
+            return ones_D / (len(lengths_D) * longest)
+        case "token-sum":
+            return ones_D
+        case "seq-sum-token-mean":
+            return ones_D / (num_prompts * lengths_D)
+    raise ValueError(f"unknown aggregation {aggregation!r}")

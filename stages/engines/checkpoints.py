@@ -1,6 +1,7 @@
 """Checkpoints of a running stage: written whole or not at all, loaded only when every byte is the one that was written.
 
-    checkpoints/step-000040/   engine/..., random_RANK.pt, state.json (the caller's), manifest.json (sha256 of all; written last)
+    checkpoints/step-000040/   engine/... (a folder per model), random_RANK.pt, state.json (the caller's), manifest.json (sha256 of
+                               all; written last)
 
 Training stands still while the ranks write; hashing, the manifest and the rename go on beside the next steps.
 DeepSpeed's files are pickles: nothing that our manifest does not vouch for is ever opened.
@@ -27,8 +28,8 @@ RESHAPING = ("world_size", "zero_stage")
 class Checkpoints:
     """When to write, what to keep, where to go on; one per job and rank."""
 
-    def __init__(self, job: Job, trainer: Trainer) -> None:
-        self.job, self.trainer = job, trainer
+    def __init__(self, job: Job, trainer: Trainer, *others: Trainer) -> None:
+        self.job, self.trainer, self.trainers = job, trainer, (trainer, *others)
         self.folder = job.checkpoints
         self.mirror = open_mirror(job)
         self.last_write = time.monotonic()
@@ -59,7 +60,8 @@ class Checkpoints:
         self.job.marks = list(dict.fromkeys([*saved["marks"], *self.job.marks]))
         if changes:
             self.job.marks.append(f"numerics changed at step {saved['step']}: {', '.join(changes.values())}")
-        self.trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
+        for trainer in self.trainers:
+            trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
         self.job.rewind(saved["step"])
         self.job.resumed_from = chosen
         if self.trainer.rank == 0:
@@ -94,7 +96,8 @@ class Checkpoints:
                 shutil.rmtree(left)
             temporary.mkdir(parents=True)
         self.trainer.barrier()
-        self.trainer.save_state(temporary)
+        for trainer in self.trainers:
+            trainer.save_state(temporary)
         self.trainer.barrier()
         if self.trainer.rank == 0:
             if self.mirror is not None and (self.job.folder / "curve.jsonl").exists():  # its next line may be written at any time

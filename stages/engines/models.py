@@ -9,7 +9,7 @@ from configs.execution import Numerics
 from configs.training import Lora
 from data.artifacts import Artifact, sha256_file
 from stages.core import attention
-from stages.core.logprobs import PolicyModule, RewardModule
+from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
 from stages.engines.adapters import add_adapters
 
 Module = TypeVar("Module", PolicyModule, RewardModule)
@@ -37,6 +37,16 @@ def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = Non
         add_adapters(model, lora, seed)
         model.score.requires_grad_(True)
     return RewardModule(model)
+
+
+def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueModule:
+    """PPO's value model: from a reward model with its head, or from a policy with a head of zeros, so that values begin at 0."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = _load(AutoModelForSequenceClassification, start.payload, numerics, num_labels=1, pad_token_id=pad_id)
+    if start.record.type == "policy":
+        torch.nn.init.zeros_(model.score.weight)
+    return ValueModule(model)
 
 
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:

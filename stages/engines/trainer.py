@@ -60,9 +60,19 @@ class Trainer:
     """One model under DeepSpeed on this rank."""
 
     def __init__(
-        self, module: PolicyModule | RewardModule, *, optimizer: Optimizer, total_steps: int, dtype: Dtype, numerics: Numerics, seed: int
+        self,
+        module: PolicyModule | RewardModule,
+        *,
+        optimizer: Optimizer,
+        total_steps: int,
+        dtype: Dtype,
+        numerics: Numerics,
+        seed: int,
+        name: str = "engine",
     ) -> None:
         """Takes over `module` (whose `.model` is a transformers model): dtype, device, optimizer state.
+
+        `name` is the folder of its state in a checkpoint: several models of one job have several.
 
         Raises:
             StageError: the numerics cannot be had: no GPU, or bf16 with ZeRO 0 (DeepSpeed has no fp32 accumulation there).
@@ -89,7 +99,7 @@ class Trainer:
         torch.manual_seed(seed * 1000003 + self.rank)
         torch.use_deterministic_algorithms(numerics.deterministic)  # an operation that has no such form raises
         self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
-        self.steps = 0
+        self.name, self.steps = name, 0
         self._grad_norm = 0.0
         _no_dropout(module)
         if numerics.gradient_checkpointing:
@@ -165,6 +175,12 @@ class Trainer:
         torch.distributed.all_reduce(tensor)
         return tensor.tolist()
 
+    def max(self, *values: float) -> list[float]:
+        """The largest of each value over ranks."""
+        tensor = torch.tensor(values, dtype=torch.float32, device=self.device)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+        return tensor.tolist()
+
     def _most(self, count: int) -> int:
         """The largest of the ranks' counts."""
         tensor = torch.tensor(count, device=self.device)
@@ -186,7 +202,7 @@ class Trainer:
         What is frozen is an input of the job and comes from there again.
         """
         self.engine.save_checkpoint(
-            str(folder), tag="engine", client_state={"steps": self.steps}, save_latest=False, exclude_frozen_parameters=self.has_frozen
+            str(folder), tag=self.name, client_state={"steps": self.steps}, save_latest=False, exclude_frozen_parameters=self.has_frozen
         )
         torch.save(_random_state(), folder / f"random_{self.rank}.pt")
 
@@ -199,7 +215,7 @@ class Trainer:
         """
         if resharded:
             folder = self._universal(folder)
-        _, client = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.has_frozen)
+        _, client = self.engine.load_checkpoint(str(folder), tag=self.name, load_module_strict=not self.has_frozen)
         if client is None:
             raise StageError(f"the checkpoint {folder.name} cannot be loaded by DeepSpeed: delete it to go on from the one before")
         self.steps = client["steps"]
@@ -212,10 +228,10 @@ class Trainer:
 
     def _universal(self, folder: Path) -> Path:
         """A copy of the checkpoint in DeepSpeed's universal form, one file per parameter, which any number of ranks can load."""
-        universal = folder.parent / f".universal-{folder.name}"
+        universal = folder.parent / f".universal-{folder.name}-{self.name}"
         if self.rank == 0:
             shutil.rmtree(universal, ignore_errors=True)
-            convert_to_universal(folder / "engine", universal / "engine")
+            convert_to_universal(folder / self.name, universal / self.name)
         self.barrier()
         self.engine._config.load_universal_checkpoint = True
         return universal

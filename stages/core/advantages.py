@@ -1,0 +1,135 @@
+"""What each answer, or each of its tokens, is credited with: pure functions, in the papers' symbols.
+
+Shapes: P prompts, G answers to each, D answers of a pass, T tokens of the longest, N trained tokens of all answers one after the
+other. A missing reward is NaN: it counts in no mean, and its advantage is 0. Advantages of a group without differences are
+exactly 0, which says that it has no gradient.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-4
+"""Added to a standard deviation that divides a group's rewards, as TRL does."""
+NO_SPREAD = 1e-6
+"""A standard deviation over several visits below it is rounding."""
+
+
+def centred(rewards_PG: Tensor) -> Tensor:
+    """A_i = R_i - mean R over the answers to one prompt (Dr.GRPO, arXiv 2503.20783, §3.2)."""
+    present = ~rewards_PG.isnan()
+    rewards = torch.where(present, rewards_PG, 0.0)
+    mean = rewards.sum(1, keepdim=True) / present.sum(1, keepdim=True).clamp(min=1)
+    highest = torch.where(present, rewards, -torch.inf).amax(1, keepdim=True)
+    lowest = torch.where(present, rewards, torch.inf).amin(1, keepdim=True)
+    return torch.where(present & (highest > lowest), rewards - mean, 0.0)
+
+
+def normalised(rewards_PG: Tensor) -> Tensor:
+    """A_i = (R_i - mean R) / (std R + ε), std with G - 1 (GRPO, arXiv 2402.03300, §4.1.2)."""
+    differences = centred(rewards_PG)
+    count = (~rewards_PG.isnan()).sum(1, keepdim=True)
+    std = ((differences**2).sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    return differences / (std + EPSILON)
+
+
+def leave_one_out(rewards_PG: Tensor) -> Tensor:
+    """A_i = R_i - mean_{j≠i} R_j = k / (k - 1) (R_i - mean R) with k rewards present (RLOO, arXiv 2402.14740, §2.3)."""
+    count = (~rewards_PG.isnan()).sum(1, keepdim=True)
+    return centred(rewards_PG) * count / (count - 1).clamp(min=1)
+
+
+def over_greedy(rewards_PG: Tensor, greedy_P: Tensor) -> Tensor:
+    """A_i = R_i - R(greedy answer) (ReMax, arXiv 2310.10505, algorithm 2); 0 where either is missing."""
+    differences = rewards_PG - greedy_P[:, None]
+    return torch.where(differences.isnan(), 0.0, differences)
+
+
+class Visits(NamedTuple):
+    """What is known of a prompt from all visits to it; plain numbers, for checkpoints."""
+
+    visits: int = 0
+    answers: int = 0
+    """Rewards seen."""
+    mean: float = 0.0
+    squares: float = 0.0
+    """Σ (R - mean)²."""
+
+
+def smoothed(rewards_PG: Tensor, before_P: Sequence[Visits]) -> tuple[Tensor, list[Visits]]:
+    """DCPO's advantages (arXiv 2509.02333, §3): at the v-th visit to a prompt, with A_new over this visit's answers and A_total
+    over those of all visits, of A_total / v + (v - 1) / v A_new and (v - 1) / v A_total + A_new / v the one of smaller magnitude.
+
+    Returns:
+        (advantages, what is known after this visit). A visit without any reward is none.
+    """
+    new = normalised(rewards_PG)
+    advantages, after = [], []
+    for rewards_G, new_G, known in zip(rewards_PG.double(), new.double(), before_P, strict=True):
+        known = _visited(known, [reward for reward in rewards_G.tolist() if reward == reward])
+        std = (known.squares / max(1, known.answers - 1)) ** 0.5
+        total_G = ((rewards_G - known.mean) / (std + EPSILON) if std > NO_SPREAD else torch.zeros_like(rewards_G)).nan_to_num(0.0)
+        late, visits = 1 - 1 / max(1, known.visits), max(1, known.visits)
+        towards_new, towards_total = total_G / visits + late * new_G, late * total_G + new_G / visits
+        advantages.append(torch.where(towards_new.abs() < towards_total.abs(), towards_new, towards_total))
+        after.append(known)
+    return torch.stack(advantages).float(), after
+
+
+def _visited(known: Visits, rewards: list[float]) -> Visits:
+    """Chan et al. 1983: mean and squares of two sets from those of each."""
+    if not rewards:
+        return known
+    mean = sum(rewards) / len(rewards)
+    count = known.answers + len(rewards)
+    gap = mean - known.mean
+    squares = known.squares + sum((reward - mean) ** 2 for reward in rewards) + gap**2 * known.answers * len(rewards) / count
+    return Visits(known.visits + 1, count, known.mean + gap * len(rewards) / count, squares)
+
+
+def token_rewards(rewards_D: Tensor, penalties_N: Tensor, documents_N: Tensor) -> Tensor:
+    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 behind an answer's end."""
+    rewards_DT = rows(-penalties_N, documents_N, len(rewards_D))
+    last_D = torch.bincount(documents_N, minlength=len(rewards_D)) - 1
+    rewards_DT[torch.arange(len(rewards_D), device=rewards_DT.device), last_D] += rewards_D
+    return rewards_DT
+
+
+def returns_to_go(rewards_DT: Tensor, gamma: float) -> Tensor:
+    """G_t = Σ_{k≥t} γ^{k-t} r_k."""
+    return gae(rewards_DT, torch.zeros_like(rewards_DT), gamma, 1.0)
+
+
+def gae(rewards_DT: Tensor, values_DT: Tensor, gamma: float, gae_lambda: float) -> Tensor:
+    """A_t = Σ_k (γλ)^k δ_{t+k}, δ_t = r_t + γ V_{t+1} - V_t (Schulman et al. 2016, arXiv 1506.02438, eq. 16).
+
+    Rewards and values behind an answer's end are 0: the value after its last token is.
+    """
+    following_DT = torch.cat([values_DT[:, 1:], torch.zeros_like(values_DT[:, :1])], dim=1)
+    deltas_DT = rewards_DT + gamma * following_DT - values_DT
+    advantages_DT = torch.zeros_like(deltas_DT)
+    later_D = torch.zeros_like(deltas_DT[:, 0])
+    for t in reversed(range(deltas_DT.shape[1])):
+        later_D = deltas_DT[:, t] + gamma * gae_lambda * later_D
+        advantages_DT[:, t] = later_D
+    return advantages_DT
+
+
+def rows(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
+    """Values of tokens, one row per answer, 0 behind its end: (N,) → (D, T)."""
+    lengths_D = torch.bincount(documents_N, minlength=num_documents)
+    values_DT = torch.zeros(num_documents, int(lengths_D.max()), dtype=values_N.dtype, device=values_N.device)
+    values_DT[documents_N, _within(documents_N, lengths_D)] = values_N
+    return values_DT
+
+
+def flat(values_DT: Tensor, documents_N: Tensor) -> Tensor:
+    """The reverse of `rows`: (D, T) → (N,)."""
+    return values_DT[documents_N, _within(documents_N, torch.bincount(documents_N, minlength=len(values_DT)))]
+
+
+def _within(documents_N: Tensor, lengths_D: Tensor) -> Tensor:
+    """Each token's place in its answer."""
+    return torch.arange(len(documents_N), device=documents_N.device) - (lengths_D.cumsum(0) - lengths_D)[documents_N]

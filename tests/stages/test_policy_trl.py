@@ -1,0 +1,186 @@
+"""An independent implementation gets the same policy-gradient losses and gradients from the same tokens, advantages and old log-probs."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import models
+import policy_lab
+import pytest
+import torch
+from datasets import Dataset
+
+from configs.execution import Numerics
+from data.chat import Chat
+from stages.core.batches import collate, document
+from stages.core.policy_gradient import token_weights
+from stages.engines.models import load_policy
+from stages.engines.policy_update import Pass, policy_pass
+
+pytestmark = pytest.mark.slow
+PROMPTS, ANSWERS = [[5, 6, 7], [8, 9, 10, 11, 12]], [[20, 21, 22, 23, 24, 25], [30], [40, 41, 42], [50, 51, 52, 53]]
+"""Two prompts, two answers to each, of unequal lengths."""
+ADVANTAGES = [1.3, -0.4, -1.1, 0.7]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+def distances(seed: int, size: float) -> list[list[float]]:
+    """What the old policy's or the reference's log-probs differ by from the policy's, per token."""
+    draw = random.Random(seed)
+    return [[size * draw.gauss(0, 1) for _ in answer] for answer in ANSWERS]
+
+
+@pytest.fixture(scope="module")
+def ours(policy):
+    """The trainer that all cases share: (loss, gradient) of one pass with its weights left alone."""
+    made = policy_lab.learner(policy_lab.algorithm("dapo"), policy)
+    documents = [document(PROMPTS[i // 2], answer) for i, answer in enumerate(ANSWERS)]
+    batch = collate([(documents[0], documents[1]), (documents[2], documents[3])], made.numerics, 0)
+    with torch.no_grad():
+        logps_N, _ = made.trainer.module(batch, temperature=policy_lab.TEMPERATURE)
+
+    def loss(fields: dict[str, Any], old: list[list[float]], reference: list[list[float]]) -> tuple[float, torch.Tensor]:
+        algorithm = policy_lab.algorithm(**fields)
+        lengths = torch.tensor([len(answer) for answer in ANSWERS])
+        one = Pass(
+            batch=batch,
+            answers=(0, 1, 2, 3),
+            weight=1.0,
+            tokens=int(lengths.sum()),
+            weights_N=token_weights(algorithm.aggregation, lengths, 2, policy_lab.LONGEST)[batch.documents_N],
+            sampled_N=logps_N,
+            old_N=logps_N + torch.tensor([value for row in old for value in row]),
+            reference_N=logps_N + torch.tensor([value for row in reference for value in row]),
+            advantages_N=torch.tensor(ADVANTAGES)[batch.documents_N],
+        )
+        parameters = list(made.trainer.module.module.parameters())
+        gradients: list[torch.Tensor] = []
+
+        def grab(value: torch.Tensor) -> None:
+            gradients.extend(torch.autograd.grad(value, parameters))
+
+        watched = replace(made, algorithm=algorithm, trainer=Watched(made.trainer, grab))
+        _, sums, _ = policy_pass(watched, one, algorithm.kl.coefficient if algorithm.kl else None)
+        return sums["loss"].item(), torch.cat([gradient.flatten() for gradient in gradients])
+
+    yield loss
+    policy_lab.close(made)
+
+
+class Watched:
+    """A trainer whose loss is differentiated here instead of adding to its gradient."""
+
+    def __init__(self, trainer, backward):
+        self.module, self.backward = trainer.module, backward
+
+
+@pytest.fixture(scope="module")
+def theirs(policy, tmp_path_factory):
+    """TRL's trainers on a copy of the policy: (loss, gradient) for the same inputs."""
+    from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
+
+    common: dict[str, Any] = {
+        "output_dir": str(tmp_path_factory.mktemp("trl")),
+        "per_device_train_batch_size": 4,
+        "num_generations": 2,
+        "max_completion_length": policy_lab.LONGEST,
+        "temperature": policy_lab.TEMPERATURE,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "beta": 0.1,
+    }
+    rest: dict[str, Any] = {
+        "reward_funcs": lambda completions, **_: [0.0] * len(completions),
+        "train_dataset": Dataset.from_list([{"prompt": "x"}] * 4),
+        "processing_class": Chat(policy.payload).tokenizer,
+    }
+    model = load_policy(policy, Numerics(attention="sdpa")).model
+    made = {
+        "grpo": GRPOTrainer(model=model, args=GRPOConfig(**common), **rest),
+        "rloo": RLOOTrainer(model=model, args=RLOOConfig(**common), **rest),
+    }
+    inputs = padded()
+    with torch.no_grad():
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        logps_BT = made["grpo"]._get_per_token_logps_and_entropies(model.eval(), ids, mask, inputs["completion_ids"].shape[1])[0]
+
+    def loss(settings: dict[str, Any], old: list[list[float]], reference: list[list[float]]) -> tuple[float, torch.Tensor]:
+        trainer = made["rloo" if settings.pop("rloo", False) else "grpo"]
+        for name, value in settings.items():
+            setattr(trainer.args if name in ("delta", "use_bias_correction_kl") else trainer, name, value)
+        old_BT, reference_BT = (logps_BT + table(rows) for rows in (old, reference))
+        given = {
+            **inputs,
+            "advantages": torch.tensor(ADVANTAGES),
+            "old_per_token_logps": old_BT,
+            "old_logps": (old_BT * inputs["completion_mask"]).sum(1),
+            "ref_per_token_logps": reference_BT,
+            "num_items_in_batch": inputs["completion_mask"].sum(),
+        }
+        value = trainer._compute_loss(model, given)
+        return value.item(), torch.cat([gradient.flatten() for gradient in torch.autograd.grad(value, list(model.parameters()))])
+
+    return loss
+
+
+def table(rows: list[list[float]]) -> torch.Tensor:
+    width = max(len(answer) for answer in ANSWERS)
+    return torch.tensor([row + [0.0] * (width - len(row)) for row in rows])
+
+
+def padded() -> dict[str, torch.Tensor]:
+    """Prompts padded on the left, answers on the right."""
+    prompts = [PROMPTS[i // 2] for i in range(4)]
+    width = max(len(prompt) for prompt in prompts)
+    return {
+        "prompt_ids": torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
+        "prompt_mask": torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+        "completion_ids": table(ANSWERS).long(),
+        "completion_mask": table([[1.0] * len(answer) for answer in ANSWERS]).long(),
+    }
+
+
+PLAIN = {"beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "delta": None, "importance_sampling_level": "token"}
+KL = {"beta": 0.1, "use_bias_correction_kl": False}
+CASES = {
+    "grpo": ({"type": "grpo", "kl": None}, {**PLAIN, "loss_type": "grpo"}),
+    "grpo, k3 in the loss": ({"type": "grpo", "kl": {"coefficient": 0.1}}, {**PLAIN, **KL, "loss_type": "grpo"}),
+    "grpo, unbiased k3": (
+        {"type": "grpo", "kl": {"coefficient": 0.1, "unbiased": True}},
+        {**PLAIN, **KL, "use_bias_correction_kl": True, "loss_type": "grpo"},
+    ),
+    "dual clip": ({"type": "grpo", "kl": None, "dual_clip": 1.3}, {**PLAIN, "delta": 1.3, "loss_type": "grpo"}),
+    "dr_grpo": ({"type": "dr_grpo"}, {**PLAIN, "loss_type": "dr_grpo"}),
+    "dapo": ({"type": "dapo"}, {**PLAIN, "epsilon_high": 0.28, "loss_type": "dapo"}),
+    "bnpo": ({"type": "dapo", "clip_high": 0.2}, {**PLAIN, "loss_type": "bnpo"}),
+    "gspo": (
+        {"type": "gspo", "clip_low": 0.03, "clip_high": 0.04},
+        {**PLAIN, "epsilon_low": 0.03, "epsilon_high": 0.04, "loss_type": "grpo", "importance_sampling_level": "sequence"},
+    ),
+    "cispo": ({"type": "cispo", "clip_max": 1.2}, {**PLAIN, "epsilon_high": 1.2, "loss_type": "cispo"}),
+    "rloo": ({"type": "rloo", "kl": None}, {"rloo": True, "epsilon_low": 0.2, "epsilon_high": 0.2}),
+}
+
+
+@pytest.mark.parametrize("size", [0.0, 0.3])
+@pytest.mark.parametrize(("fields", "settings"), CASES.values(), ids=CASES.keys())
+def test_losses_and_gradients_are_trls(ours, theirs, fields, settings, size):
+    """With old log-probs that are the policy's, and with ratios on both sides of every bound."""
+    old, reference = distances(1, size), distances(2, 0.5)
+    loss, gradient = ours(fields, old, reference)
+    expected, expected_gradient = theirs(dict(settings), old, reference)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert torch.allclose(gradient, expected_gradient, atol=1e-5) and expected_gradient.abs().max() > 1e-3
+
+
+def test_the_cases_differ(ours):
+    """Every bound, ratio and aggregation matters to these inputs, or agreement would say little."""
+    found = [ours(fields, distances(1, 0.3), distances(2, 0.5))[0] for fields, _ in CASES.values()]
+    assert len({round(value, 5) for value in found}) == len(found)

@@ -1,0 +1,274 @@
+"""The update of every policy-gradient algorithm on made rollouts, with the real engine and without a sampler."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import models
+import policy_lab
+import pytest
+import torch
+
+from configs.execution import Numerics
+from stages.core.batches import collate, document
+from stages.engines.models import load_policy
+from stages.engines.policy_update import cut, fresh_memory, look, mini_batches, policy_pass, together, update
+from stages.job import NotFinite, StageError
+
+pytestmark = pytest.mark.slow
+TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dcpo", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "ppo"]
+SEVERAL = {"updates_per_rollout": 2, "inner_epochs": 2}
+CORRECTED = {"correction": {"level": "sequence", "mode": "mask", "low": 0.5}}
+IN_REWARD = {"kl": {"estimator": "k1", "where": "reward", "coefficient": 0.1, "adaptive": {}}}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def answers(policy):
+    return policy_lab.made_answers(load_policy(policy, Numerics()))
+
+
+def likelihoods(made, answers):
+    """log π of each answer."""
+    found = []
+    for answer in answers:
+        with torch.no_grad():
+            batch = collate([(document(answer.prompt_ids, answer.ids),)], Numerics(), 0)
+            found.append(made.trainer.module(batch, temperature=policy_lab.TEMPERATURE)[0].sum().item())
+    return found
+
+
+def preference_for_good(made, answers):
+    """Mean log π of rewarded answers over that of the others, in groups that have both."""
+    values = likelihoods(made, answers[:12])
+    good = [value for value, answer in zip(values, answers, strict=False) if answer.reward == 1]
+    bad = [value for value, answer in zip(values, answers, strict=False) if answer.reward == 0]
+    return sum(good) / len(good) - sum(bad) / len(bad)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_every_algorithm_trains_without_surprises(policy, answers, type):
+    """At the first update the policy is the one that answered and the reference; later rewarded answers have become likelier."""
+    made = policy_lab.learner(policy_lab.algorithm(type, **({} if type == "remax" else SEVERAL)), policy)
+    before = preference_for_good(made, answers)
+    done = policy_lab.steps(made, answers, 5)
+    first, last = done[0].numbers, done[-1].numbers
+    assert all(math.isfinite(value) for one in done for value in one.numbers.values())
+    assert first["logprob_gap"] < 1e-5  # the made answers carry the policy's own log-probs
+    assert all(value == 0 for name, value in first.items() if name.startswith("kl_k"))
+    assert [one.updates for one in done] == [1 if type == "remax" else 4] * 5
+    assert preference_for_good(made, answers) > before + 0.1
+    assert last["grad_norm"] > 0 and last["entropy"] == pytest.approx(first["entropy"], rel=0.3)
+    # in the last group all rewards are equal: only what credits single tokens, or has the KL in the reward, can use it
+    everything = type in ("rloo", "remax", "reinforce_pp", "ppo")
+    assert [first["kept_groups"], first["kept_answers"]] == ([4, 16] if everything else [3, 12])
+    policy_lab.close(made)
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_the_first_update_has_ratio_one(policy, answers, type):
+    made = policy_lab.learner(policy_lab.algorithm(type, **({"updates_per_rollout": 1} if type == "gspo" else {})), policy)
+    numbers = policy_lab.steps(made, answers, 1)[0].numbers
+    if type != "ppo":  # it makes four passes
+        assert (numbers["ratio_mean"], numbers["ratio_max"], numbers["clip_low"], numbers["clip_high"]) == (1, 1, 0, 0)
+    if type in ("grpo", "gspo", "rloo"):  # each answer counts alike, and advantages sum to 0
+        assert numbers["loss"] == pytest.approx(0, abs=1e-6)
+    policy_lab.close(made)
+
+
+def test_old_log_probs_come_from_the_very_passes_that_are_trained_on(policy, answers):
+    """With two mini-batches the first of the two updates sees ratios of exactly one: recomputed ones, not a rounding away."""
+    made = policy_lab.learner(policy_lab.algorithm("dapo", updates_per_rollout=2), policy, Numerics(threads=1, micro_batch_tokens=24))
+    (batch, _) = [cut(made, answers, part) for part in mini_batches([list(range(i, i + 4)) for i in (0, 4, 8)], 2, "0/0")]
+    assert len(batch) > 1
+    for one in batch:
+        seen = replace(look(made, one, old=True), advantages_N=torch.ones_like(one.sampled_N))
+        _, sums, peak = policy_pass(made, seen, None)
+        assert peak.item() == 1 and sums["ratio_mean"].item() == len(one.sampled_N)
+    policy_lab.close(made)
+
+
+ALL_CUTS = {
+    "small packs": {"micro_batch_tokens": 20},
+    "padded": {"packing": False, "micro_batch_sequences": 3},
+    "ZeRO 3": {"zero_stage": 3},
+    "small chunks, prompts not shared": {"logprob_chunk": 5, "attention": "sdpa"},
+}
+CASES = [
+    *({"type": type, **({} if type == "remax" else SEVERAL), **CORRECTED} for type in TYPES),
+    {"type": "grpo", **SEVERAL, **IN_REWARD},
+    {"type": "dapo", "kl": {"estimator": "k3", "coefficient": 0.1, "unbiased": True}, "inner_epochs": 3, "dual_clip": 3.0},
+    *({"type": "dapo", "aggregation": name} for name in ("seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum")),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(policy):
+    """The numbers of each case in one pass on one rank."""
+    return [policy_lab.numbers_of(policy, case, Numerics(threads=1)) for case in CASES]
+
+
+def agree(found, expected):
+    """Of the second step: its gradient is at weights that the first step's updates made."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
+
+
+@pytest.mark.parametrize("cut", ALL_CUTS.values(), ids=ALL_CUTS.keys())
+def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
+    for case, expected in zip(CASES, whole, strict=True):
+        for ours, theirs in zip(policy_lab.numbers_of(policy, case, Numerics(threads=1, **cut)), expected, strict=True):
+            agree(ours, theirs)
+
+
+def test_two_ranks_change_nothing(policy, whole, tmp_path):
+    """Ratios of answers, exchanged penalties, whitening, two engines: all that more than a sum of gradients."""
+    asked = [i for i, case in enumerate(CASES) if case["type"] in ("grpo", "gspo", "rloo", "reinforce_pp_baseline", "ppo")]
+    (tmp_path / "cases.json").write_text(json.dumps([(CASES[i], {"threads": 1, "world_size": 2}) for i in asked]))
+    script = Path(policy_lab.__file__)
+    root = script.parents[2]
+    command = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", str(script), str(policy.path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}{os.pathsep}{script.parent}"}
+    done = subprocess.run(
+        [sys.executable, *command, str(tmp_path / "cases.json")], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
+    found = [json.loads(line.removeprefix("numbers ")) for line in done.stdout.splitlines() if line.startswith("numbers ")]
+    assert len(found) == len(asked), done.stderr[-3000:]
+    for i, rows in zip(asked, found, strict=True):
+        for ours, theirs in zip(rows, whole[i], strict=True):
+            agree(ours, theirs)
+
+
+REMEMBERING = {
+    "a value model, an adaptive coefficient": {"type": "ppo", "kl": {"where": "reward", "coefficient": 0.1, "adaptive": {"target": 0.01}}},
+    "visits to prompts": {"type": "dcpo", **SEVERAL},
+}
+
+
+@pytest.mark.parametrize("fields", REMEMBERING.values(), ids=REMEMBERING.keys())
+def test_what_goes_on_from_a_checkpoint_ends_in_the_same_bits(policy, tmp_path, fields):
+    numerics = Numerics(threads=1)
+    rows, weights = policy_lab.interrupted(policy, fields, tmp_path / "whole", 0, 3, (numerics, numerics))
+    again, resumed = policy_lab.interrupted(policy, fields, tmp_path / "cut", 2, 3, (numerics, numerics))
+    assert again == rows[2:] and all(torch.equal(a, b) for a, b in zip(weights, resumed, strict=True))
+    # Adam's moments of every model have come along too: under another ZeRO stage the third step is the same but for rounding
+    other, _ = policy_lab.interrupted(policy, fields, tmp_path / "other", 2, 3, (numerics, Numerics(threads=1, zero_stage=2)))
+    agree(other[0], rows[2])
+
+
+def test_mini_batches_hold_every_group_once_in_an_order_that_the_step_decides():
+    groups = [[i] for i in range(7)]
+    parts = mini_batches(groups, 3, "0/0")
+    assert sorted(i for part in parts for (i,) in part) == list(range(7)) and [len(part) for part in parts] == [2, 2, 3]
+    assert parts == mini_batches(groups, 3, "0/0") != mini_batches(groups, 3, "0/1")
+    assert len(mini_batches(groups[:2], 3, "0/0")) == 2 and mini_batches(groups, 1, "x") == [groups]
+
+
+def test_dcpo_remembers_and_uses_a_group_without_differences(policy, answers):
+    made = policy_lab.learner(policy_lab.algorithm("dcpo"), policy)
+    first = update(made, answers, 4, 0, fresh_memory(made.algorithm))
+    assert first.memory["prompts"]["p1"] == [1, 4, 0.5, 1.0]
+    memory = json.loads(json.dumps(first.memory))  # by way of a checkpoint
+    equal = [replace(answer, reward=1.0) for answer in answers]
+    second = update(made, equal, 4, 1, memory)
+    assert second.numbers["kept_groups"] == 3 and second.memory["prompts"]["p1"][:3] == [2, 8, 0.75]
+    fresh = update(made, equal, 4, 1, fresh_memory(made.algorithm))
+    assert fresh.numbers["kept_groups"] == 0 and fresh.updates == 0 and "grad_norm" not in fresh.numbers
+    policy_lab.close(made)
+
+
+def test_a_critic_warms_up_while_the_policy_rests(policy, answers):
+    critic = {"optimizer": {"learning_rate": 1e-2, "schedule": "constant"}, "warmup_steps": 3}
+    made = policy_lab.learner(policy_lab.algorithm("ppo", critic=critic, kl=None), policy)
+    before = likelihoods(made, answers)
+    memory, explained = fresh_memory(made.algorithm), []
+    for step in range(4):
+        done = update(made, answers, 4, step, memory)
+        explained.append(done.numbers["explained_variance"])
+        assert done.updates == (0 if step < 3 else 4) and ("grad_norm" in done.numbers) == (step == 3)
+        assert (likelihoods(made, answers) == before) == (step < 3)
+    assert explained[0] == 0 and explained[3] > 0.25  # values begin at 0, and have learned what these answers get
+    policy_lab.close(made)
+
+
+def test_the_coefficient_adapts_to_the_kl(policy, answers):
+    """At the first step the KL is 0: β falls by 0.2 n / horizon; the second update uses it."""
+    kl = {"estimator": "k1", "where": "reward", "coefficient": 0.1, "adaptive": {"target": 1.0, "horizon": 64}}
+    made = policy_lab.learner(policy_lab.algorithm("reinforce_pp", kl=kl), policy)
+    first, second = policy_lab.steps(made, answers, 2)
+    assert first.numbers["kl_coefficient"] == 0.1
+    assert second.numbers["kl_coefficient"] == first.memory["coefficient"] == pytest.approx(0.1 * (1 - 0.2 * 16 / 64))
+    policy_lab.close(made)
+
+
+def test_rewards_are_what_the_kl_takes_off(policy, answers):
+    """RLOO against a reference that is another model: the advantages are those of R - β Σ k1, worked out here from log-probs."""
+    made = policy_lab.learner(policy_lab.algorithm("rloo"), policy)
+    other = load_policy(policy, Numerics())
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    ours, theirs = likelihoods(made, answers), likelihoods(replace(made, trainer=replace_module(other)), answers)
+    shaped = torch.tensor([answer.reward - 0.05 * (a - b) for answer, a, b in zip(answers, ours, theirs, strict=True)]).view(4, 4)
+    advantages = (shaped - (shaped.sum(1, keepdim=True) - shaped) / 3).flatten()
+    lengths = torch.tensor([float(len(answer.ids)) for answer in answers])
+    done = update(replace(made, reference=other), answers, 4, 0, fresh_memory(made.algorithm))
+    assert done.numbers["advantage_size"] == pytest.approx(((advantages.abs() * lengths).sum() / lengths.sum()).item(), rel=1e-4)
+    policy_lab.close(made)
+
+
+def replace_module(module):
+    """What `likelihoods` needs of a trainer."""
+    from types import SimpleNamespace
+
+    return SimpleNamespace(module=module)
+
+
+def test_corrections_are_measured(policy):
+    """A sampler that is off by +log 2 on every token: w = ½ for each, which a lower bound of 0.6 masks."""
+    answers = policy_lab.made_answers(load_policy(policy, Numerics()))
+    answers = [replace(answer, logprobs=[logp + math.log(2) for logp in answer.logprobs]) for answer in answers]
+    for low, mean, share in ((0.0, 0.5, 0.0), (0.6, 0.0, 1.0)):
+        made = policy_lab.learner(policy_lab.algorithm("dapo", correction={"mode": "mask", "low": low}), policy)
+        numbers = policy_lab.steps(made, answers, 1)[0].numbers
+        assert (numbers["correction_mean"], numbers["correction_cut"]) == pytest.approx((mean, share), abs=1e-5)
+        assert numbers["logprob_gap"] == pytest.approx(math.log(2), abs=1e-5) and (numbers["grad_norm"] == 0) == (share == 1)
+        policy_lab.close(made)
+
+
+def test_wrong_weights_in_the_sampler_stop_the_run_before_the_policy_moves(policy):
+    answers = policy_lab.made_answers(load_policy(policy, Numerics()), noise=1.0)
+    made = policy_lab.learner(policy_lab.algorithm("dapo"), policy, max_gap=0.01)
+    before = likelihoods(made, answers)
+    with pytest.raises(StageError, match=r"step 1 .*bound max_logprob_gap 0.01.*wrong weights"):
+        policy_lab.steps(made, answers, 1)
+    assert likelihoods(made, answers) == before
+    policy_lab.close(made)
+
+
+def test_a_gradient_that_is_no_number_ends_the_run(policy, answers):
+    made = policy_lab.learner(policy_lab.algorithm("dapo"), policy)
+    broken = [replace(answers[0], reward=math.inf), *answers[1:]]
+    with pytest.raises(NotFinite, match="of step 1 is nan"):
+        policy_lab.steps(made, broken, 1)
+    policy_lab.close(made)
+
+
+def test_answers_to_one_prompt_stand_together_and_every_rank_has_work():
+    """A prompt of 6 and answers of 4 tokens: alone 10, two together 14, three 18, four 22."""
+    documents = [document([10 * p + t for t in range(3, 9)], [g, g, g, 2]) for p in (1, 2) for g in range(4)]
+    assert [len(unit) for unit in together(documents, [4, 4], 1, Numerics())] == [4, 4]
+    assert [len(unit) for unit in together(documents, [4, 4], 1, Numerics(micro_batch_tokens=18))] == [3, 1, 3, 1]
+    assert [len(unit) for unit in together(documents, [4, 4], 4, Numerics())] == [2, 2, 2, 2]  # one group a rank would idle two
+    for numerics, ranks in ((Numerics(micro_batch_tokens=18), 1), (Numerics(), 4), (Numerics(packing=False), 2)):
+        assert [doc for unit in together(documents, [4, 4], ranks, numerics) for doc in unit] == documents
