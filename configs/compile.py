@@ -21,8 +21,8 @@ from configs.naming import Model
 
 DEFAULT_RECIPE = "demo"
 OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
-CURVES = {"sft": "loss", "reward_model": "loss", "preference_train": "loss", "rlvr": "reward"}
-"""Kinds that train, and the column of `evidence/curve.csv` to plot."""
+CURVES = {"sft": "loss", "reward_model": "loss", "preference_train": "loss", "rlvr": "reward", "overoptimization": "gold"}
+"""Kinds that leave a curve, and the column of `evidence/curve.csv` to plot."""
 MODELS = ("policy", "reward_model")
 METRICS = "evidence/metrics.json"
 CURVE = "evidence/curve.csv"

@@ -351,6 +351,19 @@ class Pair(Frozen):
         return self
 
 
+class Overoptimization(Frozen):
+    """Best-of-n by the judgments' reward models, measured by a gold reward (Gao et al. 2022, arXiv 2210.10760, §3).
+
+    The gold reward is the verifier's score, or the reward of other judgments of the same answers at `gold`.
+    """
+
+    max_n: int | None = Field(default=None, ge=2)
+    """Prompts with fewer scored answers are left out and counted; when absent, the number that every prompt has."""
+    resamples: int = Field(default=2000, ge=100)
+    """Bootstrap resamples of prompts behind each 95 % interval."""
+    seed: int = Field(default=0, ge=0)
+
+
 class Evaluate(Frozen):
     """Scores policies on suites, with one engine, item by item."""
 

@@ -11,7 +11,7 @@ from configs import datasets, merging, training
 from configs.frozen import Frozen
 
 ArtifactType = Literal[
-    "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs"
+    "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"
 ]
 DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
 
@@ -117,6 +117,13 @@ DECLARATIONS: dict[str, Declaration] = {
             config=datasets.Pair,
             inputs={"judgments": port("judgment")},
             output=gives("preference"),
+        ),
+        Declaration(
+            kind="overoptimization",
+            version=1,
+            config=datasets.Overoptimization,
+            inputs={"judgments": port("judgment"), "gold": port("judgment", optional=True)},
+            output=gives("report"),
         ),
         Declaration(
             kind="reward_model",

@@ -30,6 +30,7 @@ FAMILIES = {
     "merge": "training",
     "sample": "sampling",
     "judge": "judging",
+    "overoptimization": "measuring",
     "pair": "judging",
     "evaluate": "measuring",
     "select": "measuring",

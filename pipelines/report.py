@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.compile import CURVES
 from configs.declarations import DECLARATIONS
 from configs.graph import Graph, Node
 from configs.project import Project
@@ -24,7 +25,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 SAMPLES_PER_TASK = 6
 LONGEST_ANSWER = 600
 """Characters of an answer that are shown."""
-CURVES_FIRST = ("reward", "loss", "accuracy", "margin", "kl", "entropy", "response_length", "grad_norm", "learning_rate")
+CURVES_FIRST = ("reward", "gold", "proxy", "loss", "accuracy", "margin", "kl", "entropy", "response_length", "grad_norm", "learning_rate")
 CURVES_SHOWN = 4
 """Curves of a stage that stand open; the others are a click away."""
 SECTIONS = (
@@ -158,7 +159,7 @@ class Page:
 
     @property
     def curves(self) -> list[dict[str, Any]]:
-        return [_curves(stage) for stage in self.stages if stage.node.declaration.trains_on]
+        return [_curves(stage) for stage in self.stages if stage.node.kind in CURVES]
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:

@@ -163,6 +163,16 @@ def test_the_soup_of_the_manual_is_a_reference(tmp_path):
     assert graph.nodes["manual/sft_3"].config.model_dump()["seed"] == 3
 
 
+def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
+    shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
+    block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: overoptimization" in block)
+    (tmp_path / "noise.yaml").write_text(block)
+    graph = load_recipe(tmp_path, "noise")
+    assert [node.output for node in graph.own][-1] == "report" and graph.find("curve").parents == ("noise/judged",)
+    assert [graph.find(f"reward_{seed}").config.model_dump()["seed"] for seed in (1, 2, 3)] == [1, 2, 3]
+    assert {"noise/reward_1", "noise/reward_2", "noise/reward_3", "noise/many"} == set(graph.find("judged").parents)
+
+
 def test_the_extension_of_the_manual_trains_one_stage_and_what_is_below(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
     (tmp_path / "longer.yaml").write_text(blocks("docs/recipes.md", "yaml")[2])

@@ -1,0 +1,47 @@
+"""Best of n: what an answer chosen by one reward is worth by another, as n grows (Gao et al. 2022, arXiv 2210.10760).
+
+Of one prompt's N answers, every set of n is equally likely to be drawn. The mean over all sets is exact and costs a sort: the
+answer of rank i (by the proxy, the worst first) is the best of C(i - 1, n - 1) of the C(N, n) sets. This is the unbiased
+estimator of Nakano et al. 2021 (arXiv 2112.09332, appendix I). Equal proxies share their sets evenly.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
+
+def best_of_n(proxies: Sequence[float], golds: Sequence[float], largest: int) -> list[tuple[float, float]]:
+    """(expected proxy, expected gold) of the answer that the proxy likes best, for n = 1 ... `largest`, of one prompt.
+
+    Args:
+        proxies: reward that chooses, of each answer.
+        golds: reward that measures, of each answer.
+        largest: at most the number of answers: sets are drawn without replacement.
+    """
+    count = len(proxies)
+    if not 1 <= largest <= count:
+        raise ValueError(f"best of {largest} needs that many answers, and there are {count}")
+    ranked = sorted(zip(proxies, golds, strict=True))
+    levels: list[tuple[float, float, int]] = []  # (proxy, mean gold, answers up to here), the worst first
+    end = 0
+    for proxy, group in groupby(ranked, key=lambda pair: pair[0]):
+        shared = [gold for _, gold in group]
+        end += len(shared)
+        levels.append((proxy, math.fsum(shared) / len(shared), end))
+    curve = []
+    for n in range(1, largest + 1):
+        sets, before = math.comb(count, n), 0
+        proxy_sum, gold_sum = [], []
+        for proxy, gold, end in levels:
+            below = math.comb(end, n)  # sets that lie in this level and those under it
+            share = (below - before) / sets
+            proxy_sum.append(share * proxy)
+            gold_sum.append(share * gold)
+            before = below
+        curve.append((math.fsum(proxy_sum), math.fsum(gold_sum)))
+    return curve
+
+
+def kl_best_of_n(n: int) -> float:
+    """log n - (n - 1) / n: KL(best of n ‖ policy) in nats, an upper bound where answers repeat (Stiennon et al. 2020, appendix G.3)."""
+    return math.log(n) - (n - 1) / n

@@ -1,0 +1,107 @@
+"""Judgments → how much of a proxy's reward is real: best-of-n by the proxy, measured by a gold reward (Gao et al. 2022).
+
+    payload/rows.jsonl        one row for each n: KL, and the means of proxy and gold with 95 % intervals over prompts
+    evidence/curve.csv        the same as a curve (its step is n)
+    evidence/prompts.jsonl    each prompt's number of answers and its own curve of gold
+    evidence/left_out.jsonl   prompts with too few answers that both have scored
+
+The proxy is `reward` of the judgments, what their reward models made of an answer. The gold reward is `verifier_score` of the same
+rows, or `reward` of the same answers in the judgments at `gold`. Where gold falls while the proxy still rises, the proxy is being
+over-optimised: answers get better at pleasing it and at nothing else.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+from configs.datasets import Overoptimization
+from data import records
+from data.artifacts import write_rows
+from stages.core.overoptimization import best_of_n, kl_best_of_n
+from stages.core.statistics import Interval, bootstrap_mean, paired_difference
+from stages.job import Inputs, Job, StageError, only, only_or_none
+
+Scores = list[tuple[float, float]]
+"""(proxy, gold) of each answer to one prompt."""
+Curve = list[tuple[float, float]]
+"""(proxy, gold) for n = 1, 2, ..."""
+
+
+def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Measures the curve.
+
+    Raises:
+        StageError: no answer has both rewards, or no prompt has answers enough.
+    """
+    scored = answers_by_prompt(inputs)
+    largest = config.max_n or min(len(answers) for answers in scored.values())
+    kept = {prompt: answers for prompt, answers in scored.items() if len(answers) >= largest}
+    left_out = [{"prompt_id": prompt, "answers": len(answers)} for prompt, answers in scored.items() if prompt not in kept]
+    write_rows(job.evidence / "left_out.jsonl", left_out)
+    if not kept or largest < 2:
+        most = max(len(answers) for answers in scored.values())
+        raise StageError(
+            f"best of {largest} needs prompts with at least 2 and at least {largest} answers that both rewards scored; of {len(scored)} "
+            f"prompts {len(kept)} have, the most being {most}: sample more answers per prompt, or set max_n to 2 ... {most}"
+        )
+    curves = {prompt: best_of_n([p for p, _ in answers], [g for _, g in answers], largest) for prompt, answers in kept.items()}
+    rows = [point(n, [curve[n - 1] for curve in curves.values()], config) for n in range(1, largest + 1)]
+    records.save(job.out, rows)
+    write_rows(job.evidence / "prompts.jsonl", [line(prompt, kept[prompt], curve) for prompt, curve in curves.items()])
+    job.rewind(0)
+    for row in rows:
+        job.log(row["n"], **{name: value for name, value in row.items() if name != "n"})
+    return {"rows": len(rows), "prompts": len(kept), "left_out": len(left_out), **summary(rows, curves, config)}
+
+
+def answers_by_prompt(inputs: Inputs) -> dict[str, Scores]:
+    """Prompt → scores of its answers, sorted by prompt; an answer without both rewards is none."""
+    rows = records.load(only(inputs, "judgments"))
+    gold = only_or_none(inputs, "gold")
+    golds = {row["id"]: row["reward"] for row in records.load(gold)} if gold else {row["id"]: row["verifier_score"] for row in rows}
+    found: dict[str, Scores] = defaultdict(list)
+    for row in rows:
+        measured = golds.get(row["id"])
+        if row["reward"] is not None and measured is not None:
+            found[row["prompt_id"]].append((row["reward"], measured))
+    if not found:
+        lacks = "a `reward` in the judgments and in `gold`" if gold else "a `reward` and a `verifier_score`"
+        raise StageError(
+            f"none of {len(rows)} answers has {lacks}: judge the same completions with reward_weight and reward models"
+            + ("" if gold else ", on prompts with verifiers, or name judgments by a gold reward model as `gold`")
+        )
+    return dict(sorted(found.items()))
+
+
+def point(n: int, values: Curve, config: Overoptimization) -> dict[str, Any]:
+    """One n over all prompts."""
+    row: dict[str, Any] = {"n": n, "kl": kl_best_of_n(n)}
+    for name, side in (("proxy", 0), ("gold", 1)):
+        mean, low, high = interval([value[side] for value in values], config)
+        row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
+    return row
+
+
+def interval(values: list[float], config: Overoptimization) -> Interval:
+    return bootstrap_mean(values, resamples=config.resamples, seed=config.seed)
+
+
+def summary(rows: list[dict[str, Any]], curves: dict[str, Curve], config: Overoptimization) -> dict[str, Any]:
+    """Where gold peaks (the first of equals), and what it loses from there to the largest n, paired by prompt."""
+    peak = max(rows, key=lambda row: row["gold"])
+    at_peak, at_end = ([curve[place][1] for curve in curves.values()] for place in (peak["n"] - 1, -1))
+    change = paired_difference(at_end, at_peak, resamples=config.resamples, seed=config.seed)
+    return {
+        "max_n": len(rows),
+        "peak_n": peak["n"],
+        "peak_kl": peak["kl"],
+        "gold_first": rows[0]["gold"],
+        "gold_peak": peak["gold"],
+        "gold_last": rows[-1]["gold"],
+        "proxy_first": rows[0]["proxy"],
+        "proxy_last": rows[-1]["proxy"],
+        "gold_after_peak": {"mean": change.mean, "low": change.low, "high": change.high},
+    }
+
+
+def line(prompt: str, answers: Scores, curve: Curve) -> dict[str, Any]:
+    return {"prompt_id": prompt, "answers": len(answers), "gold": [gold for _, gold in curve]}
