@@ -165,6 +165,8 @@ class Rlvr(Frozen):
     max_logprob_gap: float = Field(default=0.1, gt=0)
     """Agreement probe after each weight load: mean |log-prob(sampler) - log-prob(trainer)| per token must not exceed this."""
     dtype: Dtype = "bf16"
+    lora: Lora | None = None
+    """Trains adapters of the policy instead of all its weights; a value model is trained whole."""
     optimizer: Optimizer
     seed: int = Field(default=0, ge=0)
 

@@ -9,6 +9,7 @@ What we leave out, and why: refilling groups without signal; shaping of lengths 
 their share is logged). Rewards that cannot be had are missing, never 0.
 """
 
+import json
 import math
 import shutil
 import time
@@ -22,7 +23,7 @@ from typing import Any, cast
 from configs.policy_gradient import Ppo
 from configs.training import Rlvr, Sampling
 from data import records
-from data.artifacts import write_rows
+from data.artifacts import Artifact, write_rows
 from data.chat import Chat
 from stages.core.batches import step_rows
 from stages.core.logprobs import probe_isolation
@@ -118,7 +119,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     settings: dict[str, Any] = {"dtype": config.dtype, "numerics": numerics, "seed": config.seed}
     warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
     total = (config.steps - warmup) * algorithm.updates
-    trainer = Trainer(load_policy(policy, numerics), optimizer=config.optimizer, total_steps=total, **settings)
+    trainer = Trainer(load_policy(policy, numerics, config.lora, config.seed), optimizer=config.optimizer, total_steps=total, **settings)
     probe_isolation(trainer.module, numerics, trainer.device)
     reference = critic = None
     if algorithm.kl is not None:
@@ -149,6 +150,10 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
         raise StageError(f"a reference is given, and {algorithm.type} has no kl to measure to it: set algorithm.kl, or remove the input")
     if inputs.get("value") and not isinstance(algorithm, Ppo):
         raise StageError(f"a value model is given, and {algorithm.type} has none: take algorithm ppo, or remove the input")
+    for port in ("reference", "value"):
+        given = only_or_none(inputs, port)
+        if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
+            raise StageError(f"the {port} has another vocabulary than the policy: take one that was made from the same base model")
     if sampling.temperature == 0:
         raise StageError("sampling.temperature is 0: all answers to a prompt would be equal; it must be above 0, e.g. 1.0")
     if sampling.top_p != 1:
@@ -160,6 +165,11 @@ def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
         )
     if job.placement.sampler_process == "inline" and job.numerics.world_size > 1:
         raise StageError(f"sampler_process inline needs world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")
+
+
+def vocabulary(model: Artifact) -> int:
+    """Tokens that a model knows."""
+    return json.loads((model.payload / "config.json").read_text())["vocab_size"]
 
 
 def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:

@@ -13,8 +13,6 @@ from torch import Tensor
 
 EPSILON = 1e-4
 """Added to a standard deviation that divides a group's rewards, as TRL does."""
-NO_SPREAD = 1e-6
-"""A standard deviation over several visits below it is rounding."""
 
 
 def centred(rewards_PG: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ def smoothed(rewards_PG: Tensor, before_P: Sequence[Visits]) -> tuple[Tensor, li
     for rewards_G, new_G, known in zip(rewards_PG.double(), new.double(), before_P, strict=True):
         known = _visited(known, [reward for reward in rewards_G.tolist() if reward == reward])
         std = (known.squares / max(1, known.answers - 1)) ** 0.5
-        total_G = ((rewards_G - known.mean) / (std + EPSILON) if std > NO_SPREAD else torch.zeros_like(rewards_G)).nan_to_num(0.0)
+        total_G = ((rewards_G - known.mean) / (std + EPSILON)).nan_to_num(0.0)  # equal fp32 rewards add up exactly in fp64
         late, visits = 1 - 1 / max(1, known.visits), max(1, known.visits)
         towards_new, towards_total = total_G / visits + late * new_G, late * total_G + new_G / visits
         advantages.append(torch.where(towards_new.abs() < towards_total.abs(), towards_new, towards_total))

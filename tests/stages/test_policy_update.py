@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from configs.execution import Numerics
+from data.chat import Chat
 from stages.core.batches import collate, document
-from stages.engines.models import load_policy
+from stages.engines.models import load_policy, load_reward_model
 from stages.engines.policy_update import cut, fresh_memory, look, mini_batches, policy_pass, together, update
 from stages.job import NotFinite, StageError
+from stages.rlvr import make_learner
 
 pytestmark = pytest.mark.slow
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dcpo", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "ppo"]
@@ -272,3 +274,30 @@ def test_answers_to_one_prompt_stand_together_and_every_rank_has_work():
     assert [len(unit) for unit in together(documents, [4, 4], 4, Numerics())] == [2, 2, 2, 2]  # one group a rank would idle two
     for numerics, ranks in ((Numerics(micro_batch_tokens=18), 1), (Numerics(), 4), (Numerics(packing=False), 2)):
         assert [doc for unit in together(documents, [4, 4], ranks, numerics) for doc in unit] == documents
+
+
+def test_the_stage_builds_what_its_config_and_inputs_say(policy, answers, tmp_path):
+    """PPO of adapters, with a reference of its own and a value model that begins as a reward model."""
+    chat = Chat(policy.payload)
+    scorer = load_reward_model(policy.payload, Numerics(), pad_token_id=chat.pad_id).model
+    scorer.save_pretrained(tmp_path / "reward" / "payload")
+    given = {
+        "policy": {"p": policy},
+        "reference": {"p": models.tiny_policy(tmp_path / "other", seed=1)},
+        "value": {"r": models.publish(tmp_path / "reward", "reward_model", "reward_model")},
+    }
+    rate = {"learning_rate": 1e-3}
+    fields = {"steps": 5, "prompts_per_step": 4, "samples_per_prompt": 4, "sampling": {"max_tokens": 8, "temperature": 0.8}}
+    ppo = {"type": "ppo", "critic": {"optimizer": rate, "warmup_steps": 2}, "inner_epochs": 3}
+    rest = {"max_prompt_length": 60, "dtype": "fp32", "lora": {"rank": 2}, "optimizer": rate, "max_logprob_gap": 1.0}
+    config = models.config_of("rlvr", algorithm=ppo, **fields, **rest)
+    made = make_learner(config, given, chat, models.a_job(tmp_path / "job", Numerics(threads=1)))
+    assert made.critic is not None
+    assert torch.equal(made.critic.module.module.model.score.weight, scorer.score.weight) and scorer.score.weight.any()
+    assert (made.trainer.total_steps, made.critic.total_steps) == (9, 15)
+    before = {name: value.detach().clone() for name, value in made.trainer.module.module.named_parameters()}
+    done = update(made, answers, 4, 2, fresh_memory(config.algorithm))
+    assert done.numbers["kl_k2"] > 1e-6 and done.updates == 3
+    moved = {name for name, value in made.trainer.module.module.named_parameters() if not torch.equal(value, before[name])}
+    assert moved and all("lora" in name for name in moved)
+    policy_lab.close(made)

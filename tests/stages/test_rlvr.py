@@ -225,7 +225,7 @@ def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy,
 )
 def test_what_cannot_end_well_is_refused_first(change, message, policy, tmp_path):
     with pytest.raises(StageError, match=message):
-        given = {"reference": {"p": policy}, "value": {"r": policy}} if change.get("algorithm") or not change else {}
+        given = {"reference": {"p": policy}, "value": {"r": policy}} if change.get("algorithm") or not change else {"policy": {"p": policy}}
         refuse(config_of("rlvr", **(FIELDS | change)), given, a_job(tmp_path / "job"), 256)
 
 
@@ -233,3 +233,11 @@ def test_an_inline_sampler_needs_one_rank(tmp_path):
     job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
     with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
         refuse(config_of("rlvr", **FIELDS), {}, job, 256)
+
+
+def test_a_reference_with_another_vocabulary_is_refused(policy, tmp_path):
+    other = make(tmp_path / "other" / "payload")
+    (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
+    given = {"policy": {"p": policy}, "reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
+    with pytest.raises(StageError, match="the reference has another vocabulary than the policy"):
+        refuse(config_of("rlvr", **FIELDS), given, a_job(tmp_path / "job"), 256)

@@ -22,8 +22,9 @@ def test_group_advantages_by_hand():
 
 @pytest.mark.parametrize("name", ["centred", "normalised", "leave_one_out"])
 def test_a_group_without_differences_has_exactly_no_advantages(name):
-    # 0.1 three times: the mean is off by a rounding, which must not become an advantage
-    rewards = torch.tensor([[0.1, 0.1, 0.1], [NAN, NAN, 0.7], [NAN, NAN, NAN]])
+    # 0.7 seven times: the mean is off by a rounding, which must not become an advantage
+    rewards = torch.tensor([[0.7] * 7, [NAN] * 6 + [0.7], [NAN] * 7])
+    assert (rewards[0] - rewards[0].sum() / 7).any()
     assert not getattr(advantages, name)(rewards).any()
 
 
@@ -76,9 +77,9 @@ def test_dcpos_running_numbers_are_those_of_all_rewards_at_once():
 def test_dcpo_sees_no_signal_where_all_visits_gave_the_same():
     known = Visits()
     for _ in range(3):
-        found, (known,) = advantages.smoothed(torch.tensor([[0.1, 0.1, 0.1]]), [known])
+        found, (known,) = advantages.smoothed(torch.tensor([[0.7] * 7]), [known])
         assert not found.any()
-    found, (unchanged,) = advantages.smoothed(torch.tensor([[NAN, NAN, NAN]]), [known])
+    found, (unchanged,) = advantages.smoothed(torch.tensor([[NAN] * 7]), [known])
     assert unchanged == known and not found.any()  # no visit
 
 

@@ -1,0 +1,68 @@
+import typing
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from configs.policy_gradient import Aggregation, Algorithm, Kl
+from configs.training import Rlvr
+
+READ = TypeAdapter(Algorithm).validate_python
+FIELDS = {
+    "algorithm": {"type": "dapo"},
+    "steps": 4,
+    "prompts_per_step": 4,
+    "samples_per_prompt": 4,
+    "sampling": {"max_tokens": 8},
+    "max_prompt_length": 60,
+    "optimizer": {"learning_rate": 1e-3},
+}
+CRITIC = {"optimizer": {"learning_rate": 1e-3}}
+
+
+def test_defaults_are_the_papers():
+    grpo, dapo, gspo, ppo = READ({"type": "grpo"}), READ({"type": "dapo"}), READ({"type": "gspo"}), READ({"type": "ppo", "critic": CRITIC})
+    assert (grpo.clip_low, grpo.clip_high, grpo.aggregation, grpo.kl) == (0.2, 0.2, "seq-mean-token-mean", Kl(coefficient=0.04))
+    assert (dapo.clip_low, dapo.clip_high, dapo.aggregation, dapo.kl) == (0.2, 0.28, "token-mean", None)
+    assert (gspo.clip_low, gspo.clip_high, gspo.updates) == (3e-4, 4e-4, 4)
+    assert (ppo.gamma, ppo.gae_lambda, ppo.updates, ppo.kl.where) == (1.0, 0.95, 4, "reward")
+    assert READ({"type": "grpo", "kl": None}).kl is None
+
+
+def test_aggregations_have_five_names_and_some_algorithms_fix_theirs():
+    assert len(typing.get_args(Aggregation)) == 5
+    for type in ("rloo", "dcpo"):
+        with pytest.raises(ValidationError, match=r"aggregation\n.*Extra inputs"):
+            READ({"type": type, "aggregation": "token-mean"})
+    with pytest.raises(ValidationError, match="updates_per_rollout"):  # without a bound on ρ one update is all that is sound
+        READ({"type": "remax", "updates_per_rollout": 2})
+
+
+@pytest.mark.parametrize(
+    ("kl", "message"),
+    [
+        ({"estimator": "k1"}, "k1 in the loss has no gradient on average"),
+        ({"estimator": "k2", "unbiased": True}, "unbiased is for k1 and k3 in the loss"),
+        ({"where": "reward", "unbiased": True}, "unbiased is for k1 and k3 in the loss"),
+    ],
+)
+def test_penalties_that_would_do_nothing_are_refused(kl, message):
+    with pytest.raises(ValidationError, match=message):
+        Kl.model_validate({"coefficient": 0.1, **kl})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples_per_prompt": 1}, "dapo compares the answers to a prompt: samples_per_prompt must be at least 2"),
+        ({"algorithm": {"type": "dapo", "updates_per_rollout": 5}}, "5 mini-batches cannot be cut from prompts_per_step 4"),
+        ({"algorithm": {"type": "ppo", "critic": {**CRITIC, "warmup_steps": 4}}}, "warmup_steps 4 leaves none of 4 steps"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(change, message):
+    with pytest.raises(ValidationError, match=message):
+        Rlvr.model_validate(FIELDS | change)
+
+
+@pytest.mark.parametrize("type", ["remax", "reinforce_pp"])
+def test_one_answer_is_enough_where_none_are_compared(type):
+    assert Rlvr.model_validate(FIELDS | {"algorithm": {"type": type}, "samples_per_prompt": 1}).samples_per_prompt == 1
