@@ -21,7 +21,7 @@ class Lora(Frozen):
     The result is merged: an ordinary model, without adapters.
     """
 
-    formula: ClassVar[str] = "W' = W + (α/r) B A, with √r for r where `rslora`"
+    formula: ClassVar[str] = "W' = W + α/r · B A; with rslora α/√r"
     source: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685, §4.1; rslora: arXiv 2312.03732"
 
     rank: int = Field(default=16, ge=1)

@@ -1,6 +1,7 @@
 """Adapters: only they are trained, and what is exported is the plain model that they stand for."""
 
 import json
+import math
 
 import models
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file
 from configs.execution import Numerics
 from configs.training import Lora, Optimizer
 from data.chat import Chat
-from stages import sft
+from stages import preference_train, sft
 from stages.core.batches import collate, document
 from stages.core.postconditions import unmet
 from stages.engines.adapters import merged, targets
@@ -161,3 +162,17 @@ def test_a_checkpoint_holds_no_frozen_weights_and_is_exact(tmp_path, zero_stage)
     assert torch.equal(found, expected) and second.steps == 4
     written = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*") if path.is_file())
     assert written < (big.payload / "model.safetensors").stat().st_size / 4  # moments and master weights of all would be three times it
+
+
+def test_preference_training_begins_at_its_reference(tmp_path, policy):
+    """The reference is the policy without adapters, and B = 0: L_0 = log 2."""
+    rows = []
+    for row in models.arithmetic(16):
+        question, answer = row["messages"]
+        answers = [{"text": text, "score": None} for text in (answer["content"], "not known")]
+        rows.append({**row, "messages": [question], "answers": answers, "strength": None})
+    data = models.dataset(tmp_path / "data", "preference", rows)
+    config = models.config_of("preference_train", **SFT, epochs=2, loss={"type": "dpo"})
+    given = {"policy": {"p": policy}, "preferences": {"d": data}}
+    metrics = preference_train.run(config, given, models.a_job(tmp_path / "job", Numerics(threads=1)))
+    assert metrics["first_loss"] == pytest.approx(math.log(2), abs=1e-5) and metrics["loss"] < 0.6
