@@ -166,6 +166,8 @@ class Rlvr(Frozen):
     """Agreement probe after each weight load: mean |log-prob(sampler) - log-prob(trainer)| per token must not exceed this."""
     dtype: Dtype = "bf16"
     optimizer: Optimizer
+    lora: Lora | None = None
+    """Trains adapters of the policy instead of all its weights; the sampler gets them merged, and a value model is trained whole."""
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

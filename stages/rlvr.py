@@ -118,7 +118,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     settings: dict[str, Any] = {"dtype": config.dtype, "numerics": numerics, "seed": config.seed}
     warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
     total = (config.steps - warmup) * algorithm.updates
-    trainer = Trainer(load_policy(policy, numerics), optimizer=config.optimizer, total_steps=total, **settings)
+    trainer = Trainer(load_policy(policy, numerics, config.lora, config.seed), optimizer=config.optimizer, total_steps=total, **settings)
     probe_isolation(trainer.module, numerics, trainer.device)
     reference = critic = None
     if algorithm.kl is not None:
