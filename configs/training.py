@@ -21,7 +21,7 @@ class Lora(Frozen):
     The result is merged: an ordinary model, without adapters.
     """
 
-    formula: ClassVar[str] = "W' = W + (α/r) B A, with √r for r where `rslora`"
+    formula: ClassVar[str] = "W' = W + α/r · B A; with rslora α/√r"
     source: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685, §4.1; rslora: arXiv 2312.03732"
 
     rank: int = Field(default=16, ge=1)
@@ -168,6 +168,8 @@ class Rlvr(Frozen):
     lora: Lora | None = None
     """Trains adapters of the policy instead of all its weights; a value model is trained whole."""
     optimizer: Optimizer
+    lora: Lora | None = None
+    """Trains adapters of the policy instead of all its weights; the sampler gets them merged, and a value model is trained whole."""
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
