@@ -83,6 +83,7 @@ def main(folder: Path) -> None:
     pace = Pace(workload.steps)
     numerics = Numerics(device="cpu", threads=THREADS, **workload.numerics)
     job = PacedJob(folder / "ours", "bench/training", "k", numerics, Placement(checkpoint_every_s=10**6), {})
+    job.folder.mkdir(exist_ok=True)
     job.pace = pace
     inputs, config = inputs_of(workload, folder), config_of(workload)
     pace.ready()
