@@ -1,15 +1,16 @@
-"""Our side of a training benchmark: the stage's own `run`, paced by its own log of steps.
+"""Our side of a training benchmark: the stage's own `run`, paced by its own log of steps; of RLVR the update with made rollouts.
 
 python -m benchmarks.ours FOLDER
 """
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.pacing import Enough, Pace
-from benchmarks.workloads import LEARNING_RATE, SEED, THREADS, Workload, read
+from benchmarks.workloads import LEARNING_RATE, SEED, THREADS, Workload, read, rewards
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
 from data.artifacts import open_artifact
@@ -23,26 +24,58 @@ class PacedJob(Job):
 
     def log(self, step: int, **numbers: float) -> None:
         super().log(step, **numbers)
-        self.pace.losses.append(numbers["loss"])
+        self.pace.logged(numbers)
         self.pace.lap()
 
 
 def inputs_of(workload: Workload, folder: Path) -> Inputs:
+    if workload.task == "rlvr":
+        return {"policy": {"policy": open_artifact(folder / "policy")}}
     port = "data" if workload.task == "sft" else "preferences"
     return {"policy": {"policy": open_artifact(folder / "policy")}, port: {"data": open_artifact(folder / "data")}}
 
 
 def config_of(workload: Workload) -> Any:
     """What the stage is asked for; everything that is not named is the stage's default."""
-    fields: dict[str, Any] = {
-        "global_batch": workload.global_batch,
-        "max_length": workload.max_length,
-        "dtype": "bf16",
-        "optimizer": {"learning_rate": LEARNING_RATE, "schedule": "constant"},
-        "seed": SEED,
+    batch = {"global_batch": workload.global_batch, "max_length": workload.max_length}
+    rollouts = {
+        "algorithm": {"type": "dapo"},
+        "steps": workload.steps,
+        "prompts_per_step": workload.global_batch,
+        "samples_per_prompt": workload.group,
+        "sampling": {"max_tokens": workload.max_length},
+        "max_prompt_length": workload.max_length,
+        "max_logprob_gap": 1e3,  # made rollouts come from no sampler
     }
-    own = {"sft": {}, "reward_model": {"holdout": 0.0}, "preference_train": {"loss": {"type": "dpo", "beta": 0.1}}}
-    return DECLARATIONS[workload.task].config.model_validate(fields | own[workload.task])
+    own = {
+        "sft": batch,
+        "reward_model": {**batch, "holdout": 0.0},
+        "preference_train": {**batch, "loss": {"type": "dpo", "beta": 0.1}},
+        "rlvr": rollouts,
+    }
+    optimizer = {"learning_rate": LEARNING_RATE, "schedule": "constant"}
+    return DECLARATIONS[workload.task].config.model_validate({**own[workload.task], "dtype": "bf16", "optimizer": optimizer, "seed": SEED})
+
+
+def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: Path) -> None:
+    """RLVR without its sampler: the learner of the stage and its update, on made rollouts."""
+    from data.chat import Chat
+    from stages.engines.policy_update import Answer, fresh_memory, update
+    from stages.rlvr import make_learner
+
+    learner = make_learner(config, inputs, Chat(folder / "policy" / "payload"), job)
+    memory, size = fresh_memory(config.algorithm), workload.global_batch
+    units = json.loads((folder / "units.json").read_text())
+    for step in range(workload.steps):
+        answers = []
+        for number, unit in list(enumerate(units))[step * size : (step + 1) * size]:
+            for document, reward in zip(unit, rewards(number, workload.group), strict=True):
+                prompt = document["trained"].index(True)
+                ids = document["ids"][prompt:]
+                answers.append(Answer(str(number), document["ids"][:prompt], ids, [0.0] * len(ids), reward))
+        done = update(learner, answers, workload.group, step, memory)
+        memory = done.memory
+        job.log(step + 1, **done.numbers)
 
 
 def main(folder: Path) -> None:
@@ -50,12 +83,14 @@ def main(folder: Path) -> None:
     pace = Pace(workload.steps)
     numerics = Numerics(device="cpu", threads=THREADS, **workload.numerics)
     job = PacedJob(folder / "ours", "bench/training", "k", numerics, Placement(checkpoint_every_s=10**6), {})
+    job.folder.mkdir(exist_ok=True)
     job.pace = pace
-    stage = importlib.import_module(f"stages.{workload.task}")
     inputs, config = inputs_of(workload, folder), config_of(workload)
     pace.ready()
     try:
-        stage.run(config, inputs, job)
+        if workload.task == "rlvr":
+            updates(config, inputs, job, workload, folder)
+        importlib.import_module(f"stages.{workload.task}").run(config, inputs, job)
     except Enough:
         pace.finish()
 

@@ -24,10 +24,15 @@ class Pace:
     def __init__(self, steps: int) -> None:
         """Takes over the standard output and waits for the first word to go."""
         self.steps, self.step = steps, 0
-        self.losses: list[float] = []
+        self.first: dict[str, float] = {}
+        """Loss and norm of the gradient of the first step."""
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._began = 0.0
+
+    def logged(self, numbers: dict[str, float]) -> None:
+        """What the trainer says of a step; the first is kept."""
+        self.first = self.first or {name: float(numbers[name]) for name in ("loss", "grad_norm")}
 
     def ready(self) -> None:
         """Call as late as possible before the first step; the time until then is nobody's step."""
@@ -48,7 +53,7 @@ class Pace:
         raise Enough
 
     def finish(self) -> None:
-        self._say({"first_loss": self.losses[0], "peak_bytes": peak_bytes()})
+        self._say({"first": self.first, "peak_bytes": peak_bytes()})
         os._exit(0)  # an engine's threads and hooks need no farewell
 
     def _wait(self, message: dict[str, Any]) -> None:
@@ -73,7 +78,8 @@ class Laps:
     """What one worker said."""
 
     seconds: list[float]
-    first_loss: float
+    first: dict[str, float]
+    """Loss and norm of the gradient of the first step."""
     peak_bytes: int
 
 
@@ -134,5 +140,5 @@ def race(first: Worker, second: Worker, steps: int) -> tuple[Laps, Laps]:
     finally:
         for worker in workers:
             worker.close()
-    ours, theirs = (Laps(times, end["first_loss"], end["peak_bytes"]) for times, end in zip(seconds, ends, strict=True))
+    ours, theirs = (Laps(times, end["first"], end["peak_bytes"]) for times, end in zip(seconds, ends, strict=True))
     return ours, theirs

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pacing import Enough, Pace
-from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read
+from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read, rewards
 
 
 def columns(workload: Workload, units: list[Any]) -> list[dict[str, Any]]:
@@ -37,14 +37,15 @@ def columns(workload: Workload, units: list[Any]) -> list[dict[str, Any]]:
 
 
 def settings(workload: Workload, folder: Path) -> dict[str, Any]:
+    length = "max_completion_length" if workload.task == "rlvr" else "max_length"
     return {
         "output_dir": str(folder / "peer"),
         "per_device_train_batch_size": workload.peer_batch,
-        "gradient_accumulation_steps": workload.global_batch // workload.peer_batch,
+        "gradient_accumulation_steps": workload.global_batch * workload.group // workload.peer_batch,
         "max_steps": workload.steps,
         "learning_rate": LEARNING_RATE,
         "lr_scheduler_type": "constant",
-        "max_length": workload.max_length,
+        length: workload.max_length,
         "bf16": True,
         "use_cpu": True,
         "gradient_checkpointing": False,
@@ -72,7 +73,7 @@ def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
 
     payload = folder / "policy" / "payload"
     tokenizer = AutoTokenizer.from_pretrained(payload)
-    rows = Dataset.from_list(columns(workload, json.loads((folder / "units.json").read_text())))
+    rows = None if workload.task == "rlvr" else Dataset.from_list(columns(workload, json.loads((folder / "units.json").read_text())))
     given = {"train_dataset": rows, "processing_class": tokenizer, "callbacks": callbacks}
     if workload.task == "reward_model":
         model = AutoModelForSequenceClassification.from_pretrained(payload, num_labels=1, dtype=torch.float32)
@@ -81,10 +82,50 @@ def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
             head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(SEED)) / math.sqrt(head.shape[1] + 1))
         return RewardTrainer(model=model, args=RewardConfig(**settings(workload, folder)), **given)
     model = AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
+    if workload.task == "rlvr":
+        return grpo_trainer(workload, folder, model, tokenizer, callbacks)
     if workload.task == "sft":
         return SFTTrainer(model=model, args=SFTConfig(**settings(workload, folder)), **given)
     reference = AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
     return PreparedDPOTrainer(model=model, ref_model=reference, args=DPOConfig(beta=0.1, **settings(workload, folder)), **given)
+
+
+def grpo_trainer(workload: Workload, folder: Path, model: Any, tokenizer: Any, callbacks: list[Any]) -> Any:
+    """Made rollouts take the place of generation; a prompt's text is its number."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    units = json.loads((folder / "units.json").read_text())
+
+    def asked(prompts: list[str]) -> list[tuple[int, int]]:
+        """(unit, which of its answers), for prompts that stand there once for each of their answers."""
+        return [(int(prompt), prompts[:place].count(prompt)) for place, prompt in enumerate(prompts)]
+
+    def roll_out(prompts: list[str], *_: Any) -> dict[str, Any]:
+        documents = [units[number][which] for number, which in asked(prompts)]
+        starts = [document["trained"].index(True) for document in documents]
+        completions = [document["ids"][start:] for document, start in zip(documents, starts, strict=True)]
+        return {
+            "prompt_ids": [document["ids"][:start] for document, start in zip(documents, starts, strict=True)],
+            "completion_ids": completions,
+            "logprobs": [[0.0] * len(ids) for ids in completions],
+        }
+
+    def reward(prompts: list[str], **_: Any) -> list[float]:
+        return [rewards(number, workload.group)[which] for number, which in asked(prompts)]
+
+    config = GRPOConfig(
+        loss_type="dapo",
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        num_generations=workload.group,
+        shuffle_dataset=False,
+        **settings(workload, folder),
+    )
+    rows = Dataset.from_list([{"prompt": str(number)} for number in range(len(units))])
+    given = {"train_dataset": rows, "processing_class": tokenizer, "callbacks": callbacks}
+    return GRPOTrainer(model=model, reward_funcs=[reward], args=config, rollout_func=roll_out, **given)
 
 
 def main(folder: Path) -> None:
@@ -94,13 +135,11 @@ def main(folder: Path) -> None:
 
     class Paced(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if pace.step + 1 == pace.steps and not pace.losses:  # a single step is logged after it ended
-                return
             pace.lap()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if "loss" in logs:
-                pace.losses.append(logs["loss"])
+                pace.logged(logs)
 
     trainer = trainer_of(workload, folder, [Paced()])
     pace.ready()

@@ -4,7 +4,7 @@
 
 Both sides run in processes of their own and take their optimizer steps in turn (`benchmarks/pacing.py`), over the same documents in
 the same order. Useful tokens are those of prompts and answers, no padding, counted once per document on both sides. Work is equal:
-the losses of the first step, made before any update, must agree. The first steps warm up and are not counted; each reading is the
+losses and gradient norms of the first step must agree. The first steps warm up and are not counted; each reading is the
 median over the others.
 """
 
@@ -37,28 +37,32 @@ def speed(laps: Laps, tokens: list[int], warmup: int) -> float:
     return statistics.median(count / seconds for count, seconds in list(zip(tokens, laps.seconds, strict=True))[warmup:])
 
 
-def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> float:
-    """How far the first losses are apart, relative to the peer's.
+def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> dict[str, float]:
+    """How far loss and norm of the gradient of the first steps are apart, relative to the peer's. A policy gradient's loss is near zero
+    whatever is trained: its gradient alone is compared.
 
     Raises:
         SystemExit: further than rounding explains, so the two sides do not do the same work.
     """
-    apart = abs(ours.first_loss - peer.first_loss) / abs(peer.first_loss)
-    if not apart <= workload.tolerance:
-        raise SystemExit(
-            f"{workload.title}: the first loss is {ours.first_loss:.5f} here and {peer.first_loss:.5f} at the peer, {apart:.2%} apart "
-            f"(bound {workload.tolerance:.2%}): the two sides do not train the same"
-        )
-    return apart
+    names = ("grad_norm",) if workload.task == "rlvr" else ("loss", "grad_norm")
+    apart = {name: abs(ours.first[name] - peer.first[name]) / abs(peer.first[name]) for name in names}
+    bounds = {"loss": workload.tolerance, "grad_norm": 5 * workload.tolerance}
+    for name, gap in apart.items():
+        if not gap <= bounds[name]:
+            raise SystemExit(
+                f"{workload.title}: the first {name} is {ours.first[name]:.5f} here and {peer.first[name]:.5f} at the peer, {gap:.2%} "
+                f"apart (bound {bounds[name]:.2%}): the two sides do not train the same"
+            )
+    return {name: round(gap, 6) for name, gap in apart.items()}
 
 
 def readings_of(workload: Workload, tokens: list[int], ours: Laps, peer: Laps) -> list[Reading]:
     apart = refuse_unequal(workload, ours, peer)
     counted = workload.steps - workload.warmup
     notes = {
-        "first_loss_ours": round(ours.first_loss, 6),
-        "first_loss_peer": round(peer.first_loss, 6),
-        "first_losses_apart": round(apart, 6),
+        "first_ours": {name: round(ours.first[name], 5) for name in apart},
+        "first_peer": {name: round(peer.first[name], 5) for name in apart},
+        "apart": apart,
         "steps": counted,
         "useful_tokens": sum(tokens[workload.warmup :]),
         "setting": workload.setting,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Task = Literal["sft", "reward_model", "preference_train"]
+Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
 SEED, LEARNING_RATE, THREADS = 0, 1e-5, 2
 
 
@@ -26,17 +26,19 @@ class Workload:
     """One of `MODELS`."""
     max_length: int
     global_batch: int
-    """Rows or pairs per optimizer step, on both sides."""
+    """Rows, pairs or prompts per optimizer step, on both sides."""
     steps: int
     """Optimizer steps, the first of which warm up."""
     peer_batch: int
-    """Rows or pairs in one forward pass of the peer, the rest of the batch is accumulated."""
+    """Rows, pairs or answers in one forward pass of the peer, the rest of the batch is accumulated."""
     title: str
     goal: float
     """The ratio that we want."""
     peer_settings: dict[str, Any] = field(default_factory=dict)
     """More of the peer's own settings."""
     warmup: int = 1
+    group: int = 1
+    """Answers to a prompt."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """Ours, over the defaults of a CPU."""
     tolerance: float = 0.02
@@ -44,9 +46,9 @@ class Workload:
 
     @property
     def setting(self) -> str:
-        rows = "rows" if self.task == "sft" else "pairs"
+        rows = {"sft": "rows", "rlvr": "answers"}.get(self.task, "pairs")
         peer = "packed rows" if self.peer_settings.get("packing") else f"{self.peer_batch} {rows} a pass"
-        return f"bf16, {self.global_batch} {rows} a step, at most {self.max_length} tokens, {THREADS} threads; peer: {peer}"
+        return f"bf16, {self.global_batch * self.group} {rows} a step, at most {self.max_length} tokens, {THREADS} threads; peer: {peer}"
 
     def write(self, folder: Path) -> None:
         (folder / "workload.json").write_text(json.dumps(asdict(self)))
@@ -65,6 +67,8 @@ WORKLOADS: dict[str, Workload] = {
     "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 4, "Reward model, 20M Llama", 2.0),
     "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 3.0),
     "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 7, 4, "DPO, 20M Llama", 3.0),
+    "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 5, 4, "GRPO update, SmolLM2-135M", 2.0, group=4),
+    "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 7, 8, "GRPO update, 20M Llama", 2.0, group=8),
 }
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -109,7 +113,7 @@ def prepare(workload: Workload, folder: Path) -> None:
     conversations = rows_of("alpaca-en-demo", "conversation")
     policy = make_policy(workload.model, conversations, folder)
     chat = Chat(policy)
-    in_pairs = workload.task != "sft"
+    in_pairs = workload.task in ("reward_model", "preference_train")
     rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
     scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
     taken, make = (pairs(rows, "adjacent"), preference(chat)) if in_pairs else (rows, conversation(chat, "assistant"))
@@ -122,7 +126,26 @@ def prepare(workload: Workload, folder: Path) -> None:
         placed[place] = by_id[fitting[number]["id"]]
     records.save(folder / "data", placed)
     seal(folder / "data", "preference" if in_pairs else "conversation")
-    (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in units[row]] for row in chosen]))
+    if workload.task == "rlvr":
+        made = [answered(units, chosen, place, workload) for place in range(count)]
+    else:
+        made = [units[row] for row in chosen]
+    (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in unit] for unit in made]))
+
+
+def answered(units: list[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
+    """A row's prompt with `group` answers: its own and those of the rows after it, cut to what fits."""
+    from stages.core.batches import document
+
+    (own,) = units[chosen[place]]
+    prompt = own.ids[: own.trained.index(True)]
+    answers = [units[chosen[(place + further) % len(chosen)]][0] for further in range(workload.group)]
+    return [document(prompt, answer.ids[answer.trained.index(True) :][: workload.max_length - len(prompt)]) for answer in answers]
+
+
+def rewards(number: int, group: int) -> list[float]:
+    """Of the answers to prompt `number`: half of them are right."""
+    return [float((number + place) % 2) for place in range(group)]
 
 
 def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list[int]:

@@ -51,7 +51,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     for step in range(state["step"], total):
         started = time.monotonic()
         batch = [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
-        sums: dict[str, float] = {}
+        sums: dict[str, torch.Tensor] = {}
         for micro in plan_step([unit for _, unit in batch], trainer.rank, trainer.world_size, numerics):
             mine = [batch[i] for i in micro.units]
             chosen_P, rejected_P = score_pairs(trainer, [unit for _, unit in mine], job, chat)
@@ -59,10 +59,11 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
             loss, parts = losses.bradley_terry(chosen_P, rejected_P, margin_P, strength_P, config.loss.centering)
             trainer.backward(loss * micro.weight / len(batch))
             for name, value in {"loss": loss.detach(), **parts}.items():
-                sums[name] = sums.get(name, 0.0) + value.item() * micro.weight
+                sums[name] = sums.get(name, 0.0) + value.double() * micro.weight
         stats = trainer.step()
         names = sorted(sums)
-        means = {name: value / len(batch) for name, value in zip(names, trainer.sum(*(sums[name] for name in names)), strict=True)}
+        summed = trainer.sum(*torch.stack([sums[name] for name in names]).tolist())  # one look at the device for all
+        means = {name: value / len(batch) for name, value in zip(names, summed, strict=True)}
 
         trainer.refuse_not_finite(step + 1, means["loss"], stats)
         speed = sum(len(doc) for _, unit in batch for doc in unit) / (time.monotonic() - started)

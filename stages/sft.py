@@ -10,6 +10,8 @@ curve   loss and entropy in nats per trained token; tokens, trained tokens and s
 import time
 from typing import Any
 
+import torch
+
 from configs.execution import Numerics
 from configs.training import Sft
 from data.chat import Chat
@@ -43,17 +45,16 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
         batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
         num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
         denominator = num_tokens if config.loss_reduction == "mean" else 1
-        loss_sum = entropy_sum = room = 0.0
+        room, sums = 0.0, torch.zeros(2, dtype=torch.float64, device=trainer.device)  # read once a step: each look waits for a GPU
         for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
             tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
             logps_N, entropy_N = trainer.module(tensors, entropy=True)
             loss = losses.sft(logps_N) * micro.weight
             trainer.backward(loss / denominator)
-            loss_sum += loss.item()
-            entropy_sum += entropy_N.sum().item() * micro.weight
+            sums += torch.stack([loss.detach(), entropy_N.sum() * micro.weight])
             room += room_of(tensors, numerics)
         stats = trainer.step()
-        loss_sum, entropy_sum, room = trainer.sum(loss_sum, entropy_sum, room)
+        loss_sum, entropy_sum, room = trainer.sum(*sums.tolist(), room)
 
         last = loss_sum / num_tokens
         trainer.refuse_not_finite(step + 1, last, stats)
