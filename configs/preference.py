@@ -19,7 +19,7 @@ class ReverseKl(Frozen):
     """Reverse KL, KL(π_θ ‖ π₀): DPO as it was published."""
 
     formula: ClassVar[str] = "s = r"
-    source: ClassVar[str] = "arXiv 2309.16240, table 1"
+    source: ClassVar[str] = "Wang et al. 2023, arXiv 2309.16240, table 1"
     type: Literal["reverse_kl"]
 
 
@@ -27,7 +27,7 @@ class ForwardKl(Frozen):
     """Forward KL, KL(π₀ ‖ π_θ), which keeps mass wherever the reference has some."""
 
     formula: ClassVar[str] = "s = 1 - e^(-r)"
-    source: ClassVar[str] = "arXiv 2309.16240, table 1"
+    source: ClassVar[str] = "Wang et al. 2023, arXiv 2309.16240, table 1"
     type: Literal["forward_kl"]
 
 
@@ -35,7 +35,7 @@ class JensenShannon(Frozen):
     """Jensen-Shannon divergence, bounded and between the two KLs."""
 
     formula: ClassVar[str] = "s = log 2 + log σ(r)"
-    source: ClassVar[str] = "arXiv 2309.16240, table 1"
+    source: ClassVar[str] = "Wang et al. 2023, arXiv 2309.16240, table 1"
     type: Literal["js"]
 
 
@@ -43,7 +43,7 @@ class Alpha(Frozen):
     """α-divergence: reverse KL for α → 0, forward KL at α = 1."""
 
     formula: ClassVar[str] = "s = (1 - e^(-α r)) / α"
-    source: ClassVar[str] = "arXiv 2309.16240, table 1"
+    source: ClassVar[str] = "Wang et al. 2023, arXiv 2309.16240, table 1"
     type: Literal["alpha"]
     alpha: float = Field(default=0.5, gt=0, le=1)
     """The paper's α; e^(-α r) is computed in fp32 with its exponent held below 80."""
@@ -75,7 +75,7 @@ class Dpo(DivergenceLoss):
     """Direct preference optimisation: logistic loss of the difference of log-ratios."""
 
     formula: ClassVar[str] = "ℓ(β(s_w - s_l))"
-    source: ClassVar[str] = "arXiv 2305.18290, eq. 7; other divergences: arXiv 2309.16240"
+    source: ClassVar[str] = "Rafailov et al. 2023, arXiv 2305.18290, eq. 7; other divergences: Wang et al. 2023, arXiv 2309.16240"
     type: Literal["dpo"]
 
 
@@ -83,7 +83,7 @@ class Rpo(DivergenceLoss):
     """DPO plus the chosen answer's negative log-likelihood per token, against likelihood displacement (iterative reasoning)."""
 
     formula: ClassVar[str] = "ℓ(β(s_w - s_l)) - α S_w / n_w"
-    source: ClassVar[str] = "arXiv 2404.19733, eq. 1"
+    source: ClassVar[str] = "Pang et al. 2024, arXiv 2404.19733, eq. 1"
     type: Literal["rpo"]
     nll_weight: float = Field(default=1.0, gt=0)
     """α: weight of the chosen answer's negative log-likelihood per token."""
@@ -93,7 +93,7 @@ class Cdpo(DivergenceLoss):
     """Conservative DPO: labels are wrong with probability ε."""
 
     formula: ClassVar[str] = "(1 - ε) ℓ(β(s_w - s_l)) + ε ℓ(-β(s_w - s_l))"
-    source: ClassVar[str] = "Mitchell 2023, A note on DPO with noisy preferences"
+    source: ClassVar[str] = "Mitchell 2023, A note on DPO with noisy preferences & relationship to IPO"
     type: Literal["cdpo"]
     epsilon: float = Field(default=0.1, ge=0, lt=0.5)
     """Share of pairs whose order is taken to be wrong."""
@@ -103,7 +103,7 @@ class Robust(DivergenceLoss):
     """Provably robust DPO: an unbiased estimate of the loss under true labels, when a share ε is flipped."""
 
     formula: ClassVar[str] = "((1 - ε) ℓ(β(s_w - s_l)) - ε ℓ(-β(s_w - s_l))) / (1 - 2ε)"
-    source: ClassVar[str] = "arXiv 2403.00409"
+    source: ClassVar[str] = "Chowdhury et al. 2024, arXiv 2403.00409"
     type: Literal["robust"]
     epsilon: float = Field(default=0.1, ge=0, lt=0.5)
     """Share of pairs whose order is taken to be wrong."""
@@ -113,7 +113,7 @@ class Hinge(DivergenceLoss):
     """Hinge loss of the difference of log-ratios, as in statistical rejection sampling (RSO) after SLiC."""
 
     formula: ClassVar[str] = "max(0, 1 - β(s_w - s_l))"
-    source: ClassVar[str] = "arXiv 2309.06657 (RSO); arXiv 2305.10425 (SLiC-HF)"
+    source: ClassVar[str] = "Liu et al. 2023, arXiv 2309.06657 (RSO), after Zhao et al. 2023, arXiv 2305.10425 (SLiC-HF)"
     type: Literal["hinge"]
     beta: float = Field(default=0.05, gt=0)
     """The paper's γ."""
@@ -123,7 +123,7 @@ class DpoNorm(PairLoss):
     """DPO of log-ratios per token, so that long answers weigh no more than short ones."""
 
     formula: ClassVar[str] = "ℓ(β(r_w / n_w - r_l / n_l))"
-    source: ClassVar[str] = "arXiv 2411.15124 (Tülu 3), eq. 6"
+    source: ClassVar[str] = "Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), eq. 6"
     type: Literal["dpo_norm"]
     beta: float = Field(default=5.0, gt=0)
     """Strength of the hold on the reference, for log-ratios per token."""
@@ -133,7 +133,7 @@ class IpoMean(PairLoss):
     """Identity preference optimisation of log-ratios per token, the form that its authors report results with."""
 
     formula: ClassVar[str] = "(r_w / n_w - r_l / n_l - 1 / (2β))²"
-    source: ClassVar[str] = "arXiv 2310.12036, eq. 17, per token"
+    source: ClassVar[str] = "Azar et al. 2023, arXiv 2310.12036, eq. 17, per token"
     type: Literal["ipo_mean"]
     beta: float = Field(default=0.1, gt=0)
     """The paper's τ; 1 / (2β) is the wanted gap in nats per token."""
@@ -143,7 +143,7 @@ class IpoSum(PairLoss):
     """Identity preference optimisation of summed log-ratios, as the paper's equation reads."""
 
     formula: ClassVar[str] = "(r_w - r_l - 1 / (2β))²"
-    source: ClassVar[str] = "arXiv 2310.12036, eq. 17"
+    source: ClassVar[str] = "Azar et al. 2023, arXiv 2310.12036, eq. 17"
     type: Literal["ipo_sum"]
     beta: float = Field(default=0.1, gt=0)
     """The paper's τ; 1 / (2β) is the wanted gap in nats per answer: no value suits `ipo_mean` too."""
@@ -153,7 +153,7 @@ class ApoZero(PairLoss):
     """Anchored preference optimisation where chosen answers are better than the policy's: raises them, lowers the rejected."""
 
     formula: ClassVar[str] = "(1 - σ(β r_w)) + σ(β r_l)"
-    source: ClassVar[str] = "arXiv 2408.06266, eq. 7"
+    source: ClassVar[str] = "D'Oosterlinck et al. 2024, arXiv 2408.06266, eq. 7"
     type: Literal["apo_zero"]
     beta: float = Field(default=0.1, gt=0)
 
@@ -162,7 +162,7 @@ class ApoDown(PairLoss):
     """Anchored preference optimisation where the policy is better than both answers: lowers both, the rejected more."""
 
     formula: ClassVar[str] = "σ(β r_w) + (1 - σ(β(r_w - r_l)))"
-    source: ClassVar[str] = "arXiv 2408.06266, eq. 8"
+    source: ClassVar[str] = "D'Oosterlinck et al. 2024, arXiv 2408.06266, eq. 8"
     type: Literal["apo_down"]
     beta: float = Field(default=0.1, gt=0)
 
@@ -171,7 +171,7 @@ class SppoHard(PairLoss):
     """Self-play preference optimisation with a verdict: the chosen answer wins with probability 1."""
 
     formula: ClassVar[str] = "(r_w - 1 / (2β))² + (r_l + 1 / (2β))²"
-    source: ClassVar[str] = "arXiv 2405.00675, eq. 4.7 with P = 1"
+    source: ClassVar[str] = "Wu et al. 2024, arXiv 2405.00675, eq. 4.7 with P = 1"
     takes_strength: ClassVar[bool] = False
     type: Literal["sppo_hard"]
     beta: float = Field(default=1e-3, gt=0)
@@ -182,7 +182,7 @@ class SppoSoft(PairLoss):
     """Self-play preference optimisation: each log-ratio goes to how much more often than not its answer wins."""
 
     formula: ClassVar[str] = "(r_w - (P - ½) / β)² + (r_l - (½ - P) / β)²"
-    source: ClassVar[str] = "arXiv 2405.00675, eq. 4.7"
+    source: ClassVar[str] = "Wu et al. 2024, arXiv 2405.00675, eq. 4.7"
     type: Literal["sppo_soft"]
     beta: float = Field(default=1e-3, gt=0)
     """1 / η of the paper."""
@@ -192,7 +192,7 @@ class Simpo(PairLoss):
     """SimPO: log-probabilities per token with a target margin, without a reference."""
 
     formula: ClassVar[str] = "ℓ(β(S_w / n_w - S_l / n_l) - γ)"
-    source: ClassVar[str] = "arXiv 2405.14734, eq. 6"
+    source: ClassVar[str] = "Meng et al. 2024, arXiv 2405.14734, eq. 6"
     reference_free: ClassVar[bool] = True
     type: Literal["simpo"]
     beta: float = Field(default=2.0, gt=0)
@@ -205,7 +205,7 @@ class Cpo(PairLoss):
     """Contrastive preference optimisation: DPO without a reference, plus the chosen answer's negative log-likelihood per token."""
 
     formula: ClassVar[str] = "ℓ(β(S_w - S_l)) - α S_w / n_w"
-    source: ClassVar[str] = "arXiv 2401.08417, eqs. 3 and 4; per token as in the authors' code"
+    source: ClassVar[str] = "Xu et al. 2024, arXiv 2401.08417, eqs. 3 and 4; per token as in the authors' code"
     reference_free: ClassVar[bool] = True
     type: Literal["cpo"]
     beta: float = Field(default=0.1, gt=0)
@@ -218,7 +218,7 @@ class Orpo(PairLoss):
     """Odds-ratio preference optimisation: the likelihood of the chosen answer, and its odds against the rejected one."""
 
     formula: ClassVar[str] = "-S_w / n_w + λ ℓ(o_w - o_l),  o = p - log(1 - e^p),  p = S / n"
-    source: ClassVar[str] = "arXiv 2403.07691, eqs. 6 and 7"
+    source: ClassVar[str] = "Hong et al. 2024, arXiv 2403.07691, eqs. 6 and 7"
     reference_free: ClassVar[bool] = True
     type: Literal["orpo"]
     odds_weight: float = Field(default=0.1, gt=0)
@@ -233,7 +233,7 @@ class Kto(Frozen):
     """
 
     formula: ClassVar[str] = "λ_D (1 - σ(β(r - z₀))) for good answers, λ_U (1 - σ(β(z₀ - r))) for bad ones"
-    source: ClassVar[str] = "arXiv 2402.01306, eqs. 7 and 8"
+    source: ClassVar[str] = "Ethayarajh et al. 2024, arXiv 2402.01306, eqs. 7 and 8"
     reference_free: ClassVar[bool] = False
     takes_strength: ClassVar[bool] = False
     type: Literal["kto"]

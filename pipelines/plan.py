@@ -8,8 +8,9 @@ from typing import Literal
 
 from configs.execution import Numerics
 from configs.graph import Graph, Node
+from configs.preference import Kto
 from configs.project import Project
-from configs.training import Rlvr, Training
+from configs.training import PreferenceTrain, Rlvr, Training
 from data.artifacts import Artifact, ArtifactError, open_artifact
 from pipelines import runs
 from pipelines.context import RunContext
@@ -92,6 +93,8 @@ def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
     if not isinstance(config, Training):
         return ""
     unit = ROW_UNITS.get(node.kind, "rows")
+    if isinstance(config, PreferenceTrain) and isinstance(config.loss, Kto):
+        unit, rows = "answers", None  # of which a preference gives one or two
     if numerics.packing:
         passes = f"packed to {numerics.micro_batch_tokens} tokens a pass"
     else:
