@@ -151,7 +151,7 @@ def test_what_one_member_cannot_score_has_no_reward_of_the_others(tmp_path, memb
     (short.payload / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 60}))
     rows = [completion(number, "2", sum_of(number)) for number in range(20)]
     rows[4]["text"] = "1" * 60
-    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0}, reward_models={"a": members["a"], "short": short})
+    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0}, reward_models={"a": members["a"], "b": members["b"], "short": short})
     assert found[4]["rewards"]["a"] is not None and found[4]["rewards"]["short"] is None
     assert (found[4]["reward"], found[4]["disagreement"], found[4]["score"], metrics["failures"]) == (None, None, None, 1)
     (failure,) = read_rows(tmp_path / "job" / "out" / "evidence" / "failures.jsonl")

@@ -66,4 +66,7 @@ def test_without_both_rewards_it_says_what_to_do(tmp_path):
 
 
 def test_the_order_of_judgments_changes_nothing(tmp_path):
-    assert measured(tmp_path / "a", ROWS).record.content == measured(tmp_path / "b", ROWS[::-1]).record.content
+    rows = [row | {"verifier_score": row["verifier_score"] * int(row["prompt_id"][1:])} for row in ROWS]
+    one, other = measured(tmp_path / "a", rows), measured(tmp_path / "b", rows[::-1])
+    assert rows_of(one)[0]["gold_low"] < rows_of(one)[0]["gold"] < rows_of(one)[0]["gold_high"]
+    assert one.record.content == other.record.content and one.record.metrics == other.record.metrics

@@ -108,11 +108,19 @@ def test_a_margin_that_nothing_has_is_refused_before_training(tmp_path, policy):
         trained(tmp_path, policy, rows, loss={"type": "bradley_terry", "margin_weight": 0.5})
 
 
-def test_the_seed_decides_head_order_and_hold_out():
-    heads = [nn.Linear(16, 1, bias=False) for _ in range(3)]
-    for head, seed in zip(heads, (1, 1, 2), strict=True):
+def test_the_seed_of_a_member_decides_its_head_and_what_it_holds_out(tmp_path, policy):
+    """And with the epoch the order of the data: `tests/stages/core/test_batches.py`."""
+    rows = [preference(number, [answer(str(number)), answer("no idea")]) for number in range(12)]
+    whole = {"holdout": 0.0, "global_batch": 12, "epochs": 1}  # one step with all pairs: their order is no matter
+    first = [curve(trained(tmp_path / f"h{n}", policy, rows, seed=seed, **whole)[1])[0]["loss"] for n, seed in enumerate((1, 1, 2))]
+    assert first[0] == first[1] != pytest.approx(first[2], abs=1e-4)
+    heads = [nn.Linear(15, 1, bias=False) for _ in range(400)]
+    for seed, head in enumerate(heads):
         reward_model.init_head(head, seed)
-    assert torch.equal(heads[0].weight, heads[1].weight) and not torch.equal(heads[0].weight, heads[2].weight)
-    names = [f"row-{number}" for number in range(200)]
-    assert [reward_model.is_held_out(name, 0.5, 1) for name in names] != [reward_model.is_held_out(name, 0.5, 2) for name in names]
-    assert reward_model.step_rows(0, 200, 8, 1) != reward_model.step_rows(0, 200, 8, 2)
+    weights = torch.cat([head.weight for head in heads])
+    assert weights.std().item() == pytest.approx(1 / 4, rel=0.03)  # 1/√(15 + 1)
+    held = []
+    for seed in (1, 2):
+        _, job = trained(tmp_path / f"s{seed}", policy, rows, seed=seed, holdout=0.5, epochs=1)
+        held.append({row["id"] for row in read_rows(job.evidence / "held_out.jsonl")})
+    assert held[0] != held[1] and all(held)
