@@ -296,7 +296,8 @@ class Critic(Frozen):
     It begins as the reward model at the port `value`, or as the policy with a new head.
     """
 
-    optimizer: Optimizer
+    optimizer: Optimizer = Optimizer(learning_rate=9e-6)
+    """Its own; 9e-6 is what OpenRLHF trains critics of 8 B parameters with."""
     clip: float | None = Field(default=0.2, gt=0)
     """Loss ½ max((V - R̂)², (clip(V, V_old ± clip) - R̂)²); `null`: ½ (V - R̂)²."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -307,7 +308,7 @@ class Ppo(Clipped):
     """Proximal policy optimisation: a value model says what each token was worth."""
 
     type: Literal["ppo"]
-    critic: Critic
+    critic: Critic = Critic()
     """The value model."""
     kl: Kl | None = Kl(estimator="k1", where="reward", coefficient=0.05)
     """Penalty on leaving the reference; `null` leaves it out."""

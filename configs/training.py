@@ -165,8 +165,6 @@ class Rlvr(Frozen):
     max_logprob_gap: float = Field(default=0.1, gt=0)
     """Agreement probe after each weight load: mean |log-prob(sampler) - log-prob(trainer)| per token must not exceed this."""
     dtype: Dtype = "bf16"
-    lora: Lora | None = None
-    """Trains adapters of the policy instead of all its weights; a value model is trained whole."""
     optimizer: Optimizer
     lora: Lora | None = None
     """Trains adapters of the policy instead of all its weights; the sampler gets them merged, and a value model is trained whole."""
