@@ -12,7 +12,7 @@ import pytest
 from configs.declarations import DECLARATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA_STAGES = [kind for kind, declaration in DECLARATIONS.items() if declaration.engine == "none" and kind != "merge"]
+DATA_STAGES = [kind for kind, declaration in DECLARATIONS.items() if declaration.engine == "none"]
 COUNTING = {"overoptimization"}
 """Data stages that draw bootstrap samples."""
 
