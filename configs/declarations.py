@@ -87,7 +87,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="sft",
-            version=1,
+            version=2,
             config=training.Sft,
             inputs={"policy": port("policy"), "data": port("conversation", many=True)},
             output=gives("policy"),

@@ -119,8 +119,12 @@ class Trainer:
         plain = numerics.zero_stage == 0
         if plain:  # DeepSpeed reports no norm there
             adamw.register_step_pre_hook(self._clip)
+        finer = finer_than_bf16(module) if self.dtype == torch.bfloat16 else {}
         with _distributed_environment(), _uncompiled():
             self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
+        for parameter in module.parameters():  # DeepSpeed begins with what bf16 left of them
+            if id(parameter) in finer:
+                deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
         self.module = self.engine
 
     def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
@@ -254,6 +258,13 @@ class Trainer:
     def close(self) -> None:
         """Frees the engine. The process group lives as long as the process: DeepSpeed cannot enter a second one."""
         self.engine.destroy()
+
+
+@torch.no_grad()
+def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
+    """id of a trained parameter → its fp32 values, of those that bf16 would round."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return {id(parameter): parameter.detach() for parameter in trained if not torch.equal(parameter, parameter.bfloat16().float())}
 
 
 def convert_to_universal(source: Path, target: Path) -> None:

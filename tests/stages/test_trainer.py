@@ -36,3 +36,21 @@ def test_steps_below_the_resolution_of_bf16_add_up_in_fp32(tmp_path, zero_stage)
     assert norms[0].dtype == torch.bfloat16
     assert torch.equal(norms[0], torch.ones_like(norms[0]))
     assert (norms[1] < 1).float().mean() > 0.2
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_training_begins_with_the_weights_that_it_was_given_and_not_with_what_bf16_leaves_of_them(tmp_path, zero_stage):
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    policy = models.tiny_policy(tmp_path)
+    numerics = Numerics(zero_stage=zero_stage)
+    given = {name: parameter.detach().clone() for name, parameter in load_policy(policy, numerics).named_parameters()}
+    assert any(not torch.equal(weights, weights.bfloat16().float()) for weights in given.values())
+    trainer = Trainer(
+        load_policy(policy, numerics), optimizer=Optimizer(learning_rate=STEP), total_steps=1, dtype="bf16", numerics=numerics, seed=0
+    )
+    try:
+        for name, parameter in trainer.engine.module.named_parameters():
+            assert torch.equal(safe_get_full_fp32_param(parameter), given[name]), name
+    finally:
+        trainer.close()
