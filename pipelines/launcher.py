@@ -201,9 +201,14 @@ def _command(scratch: Path, numerics: Numerics) -> list[str]:
     return [sys.executable, "-m", "stages.engines.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
 
 
+PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun says to its processes. A job is none of those: it would wait for the others of a group that is not its own."""
+
+
 def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:
     """The job's environment: ours, with our code first, no telemetry, what numerics fix, and the GPUs of its slots."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TORCHELASTIC_"))}
+    environment = {name: value for name, value in ours.items() if name not in PROCESS_GROUP}
     environment |= QUIET | {
         MARK: str(scratch),
         "PYTHONPATH": os.pathsep.join([str(code_root), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -219,8 +224,8 @@ def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Se
     else:
         environment["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         environment |= DETERMINISTIC if numerics.deterministic else {}
-        ours = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(ours[number] if ours else str(number) for number in numbers)
+        gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[number] if gpus else str(number) for number in numbers)
     return environment
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left_behind() -> Iterator[None]:
+    """Trainers in this process put into the environment what torchrun would: jobs of later tests would take themselves for ranks."""
+    yield
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

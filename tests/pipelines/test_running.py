@@ -659,3 +659,11 @@ def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, t
     assert _environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "1,3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # what a scheduler left us
     assert _environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "5,7"
+
+
+def test_a_job_is_no_rank_of_the_process_group_in_which_it_was_started(tmp_path, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "KEPT"):
+        monkeypatch.setenv(name, "7")
+    environment = _environment(tmp_path, Numerics(), tmp_path, [0])
+    left = {name for name in environment if "RANK" in name or name.startswith(("WORLD", "MASTER", "TORCHELASTIC"))}
+    assert not left and environment["KEPT"] == "7"
