@@ -128,7 +128,7 @@ def made_policy(shape: Shape, device: torch.device, dtype: torch.dtype, kernel: 
 
 
 def numerics_of(kernel: str) -> Numerics:
-    return Numerics(attention=kernel, micro_batch_tokens=1 << 20)  # type: ignore[arg-type]
+    return Numerics.model_validate({"attention": kernel, "micro_batch_tokens": 1 << 20})
 
 
 def made_ids(length: int, seed: int, vocabulary: int) -> list[int]:
@@ -319,7 +319,7 @@ def zero_curve(setting: Setting, stage: int) -> list[float]:
     from configs.training import Optimizer
     from stages.engines.trainer import Trainer
 
-    numerics = Numerics(device=setting.device.type, zero_stage=stage, threads=1)  # type: ignore[arg-type]
+    numerics = Numerics.model_validate({"device": setting.device.type, "zero_stage": stage, "threads": 1})
     policy = made_policy(setting.shape, torch.device("cpu"), torch.float32, numerics.attention)
     trainer = Trainer(policy, optimizer=Optimizer(learning_rate=1e-4), total_steps=3, dtype="bf16", numerics=numerics, seed=0)
     losses = []

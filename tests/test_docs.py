@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,19 @@ def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):
 def test_the_results_table_has_its_place():
     text = (ROOT / "README.md").read_text()
     assert text.index("<!-- results -->") < text.index("<!-- /results -->")
+
+
+def types_in(value: object) -> set[str]:
+    """Every `type` that a config names, at any depth."""
+    if isinstance(value, dict):
+        own = {value["type"]} if isinstance(value.get("type"), str) else set()
+        return own.union(*map(types_in, value.values()))
+    return set().union(*map(types_in, value)) if isinstance(value, list | tuple) else set()
+
+
+def test_the_recipe_of_all_methods_has_all_methods():
+    graph = load_recipe(ROOT / "configs" / "recipes", "methods")
+    for kind, configs in reference.methods().items():
+        used = set().union(*(types_in(node.config.model_dump(mode="json")) for node in graph.nodes.values() if node.kind == kind))
+        listed = {typing.get_args(config.model_fields["type"].annotation)[0] for config in configs if "type" in config.model_fields}
+        assert listed <= used, f"{kind}: configs/recipes/methods.yaml lacks {sorted(listed - used)}"
