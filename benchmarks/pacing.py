@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipelines.launcher import without_process_group
+
 
 class Enough(BaseException):
     """The last timed step is done: whatever the stage would do afterwards is not asked for."""
@@ -88,6 +90,8 @@ class Worker:
 
     def __init__(self, command: list[str], log: Path, threads: int) -> None:
         self.log = log
+        environment = without_process_group(os.environ)
+        environment |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
         with log.open("w") as stream:
             self.process = subprocess.Popen(
                 command,
@@ -95,7 +99,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"},
+                env=environment,
             )
 
     def hear(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -205,10 +205,15 @@ PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_
 """What torchrun says to its processes. A job is none of those: it would wait for the others of a group that is not its own."""
 
 
+def without_process_group(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment for a process that belongs to no group yet."""
+    return {name: value for name, value in environment.items() if name not in PROCESS_GROUP}
+
+
 def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:
     """The job's environment: ours, with our code first, no telemetry, what numerics fix, and the GPUs of its slots."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "TORCHELASTIC_"))}
-    environment = {name: value for name, value in ours.items() if name not in PROCESS_GROUP}
+    kept = without_process_group(os.environ).items()
+    environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_"))}
     environment |= QUIET | {
         MARK: str(scratch),
         "PYTHONPATH": os.pathsep.join([str(code_root), *filter(None, [os.environ.get("PYTHONPATH")])]),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.launcher import PROCESS_GROUP
+
 os.environ |= {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
@@ -30,7 +32,7 @@ def root() -> Path:
 def no_process_group_is_left_behind() -> Iterator[None]:
     """Trainers in this process put into the environment what torchrun would: jobs of later tests would take themselves for ranks."""
     yield
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in PROCESS_GROUP:
         os.environ.pop(name, None)
 
 
