@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pacing import Enough, Pace
-from benchmarks.workloads import LEARNING_RATE, SEED, THREADS, Workload, read, rewards
+from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read, rewards
 from configs.declarations import DECLARATIONS
-from configs.execution import Numerics, Placement
+from configs.execution import Placement
 from data.artifacts import open_artifact
 from stages.job import Inputs, Job
 
@@ -32,7 +32,8 @@ def inputs_of(workload: Workload, folder: Path) -> Inputs:
     if workload.task == "rlvr":
         return {"policy": {"policy": open_artifact(folder / "policy")}}
     port = "data" if workload.task == "sft" else "preferences"
-    return {"policy": {"policy": open_artifact(folder / "policy")}, port: {"data": open_artifact(folder / "data")}}
+    reference = {"reference": {"reference": open_artifact(folder / "reference")}} if workload.cached_reference else {}
+    return {"policy": {"policy": open_artifact(folder / "policy")}, port: {"data": open_artifact(folder / "data")}, **reference}
 
 
 def config_of(workload: Workload) -> Any:
@@ -81,8 +82,7 @@ def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: P
 def main(folder: Path) -> None:
     workload = read(folder)
     pace = Pace(workload.steps)
-    numerics = Numerics(device="cpu", threads=THREADS, **workload.numerics)
-    job = PacedJob(folder / "ours", "bench/training", "k", numerics, Placement(checkpoint_every_s=10**6), {})
+    job = PacedJob(folder / "ours", "bench/training", "k", workload.our_numerics(), Placement(checkpoint_every_s=10**6), {})
     job.folder.mkdir(exist_ok=True)
     job.pace = pace
     inputs, config = inputs_of(workload, folder), config_of(workload)

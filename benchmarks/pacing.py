@@ -88,10 +88,10 @@ class Laps:
 class Worker:
     """The benchmark's side of one worker process."""
 
-    def __init__(self, command: list[str], log: Path, threads: int) -> None:
+    def __init__(self, command: list[str], log: Path, settings: dict[str, str]) -> None:
+        """Starts it, with `settings` over the environment."""
         self.log = log
-        environment = without_process_group(os.environ)
-        environment |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+        environment = without_process_group(os.environ) | {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"} | settings
         with log.open("w") as stream:
             self.process = subprocess.Popen(
                 command,

@@ -86,8 +86,10 @@ def trainer_of(workload: Workload, folder: Path, callbacks: list[Any]) -> Any:
         return grpo_trainer(workload, folder, model, tokenizer, callbacks)
     if workload.task == "sft":
         return SFTTrainer(model=model, args=SFTConfig(**settings(workload, folder)), **given)
-    reference = AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
-    return PreparedDPOTrainer(model=model, ref_model=reference, args=DPOConfig(beta=0.1, **settings(workload, folder)), **given)
+    cached = workload.cached_reference
+    reference = None if cached else AutoModelForCausalLM.from_pretrained(payload, dtype=torch.float32)
+    config = DPOConfig(beta=0.1, precompute_ref_log_probs=cached, **settings(workload, folder))
+    return PreparedDPOTrainer(model=model, ref_model=reference, args=config, **given)
 
 
 def grpo_trainer(workload: Workload, folder: Path, model: Any, tokenizer: Any, callbacks: list[Any]) -> Any:

@@ -23,8 +23,9 @@ optimizer steps in turn over the same documents in the same order. *Useful token
 each counted once per document on both sides, whether it was computed once or several times. Both sides compute in bf16 over fp32
 weights with AdamW and without gradient checkpointing; loss and gradient norm of their first steps must agree, or nothing is written.
 Memory is the most that the process ever held, from its first import on. TRL is configured as its documentation advises for a machine
-without flash-attention: rows of similar length side by side; its packing, which is meant for flash-attention, is measured apart. A
-GRPO update trains on made answers, so that nobody's sampler is timed.
+without flash-attention: rows of similar length side by side; its packing, which is meant for flash-attention, is measured apart. Our
+jobs also set how glibc keeps memory and how idle threads wait; a reading of its own lends TRL's process the same settings. A cached
+reference is computed before the first step on both sides. A GRPO update trains on made answers, so that nobody's sampler is timed.
 """
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.pacing import Laps, Worker, race
 from benchmarks.report import Reading, write
 from benchmarks.workloads import THREADS, WORKLOADS, Workload
+from pipelines.launcher import device_settings
 
 PACKAGES = ("torch", "transformers", "deepspeed", "trl", "accelerate")
 
@@ -94,8 +95,8 @@ def measure(workload: Workload, folder: Path) -> list[Reading]:
     if not (folder / "units.json").exists():
         workload.write(folder)
         subprocess.run([sys.executable, "-m", "benchmarks.workloads", str(folder)], check=True)
-    python = [sys.executable, "-m"]
-    sides = [Worker([*python, f"benchmarks.{side}", str(folder)], folder / f"{side}.log", THREADS) for side in ("ours", "peer")]
+    settings = {"ours": device_settings(workload.our_numerics()), "peer": {"OMP_NUM_THREADS": str(THREADS)} | workload.peer_environment}
+    sides = [Worker([sys.executable, "-m", f"benchmarks.{side}", str(folder)], folder / f"{side}.log", settings[side]) for side in settings]
     ours, peer = race(sides[0], sides[1], workload.steps)
     return readings_of(workload, tokens_per_step(workload, folder), ours, peer)
 

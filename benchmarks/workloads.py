@@ -13,6 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from configs.execution import Numerics, Placement
+from pipelines.launcher import device_settings
+
 Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
 SEED, LEARNING_RATE, THREADS = 0, 1e-5, 2
 
@@ -34,8 +37,12 @@ class Workload:
     title: str
     goal: float
     """The ratio that we want."""
+    cached_reference: bool = False
+    """Both sides know the reference's log-probabilities before the first step."""
     peer_settings: dict[str, Any] = field(default_factory=dict)
     """More of the peer's own settings."""
+    peer_environment: dict[str, str] = field(default_factory=dict)
+    """More of the environment of the peer's process."""
     warmup: int = 1
     group: int = 1
     """Answers to a prompt."""
@@ -50,6 +57,9 @@ class Workload:
         peer = "packed rows" if self.peer_settings.get("packing") else f"{self.peer_batch} {rows} a pass"
         return f"bf16, {self.global_batch * self.group} {rows} a step, at most {self.max_length} tokens, {THREADS} threads; peer: {peer}"
 
+    def our_numerics(self) -> Numerics:
+        return Numerics(device="cpu", threads=THREADS, **self.numerics)
+
     def write(self, folder: Path) -> None:
         (folder / "workload.json").write_text(json.dumps(asdict(self)))
 
@@ -59,13 +69,21 @@ def read(folder: Path) -> Workload:
     return Workload(**json.loads((folder / "workload.json").read_text()))
 
 
+OUR_SETTINGS = device_settings(Numerics(device="cpu", threads=THREADS))
+
 WORKLOADS: dict[str, Workload] = {
     "sft": Workload("sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M", 2.5),
     "sft-packed-peer": Workload("sft", "smollm2-135m", 256, 16, 7, 1, "SFT, SmolLM2-135M, peer packed", 1.0, {"packing": True}),
+    "sft-same-process": Workload(
+        "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, peer with our allocator and threads", 2.0, peer_environment=OUR_SETTINGS
+    ),
     "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 8, "SFT, 20M Llama", 2.5),
     "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0),
     "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 4, "Reward model, 20M Llama", 2.0),
     "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 3.0),
+    "dpo-cached": Workload(
+        "preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M, reference cached by both", 2.0, cached_reference=True
+    ),
     "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 7, 4, "DPO, 20M Llama", 3.0),
     "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 5, 4, "GRPO update, SmolLM2-135M", 2.0, group=4),
     "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 7, 8, "GRPO update, 20M Llama", 2.0, group=8),
@@ -100,7 +118,6 @@ MODELS: dict[str, dict[str, Any]] = {
 def prepare(workload: Workload, folder: Path) -> None:
     """Writes policy, data and units of a workload below `folder`."""
     from configs.datasets import Packaged
-    from configs.execution import Numerics, Placement
     from data import records, sources
     from data.chat import Chat
     from stages.core.batches import epoch_order
@@ -111,8 +128,8 @@ def prepare(workload: Workload, folder: Path) -> None:
         return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
 
     conversations = rows_of("alpaca-en-demo", "conversation")
-    policy = make_policy(workload.model, conversations, folder)
-    chat = Chat(policy)
+    make_policy(workload.model, conversations, folder)
+    chat = Chat(folder / "policy" / "payload")
     in_pairs = workload.task in ("reward_model", "preference_train")
     rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
     scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
@@ -127,10 +144,23 @@ def prepare(workload: Workload, folder: Path) -> None:
     records.save(folder / "data", placed)
     seal(folder / "data", "preference" if in_pairs else "conversation")
     if workload.task == "rlvr":
-        made = [answered(units, chosen, place, workload) for place in range(count)]
+        trained = [answered(units, chosen, place, workload) for place in range(count)]
     else:
-        made = [units[row] for row in chosen]
-    (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in unit] for unit in made]))
+        trained = [units[row] for row in chosen]
+    if workload.cached_reference:
+        cache_reference(workload, folder)
+    (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in unit] for unit in trained]))
+
+
+def cache_reference(workload: Workload, folder: Path) -> None:
+    """The policy's own log-probabilities of the answers, as `reference_logprobs` makes them."""
+    from configs.training import ReferenceLogprobs
+    from data.artifacts import open_artifact
+    from stages import reference_logprobs
+
+    config = ReferenceLogprobs.model_validate({"max_length": workload.max_length, "dtype": "bf16"})
+    inputs = {"policy": {"policy": open_artifact(folder / "policy")}, "preferences": {"data": open_artifact(folder / "data")}}
+    made(reference_logprobs, config, inputs, folder / "reference", "logprobs", workload.our_numerics())
 
 
 def answered(units: list[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
@@ -165,23 +195,28 @@ def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list
     return [row for number in taken for row in order[number * batch : (number + 1) * batch]]
 
 
-def make_policy(model: str, conversations: list[Any], folder: Path) -> Path:
-    """The payload of a policy, as `source_model` makes it."""
+def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
+    """A policy, as `source_model` makes it."""
     from configs.datasets import SourceModel
-    from configs.execution import Numerics, Placement
     from data import records
     from data.artifacts import open_artifact
     from stages import source_model
-    from stages.job import Job
 
     records.save(folder / "corpus", conversations)
     seal(folder / "corpus", "conversation")
     config = SourceModel.model_validate({"source": MODELS[model]})
-    job = Job(folder / "source", "bench/policy", "k", Numerics(), Placement(), {})
-    source_model.run(config, {"corpus": {"corpus": open_artifact(folder / "corpus")}}, job)
-    job.out.rename(folder / "policy")
-    seal(folder / "policy", "policy")
-    return folder / "policy" / "payload"
+    made(source_model, config, {"corpus": {"corpus": open_artifact(folder / "corpus")}}, folder / "policy", "policy", Numerics())
+
+
+def made(stage: Any, config: Any, inputs: Any, folder: Path, artifact_type: str, numerics: Numerics) -> None:
+    """Runs a stage in this process; its output becomes the artifact `folder`."""
+    from stages.job import Job
+
+    job = Job(folder.with_name(f"{folder.name}-job"), f"bench/{folder.name}", "k", numerics, Placement(), {})
+    job.folder.mkdir(exist_ok=True)
+    stage.run(config, inputs, job)
+    job.out.rename(folder)
+    seal(folder, artifact_type)
 
 
 def seal(folder: Path, artifact_type: str) -> None:

@@ -123,18 +123,22 @@ def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans,
 
 def _call_by_call(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, scale: float) -> Tensor:
     """In fp32: on CPUs the backward pass of bf16 attention is several times slower, and less exact."""
-    query, key, value = (tensor.float().transpose(0, 1)[None] for tensor in (query_THD, key_TKD, value_TKD))
-    grouped = key.shape[1] != query.shape[1]
+    lengths, numbers = [span.length for span in spans.all], {span.start: number for number, span in enumerate(spans.all)}
+    # split once: the backward pass of each slice would fill a row of its own with zeros
+    query, key, value = (tensor.float().split(lengths) for tensor in (query_THD, key_TKD, value_TKD))
+    grouped = key_TKD.shape[1] != query_THD.shape[1]
     found = []
     for call, mask in zip(calls(spans.all), spans.masks, strict=True):
-        begin, end = call[0].start, call[-1].start + call[-1].length
-        keys, values = key[:, :, begin:end], value[:, :, begin:end]
-        if len(call) == 1 and call[0].prefix_length:
-            prefix = slice(call[0].prefix_start, call[0].prefix_start + call[0].prefix_length)
-            keys, values = torch.cat([key[:, :, prefix], keys], 2), torch.cat([value[:, :, prefix], values], 2)
+        asking = [numbers[span.start] for span in call]
+        seen = [numbers[call[0].prefix_start], *asking] if len(call) == 1 and call[0].prefix_length else asking
+        heads_first = (_joined(pieces, chosen).transpose(0, 1)[None] for pieces, chosen in ((query, asking), (key, seen), (value, seen)))
         asked = {"attn_mask": mask, "is_causal": mask is None, "scale": scale, "enable_gqa": grouped}
-        found.append(scaled_dot_product_attention(query[:, :, begin:end], keys, values, **asked))
-    return torch.cat(found, 2)[0].transpose(0, 1).to(query_THD.dtype)
+        found.append(scaled_dot_product_attention(*heads_first, **asked)[0].transpose(0, 1))
+    return torch.cat(found).to(query_THD.dtype)
+
+
+def _joined(pieces: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+    return pieces[numbers[0]] if len(numbers) == 1 else torch.cat([pieces[number] for number in numbers])
 
 
 def varlen_attention(

@@ -132,8 +132,10 @@ class Trainer:
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
             "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm,
-            "bf16": {"enabled": self.dtype == torch.bfloat16},
+            # each bf16 gradient is added to the fp32 one as soon as it is there, and freed
+            "bf16": {"enabled": self.dtype == torch.bfloat16, "immediate_grad_update": True},
             "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",  # its default is bf16, to which it would round the sum
             "zero_optimization": {
                 "stage": numerics.zero_stage,
                 "overlap_comm": False,

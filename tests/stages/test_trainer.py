@@ -54,3 +54,24 @@ def test_training_begins_with_the_weights_that_it_was_given_and_not_with_what_bf
             assert torch.equal(safe_get_full_fp32_param(parameter), given[name]), name
     finally:
         trainer.close()
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+def test_the_sum_over_micro_batches_reaches_the_optimizer_unrounded(tmp_path, zero_stage):
+    """A sum of three bf16 numbers of different size is rarely one itself."""
+    numerics = Numerics(threads=1, zero_stage=zero_stage)
+    policy, optimizer = load_policy(models.tiny_policy(tmp_path), numerics), Optimizer(learning_rate=STEP, max_grad_norm=1e9)
+    trainer = Trainer(policy, optimizer=optimizer, total_steps=1, dtype="bf16", numerics=numerics, seed=0)
+    found: list[torch.Tensor] = []
+
+    def look(adamw: torch.optim.Optimizer, *_: object) -> None:
+        found.extend(partition.grad.clone() for group in adamw.param_groups for partition in group["params"])
+
+    trainer.engine.optimizer.optimizer.register_step_pre_hook(look)
+    for answer in ([8, 9, 2], [11, 12, 13, 2], [14, 2]):
+        trainer.backward(-trainer.module(collate([(document([5, 6, 7], answer),)], numerics, 0))[0].sum())
+    trainer.step()
+    trainer.close()
+    gradients = torch.cat(found)
+    touched = gradients[gradients != 0]
+    assert gradients.dtype == torch.float32 and (touched != touched.bfloat16().float()).float().mean() > 0.5
