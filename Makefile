@@ -48,6 +48,7 @@ chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a qu
 
 bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo for some of the training ones)
 	$(if $(ONLY),,python -m benchmarks.tracking)
+	$(if $(ONLY),,python -m benchmarks.startup)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table
 

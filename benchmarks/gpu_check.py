@@ -4,7 +4,8 @@
 
 writes FOLDER/gpu_check.json, prints a table, and exits 1 if a check failed. What cannot be had here (no DeepSpeed, no GPU memory) is
 named and skipped. On a CPU everything is tiny: it shows that the checks run, and claims nothing. Models are Llama-shaped with made
-weights and go through the modules that the stages train with (`stages/core/logprobs.py`, `stages/core/batches.py`).
+weights and go through the modules that the stages train with (`stages/core/logprobs.py`, `stages/core/batches.py`,
+`stages/engines/feed.py`).
 """
 
 import argparse
@@ -30,6 +31,7 @@ from pipelines.provenance import hardware
 from stages.core import attention
 from stages.core.batches import Unit, collate, document
 from stages.core.logprobs import PolicyModule
+from stages.engines.feed import Prepared, Round, feed
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 without sparsity, as the vendor states it; the first name found in the device's decides."""
@@ -297,6 +299,46 @@ def checkpoint_exactness(setting: Setting) -> dict[str, Any]:
     return {"tensors": len(expected)}
 
 
+def no_waiting(setting: Setting) -> dict[str, Any]:
+    """Between the first pass of a step and the last the host never waits for the device; passes are prepared ahead."""
+    size, steps = (64, 4) if setting.on_gpu else (1, 2)
+    numerics = Numerics.model_validate({"micro_batch_tokens": 256 * size})
+    lengths = [(40 * size, 24 * size, 2), (1, 200 * size, 1), (90 * size, 30 * size, 3)]
+    policy = made_policy(setting.shape, setting.device, torch.bfloat16, "varlen", 64 * size).train()
+    units, seconds = made_units(lengths, setting.shape.vocabulary), []
+    began = time.perf_counter()
+    collate([unit for unit in units if len(unit) > 1], numerics, 0)
+    prepared_s = time.perf_counter() - began
+    rounds = [Round(units, lambda places: {"labels": torch.ones(len(places))})] * steps
+    with feed(rounds, 0, 1, numerics, 0, setting.device) as fed:
+        for number in range(steps):
+            setting.synchronize()
+            began = time.perf_counter()
+            if setting.on_gpu and number:  # the first step loads kernels
+                torch.cuda.set_sync_debug_mode("error")
+            try:
+                sums = [trained_pass(policy, made) for made in fed.passes()]
+            except RuntimeError as error:
+                raise Failed(f"a pass waits for the device: {error}") from error
+            finally:
+                if setting.on_gpu:
+                    torch.cuda.set_sync_debug_mode("default")
+            asked_s = time.perf_counter() - began
+            total = float(torch.stack(sums).sum())
+            seconds.append((asked_s, time.perf_counter() - began))
+    if not math.isfinite(total):
+        raise Failed(f"the sum of log-probs is {total}")
+    asked_s, whole_s = seconds[-1]
+    return {"passes": len(sums), "step_s": whole_s, "asked_after_s": asked_s, "collate_s": prepared_s}
+
+
+def trained_pass(policy: PolicyModule, made: Prepared) -> torch.Tensor:
+    logps_N, entropy_N = policy(made.batch, entropy=True)
+    weights_N = made.beside["labels"].sum().expand(len(logps_N))
+    (-(weights_N * logps_N).sum() * made.weight).backward()
+    return (logps_N.detach() + 0 * entropy_N).sum().double()
+
+
 def deepspeed_zero(setting: Setting) -> dict[str, Any]:
     """Three steps under ZeRO 1, 2 and 3 through our `Trainer`: one curve."""
     if importlib.util.find_spec("deepspeed") is None:
@@ -397,7 +439,8 @@ def trained_tokens_per_second(setting: Setting, shape: Shape, length: int, copie
 
 
 CHECKS: dict[str, Callable[[Setting], dict[str, Any]]] = {
-    check.__name__: check for check in (packing, chunked_loss, variable_length_attention, checkpoint_exactness, deepspeed_zero, utilisation)
+    check.__name__: check
+    for check in (packing, chunked_loss, variable_length_attention, checkpoint_exactness, no_waiting, deepspeed_zero, utilisation)
 }
 
 

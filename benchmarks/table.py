@@ -26,6 +26,9 @@ Memory is the most that the process ever held, from its first import on. TRL is 
 without flash-attention: rows of similar length side by side; its packing, which is meant for flash-attention, is measured apart. Our
 jobs also set how glibc keeps memory and how idle threads wait; a reading of its own lends TRL's process the same settings. A cached
 reference is computed before the first step on both sides. A GRPO update trains on made answers, so that nobody's sampler is timed.
+
+The start of a job is that of its process, up to the first forward pass of a tiny model, again with TRL and ours in turn. What a stage
+costs besides its job is measured inside `pedigree run` on a chain of stages that do next to nothing.
 """
 
 
@@ -70,6 +73,8 @@ def details(readings: list[dict[str, Any]]) -> str:
             said.append("first step " + ", ".join(f"{name.replace('_', ' ')} {ours[name]:.4f} and {theirs[name]:.4f}" for name in ours))
             said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps")
             lines.append(f"- {row['name']}: {'; '.join(said)}.")
+        elif "text" in notes:
+            lines.append(f"- {row['name']}: {notes['text']}.")
     places = dict.fromkeys(machine(row) for row in readings)
     return "\n".join(lines) + "\n\nMeasured on: " + "; and on: ".join(places) + ".\n"
 

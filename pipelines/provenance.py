@@ -91,8 +91,9 @@ def fingerprint(kind: str) -> dict[str, Any]:
     return {"sha256": digest(files), "files": dict(sorted(files.items()))}
 
 
+@functools.cache
 def environment() -> dict[str, Any]:
-    """Versions of what can matter to a result, and the locks they were installed from."""
+    """Versions of what can matter to a result, and the locks they were installed from; looked up once a process."""
     versions = {}
     for library in LIBRARIES:
         try:

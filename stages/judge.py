@@ -185,7 +185,8 @@ def score_by_model(
     """
     import torch
 
-    from stages.core.batches import Unit, collate, document, plan_step
+    from stages.core.batches import Unit, document
+    from stages.engines.feed import Round, feed
     from stages.engines.models import frozen, load_reward_model
 
     chat = Chat(payload)
@@ -210,15 +211,14 @@ def score_by_model(
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
     module = frozen(load_reward_model(payload, job.numerics), device, dtype)
     done = 0
-    with torch.no_grad():
-        for micro in plan_step(units, 0, 1, job.numerics):
-            batch = collate([units[index] for index in micro.units], job.numerics, chat.pad_id).to(device)
-            for index, reward in zip(micro.units, module(batch).tolist(), strict=True):
+    with torch.no_grad(), feed([Round(units)], 0, 1, job.numerics, chat.pad_id, device) as fed:
+        for made in fed.passes():
+            for index, reward in zip(made.units, module(made.batch).tolist(), strict=True):
                 if math.isfinite(reward):
                     rewards[places[index]] = reward
                 else:
                     problems[places[index]] = f"the reward is {reward}"
-            done += len(micro.units)
+            done += len(made.units)
             progress(done)
     return rewards, problems
 

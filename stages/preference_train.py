@@ -6,26 +6,26 @@ What we leave out: a reference that follows the policy within a stage (rounds do
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.execution import Numerics
 from configs.preference import Kto, PreferenceLoss
 from configs.training import PreferenceTrain
 from data.artifacts import Artifact
 from data.chat import Chat
-from stages.core.batches import MicroBatch, Unit, collate, document, plan_step, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, Unit, document, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.engines.checkpoints import Checkpoints
+from stages.engines.feed import Feed, Prepared, Round
 from stages.engines.models import frozen, load_policy, same_weights
 from stages.engines.reference import Cached, Reference, online
 from stages.engines.rows import gather, pairs, preference, to_units
-from stages.engines.trainer import TORCH_DTYPES, StepStats, Trainer
+from stages.engines.trainer import TORCH_DTYPES, StepStats, Tally, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
@@ -48,36 +48,50 @@ class Objective:
     loss: PreferenceLoss
     policy: Callable[[MicroBatch], tuple[Tensor, Tensor]]
     reference: Reference | None
-    numerics: Numerics
-    pad_id: int
     max_length: int
     device: torch.device
 
-    def answers(self, units: Sequence[Unit]) -> Answers:
+    def answers(self, made: Prepared) -> Answers:
         """One forward pass (two with a frozen reference); D answers in the order of the units."""
-        documents = [doc for unit in units for doc in unit]
-        tensors = collate(units, self.numerics, self.pad_id).to(self.device)
-        reference_D = self.reference(documents, tensors) if self.reference else None
-        logps_N, _ = self.policy(tensors)
-        lengths_D = tensors.sum_by_document(torch.ones_like(logps_N))
-        return Answers(tensors.sum_by_document(logps_N), reference_D, lengths_D)
+        reference_D = self.reference(made) if self.reference else None
+        logps_N, _ = self.policy(made.batch)
+        lengths_D = made.batch.sum_by_document(torch.ones_like(logps_N))
+        return Answers(made.batch.sum_by_document(logps_N), reference_D, lengths_D)
 
-    def measure(self, answers: Answers, labels: Sequence[float], z0: float) -> tuple[Tensor, Sums]:
+    def measure(self, answers: Answers, made: Prepared, z0: Tensor | float) -> tuple[Tensor, Sums]:
         """Σ of the loss over these examples, and of its metrics."""
-        labels_E = torch.tensor(labels, device=self.device)
         if isinstance(self.loss, Kto):
-            return kto(self.loss, answers, labels_E > 0.5, z0)
-        strength_P = labels_E if any(label != 1 for label in labels) else None
+            return kto(self.loss, answers, made.beside["labels"] > 0.5, z0)
+        strength_P = made.beside.get("strengths")
         return pair_loss(self.loss, answers.select(slice(0, None, 2)), answers.select(slice(1, None, 2)), strength_P)
 
     @torch.no_grad()
-    def mismatched_ratios(self, batch: Sequence[Example], rank: int, world_size: int) -> tuple[float, int]:
-        """(Σ of the log-ratios of this rank's mismatched answers, number of those of all ranks): what KTO's z₀ is the mean of."""
-        units = [(doc,) for doc in mismatched([doc for example in batch for doc in example.unit], self.max_length)]
+    def sum_of_ratios(self, passes: Iterable[Prepared]) -> Tensor:
+        """Σ of the log-ratios of this rank's mismatched answers: what KTO's z₀ is the mean of."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for micro in plan_step(units, rank, world_size, self.numerics) if units else []:
-            total += self.answers([units[i] for i in micro.units]).ratios.double().sum() * micro.weight
-        return total.item(), len(units)
+        for made in passes:
+            total = total + self.answers(made).ratios.double().sum() * made.weight
+        return total
+
+    def rounds(self, batch: Sequence[Example]) -> list[Round]:
+        """The passes of a step: for KTO those over mismatched answers, then those that are trained on."""
+        return [*([self.mismatched(batch)] if isinstance(self.loss, Kto) else []), self.trained(batch)]
+
+    def mismatched(self, batch: Sequence[Example]) -> Round:
+        return Round([(doc,) for doc in mismatched([doc for example in batch for doc in example.unit], self.max_length)])
+
+    def trained(self, batch: Sequence[Example]) -> Round:
+        def beside(places: Sequence[int]) -> dict[str, Tensor]:
+            documents = [doc for place in places for doc in batch[place].unit]
+            labels = [batch[place].label for place in places]
+            made = dict(self.reference.beside(documents)) if isinstance(self.reference, Cached) else {}
+            if isinstance(self.loss, Kto):
+                made["labels"] = torch.tensor(labels)
+            elif any(label != 1 for label in labels):
+                made["strengths"] = torch.tensor(labels)
+            return made
+
+        return Round([example.unit for example in batch], beside)
 
 
 def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -103,26 +117,32 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     reference = cached
     if given and not cached:
         reference = online(frozen(load_policy(given, numerics), trainer.device, TORCH_DTYPES[config.dtype]))
-    objective = Objective(config.loss, trainer.module, reference, numerics, chat.pad_id, config.max_length, trainer.device)
+    objective = Objective(config.loss, trainer.module, reference, config.max_length, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "last": None}
 
-    for step in range(state["step"], total):
-        started = time.monotonic()
-        batch = [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
-        check = step == 0 and given is not None and is_reference(given, policy)
-        numbers, stats = train_step(trainer, objective, batch, check)
+    def batch_of(step: int) -> list[Example]:
+        return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
 
-        trainer.refuse_not_finite(step + 1, numbers["loss"], stats)
-        if check:
-            check_first_loss(numbers["loss"], numbers.pop("loss_at_reference"), config)
-        speed = sum(len(doc) for example in batch for doc in example.unit) / (time.monotonic() - started)
-        job.log(step + 1, **numbers, grad_norm=stats.grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
-        job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
-        first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
-        state = {"step": step + 1, "first_loss": first_loss, "last": numbers}
-        if step + 1 < total:
-            checkpoints.after_step(step + 1, state)
+    rounds = (one for step in range(state["step"], total) for one in objective.rounds(batch_of(step)))
+    with trainer.feed(rounds, chat.pad_id) as feed:
+        for step in range(state["step"], total):
+            started = time.monotonic()
+            batch = batch_of(step)
+            check = step == 0 and given is not None and is_reference(given, policy)
+            numbers, stats = train_step(trainer, objective, feed, batch, check)
+            grad_norm = numbers.pop("grad_norm")
+
+            trainer.refuse_not_finite(step + 1, numbers["loss"], grad_norm)
+            if check:
+                check_first_loss(numbers["loss"], numbers.pop("loss_at_reference"), config)
+            speed = sum(len(doc) for example in batch for doc in example.unit) / (time.monotonic() - started)
+            job.log(step + 1, **numbers, grad_norm=grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
+            job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
+            first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
+            state = {"step": step + 1, "first_loss": first_loss, "last": numbers}
+            if step + 1 < total:
+                checkpoints.after_step(step + 1, state)
 
     trainer.export(job.out / "payload", chat)
     trainer.close()
@@ -130,28 +150,30 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {counted: len(examples), "steps": total, "first_loss": state["first_loss"], **state["last"]}
 
 
-def train_step(trainer: Trainer, objective: Objective, batch: Sequence[Example], check: bool) -> tuple[dict[str, float], StepStats]:
+def train_step(
+    trainer: Trainer, objective: Objective, feed: Feed, batch: Sequence[Example], check: bool
+) -> tuple[dict[str, float], StepStats]:
     """One optimizer step; returns means over the global batch, with `loss_at_reference` when a check is asked for."""
-    z0, extra, sides = 0.0, {}, {}
+    z0: Tensor | float = 0.0
+    extra, sides = {}, {}
     if isinstance(objective.loss, Kto):
-        own, count = objective.mismatched_ratios(batch, trainer.rank, trainer.world_size)
-        z0 = max(0.0, trainer.sum(own)[0] / count) if count else 0.0
+        own, count = objective.sum_of_ratios(feed.passes()), len(objective.mismatched(batch).units)
+        z0 = (trainer.summed(own[None])[0] / count).clamp(min=0) if count else 0.0
         good = sum(example.label == 1 for example in batch)
-        extra, sides = {"kl": z0, "desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
-    totals: dict[str, Tensor] = {}
-    for micro in plan_step([example.unit for example in batch], trainer.rank, trainer.world_size, objective.numerics):
-        examples = [batch[i] for i in micro.units]
-        labels = [example.label for example in examples]
-        answers = objective.answers([example.unit for example in examples])
-        loss, sums = objective.measure(answers, labels, z0)
-        trainer.backward(loss * micro.weight / len(batch))
+        extra, sides = {"desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
+    tally = Tally()
+    for made in feed.passes():
+        answers = objective.answers(made)
+        loss, sums = objective.measure(answers, made, z0)
+        trainer.backward(loss * made.weight / len(batch))
         if check:
-            sums["loss_at_reference"] = objective.measure(answers.at_reference(), labels, 0.0)[0]
-        for name, value in {"loss": loss.detach(), **sums}.items():
-            totals[name] = totals.get(name, 0.0) + value.double() * micro.weight
+            sums["loss_at_reference"] = objective.measure(answers.at_reference(), made, 0.0)[0]
+        tally.add({"loss": loss, **sums}, made.weight)
     stats = trainer.step()
-    summed = trainer.sum(*torch.stack(list(totals.values())).tolist())  # one look at the device for all
-    return means(dict(zip(totals, summed, strict=True)), len(batch), sides) | extra, stats
+    equal = {"grad_norm": stats.grad_norm} | ({"kl": z0} if isinstance(objective.loss, Kto) else {})
+    found = trainer.totals(tally.sums(), equal)
+    same = {name: found.pop(name) for name in equal}
+    return means(found, len(batch), sides) | extra | same, stats
 
 
 def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

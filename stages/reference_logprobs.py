@@ -7,6 +7,7 @@ in chunks; a finished chunk is on disk and is not computed again after a crash.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ from data import records
 from data.artifacts import write_text
 from data.chat import Chat
 from data.faults import fault_point
-from stages.core.batches import Unit, collate, document, plan_step, share_prompts
+from stages.core.batches import Unit, document, share_prompts
 from stages.core.logprobs import PolicyModule, probe_isolation
+from stages.engines.feed import Round, feed
 from stages.engines.mirroring import open_mirror
 from stages.engines.models import frozen, load_policy
-from stages.engines.reference import content_key, online
+from stages.engines.reference import content_key, sums_of
 from stages.engines.rows import gather, to_units
 from stages.engines.trainer import TORCH_DTYPES
 from stages.job import Inputs, Job, NotFinite, only
@@ -105,16 +107,13 @@ def ready(module: PolicyModule, config: ReferenceLogprobs, job: Job) -> PolicyMo
 
 def score(module: PolicyModule, units: Sequence[Unit], job: Job, pad_id: int) -> list[list[float]]:
     """log π₀ of each answer of each unit."""
-    reference, found = online(module), [[0.0] for _ in units]
-    for micro in plan_step(units, 0, 1, job.numerics):
-        given = [units[i] for i in micro.units]
-        tensors = collate(given, job.numerics, pad_id).to(torch.device(job.numerics.device))
-        logps_D = reference([doc for unit in given for doc in unit], tensors)
-        if not bool(logps_D.isfinite().all()):
-            raise NotFinite(
-                "the policy gives a log-probability that is no number: its weights are damaged, or bf16 is too narrow: try fp32"
-            )
-        logps = iter(logps_D.tolist())
-        for i in micro.units:
-            found[i] = [next(logps) for _ in units[i]]
-    return found
+    device, order, sums = torch.device(job.numerics.device), list[int](), list[torch.Tensor]()
+    with feed([Round(units)], 0, 1, job.numerics, pad_id, device) as fed:
+        for made in fed.passes():
+            order += made.units
+            sums.append(sums_of(module, made.batch))
+    logps = iter(torch.cat(sums).tolist())
+    found = {place: [next(logps) for _ in units[place]] for place in order}
+    if not all(math.isfinite(logp) for answers in found.values() for logp in answers):
+        raise NotFinite("the policy gives a log-probability that is no number: its weights are damaged, or bf16 is too narrow: try fp32")
+    return [found[place] for place in range(len(units))]

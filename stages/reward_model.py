@@ -15,6 +15,7 @@ import math
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,11 +26,12 @@ from configs.training import RewardModel
 from data.artifacts import write_json, write_rows
 from data.chat import Chat
 from stages.core import calibration, losses
-from stages.core.batches import Unit, collate, plan_step, step_rows, steps_per_epoch
+from stages.core.batches import Unit, step_rows, steps_per_epoch
 from stages.engines.checkpoints import Checkpoints
+from stages.engines.feed import Round
 from stages.engines.models import load_reward_model
 from stages.engines.rows import gather, pairs, preference, to_units
-from stages.engines.trainer import Trainer
+from stages.engines.trainer import Tally, Trainer
 from stages.job import Inputs, Job, StageError, only
 
 Row = dict[str, Any]
@@ -48,33 +50,35 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "last": {"loss": float("nan")}}
 
-    for step in range(state["step"], total):
-        started = time.monotonic()
-        batch = [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
-        sums: dict[str, torch.Tensor] = {}
-        for micro in plan_step([unit for _, unit in batch], trainer.rank, trainer.world_size, numerics):
-            mine = [batch[i] for i in micro.units]
-            chosen_P, rejected_P = score_pairs(trainer, [unit for _, unit in mine], job, chat)
-            margin_P, strength_P = (labels.to(trainer.device) for labels in targets([row for row, _ in mine], config.loss.margin_weight))
-            loss, parts = losses.bradley_terry(chosen_P, rejected_P, margin_P, strength_P, config.loss.centering)
-            trainer.backward(loss * micro.weight / len(batch))
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                sums[name] = sums.get(name, 0.0) + value.double() * micro.weight
-        stats = trainer.step()
-        names = sorted(sums)
-        summed = trainer.sum(*torch.stack([sums[name] for name in names]).tolist())  # one look at the device for all
-        means = {name: value / len(batch) for name, value in zip(names, summed, strict=True)}
+    def batch_of(step: int) -> list[Example]:
+        return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
 
-        trainer.refuse_not_finite(step + 1, means["loss"], stats)
-        speed = sum(len(doc) for _, unit in batch for doc in unit) / (time.monotonic() - started)
-        job.log(step + 1, **means, grad_norm=stats.grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
-        job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
-        state = {"step": step + 1, "last": means}
-        if step + 1 < total:
-            checkpoints.after_step(step + 1, state)
+    rounds = (labelled(batch_of(step), config.loss.margin_weight) for step in range(state["step"], total))
+    with trainer.feed(rounds, chat.pad_id) as feed:
+        for step in range(state["step"], total):
+            started = time.monotonic()
+            batch, tally = batch_of(step), Tally()
+            for made in feed.passes():
+                scores_D = trainer.module(made.batch)
+                given = made.beside["margins"], made.beside["strengths"], config.loss.centering
+                loss, parts = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *given)
+                trainer.backward(loss * made.weight / len(batch))
+                tally.add({"loss": loss, **parts}, made.weight)
+            stats = trainer.step()
+            found = trainer.totals(tally.sums(), {"grad_norm": stats.grad_norm})
+            grad_norm = found.pop("grad_norm")
+            means = {name: value / len(batch) for name, value in sorted(found.items())}
+
+            trainer.refuse_not_finite(step + 1, means["loss"], grad_norm)
+            speed = sum(len(doc) for _, unit in batch for doc in unit) / (time.monotonic() - started)
+            job.log(step + 1, **means, grad_norm=grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
+            job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
+            state = {"step": step + 1, "last": means}
+            if step + 1 < total:
+                checkpoints.after_step(step + 1, state)
 
     measured = held or examples  # without a hold-out, rewards are normalised by training pairs
-    scores = score_all(trainer, [unit for _, unit in measured], job, chat)
+    scores = score_all(trainer, [unit for _, unit in measured], chat)
     trainer.export(job.out / "payload", chat)
     every = [score for pair in scores for score in pair]
     spread = {"mean": statistics.fmean(every), "std": max(statistics.pstdev(every), 1e-6)}
@@ -119,6 +123,16 @@ def init_head(head: nn.Linear, seed: int) -> None:
     head.weight.copy_(draw / math.sqrt(head.in_features + 1))
 
 
+def labelled(examples: list[Example], margin_weight: float) -> Round:
+    """Pairs with their targets."""
+
+    def beside(places: Sequence[int]) -> dict[str, Tensor]:
+        margins, strengths = targets([examples[place][0] for place in places], margin_weight)
+        return {"margins": margins, "strengths": strengths}
+
+    return Round([unit for _, unit in examples], beside)
+
+
 def targets(rows: list[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
     """(m, p) of each pair, of shape (P,): 0 and 1 where the labels do not say."""
     margins = [margin_weight * (row["margin"] or 0.0) for row in rows]
@@ -126,24 +140,17 @@ def targets(rows: list[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
     return torch.tensor(margins), torch.tensor(strengths)
 
 
-def score_pairs(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> tuple[Tensor, Tensor]:
-    """(scores of chosen, scores of rejected), each of shape (P,); both sides share one forward pass."""
-    batch = collate(units, job.numerics, chat.pad_id).to(trainer.device)
-    scores_D = trainer.module(batch)
-    return scores_D[0::2], scores_D[1::2]
-
-
 @torch.no_grad()
-def score_all(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> list[tuple[float, float]]:
+def score_all(trainer: Trainer, units: list[Unit], chat: Chat) -> list[tuple[float, float]]:
     """(score of chosen, score of rejected) of every pair; the same on every rank."""
-    flat = [0.0] * (2 * len(units))
-    for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
-        chosen_P, rejected_P = score_pairs(trainer, [units[i] for i in micro.units], job, chat)
-        if micro.weight:
-            for i, chosen, rejected in zip(micro.units, chosen_P.tolist(), rejected_P.tolist(), strict=True):
-                flat[2 * i], flat[2 * i + 1] = chosen, rejected
-    flat = trainer.sum(*flat)
-    return list(zip(flat[0::2], flat[1::2], strict=True))
+    scores_U2 = torch.zeros(len(units), 2, dtype=torch.float64, device=trainer.device)
+    with trainer.feed([Round(units, lambda places: {"places": torch.tensor(places)})], chat.pad_id) as feed:
+        for made in feed.passes():
+            if made.weight:
+                scores_U2[made.beside["places"]] = trainer.module(made.batch).double().view(-1, 2)
+            else:
+                trainer.module(made.batch)  # keeps ranks in step
+    return [(chosen, rejected) for chosen, rejected in trainer.summed(scores_U2.flatten()).view(-1, 2).tolist()]
 
 
 def held_out_report(held: list[Example], scores: list[tuple[float, float]], job: Job) -> dict[str, float]:

@@ -10,18 +10,17 @@ curve   loss and entropy in nats per trained token; tokens, trained tokens and s
 import time
 from typing import Any
 
-import torch
-
 from configs.execution import Numerics
 from configs.training import Sft
 from data.chat import Chat
 from stages.core import losses
-from stages.core.batches import MicroBatch, collate, plan_step, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
+from stages.engines.feed import Round
 from stages.engines.models import load_policy
 from stages.engines.rows import conversation, gather, to_units
-from stages.engines.trainer import Trainer
+from stages.engines.trainer import Tally, Trainer
 from stages.job import Inputs, Job, StageError, only
 
 
@@ -40,43 +39,47 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
     last = float("nan")
 
-    for step in range(state["step"], total):
-        started = time.monotonic()
-        batch = [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
-        num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
-        denominator = num_tokens if config.loss_reduction == "mean" else 1
-        room, sums = 0.0, torch.zeros(2, dtype=torch.float64, device=trainer.device)  # read once a step: each look waits for a GPU
-        for micro in plan_step(batch, trainer.rank, trainer.world_size, numerics):
-            tensors = collate([batch[i] for i in micro.units], numerics, chat.pad_id).to(trainer.device)
-            logps_N, entropy_N = trainer.module(tensors, entropy=True)
-            loss = losses.sft(logps_N) * micro.weight
-            trainer.backward(loss / denominator)
-            sums += torch.stack([loss.detach(), entropy_N.sum() * micro.weight])
-            room += room_of(tensors, numerics)
-        stats = trainer.step()
-        loss_sum, entropy_sum, room = trainer.sum(*sums.tolist(), room)
+    def batch_of(step: int) -> list[Unit]:
+        return [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
 
-        last = loss_sum / num_tokens
-        trainer.refuse_not_finite(step + 1, last, stats)
-        length = sum(len(doc) for unit in batch for doc in unit)
-        speed = length / (time.monotonic() - started)
-        job.log(
-            step + 1,
-            loss=last,
-            grad_norm=stats.grad_norm,
-            learning_rate=stats.learning_rate,
-            entropy=entropy_sum / num_tokens,
-            epoch=(step + 1) / epoch,
-            samples=len(batch),
-            tokens=length,
-            trained_tokens=num_tokens,
-            packing=length / room,
-            tokens_per_second=speed,
-        )
-        job.progress(step + 1, total, loss=last, tokens_per_second=speed)
-        state = {"step": step + 1, "tokens": state["tokens"] + num_tokens}
-        if step + 1 < total:
-            checkpoints.after_step(step + 1, state)
+    rounds = (Round(batch_of(step)) for step in range(state["step"], total))
+    with trainer.feed(rounds, chat.pad_id) as feed:
+        for step in range(state["step"], total):
+            started = time.monotonic()
+            batch = batch_of(step)
+            num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
+            denominator = num_tokens if config.loss_reduction == "mean" else 1
+            room, tally = 0.0, Tally()
+            for made in feed.passes():
+                logps_N, entropy_N = trainer.module(made.batch, entropy=True)
+                loss = losses.sft(logps_N) * made.weight
+                trainer.backward(loss / denominator)
+                tally.add({"loss": loss, "entropy": entropy_N.sum() * made.weight})
+                room += room_of(made.batch, numerics)
+            stats = trainer.step()
+            found = trainer.totals({**tally.sums(), "room": room}, {"grad_norm": stats.grad_norm})
+
+            last = found["loss"] / num_tokens
+            trainer.refuse_not_finite(step + 1, last, found["grad_norm"])
+            length = sum(len(doc) for unit in batch for doc in unit)
+            speed = length / (time.monotonic() - started)
+            job.log(
+                step + 1,
+                loss=last,
+                grad_norm=found["grad_norm"],
+                learning_rate=stats.learning_rate,
+                entropy=found["entropy"] / num_tokens,
+                epoch=(step + 1) / epoch,
+                samples=len(batch),
+                tokens=length,
+                trained_tokens=num_tokens,
+                packing=length / found["room"],
+                tokens_per_second=speed,
+            )
+            job.progress(step + 1, total, loss=last, tokens_per_second=speed)
+            state = {"step": step + 1, "tokens": state["tokens"] + num_tokens}
+            if step + 1 < total:
+                checkpoints.after_step(step + 1, state)
 
     trainer.export(job.out / "payload", chat)
     trainer.close()

@@ -87,10 +87,17 @@ def _visited(known: Visits, rewards: list[float]) -> Visits:
     return Visits(known.visits + 1, count, known.mean + gap * len(rewards) / count, squares)
 
 
-def token_rewards(rewards_D: Tensor, penalties_N: Tensor, documents_N: Tensor) -> Tensor:
-    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 behind an answer's end."""
-    rewards_DT = rows(-penalties_N, documents_N, len(rewards_D))
-    last_D = torch.bincount(documents_N, minlength=len(rewards_D)) - 1
+def token_rewards(rewards_D: Tensor, penalties_N: Tensor, documents_N: Tensor, longest: int) -> Tensor:
+    """r_t = -penalty_t, and + R at each answer's last token; shape (D, T), 0 behind an answer's end.
+
+    Args:
+        rewards_D: R.
+        penalties_N: of each token.
+        documents_N: whose a token is.
+        longest: T, tokens of the longest answer.
+    """
+    rewards_DT = rows(-penalties_N, documents_N, len(rewards_D), longest)
+    last_D = _lengths(documents_N, len(rewards_D)) - 1
     rewards_DT[torch.arange(len(rewards_D), device=rewards_DT.device), last_D] += rewards_D
     return rewards_DT
 
@@ -115,19 +122,25 @@ def gae(rewards_DT: Tensor, values_DT: Tensor, gamma: float, gae_lambda: float) 
     return advantages_DT
 
 
-def rows(values_N: Tensor, documents_N: Tensor, num_documents: int) -> Tensor:
+def rows(values_N: Tensor, documents_N: Tensor, num_documents: int, longest: int) -> Tensor:
     """Values of tokens, one row per answer, 0 behind its end: (N,) → (D, T)."""
-    lengths_D = torch.bincount(documents_N, minlength=num_documents)
-    values_DT = torch.zeros(num_documents, int(lengths_D.max()), dtype=values_N.dtype, device=values_N.device)
-    values_DT[documents_N, _within(documents_N, lengths_D)] = values_N
+    values_DT = torch.zeros(num_documents, longest, dtype=values_N.dtype, device=values_N.device)
+    values_DT[documents_N, _within(documents_N, num_documents)] = values_N
     return values_DT
 
 
 def flat(values_DT: Tensor, documents_N: Tensor) -> Tensor:
     """The reverse of `rows`: (D, T) → (N,)."""
-    return values_DT[documents_N, _within(documents_N, torch.bincount(documents_N, minlength=len(values_DT)))]
+    return values_DT[documents_N, _within(documents_N, len(values_DT))]
 
 
-def _within(documents_N: Tensor, lengths_D: Tensor) -> Tensor:
+def _within(documents_N: Tensor, num_documents: int) -> Tensor:
     """Each token's place in its answer."""
+    lengths_D = _lengths(documents_N, num_documents)
     return torch.arange(len(documents_N), device=documents_N.device) - (lengths_D.cumsum(0) - lengths_D)[documents_N]
+
+
+def _lengths(documents_N: Tensor, num_documents: int) -> Tensor:
+    """Tokens of each answer (`bincount` would look at the largest number first, and wait for a GPU)."""
+    zeros_D = torch.zeros(num_documents, dtype=documents_N.dtype, device=documents_N.device)
+    return zeros_D.index_add(0, documents_N, torch.ones_like(documents_N))

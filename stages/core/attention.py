@@ -11,11 +11,13 @@ whole row would cost its square. `register` gives it to transformers under the n
 Shapes: T tokens of the row, H heads, K key heads, D width of a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -46,13 +48,17 @@ class Spans:
     """Cumulative lengths of spans with their prefixes, int32."""
     key_places: Tensor | None
     """Which tokens those are; None when every prefix is empty."""
-    masks: tuple[Tensor | None, ...]
-    """Of each call on CPUs (`calls`): queries × keys, True where seen; None when plainly causal."""
 
-    def to(self, device: torch.device) -> "Spans":
-        moved = None if self.key_places is None else self.key_places.to(device)
-        masks = tuple(None if mask is None else mask.to(device) for mask in self.masks)
-        return replace(self, queries_S1=self.queries_S1.to(device), keys_S1=self.keys_S1.to(device), key_places=moved, masks=masks)
+    @cached_property
+    def masks(self) -> tuple[Tensor | None, ...]:
+        """Of each of `calls`: queries × keys, True where seen; None when plainly causal. Made by the first layer that asks: GPUs have
+        kernels that need none."""
+        return tuple(_mask(call, self.queries_S1.device) for call in calls(self.all))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Spans":
+        """The same with every tensor changed."""
+        places = None if self.key_places is None else change(self.key_places)
+        return replace(self, queries_S1=change(self.queries_S1), keys_S1=change(self.keys_S1), key_places=places)
 
 
 def spans_of(all_spans: Sequence[Span]) -> Spans:
@@ -60,14 +66,13 @@ def spans_of(all_spans: Sequence[Span]) -> Spans:
     with_prefix = [span.prefix_length + span.length for span in all_spans]
     places = None
     if any(span.prefix_length for span in all_spans):
-        runs = [(span.prefix_start, span.prefix_length, span.start, span.length) for span in all_spans]
-        places = torch.cat([torch.cat([torch.arange(p, p + n), torch.arange(s, s + m)]) for p, n, s, m in runs])
+        both = [((span.prefix_start, span.prefix_length), (span.start, span.length)) for span in all_spans]
+        places = torch.from_numpy(np.concatenate([np.arange(start, start + length) for runs in both for start, length in runs]))
     return Spans(
         all=tuple(all_spans),
         queries_S1=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
         keys_S1=torch.tensor([0, *accumulate(with_prefix)], dtype=torch.int32),
         key_places=places,
-        masks=tuple(_mask(call) for call in calls(all_spans)),
     )
 
 
@@ -84,19 +89,19 @@ def calls(all_spans: Sequence[Span]) -> list[list[Span]]:
     return grouped
 
 
-def _mask(call: Sequence[Span]) -> Tensor | None:
+def _mask(call: Sequence[Span], device: torch.device) -> Tensor | None:
     """True where a query sees a key; the keys of a single span are its prefix and itself, of several all their tokens."""
     first = call[0]
     if len(call) == 1:
         if not first.prefix_length:
             return None
-        return torch.ones(first.length, first.prefix_length + first.length, dtype=torch.bool).tril(first.prefix_length)
+        return torch.ones(first.length, first.prefix_length + first.length, dtype=torch.bool, device=device).tril(first.prefix_length)
     width = sum(span.length for span in call)
-    mask = torch.zeros(width, width, dtype=torch.bool)
+    mask = torch.zeros(width, width, dtype=torch.bool, device=device)
     for span in call:
         begin, end = span.start - first.start, span.start - first.start + span.length
-        mask[begin:end, begin:end] = torch.ones(span.length, span.length, dtype=torch.bool).tril()
-        mask[begin:end, : span.prefix_length] = True
+        mask[begin:end, begin:end] = torch.ones(span.length, span.length, dtype=torch.bool, device=device).tril()
+        mask[begin:end, : span.prefix_length].fill_(True)
     return mask
 
 

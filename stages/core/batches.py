@@ -9,9 +9,12 @@ per row, right-padded, with a mask made from lengths, never from a token id: the
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +55,21 @@ def shared_prefix(unit: Unit) -> int:
         return 0
     first, *others = unit
     most = min(min(len(doc) - 1, doc.trained.index(True) if True in doc.trained else len(doc)) for doc in unit)
-    return next((t for t in range(most) if any(doc.ids[t] != first.ids[t] for doc in others)), most)
+    for doc in others:
+        most = _common(first.ids, doc.ids, most)
+    return most
+
+
+def _common(first: Sequence[int], second: Sequence[int], most: int) -> int:
+    """How many of the first `most` ids are equal, by comparing halves: slices compare far faster than a loop does."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def unit_tokens(unit: Unit, numerics: Numerics) -> int:
@@ -82,6 +99,8 @@ class Micro:
     units: tuple[int, ...]
     weight: float = 1.0
     """0 for a pass that only keeps ranks in step: collectives must match, its gradient must not count."""
+    most_trained: int = 0
+    """Under ZeRO-3: trained tokens of the largest pass that any rank makes at the same time."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +121,17 @@ class MicroBatch:
     last_D: Tensor
     """Flat place of each document's last token."""
     num_documents: int
+    most_trained: int
+    """Trained tokens, N, or more where another rank has more of them and all must call the head equally often."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        """The same with every tensor changed."""
+        changed = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **changed, spans=self.spans.each(change) if self.spans else None)
 
     def to(self, device: torch.device) -> "MicroBatch":
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **moved, spans=self.spans.to(device) if self.spans else None)
+        """On a device; what lies in pinned memory is copied while the host goes on."""
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Σ over each document's trained tokens, shape (D,)."""
@@ -115,9 +141,15 @@ class MicroBatch:
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> list[int]:
     """The rows of an epoch in training order: a shuffle that (seed, epoch) decides, so that no state needs saving."""
+    return list(_shuffled(num_rows, seed, epoch))
+
+
+@lru_cache(maxsize=2)
+def _shuffled(num_rows: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """Kept from step to step: to shuffle a million rows takes most of a second."""
     order = list(range(num_rows))
     random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order
+    return tuple(order)
 
 
 def steps_per_epoch(num_rows: int, global_batch: int) -> int:
@@ -127,7 +159,7 @@ def steps_per_epoch(num_rows: int, global_batch: int) -> int:
 def step_rows(step: int, num_rows: int, global_batch: int, seed: int) -> list[int]:
     """Rows of optimizer step `step` (0-based); the last batch of an epoch may be smaller."""
     epoch, within = divmod(step, steps_per_epoch(num_rows, global_batch))
-    return epoch_order(num_rows, seed, epoch)[within * global_batch : (within + 1) * global_batch]
+    return list(_shuffled(num_rows, seed, epoch)[within * global_batch : (within + 1) * global_batch])
 
 
 def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numerics) -> list[Micro]:
@@ -140,7 +172,15 @@ def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numer
     passes = max(len(micros) for micros in by_rank)
     shortest = min(range(len(units)), key=lambda i: (lengths[i], i))
     idle = Micro((shortest,), weight=0.0)
-    return by_rank[rank] + [idle] * (passes - len(by_rank[rank]))
+    by_rank = [micros + [idle] * (passes - len(micros)) for micros in by_rank]
+    return _agreed(by_rank, units)[rank] if numerics.zero_stage == 3 else by_rank[rank]
+
+
+def _agreed(by_rank: list[list[Micro]], units: Sequence[Unit]) -> list[list[Micro]]:
+    """Plans that say of each pass how many tokens the largest of all ranks trains: no rank has to ask the others."""
+    trained = [sum(doc.num_trained for doc in unit) for unit in units]
+    most = [max(sum(trained[i] for i in micro.units) for micro in at_once) for at_once in zip(*by_rank, strict=True)]
+    return [[replace(micro, most_trained=count) for micro, count in zip(micros, most, strict=True)] for micros in by_rank]
 
 
 def _cut(mine: list[int], lengths: list[int], units: Sequence[Unit], numerics: Numerics) -> list[Micro]:
@@ -172,44 +212,55 @@ class _Piece:
     """A document's place in the flat row: its first `shared` tokens at `prefix`, the others from `start`."""
 
     doc: Document
+    ids_T: np.ndarray
     prefix: int
     shared: int
     start: int
 
-    def place(self, t: int) -> int:
-        """Flat place of the document's token t."""
-        return self.prefix + t if t < self.shared else self.start + t - self.shared
+    def places(self, times: np.ndarray) -> np.ndarray:
+        """Flat places of the document's tokens."""
+        return times + np.where(times < self.shared, self.prefix, self.start - self.shared)
 
 
-def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int) -> MicroBatch:
-    """Units of one forward pass as tensors; documents keep their order."""
-    documents = [doc for unit in units for doc in unit]
+def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained: int = 0) -> MicroBatch:
+    """Units of one forward pass as tensors; documents keep their order.
+
+    Args:
+        units: the pass.
+        numerics: whether they are packed, and share prompts.
+        pad_id: what fills padded rows.
+        most_trained: see `Micro`.
+    """
     spans = attention = None
     if numerics.packing:
         pieces, runs = _row(units, numerics)
-        ids = [token for run in runs for token in run.ids]
-        positions = [t for run in runs for t in range(run.position, run.position + len(run.ids))]
-        input_ids, position_ids = torch.tensor([ids]), torch.tensor([positions])
+        input_ids = torch.from_numpy(np.concatenate([run.ids_T for run in runs]))[None]
+        position_ids = torch.from_numpy(np.concatenate([np.arange(run.position, run.position + len(run.ids_T)) for run in runs]))[None]
         if numerics.attention == "varlen":
             spans = spans_of([run.span for run in runs])
     else:
+        documents = [doc for unit in units for doc in unit]
         width = max(len(doc) for doc in documents)
-        pieces = [_Piece(doc, 0, 0, row * width) for row, doc in enumerate(documents)]
-        input_ids = torch.tensor([[*doc.ids, *[pad_id] * (width - len(doc))] for doc in documents])
+        pieces = [_Piece(doc, _ids(doc), 0, 0, row * width) for row, doc in enumerate(documents)]
+        input_ids = torch.full((len(documents), width), pad_id)
+        for row, piece in enumerate(pieces):
+            input_ids[row, : len(piece.doc)] = torch.from_numpy(piece.ids_T)
         position_ids = torch.arange(width).expand(len(documents), width).clone()
         lengths = torch.tensor([len(doc) for doc in documents])
         attention = (torch.arange(width)[None, :] < lengths[:, None]).long()
-    trained = [[t for t in range(1, len(piece.doc)) if piece.doc.trained[t]] for piece in pieces]
+    trained = [np.flatnonzero(np.frombuffer(bytes(piece.doc.trained), dtype=np.bool_)[1:]) + 1 for piece in pieces]
+    counts = [len(times) for times in trained]
     return MicroBatch(
         input_ids_BT=input_ids,
         position_ids_BT=position_ids,
         attention_mask_BT=attention,
         spans=spans,
-        places_N=_indices(piece.place(t - 1) for piece, ts in zip(pieces, trained, strict=True) for t in ts),
-        targets_N=_indices(piece.doc.ids[t] for piece, ts in zip(pieces, trained, strict=True) for t in ts),
-        documents_N=_indices(owner for owner, ts in enumerate(trained) for _ in ts),
-        last_D=_indices(piece.place(len(piece.doc) - 1) for piece in pieces),
-        num_documents=len(documents),
+        places_N=_joined([piece.places(times - 1) for piece, times in zip(pieces, trained, strict=True)]),
+        targets_N=_joined([piece.ids_T[times] for piece, times in zip(pieces, trained, strict=True)]),
+        documents_N=torch.from_numpy(np.repeat(np.arange(len(pieces)), counts)),
+        last_D=_joined([piece.places(np.array([len(piece.doc) - 1])) for piece in pieces]),
+        num_documents=len(pieces),
+        most_trained=max(most_trained, sum(counts)),
     )
 
 
@@ -217,7 +268,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int) -> MicroBatc
 class _Run:
     """Tokens of a packed row that stand together, the first of them at `position` of its document."""
 
-    ids: tuple[int, ...]
+    ids_T: np.ndarray
     position: int
     span: Span
 
@@ -228,18 +279,24 @@ def _row(units: Sequence[Unit], numerics: Numerics) -> tuple[list[_Piece], list[
     runs: list[_Run] = []
     end = 0
 
-    def append(ids: tuple[int, ...], position: int, prefix: int, shared: int) -> int:
+    def append(ids_T: np.ndarray, position: int, prefix: int, shared: int) -> int:
         nonlocal end
-        start, end = end, end + len(ids)
-        runs.append(_Run(ids, position, Span(start, len(ids), prefix, shared)))
+        start, end = end, end + len(ids_T)
+        runs.append(_Run(ids_T, position, Span(start, len(ids_T), prefix, shared)))
         return start
 
     for unit in units:
         shared = shared_prefix(unit) if numerics.shares_prompts else 0
-        prefix = append(unit[0].ids[:shared], 0, 0, 0) if shared else 0
-        pieces += [_Piece(doc, prefix, shared, append(doc.ids[shared:], shared, prefix, shared)) for doc in unit]
+        ids = [_ids(doc) for doc in unit]
+        prefix = append(ids[0][:shared], 0, 0, 0) if shared else 0
+        for doc, ids_T in zip(unit, ids, strict=True):
+            pieces.append(_Piece(doc, ids_T, prefix, shared, append(ids_T[shared:], shared, prefix, shared)))
     return pieces, runs
 
 
-def _indices(values: Iterable[int]) -> Tensor:
-    return torch.tensor(list(values), dtype=torch.long)
+def _ids(doc: Document) -> np.ndarray:
+    return np.frombuffer(array("q", doc.ids), dtype=np.int64)
+
+
+def _joined(parts: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64, copy=False))

@@ -9,7 +9,7 @@ What decides correctness here, each with a test:
 - logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,8 +37,6 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self.chunk = chunk
-        self.agree: Callable[[int], int] = lambda pieces: pieces
-        """The number of pieces that all ranks cut into. Under ZeRO-3 each call of the head is a collective: the trainer sets it."""
 
     def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
@@ -46,7 +44,7 @@ class PolicyModule(nn.Module):
         The entropy carries no gradient, and is zeros unless asked for.
         """
         hidden_NH = _hidden(self.model.base_model, batch).flatten(0, 1)[batch.places_N]
-        pieces = self.agree(max(1, -(-len(hidden_NH) // self.chunk)))
+        pieces = max(1, -(-batch.most_trained // self.chunk))  # under ZeRO-3 each call of the head is a collective
         logps, entropies = [], []
         for hidden, targets in zip(hidden_NH.tensor_split(pieces), batch.targets_N.tensor_split(pieces), strict=True):
             if pieces > 1 and torch.is_grad_enabled():

@@ -33,7 +33,7 @@ def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level:
     if level != "token":
         sums_D = sum_by_answer(log_ratios_N, documents_N, num_documents)
         if level == "sequence_mean":
-            sums_D = sums_D / torch.bincount(documents_N, minlength=num_documents).clamp(min=1)
+            sums_D = sums_D / sum_by_answer(torch.ones_like(log_ratios_N), documents_N, num_documents).clamp(min=1)
         log_ratios_N = sums_D[documents_N]
     return log_ratios_N.exp()
 
@@ -55,7 +55,8 @@ def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: f
         dual_clip: c.
     """
     free_N = ratios_N * advantages_N
-    bounded_N = torch.minimum(torch.maximum(ratios_N, torch.as_tensor(low)), torch.as_tensor(high)) * advantages_N
+    lowest, highest = (bound if isinstance(bound, Tensor) else ratios_N.new_full((), bound) for bound in (low, high))
+    bounded_N = torch.minimum(torch.maximum(ratios_N, lowest), highest) * advantages_N
     objective_N = torch.minimum(free_N, bounded_N)
     negative_N = advantages_N < 0
     cut_N = bounded_N < free_N

@@ -7,16 +7,18 @@ With one update per batch of rollouts ρ is 1 by construction and old log-probs 
 first, by the very passes that are trained on: each mini-batch is cut into passes once, and inner epochs change the order of
 mini-batches alone, so that rounding cancels and the first update sees ρ = 1 too.
 
-All ranks are given all answers: counts, and so denominators, need no communication.
+All ranks are given all answers: counts, and so denominators, need no communication. What a pass finds stays on the device: it is
+looked at once per mini-batch, before the policy may move, and once at the end, for the norms of the gradients.
 """
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,14 +26,17 @@ from configs.execution import Numerics
 from configs.policy_gradient import Algorithm, Correction, Kl, Ppo, ReinforcePp
 from stages.core import advantages as credits
 from stages.core import policy_gradient as pg
-from stages.core.batches import Document, MicroBatch, Unit, collate, document, plan_step, share_prompts
+from stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
 from stages.core.logprobs import PolicyModule
-from stages.engines.trainer import Trainer
+from stages.engines.feed import Prepared, Round
+from stages.engines.trainer import Tally, Trainer
 from stages.job import StageError
 
 WHITENING_EPSILON = 1e-8
 """Added to the variance that divides whitened advantages."""
 ESTIMATORS = ("k1", "k2", "k3")
+LARGEST = "ratio_max"
+"""What is no sum over tokens."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +79,14 @@ class Pass:
     """One forward pass of this rank, and what is known of its tokens. D answers, N tokens."""
 
     batch: MicroBatch
-    answers: tuple[int, ...]
-    """Which answer each document is."""
     weight: float
     """0 for a pass that only keeps ranks in step."""
     tokens: int
     """Of the whole mini-batch, over all ranks."""
+    longest: int
+    """Tokens of the longest answer."""
+    answers_D: Tensor
+    """Which answer each document is."""
     weights_N: Tensor
     """What each token counts in the loss."""
     sampled_N: Tensor
@@ -145,13 +152,12 @@ def update(
     kept = {"kept_groups": float(len(groups)), "kept_answers": float(sum(len(members) for members in groups))}
     if not groups:
         everything = [list(range(start, start + group)) for start in range(0, len(answers), group)]
-        passes = [look(learner, made, old=True) for made in cut(learner, answers, everything)]
+        (passes,) = cut(learner, answers, [everything], old=True)
         return Updated(
             {"updates": 0.0} | kept | seen_numbers([_reduced(learner, [(made, sight(learner, made)) for made in passes])]), remembered, 0
         )
     first = algorithm.updates > 1 or _in_reward(algorithm) is not None or frozen
-    batches = [cut(learner, answers, batch) for batch in mini_batches(groups, algorithm.mini_batches, f"{learner.seed}/{step}")]
-    batches = [[look(learner, made, old=first) for made in batch] for batch in batches]
+    batches = cut(learner, answers, mini_batches(groups, algorithm.mini_batches, f"{learner.seed}/{step}"), old=first)
     batches, remembered = credited(learner, answers, batches, rewards_PG, memory, remembered, greedy)
     numbers, seen = train(learner, batches, step, frozen, memory["coefficient"])
     numbers |= kept | seen_numbers(seen)
@@ -212,22 +218,45 @@ def mini_batches(groups: list[list[int]], count: int, seed: str) -> list[list[li
     return [groups[start:end] for start, end in pairwise(edges) if end > start]
 
 
-def cut(learner: Learner, answers: Sequence[Answer], groups: list[list[int]]) -> list[Pass]:
-    """The forward passes of this rank for one mini-batch, given as the answers to each of its prompts."""
+def cut(learner: Learner, answers: Sequence[Answer], batches: list[list[list[int]]], old: bool) -> list[list[Pass]]:
+    """This rank's forward passes of each mini-batch, with all that is to be known before the first update (`look`).
+
+    Args:
+        learner: what is trained.
+        answers: all of them.
+        batches: the answers to each prompt of each mini-batch.
+        old: whether old log-probs are to be known.
+    """
+    planned = [plan(learner, answers, groups) for groups in batches]
+    with learner.trainer.feed((one for one, _ in planned), learner.pad_id) as feed:
+        return [[look(learner, known(made), old) for made in feed.passes()] for _, known in planned]
+
+
+def plan(learner: Learner, answers: Sequence[Answer], groups: list[list[int]]) -> tuple[Round, Callable[[Prepared], Pass]]:
+    """(what to prepare for one mini-batch, given as the answers to each of its prompts; what is known of a prepared pass)."""
     order = [i for members in groups for i in members]
+    lengths = [len(answers[i].ids) for i in order]
     documents = [document(answers[i].prompt_ids, answers[i].ids) for i in order]
     units = together(documents, [len(members) for members in groups], learner.trainer.world_size, learner.numerics)
     starts = [0, *accumulate(len(unit) for unit in units)]
-    lengths_D = torch.tensor([len(answers[i].ids) for i in order])
-    weights_D = pg.token_weights(learner.algorithm.aggregation, lengths_D, len(groups), learner.max_tokens)
-    made = []
-    for micro in plan_step(units, learner.trainer.rank, learner.trainer.world_size, learner.numerics):
-        inside = [place for unit in micro.units for place in range(starts[unit], starts[unit + 1])]
-        batch = collate([units[unit] for unit in micro.units], learner.numerics, learner.pad_id)
-        sampled_N = torch.tensor([logp for place in inside for logp in answers[order[place]].logprobs])
-        weights_N = weights_D[inside][batch.documents_N]
-        made.append(Pass(batch, tuple(order[place] for place in inside), micro.weight, int(lengths_D.sum()), weights_N, sampled_N))
-    return made
+    weights_D = pg.token_weights(learner.algorithm.aggregation, torch.tensor(lengths), len(groups), learner.max_tokens).numpy()
+
+    def inside(places: Sequence[int]) -> list[int]:
+        return [place for unit in places for place in range(starts[unit], starts[unit + 1])]
+
+    def beside(places: Sequence[int]) -> dict[str, Tensor]:
+        mine = inside(places)
+        return {
+            "answers_D": torch.tensor([order[place] for place in mine]),
+            "weights_N": torch.from_numpy(np.repeat(weights_D[mine], [lengths[place] for place in mine])),
+            "sampled_N": torch.tensor([logp for place in mine for logp in answers[order[place]].logprobs]),
+        }
+
+    def known(made: Prepared) -> Pass:
+        longest = max(lengths[place] for place in inside(made.units))
+        return Pass(made.batch, made.weight, sum(lengths), longest, **made.beside)
+
+    return Round(units, beside), known
 
 
 def together(documents: Sequence[Document], sizes: Sequence[int], ranks: int, numerics: Numerics) -> list[Unit]:
@@ -250,15 +279,13 @@ def together(documents: Sequence[Document], sizes: Sequence[int], ranks: int, nu
 @torch.no_grad()
 def look(learner: Learner, made: Pass, old: bool) -> Pass:
     """What is to be known before the first update: old log-probs where asked, the reference's, values."""
-    device = learner.trainer.device
-    batch = made.batch.to(device)
-    found: dict[str, Any] = {"batch": batch, "weights_N": made.weights_N.to(device), "sampled_N": made.sampled_N.to(device)}
+    found: dict[str, Tensor] = {}
     if old:
-        found["old_N"], found["entropy_N"] = learner.trainer.module(batch, temperature=learner.temperature, entropy=True)
+        found["old_N"], found["entropy_N"] = learner.trainer.module(made.batch, temperature=learner.temperature, entropy=True)
     if learner.reference is not None:
-        found["reference_N"], _ = learner.reference(batch, temperature=learner.temperature)
+        found["reference_N"], _ = learner.reference(made.batch, temperature=learner.temperature)
     if learner.critic is not None:
-        found["values_N"] = learner.critic.module(batch)
+        found["values_N"] = learner.critic.module(made.batch)
     return replace(made, **found)
 
 
@@ -272,17 +299,19 @@ def credited(
     greedy: Sequence[float] | None,
 ) -> tuple[list[list[Pass]], dict[str, Any]]:
     """Every pass with the advantages of its tokens, and what is remembered."""
-    algorithm = learner.algorithm
+    algorithm, device = learner.algorithm, learner.trainer.device
     kl = _in_reward(algorithm)
     if algorithm.per_token:
-        batches = [[_token_credit(learner, made, rewards_PG.flatten(), memory["coefficient"]) for made in batch] for batch in batches]
+        rewards_A = rewards_PG.flatten().to(device)
+        batches = [[_token_credit(learner, made, rewards_A, memory["coefficient"]) for made in batch] for batch in batches]
     else:
         if kl is not None:
             penalties_D = _penalties(learner, batches, kl, len(answers)).view_as(rewards_PG)
             rewards_PG = rewards_PG - memory["coefficient"] * penalties_D
         advantages_PG, after = credit(algorithm, answers, rewards_PG, memory, greedy)
         remembered = after if kl is not None else remembered
-        batches = [[_answer_credit(made, advantages_PG.flatten()) for made in batch] for batch in batches]
+        advantages_A = advantages_PG.flatten().to(device)
+        batches = [[_answer_credit(made, advantages_A) for made in batch] for batch in batches]
     return (_whitened(learner, batches) if algorithm.whitened else batches), remembered
 
 
@@ -292,17 +321,16 @@ def _in_reward(algorithm: Algorithm) -> Kl | None:
 
 def _penalties(learner: Learner, batches: list[list[Pass]], kl: Kl, num_answers: int) -> Tensor:
     """Σ_t k_t of every answer, from whatever rank has it."""
-    sums = [0.0] * num_answers
+    sums_A = torch.zeros(num_answers, dtype=torch.float64, device=learner.trainer.device)
     for made in (made for batch in batches for made in batch if made.weight):
         assert made.old_N is not None and made.reference_N is not None
-        found = made.batch.sum_by_document(pg.kl(kl.estimator, made.old_N, made.reference_N)).tolist()
-        for i, value in zip(made.answers, found, strict=True):
-            sums[i] = value
-    return torch.tensor(learner.trainer.sum(*sums))
+        found_D = made.batch.sum_by_document(pg.kl(kl.estimator, made.old_N, made.reference_N))
+        sums_A = sums_A.index_add(0, made.answers_D, found_D.double())
+    return learner.trainer.summed(sums_A).float().cpu()
 
 
 def _answer_credit(made: Pass, advantages_A: Tensor) -> Pass:
-    return replace(made, advantages_N=advantages_A[list(made.answers)].to(made.weights_N.device)[made.batch.documents_N])
+    return replace(made, advantages_N=advantages_A[made.answers_D][made.batch.documents_N])
 
 
 def _token_credit(learner: Learner, made: Pass, rewards_A: Tensor, coefficient: float | None) -> Pass:
@@ -313,11 +341,11 @@ def _token_credit(learner: Learner, made: Pass, rewards_A: Tensor, coefficient: 
     if kl is not None and coefficient is not None:
         assert made.old_N is not None and made.reference_N is not None
         penalties_N = coefficient * pg.kl(kl.estimator, made.old_N, made.reference_N)
-    rewards_DT = credits.token_rewards(rewards_A[list(made.answers)].to(penalties_N.device), penalties_N, documents_N)
+    rewards_DT = credits.token_rewards(rewards_A[made.answers_D], penalties_N, documents_N, made.longest)
     if isinstance(algorithm, ReinforcePp):
         return replace(made, advantages_N=credits.flat(credits.returns_to_go(rewards_DT, algorithm.gamma), documents_N))
     assert isinstance(algorithm, Ppo) and made.values_N is not None
-    values_DT = credits.rows(made.values_N, documents_N, made.batch.num_documents)
+    values_DT = credits.rows(made.values_N, documents_N, made.batch.num_documents, made.longest)
     advantages_N = credits.flat(credits.gae(rewards_DT, values_DT, algorithm.gamma, algorithm.gae_lambda), documents_N)
     return replace(made, advantages_N=advantages_N, returns_N=advantages_N + made.values_N)
 
@@ -325,10 +353,12 @@ def _token_credit(learner: Learner, made: Pass, rewards_A: Tensor, coefficient: 
 def _whitened(learner: Learner, batches: list[list[Pass]]) -> list[list[Pass]]:
     """Advantages with mean 0 and variance 1 over all tokens of all mini-batches and ranks."""
     all_N = [made.advantages_N.double() for batch in batches for made in batch if made.weight and made.advantages_N is not None]
-    total, count = learner.trainer.sum(sum(float(a_N.sum()) for a_N in all_N), sum(len(a_N) for a_N in all_N))
+    none = torch.zeros((), dtype=torch.float64, device=learner.trainer.device)
+    counted = torch.full_like(none, sum(len(a_N) for a_N in all_N))
+    total, count = learner.trainer.summed(torch.stack([sum((a_N.sum() for a_N in all_N), none), counted]))
     mean = total / count
-    (squares,) = learner.trainer.sum(sum(float(((a_N - mean) ** 2).sum()) for a_N in all_N))
-    scale = 1 / math.sqrt(squares / count + WHITENING_EPSILON)
+    squares = learner.trainer.summed(sum((((a_N - mean) ** 2).sum() for a_N in all_N), none)[None])[0]
+    scale = 1 / (squares / count + WHITENING_EPSILON).sqrt()
 
     def white(made: Pass) -> Pass:
         assert made.advantages_N is not None
@@ -344,33 +374,37 @@ def train(
     numbers: dict[str, float] = {}
     seen: list[Row] = []
     rows: list[Row] = []
+    applied: list[tuple[Trainer, Row, str, Tensor | float]] = []
     for epoch in range(learner.algorithm.updates // learner.algorithm.mini_batches):
         order = list(range(len(batches)))
         if epoch:
             random.Random(f"{learner.seed}/{step}/{epoch}").shuffle(order)
         for number in order:
-            done = [policy_pass(learner, made, coefficient) if not frozen else (made, {}, 0.0) for made in batches[number]]
+            done = [policy_pass(learner, made, coefficient) if not frozen else (made, {}) for made in batches[number]]
             if learner.critic is not None:
-                done = [(made, sums | value_pass(learner.critic, learner.algorithm, made), peak) for made, sums, peak in done]
-            row = _reduced(learner, [(made, sums) for made, sums, _ in done])
-            (row["ratio_max"],) = learner.trainer.max(max(float(peak) for _, _, peak in done))
+                done = [(made, sums | value_pass(learner.critic, learner.algorithm, made)) for made, sums in done]
             if epoch == 0:
-                seen.append(row | _reduced(learner, [(made, sight(learner, made)) for made, _, _ in done]))
-                check_gap(seen[-1]["gap"] / row["tokens"], step, learner.max_gap)
-            if not frozen:
-                stats = learner.trainer.step()
-                learner.trainer.refuse_not_finite(step + 1, row["loss"], stats)
-                row["grad_norm"], numbers["learning_rate"] = stats.grad_norm, stats.learning_rate
-            if learner.critic is not None:
-                stats = learner.critic.step()
-                learner.critic.refuse_not_finite(step + 1, row["value_loss"], stats)
-                row["value_grad_norm"], numbers["value_learning_rate"] = stats.grad_norm, stats.learning_rate
+                done = [(made, sums | sight(learner, made)) for made, sums in done]
+            row = _reduced(learner, done)
+            if epoch == 0:
+                seen.append(row)
+                check_gap(row["gap"] / row["tokens"], step, learner.max_gap)
+            for engine, of in ((None if frozen else learner.trainer, ""), (learner.critic, "value_")):
+                if engine is not None:
+                    engine.refuse_not_finite(step + 1, row[f"{of}loss"])
+                    stats = engine.step()
+                    numbers[f"{of}learning_rate"] = stats.learning_rate
+                    applied.append((engine, row, of, stats.grad_norm))
             rows.append(row)
+    norms = learner.trainer.totals({}, {str(place): norm for place, (*_, norm) in enumerate(applied)})
+    for (engine, row, of, _), norm in zip(applied, norms.values(), strict=True):
+        row[f"{of}grad_norm"] = norm
+        engine.refuse_not_finite(step + 1, row[f"{of}loss"], norm)
     return numbers | trained_numbers(rows, frozen), seen
 
 
-def policy_pass(learner: Learner, made: Pass, coefficient: float | None) -> tuple[Pass, Sums, Tensor]:
-    """Adds one pass to the policy's gradient; (the pass with its old log-probs, sums over its tokens, the largest ratio)."""
+def policy_pass(learner: Learner, made: Pass, coefficient: float | None) -> tuple[Pass, Sums]:
+    """Adds one pass to the policy's gradient; (the pass with its old log-probs, sums over its tokens and the largest ratio)."""
     algorithm, batch, kl = learner.algorithm, made.batch, learner.algorithm.kl
     logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, entropy=made.old_N is None)
     if made.old_N is None:  # one update per batch of rollouts: the policy that is updated is the one that answered
@@ -388,7 +422,7 @@ def policy_pass(learner: Learner, made: Pass, coefficient: float | None) -> tupl
     learner.trainer.backward(loss * made.weight)
     ratios_N = ratios_N.detach()
     sums = {"clip_low": objective.low_N.sum(), "clip_high": objective.high_N.sum(), "ratio_mean": ratios_N.sum()}
-    return made, {"loss": loss.detach(), **sums}, ratios_N.max() * made.weight
+    return made, {"loss": loss.detach(), **sums, LARGEST: ratios_N.max()}
 
 
 def value_pass(critic: Trainer, algorithm: Algorithm, made: Pass) -> Sums:
@@ -424,11 +458,14 @@ def _correction(settings: Correction, made: Pass) -> tuple[Tensor, Tensor]:
 
 def _reduced(learner: Learner, done: list[tuple[Pass, Sums]]) -> Row:
     """Sums over the passes of all ranks, and their tokens; one exchange, one wait for the device."""
-    names = sorted(done[0][1])
-    rows = [torch.stack([sums[name].double() * made.weight for name in names]) for made, sums in done if names]
-    local = torch.stack(rows).sum(0).tolist() if rows else []
+    tally, largest = Tally(), []
+    for made, sums in done:
+        if LARGEST in sums:
+            largest.append(sums[LARGEST] * made.weight)
+        tally.add({name: value for name, value in sums.items() if name != LARGEST}, made.weight)
     tokens = sum(len(made.sampled_N) * made.weight for made, _ in done)
-    return dict(zip([*names, "tokens"], learner.trainer.sum(*local, tokens), strict=True))
+    peaks = {LARGEST: torch.stack(largest).amax()} if largest else {}
+    return learner.trainer.totals({**tally.sums(), "tokens": tokens}, peaks)
 
 
 def seen_numbers(seen: list[Row]) -> dict[str, float]:
@@ -451,7 +488,7 @@ def trained_numbers(rows: list[Row], frozen: bool) -> dict[str, float]:
     per_update = [name for name in ("loss", "grad_norm", "value_loss", "value_grad_norm") if name in rows[0]]
     numbers = {name: sum(row[name] for row in rows) / tokens for name in per_token}
     numbers |= {name: sum(row[name] for row in rows) / len(rows) for name in per_update}
-    return numbers if frozen else numbers | {"ratio_max": max(row["ratio_max"] for row in rows)}
+    return numbers if frozen else numbers | {LARGEST: max(row[LARGEST] for row in rows)}
 
 
 def check_gap(gap: float, step: int, bound: float) -> None:

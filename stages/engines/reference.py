@@ -1,6 +1,6 @@
 """The reference of preference training: a frozen policy beside the trained one, or log-probabilities that were computed before."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,11 @@ from data import records
 from data.artifacts import Artifact
 from stages.core.batches import Document, MicroBatch, Unit
 from stages.core.logprobs import PolicyModule
+from stages.engines.feed import Prepared
 from stages.job import StageError
 
-Reference = Callable[[Sequence[Document], MicroBatch], Tensor]
-"""(documents, their tensors) → Σ_t log π₀(y_t) of each document, shape (D,), without gradient."""
+Reference = Callable[[Prepared], Tensor]
+"""A pass → Σ_t log π₀(y_t) of each document, shape (D,), without gradient."""
 
 
 def content_key(doc: Document) -> str:
@@ -25,12 +26,14 @@ def content_key(doc: Document) -> str:
 def online(module: PolicyModule) -> Reference:
     """A policy that is asked anew each time, on the very micro-batches of training: rounding cancels in the first step."""
 
-    @torch.no_grad()
-    def answer(documents: Sequence[Document], tensors: MicroBatch) -> Tensor:
-        logps_N, _ = module(tensors)
-        return tensors.sum_by_document(logps_N)
+    return lambda made: sums_of(module, made.batch)
 
-    return answer
+
+@torch.no_grad()
+def sums_of(module: PolicyModule, batch: MicroBatch) -> Tensor:
+    """log π of each document's trained tokens together."""
+    logps_N, _ = module(batch)
+    return batch.sum_by_document(logps_N)
 
 
 class Cached:
@@ -53,5 +56,9 @@ class Cached:
                 "max_length, and a policy with the tokenizer of this one"
             )
 
-    def __call__(self, documents: Sequence[Document], tensors: MicroBatch) -> Tensor:
-        return torch.tensor([self.logps[content_key(doc)] for doc in documents], device=tensors.input_ids_BT.device)
+    def beside(self, documents: Sequence[Document]) -> Mapping[str, Tensor]:
+        """What a pass over these documents is to bring along."""
+        return {"reference": torch.tensor([self.logps[content_key(doc)] for doc in documents])}
+
+    def __call__(self, made: Prepared) -> Tensor:
+        return made.beside["reference"]

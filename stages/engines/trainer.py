@@ -15,8 +15,8 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,7 @@ from data.assets import extensions_folder
 from data.chat import Chat
 from stages.core.logprobs import PolicyModule, RewardModule
 from stages.engines.adapters import plain_weights
+from stages.engines.feed import Feed, Round, feed
 from stages.job import NotFinite, StageError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -42,8 +43,27 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 @dataclass(frozen=True)
 class StepStats:
     learning_rate: float
-    grad_norm: float
-    """Global L2 norm before clipping."""
+    grad_norm: Tensor | float
+    """Global L2 norm before clipping, on the device: to be read together with all else (`Trainer.totals`)."""
+
+
+class Tally:
+    """Named sums over passes, which stay on the device: to look at one would wait for all that was asked of it."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._sums_K: Tensor | None = None
+
+    def add(self, values: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Scalars, of the same names in every pass; summed in fp64."""
+        if not values:
+            return
+        row_K = torch.stack(list(values.values())).detach().double() * weight
+        assert self._names in ((), tuple(values)), f"{list(values)} after {list(self._names)}"
+        self._names, self._sums_K = tuple(values), row_K if self._sums_K is None else self._sums_K + row_K
+
+    def sums(self) -> dict[str, Tensor]:
+        return {} if self._sums_K is None else dict(zip(self._names, self._sums_K, strict=True))
 
 
 def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
@@ -99,8 +119,8 @@ class Trainer:
         torch.manual_seed(seed * 1000003 + self.rank)
         torch.use_deterministic_algorithms(numerics.deterministic)  # an operation that has no such form raises
         self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
-        self.name, self.steps = name, 0
-        self._grad_norm = 0.0
+        self.numerics, self.name, self.steps = numerics, name, 0
+        self._grad_norm: Tensor | float = 0.0
         _no_dropout(module)
         if numerics.gradient_checkpointing:
             module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -114,8 +134,6 @@ class Trainer:
             weight_decay=optimizer.weight_decay,
             fused=True,
         )
-        if numerics.zero_stage == 3 and isinstance(module, PolicyModule):
-            module.agree = self._most
         plain = numerics.zero_stage == 0
         if plain:  # DeepSpeed reports no norm there
             adamw.register_step_pre_hook(self._clip)
@@ -158,40 +176,56 @@ class Trainer:
         self.engine.step()
         self.steps += 1
         norm = self.engine.get_global_grad_norm()
-        return StepStats(rate, float(norm) if norm is not None else self._grad_norm)
+        return StepStats(rate, norm if norm is not None else self._grad_norm)
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._grad_norm = float(nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm))
+        self._grad_norm = nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm)
 
-    def refuse_not_finite(self, step: int, loss: float, stats: StepStats | None = None) -> None:
+    def refuse_not_finite(self, step: int, loss: float, grad_norm: float = 0.0) -> None:
         """Ends the job before a checkpoint holds weights that are no numbers.
 
         Raises:
             NotFinite: the loss of the step, or its gradient's norm, is NaN or infinite.
         """
-        for name, value in (("loss", loss), ("norm of the gradient", stats.grad_norm if stats else 0.0)):
+        for name, value in (("loss", loss), ("norm of the gradient", grad_norm)):
             if not math.isfinite(value):
                 rate = self.optimizer_config.learning_rate
                 raise NotFinite(f"the {name} of step {step} is {value}: lower optimizer.learning_rate ({rate})")
 
+    def feed(self, rounds: Iterable[Round], pad_id: int) -> AbstractContextManager[Feed]:
+        """This rank's passes of what all ranks are given, prepared ahead."""
+        return feed(rounds, self.rank, self.world_size, self.numerics, pad_id, self.device)
+
+    def totals(self, sums: Mapping[str, Tensor | float], largest: Mapping[str, Tensor | float] | None = None) -> dict[str, float]:
+        """Scalars summed over ranks, and the largest of others: one exchange, and one look at the device. What is equal on all ranks
+        is its own largest."""
+        largest = largest or {}
+        local_K = torch.stack([self._scalar(value) for value in (*sums.values(), *largest.values())])
+        every_RK = self._every(local_K)
+        found_K = torch.cat([every_RK[:, : len(sums)].sum(0), every_RK[:, len(sums) :].amax(0)])
+        return dict(zip([*sums, *largest], found_K.tolist(), strict=True))
+
+    def summed(self, values_K: Tensor) -> Tensor:
+        """Values summed over ranks, where they are."""
+        return self._every(values_K).sum(0)
+
     def sum(self, *values: float) -> list[float]:
-        """Each value summed over ranks."""
-        tensor = torch.tensor(values, dtype=torch.float64 if self.device.type == "cpu" else torch.float32, device=self.device)
-        torch.distributed.all_reduce(tensor)
-        return tensor.tolist()
+        """Each value of the host summed over ranks."""
+        return list(self.totals({str(place): value for place, value in enumerate(values)}).values()) if self.world_size > 1 else [*values]
 
-    def max(self, *values: float) -> list[float]:
-        """The largest of each value over ranks."""
-        tensor = torch.tensor(values, dtype=torch.float32, device=self.device)
-        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
-        return tensor.tolist()
+    def _scalar(self, value: Tensor | float) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.detach().double()
+        return torch.full((), value, dtype=torch.float64, device=self.device)
 
-    def _most(self, count: int) -> int:
-        """The largest of the ranks' counts."""
-        tensor = torch.tensor(count, device=self.device)
-        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
-        return int(tensor)
+    def _every(self, values_K: Tensor) -> Tensor:
+        """The values of all ranks, one row each."""
+        if self.world_size == 1:
+            return values_K[None]
+        every = values_K.new_empty(self.world_size * len(values_K))
+        torch.distributed.all_gather_into_tensor(every, values_K.contiguous())
+        return every.view(self.world_size, -1)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, on every rank."""

@@ -50,7 +50,7 @@ def take_steps(trainer, read, count=3):
     norms = []
     for _ in range(count):
         trainer.backward(-read(trainer.module, batch).sum())
-        norms.append(trainer.step().grad_norm)
+        norms.append(float(trainer.step().grad_norm))
     with torch.no_grad():
         return read(trainer.module, batch), norms
 

@@ -48,9 +48,10 @@ def ours(policy):
         lengths = torch.tensor([len(answer) for answer in ANSWERS])
         one = Pass(
             batch=batch,
-            answers=(0, 1, 2, 3),
             weight=1.0,
             tokens=int(lengths.sum()),
+            longest=int(lengths.max()),
+            answers_D=torch.arange(4),
             weights_N=token_weights(algorithm.aggregation, lengths, 2, policy_lab.LONGEST)[batch.documents_N],
             sampled_N=logps_N,
             old_N=logps_N + torch.tensor([value for row in old for value in row]),
@@ -64,7 +65,7 @@ def ours(policy):
             gradients.extend(torch.autograd.grad(value, parameters))
 
         watched = replace(made, algorithm=algorithm, trainer=Watched(made.trainer, grab))
-        _, sums, _ = policy_pass(watched, one, algorithm.kl.coefficient if algorithm.kl else None)
+        _, sums = policy_pass(watched, one, algorithm.kl.coefficient if algorithm.kl else None)
         return sums["loss"].item(), torch.cat([gradient.flatten() for gradient in gradients])
 
     yield loss

@@ -12,7 +12,8 @@ from data import records
 from data.artifacts import Input
 from data.chat import Chat
 from stages import preference_train, reference_logprobs
-from stages.core.batches import collate, document, plan_step
+from stages.core.batches import collate, document
+from stages.engines.feed import feed
 from stages.engines.models import load_policy
 from stages.engines.reference import content_key, online
 from stages.engines.rows import to_units
@@ -86,19 +87,23 @@ def gradient(tmp_path_factory, policy, other):
             batch = [Example(unit, row["label"]) for row, unit in zip(kept, units, strict=True)]
             module = load_policy(policy, numerics)
             reference = None if wanted.loss.reference_free else online(load_policy(other, numerics))
-            objective = Objective(wanted.loss, module, reference, numerics, chat.pad_id, 96, torch.device("cpu"))
+            objective = Objective(wanted.loss, module, reference, 96, torch.device("cpu"))
+
+            def passes(given, rank):
+                with feed([given], rank, ranks, numerics, chat.pad_id, objective.device) as fed:
+                    yield from fed.passes()
+
             z0 = 0.0
             if name == "kto":
-                parts = [objective.mismatched_ratios(batch, rank, ranks) for rank in range(ranks)]
-                assert {count for _, count in parts} == {len(batch)}
-                z0 = max(0.0, sum(own for own, _ in parts) / len(batch))
+                given = objective.mismatched(batch)
+                assert len(given.units) == len(batch)
+                z0 = max(0.0, sum(objective.sum_of_ratios(passes(given, rank)).item() for rank in range(ranks)) / len(batch))
             total = 0.0
             for rank in range(ranks):
-                for micro in plan_step(units, rank, ranks, numerics):
-                    given = objective.answers([units[i] for i in micro.units])
-                    loss, _ = objective.measure(given, [batch[i].label for i in micro.units], z0)
-                    (loss * micro.weight / len(batch)).backward()
-                    total += loss.item() * micro.weight / len(batch)
+                for made in passes(objective.trained(batch), rank):
+                    loss, _ = objective.measure(objective.answers(made), made, z0)
+                    (loss * made.weight / len(batch)).backward()
+                    total += loss.item() * made.weight / len(batch)
             flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
             known[name, cut] = total, z0, flat
         return known[name, cut]

@@ -89,13 +89,13 @@ DOCUMENTS = torch.tensor([0, 0, 0, 1])
 
 def test_tokens_become_rows_and_come_back():
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    table = advantages.rows(values, DOCUMENTS, 2)
+    table = advantages.rows(values, DOCUMENTS, 2, 3)
     assert table.tolist() == [[1, 2, 3], [4, 0, 0]]
     assert advantages.flat(table, DOCUMENTS).tolist() == [1, 2, 3, 4]
 
 
 def test_the_reward_is_the_last_tokens_and_the_penalty_each_ones():
-    found = advantages.token_rewards(torch.tensor([1.0, 5.0]), torch.tensor([0.1, 0.2, 0.3, 0.4]), DOCUMENTS)
+    found = advantages.token_rewards(torch.tensor([1.0, 5.0]), torch.tensor([0.1, 0.2, 0.3, 0.4]), DOCUMENTS, 3)
     assert torch.allclose(found, torch.tensor([[-0.1, -0.2, 0.7], [4.6, 0, 0]]))
 
 

@@ -1,4 +1,7 @@
+import random
+
 import pytest
+import torch
 
 from configs.execution import Numerics
 from stages.core.attention import Span
@@ -105,3 +108,59 @@ def test_an_epoch_visits_every_row_once_in_an_order_that_only_seed_and_epoch_dec
     second = [row for step in range(3, 6) for row in step_rows(step, 10, 4, seed=5)]
     assert sorted(second) == list(range(10)) and second != rows
     assert epoch_order(10, 6, 0) != rows
+
+
+def drawn_units(seed):
+    """Units of one to three documents, some with a prompt in common, some with gaps in what is trained."""
+    draw = random.Random(seed)
+    units = []
+    for _ in range(draw.randrange(1, 6)):
+        prompt = [draw.randrange(9) for _ in range(draw.randrange(6))]
+        unit = [document(prompt, [draw.randrange(9) for _ in range(draw.randrange(1, 7))]) for _ in range(draw.randrange(1, 4))]
+        if draw.random() < 0.3:
+            ids = [draw.randrange(9) for _ in range(8)]
+            unit = [Document(tuple(ids), tuple(draw.random() < 0.5 for _ in ids))]
+        units.append(tuple(unit))
+    return units
+
+
+@pytest.mark.parametrize("numerics", [Numerics(), Numerics(attention="sdpa"), Numerics(packing=False)])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_place_holds_what_its_document_says(numerics, seed):
+    """Token t of a document is predicted at the place of token t - 1, which stands at position t - 1."""
+    units = drawn_units(seed)
+    batch = collate(units, numerics, pad_id=0)
+    ids, positions = batch.input_ids_BT.flatten().tolist(), batch.position_ids_BT.flatten().tolist()
+    documents = [doc for unit in units for doc in unit]
+    expected = [(d, t) for d, doc in enumerate(documents) for t in range(1, len(doc)) if doc.trained[t]]
+    assert batch.num_documents == len(documents) and batch.most_trained == len(expected)
+    found = zip(batch.documents_N.tolist(), batch.places_N.tolist(), batch.targets_N.tolist(), strict=True)
+    for (d, t), (owner, place, target) in zip(expected, found, strict=True):
+        assert (owner, target) == (d, documents[d].ids[t])
+        assert (ids[place], positions[place]) == (documents[d].ids[t - 1], t - 1)
+    for doc, place in zip(documents, batch.last_D.tolist(), strict=True):
+        assert (ids[place], positions[place]) == (doc.ids[-1], len(doc) - 1)
+    assert {batch.places_N.dtype, batch.targets_N.dtype, batch.documents_N.dtype, batch.last_D.dtype} == {torch.long}
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 65])
+def test_what_prompts_have_in_common_ends_at_the_first_difference(length):
+    same = tuple(range(length))
+    for place in range(length):
+        other = (*same[:place], -1, *same[place + 1 :])
+        unit = tuple(Document((*ids, 99), (False,) * (length + 1)) for ids in (same, other))
+        assert shared_prefix(unit) == place
+    unit = tuple(Document((*same, end), (False,) * (length + 1)) for end in (99, 98))
+    assert shared_prefix(unit) == length
+
+
+def test_under_zero_3_every_rank_knows_how_many_tokens_the_largest_trains():
+    """Best fit into 10: ranks get units 0 and 2, 1 and 3; their passes train 8, 3 and 6, 4 tokens."""
+    numerics = Numerics(zero_stage=3, micro_batch_tokens=10)
+    units = docs(9, 7, 4, 5)
+    plans = [plan_step(units, rank, 2, numerics) for rank in range(2)]
+    assert [[micro.units for micro in plan] for plan in plans] == [[(0,), (2,)], [(1,), (3,)]]
+    assert [[micro.most_trained for micro in plan] for plan in plans] == [[8, 4], [8, 4]]
+    assert {micro.most_trained for micro in plan_step(units, 0, 2, Numerics(micro_batch_tokens=10))} == {0}
+    made = collate([units[2]], numerics, 0, most_trained=4)
+    assert len(made.targets_N) == 3 and made.most_trained == 4

@@ -1,0 +1,136 @@
+"""Passes prepared ahead: in order, beside the consumer's work, with errors where they belong, and with no thread left."""
+
+import itertools
+import signal
+import threading
+
+import pytest
+import torch
+
+from configs.execution import Numerics
+from stages.core.batches import collate, document, plan_step
+from stages.engines.feed import Round, ahead, feed
+from stages.job import Preempted
+
+CPU = torch.device("cpu")
+PATIENCE_S = 20.0
+"""A test that waits longer has failed."""
+
+
+def nobody_works() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name == "ahead"]
+
+
+def test_items_come_in_order_and_the_thread_ends_with_them():
+    with ahead(range(100), depth=3) as items:
+        assert list(items) == list(range(100))
+        assert list(items) == []
+    assert nobody_works()
+
+
+def test_the_next_item_is_made_while_the_consumer_is_busy_with_one():
+    second = threading.Event()
+
+    def make():
+        yield 1
+        second.set()
+        yield 2
+
+    with ahead(make()) as items:
+        assert next(items) == 1
+        assert second.wait(PATIENCE_S)  # nobody has asked for it
+        assert next(items) == 2
+
+
+def test_no_more_than_the_depth_is_made_before_it_is_taken():
+    made, third = [], threading.Event()
+
+    def make():
+        for number in itertools.count():
+            made.append(number)
+            if number == 3:
+                third.set()
+            yield number
+
+    with ahead(make(), depth=3) as items:
+        assert next(items) == 0
+        assert third.wait(PATIENCE_S)
+    assert made == [0, 1, 2, 3] and nobody_works()
+
+
+def test_an_error_is_raised_where_its_item_would_have_been():
+    def make():
+        yield 1
+        raise KeyError("row-7")
+
+    with ahead(make()) as items:
+        assert next(items) == 1
+        with pytest.raises(KeyError, match="row-7"):
+            next(items)
+    assert nobody_works()
+
+
+@pytest.mark.parametrize("error", [Preempted, KeyboardInterrupt, RuntimeError])
+def test_the_thread_ends_with_a_consumer_that_fails(error):
+    with pytest.raises(error), ahead(itertools.count(), depth=2) as items:
+        next(items)
+        raise error
+    assert nobody_works()
+
+
+def test_a_signal_reaches_a_consumer_that_waits():
+    asked, go_on = threading.Event(), threading.Event()
+
+    def make():
+        asked.set()
+        go_on.wait(PATIENCE_S)
+        yield 1
+
+    def stop(*_):
+        go_on.set()
+        raise Preempted
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(Preempted), ahead(make()) as items:
+            asked.wait(PATIENCE_S)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            for _ in items:
+                go_on.wait(PATIENCE_S)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert nobody_works()
+
+
+def units(*lengths):
+    return [(document(range(5, 8), range(9, 9 + length)),) for length in lengths]
+
+
+def test_a_feed_gives_the_passes_of_every_rank_round_by_round():
+    numerics = Numerics(micro_batch_tokens=16)
+    batches = [units(4, 9, 2, 7), [], units(3, 3, 11)]
+    for rank in range(2):
+        rounds = (Round(batch, lambda places: {"places": torch.tensor(places)}) for batch in batches)
+        with feed(rounds, rank, 2, numerics, 0, CPU) as fed:
+            for batch in batches:
+                planned = plan_step(batch, rank, 2, numerics) if batch else []
+                found = list(fed.passes())
+                assert [(made.units, made.weight) for made in found] == [(micro.units, micro.weight) for micro in planned]
+                for made in found:
+                    expected = collate([batch[i] for i in made.units], numerics, 0)
+                    assert torch.equal(made.batch.input_ids_BT, expected.input_ids_BT)
+                    assert made.beside["places"].tolist() == list(made.units)
+
+
+def test_every_tensor_of_a_pass_is_moved():
+    """On the meta device there are no values: what stayed behind would be seen."""
+    pair = (document([5, 6, 7], [8, 9]), document([5, 6, 7], [3]))
+    for numerics in (Numerics(), Numerics(packing=False)):
+        with feed([Round([pair], lambda _: {"labels": torch.ones(1)})], 0, 1, numerics, 0, torch.device("meta")) as fed:
+            (made,) = fed.passes()
+        batch = made.batch
+        tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)] + list(made.beside.values())
+        if batch.spans is not None:
+            assert batch.spans.key_places is not None
+            tensors += [batch.spans.queries_S1, batch.spans.keys_S1, batch.spans.key_places]
+        assert len(tensors) == (10 if numerics.packing else 8) and all(tensor.is_meta for tensor in tensors)
