@@ -29,6 +29,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "pad_token_id": 0,
+    "num_labels": 1,
 }
 UNITS = [
     (document([5, 6, 7], [8, 9, 2]), document([5, 6, 7], [8, 2])),
@@ -42,7 +43,7 @@ def made(architecture: str, kind: str = "policy", dtype: torch.dtype = torch.flo
     config = AutoConfig.for_model(architecture, **{**SIZES, **changes})
     torch.manual_seed(0)
     if kind in ("reward", "value"):
-        model = AutoModelForSequenceClassification.from_config(config, attn_implementation="varlen", num_labels=1)
+        model = AutoModelForSequenceClassification.from_config(config, attn_implementation="varlen")
         module: Any = (ValueModule if kind == "value" else RewardModule)(model)
     else:
         model = AutoModelForCausalLM.from_config(config, attn_implementation="varlen")
@@ -87,9 +88,9 @@ def compared(plain: Any, fused: Any, batch: MicroBatch) -> dict[str, float]:
 
 
 def teach_the_interpreter() -> None:
-    """Two things that the compiler does: floats arrive as tensors, and the device library has a reciprocal square root."""
+    """What the compiler does: floats arrive as tensors, and there is a library of functions."""
     import numpy
-    from liger_kernel.ops import rms_norm
+    from liger_kernel.ops import geglu, rms_norm
     from triton import language
     from triton.runtime import interpreter
 
@@ -102,7 +103,8 @@ def teach_the_interpreter() -> None:
         return language.tensor(handle, language.float32)
 
     interpreter._implicit_cvt = converted
-    rms_norm.rsqrt = language.rsqrt
+    rms_norm.rsqrt = lambda x: language.rsqrt(x)  # noqa: PLW0108 - replaced while a kernel runs
+    geglu.tanh = lambda x: 2 * language.sigmoid(2 * x) - 1
 
 
 def cases() -> Iterator[tuple[str, str]]:

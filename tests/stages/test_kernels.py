@@ -11,7 +11,7 @@ import kernel_lab
 import models
 import pytest
 import torch
-from kernel_lab import TORCH, compared, gradients, made, outputs, row
+from kernel_lab import TORCH, apart, compared, gradients, made, outputs, row
 
 from configs.execution import Numerics
 from configs.training import Optimizer
@@ -49,7 +49,7 @@ def fused(architecture, kind="policy", **fields):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "kind"),
-    [("llama", "policy"), ("qwen3", "policy"), ("phi3", "policy"), ("llama", "adapters"), ("llama", "reward"), ("llama", "value")],
+    [("qwen3", "policy"), ("llama", "adapters"), ("llama", "value")],
 )
 def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind):
     found = compared(made(architecture, kind), fused(architecture, kind), row())
@@ -77,20 +77,15 @@ def lengths_of(seed):
 
 
 @pytest.mark.slow
-def test_rows_of_all_lengths_run_what_was_compiled_for_the_first():
-    module = fused("llama")
+def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before():
+    plain, module = made("llama"), fused("llama")
+    before = outputs(plain, row())
     for batch in (lengths_of(0), lengths_of(1)):  # with one document and with several
         gradients(module, batch)
     with torch._dynamo.config.patch(error_on_recompile=True):
         for seed in range(2, 14):
-            gradients(module, lengths_of(seed))
-
-
-@pytest.mark.slow
-def test_other_models_of_the_architecture_compute_as_before():
-    plain = made("llama")
-    before = outputs(plain, row())
-    fused("llama")
+            found = gradients(module, lengths_of(seed))
+            assert apart(found, gradients(plain, lengths_of(seed))) < 1e-5
     assert torch.equal(before, outputs(plain, row())) and torch.equal(before, outputs(made("llama"), row()))
 
 
@@ -102,9 +97,7 @@ def in_process(folder, policy, data, numerics, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "numerics", [{}, {"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False}, {"zero_stage": 2}]
-)
+@pytest.mark.parametrize("numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}])
 def test_a_stage_trains_as_without(tmp_path, numerics):
     policy = models.tiny_policy(tmp_path / "policy")
     data = models.dataset(tmp_path / "data", "conversation", models.arithmetic(28))
