@@ -87,7 +87,7 @@ def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
 
 def _liger(model: Any) -> None:
     """Liger changes the classes and functions of the model's module in transformers too: what was there is put back."""
-    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance  # pyright: ignore[reportMissingImports]
 
     modeling = sys.modules[type(model.base_model).__module__]
     own = dict(vars(modeling))
@@ -167,4 +167,4 @@ def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, dev
     ids = [3 + 7 * place % max(1, config.vocab_size - 4) for place in range(length)]
     found = module(collate([(document(ids[:1], ids[1:]),)] * count, numerics, 0).to(device))
     total = (found[0] if isinstance(found, tuple) else found).sum()
-    torch.autograd.grad(total, list(trained), allow_unused=True)
+    torch.autograd.grad(total, tuple(trained), allow_unused=True)

@@ -13,7 +13,7 @@ from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
 from stages.engines.adapters import add_adapters
 from stages.engines.kernels import fuse, refuse
 
-Module = TypeVar("Module", PolicyModule, RewardModule)
+Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
 
 def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:

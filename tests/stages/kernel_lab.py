@@ -103,7 +103,7 @@ def teach_the_interpreter() -> None:
         return language.tensor(handle, language.float32)
 
     interpreter._implicit_cvt = converted
-    rms_norm.rsqrt = lambda x: language.rsqrt(x)  # noqa: PLW0108 - replaced while a kernel runs
+    rms_norm.rsqrt = lambda x: language.rsqrt(x)
     geglu.tanh = lambda x: 2 * language.sigmoid(2 * x) - 1
 
 
