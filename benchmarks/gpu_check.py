@@ -5,7 +5,7 @@
 writes FOLDER/gpu_check.json, prints a table, and exits 1 if a check failed. What cannot be had here (no DeepSpeed, no GPU memory) is
 named and skipped. On a CPU everything is tiny: it shows that the checks run, and claims nothing. Models are Llama-shaped with made
 weights and go through the modules that the stages train with (`stages/core/logprobs.py`, `stages/core/batches.py`,
-`stages/engines/feed.py`).
+`stages/engines/feed.py`, `stages/engines/kernels.py`).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,10 +32,14 @@ from stages.core import attention
 from stages.core.batches import Unit, collate, document
 from stages.core.logprobs import PolicyModule
 from stages.engines.feed import Prepared, Round, feed
+from stages.engines.kernels import fuse
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 without sparsity, as the vendor states it; the first name found in the device's decides."""
 PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "peft", "liger_kernel", "flash_attn")
+
+
+Kernels = Literal["torch", "compiled", "liger"]
 
 
 class Skip(Exception):
@@ -421,11 +425,13 @@ def measured_case(setting: Setting, shape: Shape, length: int) -> dict[str, Any]
     return {**case, "skipped": "out of memory even with gradient checkpointing"}
 
 
-def trained_tokens_per_second(setting: Setting, shape: Shape, length: int, copies: bool, recompute: bool) -> float:
+def trained_tokens_per_second(
+    setting: Setting, shape: Shape, length: int, copies: bool, recompute: bool, kernels: Kernels = "torch"
+) -> float:
     """Of whole steps: forward, backward, optimizer."""
     tokens = 16384 if setting.on_gpu else 64
     units = made_units([(1, length - 1, 1)] * (tokens // length), shape.vocabulary)
-    policy = made_policy(shape, setting.device, torch.bfloat16, "varlen").train()
+    policy = fused_policy(setting, shape, kernels).train()
     if recompute:
         policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     optimizer = Master(policy, copies)
@@ -438,9 +444,66 @@ def trained_tokens_per_second(setting: Setting, shape: Shape, length: int, copie
     return tokens / timed(step, setting, 5)
 
 
+def fused_policy(setting: Setting, shape: Shape, kernels: Kernels) -> PolicyModule:
+    """A policy in bf16 whose norms, rotary embeddings and MLPs are computed by these kernels."""
+    policy = made_policy(shape, setting.device, torch.bfloat16, "varlen")
+    fuse(policy, Numerics.model_validate({"device": setting.device.type, "kernels": kernels}))
+    return policy
+
+
+def compiled_kernels(setting: Setting) -> dict[str, Any]:
+    """Numerics `kernels: compiled` against `torch`."""
+    return against_torch(setting, "compiled")
+
+
+def liger_kernels(setting: Setting) -> dict[str, Any]:
+    """Numerics `kernels: liger` against `torch`."""
+    if not setting.on_gpu:
+        raise Skip("kernels liger run on GPUs only")
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise Skip("liger-kernel is not installed")
+    return against_torch(setting, "liger")
+
+
+def against_torch(setting: Setting, kernels: Kernels) -> dict[str, Any]:
+    """Log-probs and gradients in bf16 are as near to fp32 as with torch's own kernels; and the ratio of trained tokens per second."""
+    size, length = (8, 2048) if setting.on_gpu else (1, 32)
+    units = made_units([(40 * size, 60 * size, 1), (30 * size, 20 * size, 4), (11 * size, 90 * size, 2)], setting.shape.vocabulary)
+    batch = collate(units, numerics_of("varlen"), 0).to(setting.device)
+
+    def computed(policy: PolicyModule) -> tuple[torch.Tensor, torch.Tensor]:
+        logps = policy(batch)[0]
+        total = (logps * torch.linspace(-1, 2, len(logps), device=setting.device)).sum()
+        slopes = torch.autograd.grad(total, tuple(policy.parameters()))
+        return logps.detach().double(), torch.cat([slope.float().flatten() for slope in slopes])
+
+    logps, gradient = computed(made_policy(setting.shape, setting.device, torch.float32, "varlen"))
+    chosen: tuple[Kernels, ...] = ("torch", kernels)
+    numbers: dict[str, Any] = {}
+    for name in chosen:
+        found, slope = computed(fused_policy(setting, setting.shape, name))
+        numbers[f"{name}_mean_error"] = float((found - logps).abs().mean())
+        numbers[f"{name}_gradient_apart"] = float((slope - gradient).norm() / gradient.norm())
+        numbers[f"{name}_tokens_per_second"] = trained_tokens_per_second(setting, setting.shape, length, True, False, name)
+    for what in ("mean_error", "gradient_apart"):
+        if not numbers[f"{kernels}_{what}"] <= 1.5 * numbers[f"torch_{what}"] + 1e-4:
+            raise Failed(f"{what}: {numbers[f'{kernels}_{what}']:.3g} from fp32, torch's kernels {numbers[f'torch_{what}']:.3g}")
+    return {**numbers, "ratio": numbers[f"{kernels}_tokens_per_second"] / numbers["torch_tokens_per_second"]}
+
+
 CHECKS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     check.__name__: check
-    for check in (packing, chunked_loss, variable_length_attention, checkpoint_exactness, no_waiting, deepspeed_zero, utilisation)
+    for check in (
+        packing,
+        chunked_loss,
+        variable_length_attention,
+        compiled_kernels,
+        liger_kernels,
+        checkpoint_exactness,
+        no_waiting,
+        deepspeed_zero,
+        utilisation,
+    )
 }
 
 

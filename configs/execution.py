@@ -33,6 +33,9 @@ class Numerics(Frozen):
     gradient_checkpointing: bool = False
     attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
     """`varlen`: packed documents one by one, their common prompts once; the others are transformers' own."""
+    kernels: Literal["torch", "compiled", "liger"] = "torch"
+    """Norms, rotary embeddings and gated MLPs as `torch` computes them; `compiled` into fused code by torch's compiler, with the
+    log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU."""
     logprob_chunk: int = Field(default=1024, ge=1)
@@ -41,6 +44,17 @@ class Numerics(Frozen):
     """Ranks of one vLLM engine."""
     deterministic: bool = False
     """On GPUs: kernels and reductions whose sums depend on no timing, for training and vLLM; slower. On CPUs they are so anyway."""
+
+    @model_validator(mode="after")
+    def kernels_can_be_had(self) -> "Numerics":
+        if self.kernels == "liger" and self.device == "cpu":
+            raise ValueError("kernels liger run on GPUs only, and device is cpu: set kernels to compiled or torch, or device to cuda")
+        if self.kernels == "compiled" and self.zero_stage == 3:
+            raise ValueError(
+                "kernels compiled need weights that are whole, and zero_stage 3 parts them: set zero_stage to 2 or less, or kernels to "
+                "liger or torch"
+            )
+        return self
 
     @property
     def shares_prompts(self) -> bool:

@@ -116,7 +116,8 @@ def run(
         if commit:
             _commit(context, selection)
         return
-    refuse_missing_engines(context.graph, [address for address in selection if address not in {end.address for end in done}])
+    due = [address for address in selection if address not in {end.address for end in done}]
+    refuse_missing_engines(context.graph, due, context.execution)
     shown = [(node.address, _shown(context, node), node.kind) for node in context.graph.nodes.values() if node.address in selection]
     board = Board(context.graph.recipe, shown)
     context.watch = board.tell

@@ -133,7 +133,11 @@ ENGINES = {
 """What a stage's job imports; the local launcher runs jobs in this environment."""
 
 
-def refuse_missing_engines(graph: Graph, addresses: Collection[str]) -> None:
+KERNELS = {"liger": "liger_kernel"}
+"""What a value of `Numerics.kernels` needs, in stages that load a model into torch themselves."""
+
+
+def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
     """Says before anything runs what the jobs of these stages would not find.
 
     Raises:
@@ -142,7 +146,9 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str]) -> None:
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
-        for package in ENGINES[node.declaration.engine]:
+        engine, kernels = node.declaration.engine, execution.of(node.kind, node.name)[0].kernels
+        own = [KERNELS[kernels]] if kernels in KERNELS and engine not in ("none", "vllm") else []
+        for package in (*ENGINES[engine], *own):
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:

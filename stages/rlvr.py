@@ -28,6 +28,7 @@ from data.chat import Chat
 from stages.core.batches import step_rows
 from stages.core.logprobs import probe_isolation
 from stages.core.verifiers import verify
+from stages.engines import kernels
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import frozen, load_policy, load_value_model
 from stages.engines.policy_update import Answer, Learner, fresh_memory, update
@@ -145,6 +146,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
 
 def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """What cannot end well is said before anything is loaded."""
+    kernels.refuse(only(inputs, "policy").payload, job.numerics)
     sampling, algorithm = config.sampling, config.algorithm
     if inputs.get("reference") and algorithm.kl is None:
         raise StageError(f"a reference is given, and {algorithm.type} has no kl to measure to it: set algorithm.kl, or remove the input")

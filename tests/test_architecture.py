@@ -34,6 +34,7 @@ DOORS = {
     "deepspeed": "stages/engines/trainer.py",
     "vllm": "stages/engines/sampler.py",
     "peft": "stages/engines/adapters.py",
+    "liger_kernel": "stages/engines/kernels.py",
     "datasets": "data/sources.py",
     "great_expectations": "data/expectations.py",
     "dvc": "pipelines/store.py",

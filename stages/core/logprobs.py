@@ -9,7 +9,8 @@ What decides correctness here, each with a test:
 - logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,32 @@ class IsolationError(ValueError):
     """Packed documents of this model see each other."""
 
 
+@dataclass(frozen=True)
+class RowKernels:
+    """What computes some rows of logits, shape (n, V), in fp32."""
+
+    forward: Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor]]
+    """(logits, targets, T, whether entropies are wanted) → (log π of the targets, log Σ exp(logits / T), entropies), each of shape (n,)."""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+    """(logits, targets, log Σ exp, gradient of log π over T, T) → gradient of the logits, in their dtype."""
+
+
+def rows_forward(logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    scaled = logits_NV.float() / temperature
+    all_logps = scaled.log_softmax(-1)
+    targets = targets_N[:, None]
+    logps_N = all_logps.gather(-1, targets)[:, 0]
+    normalisers_N = scaled.gather(-1, targets)[:, 0] - logps_N
+    entropies_N = -(all_logps.exp() * all_logps).sum(-1) if entropy else torch.zeros_like(logps_N)
+    return logps_N, normalisers_N, entropies_N
+
+
+def rows_backward(logits_NV: Tensor, targets_N: Tensor, normalisers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
+    probabilities = (logits_NV.float() / temperature).sub_(normalisers_N[:, None]).exp_()
+    weight = weights_N[:, None]
+    return probabilities.mul_(-weight).scatter_add_(-1, targets_N[:, None], weight).to(logits_NV.dtype)
+
+
 class PolicyModule(nn.Module):
     """A causal language model that returns log-probabilities of trained tokens instead of logits."""
 
@@ -37,6 +64,7 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model = model
         self.chunk = chunk
+        self.rows = RowKernels(rows_forward, rows_backward)
 
     def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
@@ -57,7 +85,7 @@ class PolicyModule(nn.Module):
 
     def _token_logps(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         logits_NV = self.model.get_output_embeddings()(hidden_NH)
-        return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy)  # pyright: ignore[reportReturnType]
+        return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -67,32 +95,28 @@ class _TokenLogps(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool, kernels: RowKernels
+    ) -> tuple[Tensor, Tensor]:
         logps_N = logits_NV.new_empty(len(targets_N), dtype=torch.float32)
-        normalisers_N, entropies_N = torch.empty_like(logps_N), torch.zeros_like(logps_N)
+        normalisers_N, entropies_N = torch.empty_like(logps_N), torch.empty_like(logps_N)
         for rows in _blocks(logits_NV):
-            scaled = logits_NV[rows].float() / temperature
-            all_logps = scaled.log_softmax(-1)
-            targets = targets_N[rows, None]
-            logps_N[rows] = all_logps.gather(-1, targets)[:, 0]
-            normalisers_N[rows] = scaled.gather(-1, targets)[:, 0] - logps_N[rows]
-            if entropy:
-                entropies_N[rows] = -(all_logps.exp() * all_logps).sum(-1)
+            found = kernels.forward(logits_NV[rows], targets_N[rows], temperature, entropy)
+            logps_N[rows], normalisers_N[rows], entropies_N[rows] = found
         ctx.save_for_backward(logits_NV, targets_N, normalisers_N)
-        ctx.temperature = temperature
+        ctx.temperature, ctx.kernels = temperature, kernels
         ctx.mark_non_differentiable(entropies_N)
         return logps_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        grad_N, _ = grad_outputs
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
+        weights_N = grad_outputs[0] / ctx.temperature
         logits_NV, targets_N, normalisers_N = ctx.saved_tensors
         grad_NV = torch.empty_like(logits_NV)
         for rows in _blocks(logits_NV):
-            probabilities = (logits_NV[rows].float() / ctx.temperature).sub_(normalisers_N[rows, None]).exp_()
-            weight = grad_N[rows, None] / ctx.temperature
-            grad_NV[rows] = probabilities.mul_(-weight).scatter_add_(-1, targets_N[rows, None], weight).to(logits_NV.dtype)
-        return grad_NV, None, None, None
+            given = (logits_NV[rows], targets_N[rows], normalisers_N[rows], weights_N[rows], ctx.temperature)
+            grad_NV[rows] = ctx.kernels.backward(*given)
+        return grad_NV, None, None, None, None
 
 
 def _blocks(logits_NV: Tensor) -> list[slice]:

@@ -11,8 +11,9 @@ from data.artifacts import Artifact, sha256_file
 from stages.core import attention
 from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
 from stages.engines.adapters import add_adapters
+from stages.engines.kernels import fuse, refuse
 
-Module = TypeVar("Module", PolicyModule, RewardModule)
+Module = TypeVar("Module", bound=PolicyModule | RewardModule)
 
 
 def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
@@ -22,7 +23,7 @@ def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None
     model = _load(AutoModelForCausalLM, artifact.payload, numerics)
     if lora is not None:
         add_adapters(model, lora, seed)
-    return PolicyModule(model, numerics.logprob_chunk)
+    return _fused(PolicyModule(model, numerics.logprob_chunk), numerics)
 
 
 def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:
@@ -36,7 +37,7 @@ def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = Non
     if lora is not None:
         add_adapters(model, lora, seed)
         model.score.requires_grad_(True)
-    return RewardModule(model)
+    return _fused(RewardModule(model), numerics)
 
 
 def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueModule:
@@ -46,15 +47,21 @@ def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueM
     model = _load(AutoModelForSequenceClassification, start.payload, numerics, num_labels=1, pad_token_id=pad_id)
     if start.record.type == "policy":
         torch.nn.init.zeros_(model.score.weight)
-    return ValueModule(model)
+    return _fused(ValueModule(model), numerics)
 
 
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
+    refuse(payload, numerics)
     attention.register()
     kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
     return auto.from_pretrained(
         payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
     )
+
+
+def _fused(module: Module, numerics: Numerics) -> Module:
+    fuse(module, numerics)
+    return module
 
 
 def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:

@@ -35,6 +35,7 @@ from data.chat import Chat
 from stages.core.logprobs import PolicyModule, RewardModule
 from stages.engines.adapters import plain_weights
 from stages.engines.feed import Feed, Round, feed
+from stages.engines.kernels import settle
 from stages.job import NotFinite, StageError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -144,6 +145,7 @@ class Trainer:
             if id(parameter) in finer:
                 deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
         self.module = self.engine
+        settle(self.engine.module, trained, numerics, self.device)
 
     def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
         return {

@@ -34,6 +34,9 @@ def test_stage_beats_kind_beats_default():
         ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 > 2 of the profile"),
         ({"placement": {"slots": 3}}, "slots 3 > 2 of the profile"),
         ({"numerics": {"zero_stage": 4}}, "zero_stage"),
+        ({"numerics": {"kernels": "liger"}}, "kernels liger run on GPUs only, and device is cpu: set kernels to compiled or torch"),
+        ({"numerics": {"kernels": "compiled", "zero_stage": 3}}, "zero_stage 3 parts them: set zero_stage to 2 or less, or kernels to"),
+        ({"numerics": {"zero_stage": 3}, "kinds": {"sft": {"numerics": {"kernels": "compiled"}}}}, "kernels compiled"),
     ],
 )
 def test_what_cannot_hold_is_refused(override, message):

@@ -121,6 +121,7 @@ def resume_cases():
             {**SFT, "dtype": "bf16", "epochs": 12, "lora": {"rank": 4}},
             {"world_size": 2, "zero_stage": 2},
         ),
+        "sft compiled": ("sft", {**SFT, "dtype": "bf16", "epochs": 12}, {"kernels": "compiled"}),
         "dpo bf16": ("preference_train", {**dpo, "epochs": 12}, {}),
         "kto fp32 two ranks ZeRO 2": (
             "preference_train",

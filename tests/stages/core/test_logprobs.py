@@ -9,7 +9,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from configs.execution import Numerics
 from stages.core.attention import Span, register, spans_of, varlen_attention
 from stages.core.batches import collate, document
-from stages.core.logprobs import IsolationError, PolicyModule, ScoreHead, _TokenLogps, probe_isolation
+from stages.core.logprobs import (
+    IsolationError,
+    PolicyModule,
+    RowKernels,
+    ScoreHead,
+    _TokenLogps,
+    probe_isolation,
+    rows_backward,
+    rows_forward,
+)
+from stages.engines.kernels import fusable_rows_backward
 
 DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2]), document([20, 21, 22, 23], [24, 2])]
 UNITS = [(doc,) for doc in DOCS]
@@ -99,11 +109,12 @@ def test_chunks_change_neither_value_nor_gradient(llama):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_is_autograds(dtype):
+@pytest.mark.parametrize("backward", [rows_backward, fusable_rows_backward])
+def test_the_gradient_is_autograds(dtype, backward):
     torch.manual_seed(0)
     logits = (3 * torch.randn(37, 50)).to(dtype).requires_grad_()
     targets, weights, temperature = torch.randint(50, (37,)), torch.randn(37), 0.7
-    logps, entropy = _TokenLogps.apply(logits, targets, temperature, True)
+    logps, entropy = _TokenLogps.apply(logits, targets, temperature, True, RowKernels(rows_forward, backward))
     (given,) = torch.autograd.grad((logps * weights).sum(), logits)
     plain = (logits.double() / temperature).log_softmax(-1)
     (expected,) = torch.autograd.grad((plain.gather(-1, targets[:, None])[:, 0] * weights).sum(), logits)

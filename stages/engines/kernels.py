@@ -1,0 +1,170 @@
+"""The door to liger-kernel and to torch's compiler: what of a loaded model is computed by fused kernels (`Numerics.kernels`).
+
+Both take the same parts: RMS norms, rotary embeddings and gated MLPs, whose many small operations wait for memory and not for
+arithmetic. Attention, linear layers and adapters stay what they are. Only the instance at hand is changed: another model of the same
+architecture in this process computes as before.
+
+`liger`: its Triton kernels, for architectures on which the tests prove them. Its fused losses are not used: they give the mean loss of
+a batch, and every loss here is made of log-probabilities of tokens. Its `fused_selective_log_softmax` has no gradient, and its
+cross-entropy without reduction has no entropy and takes no temperature in fp32, so the log-softmax stays ours.
+
+`compiled`: the same parts and the log-softmax through `torch.compile`, each once per class and model, for any number of tokens. Whole
+layers would be cut at attention, whose spans are data, and would be compiled again for every number of them. Which code the compiler
+writes depends on the sizes that it sees first, and so does the order in which a norm's gradient is summed: `settle` shows it one row
+of a fixed size before the first step, and code that other jobs have left on disk is not used, so that a resumed job computes the
+same bits.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.execution import Numerics
+from stages.core.batches import collate, document
+from stages.core.logprobs import PolicyModule, RewardModule, RowKernels, rows_forward
+from stages.job import StageError
+
+ACTIVATIONS = {
+    "llama": "silu",
+    "mistral": "silu",
+    "qwen2": "silu",
+    "qwen3": "silu",
+    "smollm3": "silu",
+    "phi3": "silu",
+    "olmo2": "silu",
+    "gemma": "gelu_pytorch_tanh",
+}
+"""Architectures that liger's kernels are proven on, and the activation that they compute, whatever the model's own is."""
+ROTATE = "apply_rotary_pos_emb"
+"""How modules of transformers name the function."""
+MOST_FORMS = 64
+"""Of one part: with and without gradient, one row or several, heads or tokens, ...: a job has a handful, one with more fails."""
+SHOWN = 64
+"""Tokens of each document of the row that is compiled for."""
+
+
+def refuse(payload: Path, numerics: Numerics) -> None:
+    """Says before a model is loaded that its kernels cannot be had.
+
+    Raises:
+        StageError: liger is not installed, or does not know the model.
+    """
+    if numerics.kernels != "liger":
+        return
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise StageError("numerics ask for kernels liger, and liger-kernel is not installed: run `make setup`, or set kernels to torch")
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(payload, local_files_only=True, trust_remote_code=False)
+    if config.model_type not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise StageError(f"kernels liger are for {known}, and this model is a {config.model_type}: set kernels to compiled or torch")
+    asked = getattr(config, "hidden_activation", None) or config.hidden_act
+    if asked not in {ACTIVATIONS[config.model_type], *(["swish"] if ACTIVATIONS[config.model_type] == "silu" else [])}:
+        raise StageError(
+            f"kernels liger compute {ACTIVATIONS[config.model_type]} in a {config.model_type}, and this model's activation is {asked}: "
+            "set kernels to compiled or torch"
+        )
+
+
+def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
+    """Gives a loaded model the kernels that the numerics ask for.
+
+    Raises:
+        StageError: no part of the model can be compiled.
+    """
+    if numerics.kernels == "liger":
+        _liger(module.model)
+    elif numerics.kernels == "compiled":
+        _compiled(module, numerics)
+
+
+def _liger(model: Any) -> None:
+    """Liger changes the classes and functions of the model's module in transformers too: what was there is put back."""
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance  # pyright: ignore[reportMissingImports]
+
+    modeling = sys.modules[type(model.base_model).__module__]
+    own = dict(vars(modeling))
+    _apply_liger_kernel_to_instance(model=model, cross_entropy=False, fused_linear_cross_entropy=False)
+    changed = {name: value for name, value in vars(modeling).items() if own.get(name) is not value}
+    for name in changed:
+        setattr(modeling, name, own[name])
+    _rotate_by(model, changed[ROTATE])
+
+
+def _compiled(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = MOST_FORMS
+    options: dict[str, Any] = {"fx_graph_cache": False, "deterministic": numerics.deterministic}
+
+    def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compile(function, fullgraph=True, dynamic=True, options=dict(options))
+
+    body = module.model.base_model
+    forms: dict[type, Callable[..., Any]] = {}
+    for part in body.modules():
+        if _is_norm(part) or _is_gated(part):
+            kind = type(part)
+            forms[kind] = forms.get(kind) or compiled(kind.forward)
+            part.forward = MethodType(forms[kind], part)
+    if not forms:
+        raise StageError(f"kernels compiled: a {type(body).__name__} has no norm or gated MLP that is known here: set kernels to torch")
+    rotate = getattr(sys.modules[type(body).__module__], ROTATE, None)
+    if rotate is not None:
+        _rotate_by(module.model, compiled(rotate))
+    if isinstance(module, PolicyModule):
+        module.rows = RowKernels(compiled(rows_forward), compiled(fusable_rows_backward))
+
+
+def _is_norm(part: nn.Module) -> bool:
+    """`nn.LayerNorm` is one kernel already."""
+    return type(part).__name__.endswith("Norm") and not isinstance(part, nn.LayerNorm) and not list(part.children())
+
+
+def _is_gated(part: nn.Module) -> bool:
+    """Whether it is act(gate) · up between linear layers, the two side by side or in one."""
+    return hasattr(part, "down_proj") and (hasattr(part, "gate_up_proj") or (hasattr(part, "gate_proj") and hasattr(part, "up_proj")))
+
+
+def _rotate_by(model: nn.Module, rotate: Callable[..., Any]) -> None:
+    """Attention of this instance takes `rotate` for the function of its module."""
+    for part in model.modules():
+        plain: Any = type(part).forward
+        if isinstance(plain, FunctionType) and ROTATE in plain.__code__.co_names:
+            own = FunctionType(plain.__code__, {**plain.__globals__, ROTATE: rotate}, plain.__name__, plain.__defaults__, plain.__closure__)
+            own.__kwdefaults__ = plain.__kwdefaults__
+            part.forward = MethodType(own, part)
+
+
+def fusable_rows_backward(logits_NV: Tensor, targets_N: Tensor, normalisers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
+    """As `rows_backward`, without a scatter: it would put an fp32 copy of the rows into memory."""
+    probabilities = (logits_NV.float() / temperature - normalisers_N[:, None]).exp()
+    hits = torch.arange(logits_NV.shape[1], device=logits_NV.device)[None] == targets_N[:, None]
+    return ((hits.float() - probabilities) * weights_N[:, None]).to(logits_NV.dtype)
+
+
+def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, device: torch.device) -> None:
+    """Compiles what training computes, by a pass over made-up documents as large as the numerics allow; no gradient is left behind.
+
+    Args:
+        module: as it trains, on its device, in its dtype.
+        trained: its parameters that have gradients.
+        numerics: decide the size.
+        device: of the module.
+    """
+    if numerics.kernels != "compiled":
+        return
+    config = module.model.config
+    length = min(SHOWN, config.max_position_embeddings)
+    count = max(1, numerics.micro_batch_tokens // length) if numerics.packing else numerics.micro_batch_sequences
+    ids = [3 + 7 * place % max(1, config.vocab_size - 4) for place in range(length)]
+    found = module(collate([(document(ids[:1], ids[1:]),)] * count, numerics, 0).to(device))
+    total = (found[0] if isinstance(found, tuple) else found).sum()
+    torch.autograd.grad(total, tuple(trained), allow_unused=True)

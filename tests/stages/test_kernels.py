@@ -1,0 +1,179 @@
+"""Fused kernels: one function, one gradient; only the model at hand is changed; compiled once for rows of any length."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import kernel_lab
+import models
+import pytest
+import torch
+from kernel_lab import TORCH, apart, compared, gradients, made, outputs, row
+
+from configs.execution import Numerics
+from configs.training import Optimizer
+from stages import sft
+from stages.core.batches import document
+from stages.core.logprobs import probe_isolation
+from stages.engines import kernels
+from stages.engines.kernels import ACTIVATIONS, fuse, refuse
+from stages.engines.models import frozen, load_policy
+from stages.engines.trainer import Trainer
+from stages.job import StageError
+
+COMPILED = Numerics(kernels="compiled", threads=1)
+LIGER = Numerics().model_copy(update={"kernels": "liger"})
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """What one test has compiled counts for no other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def fused(architecture, kind="policy", **fields):
+    module = made(architecture, kind, **fields)
+    fuse(module, COMPILED)
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("qwen3", "policy"), ("llama", "adapters"), ("llama", "value")],
+)
+def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind):
+    found = compared(made(architecture, kind), fused(architecture, kind), row())
+    assert found["values"] < 1e-5 and found["gradients"] < 1e-5
+
+
+@pytest.mark.slow
+def test_compiled_kernels_in_bf16_are_as_near_to_fp32_as_torchs():
+    exact = made("llama")
+    for parameter in exact.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16).float()
+    errors = []
+    for module in (made("llama", dtype=torch.bfloat16), fused("llama", dtype=torch.bfloat16)):
+        with torch.no_grad():
+            values = (outputs(module, row()) - outputs(exact, row())).abs().mean().item()
+        errors.append((values, (gradients(module, row()) - gradients(exact, row())).norm().item()))
+    assert errors[1][0] < 1.5 * errors[0][0] and errors[1][1] < 1.5 * errors[0][1]
+
+
+def lengths_of(seed):
+    """A packed row of documents of random lengths."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [int(n) for n in torch.randint(2, 30, (1 + seed % 5,), generator=draw)]
+    return row([(document([3, 4], list(range(5, 5 + size))),) for size in sizes])
+
+
+@pytest.mark.slow
+def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before():
+    plain, module = made("llama"), fused("llama")
+    before = outputs(plain, row())
+    for batch in (lengths_of(0), lengths_of(1)):  # with one document and with several
+        gradients(module, batch)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for seed in range(2, 14):
+            found = gradients(module, lengths_of(seed))
+            assert apart(found, gradients(plain, lengths_of(seed))) < 1e-5
+    assert torch.equal(before, outputs(plain, row())) and torch.equal(before, outputs(made("llama"), row()))
+
+
+def in_process(folder, policy, data, numerics, **fields):
+    config = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}, **fields}
+    job = models.a_job(folder, numerics)
+    sft.run(models.config_of("sft", **config), {"policy": {"policy": policy}, "data": {"data": data}}, job)
+    return models.curve(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}])
+def test_a_stage_trains_as_without(tmp_path, numerics):
+    policy = models.tiny_policy(tmp_path / "policy")
+    data = models.dataset(tmp_path / "data", "conversation", models.arithmetic(28))
+    curves = []
+    for chosen in ("torch", "compiled"):
+        found = in_process(tmp_path / chosen, policy, data, Numerics(threads=1, kernels=chosen, **numerics))
+        curves.append([(line["loss"], line["grad_norm"], line["entropy"]) for line in found])
+    assert len(curves[0]) == 4
+    for ours, expected in zip(curves[1], curves[0], strict=True):
+        assert ours == pytest.approx(expected, rel=2e-4)
+
+
+@pytest.mark.slow
+def test_what_training_computes_is_compiled_before_the_first_step_and_leaves_no_gradient(tmp_path):
+    policy = models.tiny_policy(tmp_path / "policy")
+    settings = {"optimizer": Optimizer(learning_rate=1e-3), "total_steps": 3, "numerics": COMPILED, "seed": 0}
+    trainer = Trainer(load_policy(policy, COMPILED), dtype="bf16", **settings)
+    reference = frozen(load_policy(policy, COMPILED), trainer.device, torch.bfloat16)
+    try:
+        assert trainer.engine.get_global_grad_norm() is None
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            trainer.backward(-trainer.module(lengths_of(3))[0].sum())
+        plain = load_policy(policy, TORCH)
+        (-plain(lengths_of(3))[0].sum()).backward()
+        norm = torch.cat([p.grad.flatten() for p in plain.parameters()]).norm()
+        assert trainer.step().grad_norm == pytest.approx(float(norm), rel=0.02)
+        probe_isolation(trainer.module, COMPILED, trainer.device)
+        probe_isolation(reference, COMPILED, trainer.device)
+    finally:
+        trainer.close()
+
+
+def test_a_model_without_known_parts_is_not_compiled_in_silence():
+    model = torch.nn.Module()
+    model.base_model = torch.nn.Linear(2, 2)
+    module = torch.nn.Module()
+    module.model = model
+    with pytest.raises(StageError, match="a Linear has no norm or gated MLP that is known here: set kernels to torch"):
+        fuse(module, COMPILED)
+
+
+def written(folder, **fields):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def test_models_that_liger_does_not_know_are_refused_before_they_are_loaded(tmp_path, monkeypatch):
+    present, found = [object()], kernels.importlib.util.find_spec
+    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name, *of: present[0] if name == "liger_kernel" else found(name, *of))
+    gpt2 = written(tmp_path / "gpt2", model_type="gpt2")
+    with pytest.raises(StageError, match=r"kernels liger are for gemma, llama, .* this model is a gpt2: set kernels to compiled or torch"):
+        refuse(gpt2, LIGER)
+    refuse(gpt2, COMPILED)
+    with pytest.raises(StageError, match="kernels liger compute silu in a llama, and this model's activation is gelu"):
+        refuse(written(tmp_path / "gelu", model_type="llama", hidden_act="gelu"), LIGER)
+    for architecture in ACTIVATIONS:
+        refuse(written(tmp_path / architecture, model_type=architecture), LIGER)
+    present[0] = None
+    with pytest.raises(StageError, match="liger-kernel is not installed: run `make setup`, or set kernels to torch"):
+        refuse(written(tmp_path / "plain", model_type="llama"), LIGER)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("liger_kernel") is None or find_spec("triton") is None, reason="liger-kernel or triton is not installed")
+def test_ligers_kernels_give_the_same_values_and_gradients():
+    """In Triton's interpreter, which a process has to be started with."""
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    answer = subprocess.run([sys.executable, kernel_lab.__file__], env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    found = json.loads(answer.stdout.splitlines()[-1])
+    assert set(found) == {" ".join(case) for case in kernel_lab.cases()}
+    for case, numbers in found.items():
+        assert numbers["values"] < 1e-5 and numbers["gradients"] < 1e-5, case
+        assert numbers["norms"] >= 4 and numbers["mlps"] == 2 and numbers["rotated"] == 2 and numbers["untouched"], case
