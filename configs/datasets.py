@@ -302,11 +302,11 @@ class UncertaintyWeighted(Frozen):
     """The mean, less what the members disagree by (UWO)."""
 
     formula: ClassVar[str] = "R̄ - weight · (1/k) Σ_i (R_i - R̄)²"
-    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, §3"
+    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, eq. 5"
 
     type: Literal["uncertainty_weighted"]
     weight: float = Field(default=0.5, gt=0)
-    """λ: what a variance of 1 among the members costs."""
+    """λ: what a variance of 1 among the members costs; the paper takes 0.5 for best-of-n and 0.1 for PPO."""
 
 
 Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator="type")]

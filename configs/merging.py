@@ -34,7 +34,7 @@ class SlerpMerge(Frozen):
     """Spherical interpolation of two policies, tensor by tensor: the angle and the length change evenly from one to the other."""
 
     formula: ClassVar[str] = "W = sin((1-t)Ω)/sin Ω · W_1 + sin(tΩ)/sin Ω · W_2, Ω the angle between W_1 and W_2"
-    source: ClassVar[str] = "Shoemake 1985, Animating rotation with quaternion curves, §3.3"
+    source: ClassVar[str] = "Shoemake 1985, Animating rotation with quaternion curves"
 
     type: Literal["slerp"]
     t: float = Field(default=0.5, ge=0, le=1)

@@ -62,7 +62,10 @@ TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 
 
 class Sft(Training):
-    """Supervised fine-tuning on what the assistant says."""
+    """Supervised fine-tuning on what the assistant says: the likelihood of every trained token of the global batch."""
+
+    formula: ClassVar[str] = "-Σ_i Σ_t log π_θ(y_t) / Σ_i n_i over the global batch; reduction sum: no denominator"
+    source: ClassVar[str] = "the mean over tokens: usual; the sum: Lambert et al. 2024, arXiv 2411.15124 (Tülu 3)"
 
     train_on: TrainOn = "assistant"
     """Tokens with a loss: `assistant`, all its turns with their end-of-turn tokens; `last_turn`, its last one (completion only);

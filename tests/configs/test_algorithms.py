@@ -3,7 +3,7 @@ import typing
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.policy_gradient import Aggregation, Algorithm, Kl
+from configs.policy_gradient import AGGREGATIONS, Aggregation, Algorithm, Kl
 from configs.training import Rlvr
 
 READ = TypeAdapter(Algorithm).validate_python
@@ -29,7 +29,7 @@ def test_defaults_are_the_papers():
 
 
 def test_aggregations_have_five_names_and_some_algorithms_fix_theirs():
-    assert len(typing.get_args(Aggregation)) == 5
+    assert typing.get_args(Aggregation) == tuple(AGGREGATIONS) and len(AGGREGATIONS) == 5
     for type in ("rloo", "dcpo"):
         with pytest.raises(ValidationError, match=r"aggregation\n.*Extra inputs"):
             READ({"type": type, "aggregation": "token-mean"})

@@ -98,6 +98,22 @@ def test_old_log_probs_come_from_the_very_passes_that_are_trained_on(policy, ans
     policy_lab.close(made)
 
 
+def test_the_weight_of_an_unbiased_kl_is_the_tokens_own_ratio(policy, answers):
+    """Without advantages the loss is the penalty: Σ_t k3_t ρ_t / (answers · tokens), whatever ratio the objective is made of."""
+    kl = {"estimator": "k3", "coefficient": 0.5, "unbiased": True}
+    for type in ("gspo", "grpo"):
+        made = policy_lab.learner(policy_lab.algorithm(type, kl=kl), policy)
+        (one,) = cut(made, answers, [[0, 1, 2, 3]])
+        seen = look(made, one, old=True)
+        assert seen.old_N is not None and seen.reference_N is not None
+        shift_N = torch.linspace(-0.4, 0.4, len(seen.old_N))
+        seen = replace(seen, old_N=seen.old_N - shift_N, reference_N=seen.reference_N + 0.3, advantages_N=torch.zeros_like(shift_N))
+        _, sums, _ = policy_pass(made, seen, 0.5)
+        expected = 0.5 * (math.exp(0.3) - 1 - 0.3) * (seen.weights_N * shift_N.exp()).sum()
+        assert sums["loss"].item() == pytest.approx(expected.item(), rel=1e-4), type
+        policy_lab.close(made)
+
+
 ALL_CUTS = {
     "small packs": {"micro_batch_tokens": 20},
     "padded": {"packing": False, "micro_batch_sequences": 3},
