@@ -437,7 +437,7 @@ class _Building:
                 if detail["type"] == "too_short" and any(other["loc"][: len(loc)] == loc != other["loc"] for other in details):
                     continue  # a list counts as short when its items have problems
                 place = tuple(part for part in detail["loc"] if part in _parts(body))
-                shown = "".join(f"{part}." for part in detail["loc"])[:-1]
+                shown = ".".join(map(str, detail["loc"]))
                 has = f"; a {declaration.kind} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
                 self._complain(name, place, f"{shown}: {_said(detail, has)}" if shown else _said(detail, has))
             return None

@@ -184,6 +184,7 @@ def score_by_model(
     import torch
 
     from stages.core.batches import Unit, collate, document, plan_step
+    from stages.core.logprobs import probe_isolation
     from stages.engines.models import frozen, load_reward_model
 
     chat = Chat(payload)
@@ -207,6 +208,7 @@ def score_by_model(
     device = torch.device(job.numerics.device)
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
     module = frozen(load_reward_model(payload, job.numerics), device, dtype)
+    probe_isolation(module, job.numerics, device)
     done = 0
     with torch.no_grad():
         for micro in plan_step(units, 0, 1, job.numerics):

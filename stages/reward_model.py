@@ -26,6 +26,7 @@ from data.artifacts import write_json, write_rows
 from data.chat import Chat
 from stages.core import calibration, losses
 from stages.core.batches import Unit, collate, plan_step, step_rows, steps_per_epoch
+from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_reward_model
 from stages.engines.rows import gather, pairs, preference, to_units
@@ -45,6 +46,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     module = load_reward_model(base.payload, numerics, config.lora, config.seed, pad_token_id=chat.pad_id)
     init_head(module.model.score, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
+    probe_isolation(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "last": {"loss": float("nan")}}
 

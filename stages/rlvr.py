@@ -129,6 +129,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
         total = config.steps * algorithm.updates
         critic = Trainer(module, optimizer=algorithm.critic.optimizer, total_steps=total, name="critic", **settings)
+        probe_isolation(critic.module, numerics, critic.device)
     return Learner(
         algorithm=algorithm,
         trainer=trainer,

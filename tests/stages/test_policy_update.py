@@ -29,11 +29,6 @@ IN_REWARD = {"kl": {"estimator": "k1", "where": "reward", "coefficient": 0.1, "a
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
 def answers(policy):
     return policy_lab.made_answers(load_policy(policy, Numerics()))
 

@@ -21,11 +21,6 @@ from stages.preference_train import Example, Objective, comparisons, documents_o
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
 def other(tmp_path_factory):
     return models.tiny_policy(tmp_path_factory.mktemp("other"), seed=1)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from models import a_job, config_of, curve, dataset, tiny_policy
+from models import a_job, config_of, curve, dataset
 from torch import nn
 
 from configs.execution import Numerics
@@ -15,11 +15,6 @@ from stages.job import StageError
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 def preference(number, answers, strength=None):

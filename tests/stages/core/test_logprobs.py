@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from configs.execution import Numerics
 from stages.core.attention import Span, register, spans_of, varlen_attention
 from stages.core.batches import collate, document
-from stages.core.logprobs import IsolationError, PolicyModule, ScoreHead, _TokenLogps, probe_isolation
+from stages.core.logprobs import IsolationError, PolicyModule, RewardModule, ScoreHead, ValueModule, _TokenLogps, probe_isolation
 
 DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2]), document([20, 21, 22, 23], [24, 2])]
 UNITS = [(doc,) for doc in DOCS]
@@ -172,6 +172,23 @@ def test_the_probe_catches_a_leak_between_documents(llama):
 
     with pytest.raises(IsolationError, match="packing: false"):
         probe_isolation(Leaking(llama, 1024), SDPA, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", [RewardModule, ValueModule])
+def test_scores_and_values_are_probed_too(llama, kind):
+    class Leaking(kind):
+        def forward(self, batch):
+            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
+            return super().forward(batch)
+
+    torch.manual_seed(0)
+    config = copy.deepcopy(llama.config)
+    config.num_labels, config.pad_token_id = 1, 0
+    model = LlamaForSequenceClassification(config).eval()
+    for numerics in (SDPA, PADDED):
+        probe_isolation(kind(copy.deepcopy(model)), numerics, torch.device("cpu"))
+    with pytest.raises(IsolationError, match="packing: false"):
+        probe_isolation(Leaking(model), SDPA, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
