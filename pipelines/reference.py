@@ -114,7 +114,7 @@ def _overview() -> str:
 
 
 def _stage(declaration: Declaration) -> str:
-    lines = [f"## {declaration.kind}", "", _text(declaration.config), ""]
+    lines = [f"## {declaration.kind}", "", _text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
         facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
         gate = "; its rows must have passed decontamination" if name in declaration.trains_on else ""
@@ -124,7 +124,15 @@ def _stage(declaration: Declaration) -> str:
 
 
 def _config(config: type[Frozen]) -> str:
-    return "\n".join([f"### {config.__name__}", "", _text(config), "", *_fields(config)])
+    return "\n".join([f"### {config.__name__}", "", _text(config), "", *_formula(config), *_fields(config)])
+
+
+def _formula(config: type[Frozen]) -> list[str]:
+    """What a method computes, and where that comes from."""
+    if "formula" not in vars(config):
+        return []
+    formula, source = getattr(config, "formula"), getattr(config, "source")  # noqa: B009 - `Frozen` itself has none
+    return [f"`{' '.join(formula.split())}` ({source})", ""]
 
 
 def _fields(config: type[Frozen]) -> list[str]:
