@@ -9,8 +9,10 @@ from torch import nn
 
 from configs.execution import Numerics
 from data.artifacts import read_rows
+from data.chat import Chat
 from stages import reward_model
-from stages.core.batches import document
+from stages.core.batches import collate, document
+from stages.engines.models import load_reward_model
 from stages.job import StageError
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,17 @@ def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, p
     stats = json.loads((job.out / "payload" / "reward_stats.json").read_text())
     assert stats["mean"] == pytest.approx(sum(every) / len(every)) == metrics["held_out_reward_mean"]
     assert metrics["held_out_margin"] == pytest.approx(sum(one["chosen"] - one["rejected"] for one in lines) / len(lines))
+
+
+def test_the_better_answer_gets_the_higher_score(tmp_path, policy):
+    """From the artifact and the rows alone: whoever mixes sides up does so in his metrics too."""
+    rows = [ranked(number) for number in range(12)]
+    _, job = trained(tmp_path, policy, rows, holdout=0.0, epochs=4)
+    chat, module = Chat(policy.payload), load_reward_model(job.out / "payload", Numerics())
+    documents = [(document(*chat.answer(row["messages"], answer["text"])),) for row in rows for answer in row["answers"]]
+    with torch.no_grad():
+        scores = module(collate(documents, Numerics(), chat.pad_id)).view(-1, 3)
+    assert (scores[:, 0] > scores[:, 1]).all() and (scores[:, 1] > scores[:, 2]).all()
 
 
 def test_margins_and_strengths_reach_the_loss_and_no_cut_of_the_batch_changes_it(tmp_path, policy):
