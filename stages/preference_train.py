@@ -134,24 +134,43 @@ def train_step(trainer: Trainer, objective: Objective, batch: Sequence[Example],
     """One optimizer step; returns means over the global batch, with `loss_at_reference` when a check is asked for."""
     z0, extra, sides = 0.0, {}, {}
     if isinstance(objective.loss, Kto):
-        own, count = objective.mismatched_ratios(batch, trainer.rank, trainer.world_size)
-        z0 = max(0.0, trainer.sum(own)[0] / count) if count else 0.0
+        z0 = reference_point(objective, batch, trainer.rank, trainer.world_size, lambda own: trainer.sum(own)[0])
         good = sum(example.label == 1 for example in batch)
         extra, sides = {"kl": z0, "desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
+    totals = add_gradient(objective, batch, z0, trainer.backward, trainer.rank, trainer.world_size, check)
+    stats = trainer.step()
+    summed = trainer.sum(*torch.stack(list(totals.values())).tolist())  # one look at the device for all
+    return means(dict(zip(totals, summed, strict=True)), len(batch), sides) | extra, stats
+
+
+def reference_point(objective: Objective, batch: Sequence[Example], rank: int, world_size: int, total: Callable[[float], float]) -> float:
+    """KTO's z₀: the mean log-ratio of mismatched answers over the whole global batch, at least 0; `total` sums over ranks."""
+    own, count = objective.mismatched_ratios(batch, rank, world_size)
+    return max(0.0, total(own) / count) if count else 0.0
+
+
+def add_gradient(
+    objective: Objective,
+    batch: Sequence[Example],
+    z0: float,
+    backward: Callable[[Tensor], None],
+    rank: int,
+    world_size: int,
+    check: bool = False,
+) -> dict[str, Tensor]:
+    """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics."""
     totals: dict[str, Tensor] = {}
-    for micro in plan_step([example.unit for example in batch], trainer.rank, trainer.world_size, objective.numerics):
+    for micro in plan_step([example.unit for example in batch], rank, world_size, objective.numerics):
         examples = [batch[i] for i in micro.units]
         labels = [example.label for example in examples]
         answers = objective.answers([example.unit for example in examples])
         loss, sums = objective.measure(answers, labels, z0)
-        trainer.backward(loss * micro.weight / len(batch))
+        backward(loss * micro.weight / len(batch))
         if check:
             sums["loss_at_reference"] = objective.measure(answers.at_reference(), labels, 0.0)[0]
         for name, value in {"loss": loss.detach(), **sums}.items():
             totals[name] = totals.get(name, 0.0) + value.double() * micro.weight
-    stats = trainer.step()
-    summed = trainer.sum(*torch.stack(list(totals.values())).tolist())  # one look at the device for all
-    return means(dict(zip(totals, summed, strict=True)), len(batch), sides) | extra, stats
+    return totals
 
 
 def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

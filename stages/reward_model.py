@@ -15,17 +15,20 @@ import math
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.training import RewardModel
+from configs.execution import Numerics
+from configs.training import BradleyTerry, RewardModel
 from data.artifacts import write_json, write_rows
 from data.chat import Chat
 from stages.core import calibration, losses
-from stages.core.batches import Unit, collate, plan_step, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, Unit, collate, plan_step, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.models import load_reward_model
@@ -53,15 +56,8 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     for step in range(state["step"], total):
         started = time.monotonic()
         batch = [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
-        sums: dict[str, torch.Tensor] = {}
-        for micro in plan_step([unit for _, unit in batch], trainer.rank, trainer.world_size, numerics):
-            mine = [batch[i] for i in micro.units]
-            chosen_P, rejected_P = score_pairs(trainer, [unit for _, unit in mine], job, chat)
-            margin_P, strength_P = (labels.to(trainer.device) for labels in targets([row for row, _ in mine], config.loss.margin_weight))
-            loss, parts = losses.bradley_terry(chosen_P, rejected_P, margin_P, strength_P, config.loss.centering)
-            trainer.backward(loss * micro.weight / len(batch))
-            for name, value in {"loss": loss.detach(), **parts}.items():
-                sums[name] = sums.get(name, 0.0) + value.double() * micro.weight
+        score = partial(score_pairs, trainer.module, trainer.device, numerics, chat)
+        sums = add_gradient(config.loss, batch, score, trainer.backward, trainer.rank, trainer.world_size, numerics)
         stats = trainer.step()
         names = sorted(sums)
         summed = trainer.sum(*torch.stack([sums[name] for name in names]).tolist())  # one look at the device for all
@@ -128,10 +124,33 @@ def targets(rows: list[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
     return torch.tensor(margins), torch.tensor(strengths)
 
 
-def score_pairs(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> tuple[Tensor, Tensor]:
+def add_gradient(
+    loss: BradleyTerry,
+    batch: list[Example],
+    score: Callable[[list[Unit]], tuple[Tensor, Tensor]],
+    backward: Callable[[Tensor], None],
+    rank: int,
+    world_size: int,
+    numerics: Numerics,
+) -> dict[str, Tensor]:
+    """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics."""
+    sums: dict[str, Tensor] = {}
+    for micro in plan_step([unit for _, unit in batch], rank, world_size, numerics):
+        mine = [batch[i] for i in micro.units]
+        chosen_P, rejected_P = score([unit for _, unit in mine])
+        margin_P, strength_P = (labels.to(chosen_P.device) for labels in targets([row for row, _ in mine], loss.margin_weight))
+        value, parts = losses.bradley_terry(chosen_P, rejected_P, margin_P, strength_P, loss.centering)
+        backward(value * micro.weight / len(batch))
+        for name, part in {"loss": value.detach(), **parts}.items():
+            sums[name] = sums.get(name, 0.0) + part.double() * micro.weight
+    return sums
+
+
+def score_pairs(
+    module: Callable[[MicroBatch], Tensor], device: torch.device, numerics: Numerics, chat: Chat, units: list[Unit]
+) -> tuple[Tensor, Tensor]:
     """(scores of chosen, scores of rejected), each of shape (P,); both sides share one forward pass."""
-    batch = collate(units, job.numerics, chat.pad_id).to(trainer.device)
-    scores_D = trainer.module(batch)
+    scores_D = module(collate(units, numerics, chat.pad_id).to(device))
     return scores_D[0::2], scores_D[1::2]
 
 
@@ -140,7 +159,7 @@ def score_all(trainer: Trainer, units: list[Unit], job: Job, chat: Chat) -> list
     """(score of chosen, score of rejected) of every pair; the same on every rank."""
     flat = [0.0] * (2 * len(units))
     for micro in plan_step(units, trainer.rank, trainer.world_size, job.numerics):
-        chosen_P, rejected_P = score_pairs(trainer, [units[i] for i in micro.units], job, chat)
+        chosen_P, rejected_P = score_pairs(trainer.module, trainer.device, job.numerics, chat, [units[i] for i in micro.units])
         if micro.weight:
             for i, chosen, rejected in zip(micro.units, chosen_P.tolist(), rejected_P.tolist(), strict=True):
                 flat[2 * i], flat[2 * i + 1] = chosen, rejected

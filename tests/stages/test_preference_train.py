@@ -12,12 +12,12 @@ from data import records
 from data.artifacts import Input
 from data.chat import Chat
 from stages import preference_train, reference_logprobs
-from stages.core.batches import collate, document, plan_step
+from stages.core.batches import collate, document
 from stages.engines.models import load_policy
 from stages.engines.reference import content_key, online
 from stages.engines.rows import to_units
 from stages.job import StageError
-from stages.preference_train import Example, Objective, comparisons, documents_of
+from stages.preference_train import Example, Objective, add_gradient, comparisons, documents_of, reference_point
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +86,12 @@ def gradient(tmp_path_factory, policy, other):
             if name == "kto":
                 parts = [objective.mismatched_ratios(batch, rank, ranks) for rank in range(ranks)]
                 assert {count for _, count in parts} == {len(batch)}
-                z0 = max(0.0, sum(own for own, _ in parts) / len(batch))
+                everything = sum(own for own, _ in parts)
+                (z0,) = {reference_point(objective, batch, rank, ranks, lambda own: everything) for rank in range(ranks)}
+                assert reference_point(objective, batch, 0, ranks, lambda own: -everything) == 0
             total = 0.0
             for rank in range(ranks):
-                for micro in plan_step(units, rank, ranks, numerics):
-                    given = objective.answers([units[i] for i in micro.units])
-                    loss, _ = objective.measure(given, [batch[i].label for i in micro.units], z0)
-                    (loss * micro.weight / len(batch)).backward()
-                    total += loss.item() * micro.weight / len(batch)
+                total += add_gradient(objective, batch, z0, torch.Tensor.backward, rank, ranks)["loss"].item() / len(batch)
             flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
             known[name, cut] = total, z0, flat
         return known[name, cut]

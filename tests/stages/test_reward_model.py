@@ -1,6 +1,7 @@
 """The stage in this process: what it trains on, what it holds out, and what it says of itself."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -8,12 +9,14 @@ from models import a_job, config_of, curve, dataset
 from torch import nn
 
 from configs.execution import Numerics
+from configs.training import BradleyTerry
 from data.artifacts import read_rows
 from data.chat import Chat
 from stages import reward_model
 from stages.core.batches import collate, document
 from stages.engines.models import load_reward_model
 from stages.job import StageError
+from stages.reward_model import add_gradient, init_head, score_pairs
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}
@@ -76,6 +79,24 @@ def test_the_better_answer_gets_the_higher_score(tmp_path, policy):
     with torch.no_grad():
         scores = module(collate(documents, Numerics(), chat.pad_id)).view(-1, 3)
     assert (scores[:, 0] > scores[:, 1]).all() and (scores[:, 1] > scores[:, 2]).all()
+
+
+def test_the_shares_of_any_number_of_ranks_add_up_to_one_gradient(policy):
+    """Five pairs among two and three ranks: some make a pass that must not count."""
+    rows = [{"margin": 0.5 * number, "strength": 0.6 + 0.1 * number} for number in range(5)]
+    pairs = [(document([5, 6], [7] * (1 + number) + [2]), document([5, 6], [8, 2])) for number in range(5)]
+    chat, loss, found = Chat(policy.payload), BradleyTerry(type="bradley_terry", margin_weight=1.0, centering=0.01), {}
+    for ranks, numerics in ((1, Numerics()), (2, Numerics(micro_batch_tokens=12)), (3, Numerics(packing=False, micro_batch_sequences=2))):
+        module = load_reward_model(policy.payload, numerics, pad_token_id=chat.pad_id)
+        init_head(module.model.score, seed=1)
+        score = partial(score_pairs, module, torch.device("cpu"), numerics, chat)
+        batch = list(zip(rows, pairs, strict=True))
+        sums = [add_gradient(loss, batch, score, torch.Tensor.backward, rank, ranks, numerics) for rank in range(ranks)]
+        flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
+        found[ranks] = flat, sum(one["loss"].item() for one in sums), sum(one["margin"].item() for one in sums)
+    for ranks in (2, 3):
+        assert torch.allclose(found[ranks][0], found[1][0], atol=1e-5 * float(found[1][0].abs().max()) + 1e-7)
+        assert found[ranks][1:] == pytest.approx(found[1][1:], rel=1e-5)
 
 
 def test_margins_and_strengths_reach_the_loss_and_no_cut_of_the_batch_changes_it(tmp_path, policy):
