@@ -14,6 +14,7 @@ from data.artifacts import read_rows
 from data.chat import Chat
 from stages import reward_model
 from stages.core.batches import collate, document
+from stages.core.logprobs import IsolationError
 from stages.engines.models import load_reward_model
 from stages.job import StageError
 from stages.reward_model import add_gradient, init_head, score_pairs
@@ -68,6 +69,16 @@ def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, p
     stats = json.loads((job.out / "payload" / "reward_stats.json").read_text())
     assert stats["mean"] == pytest.approx(sum(every) / len(every)) == metrics["held_out_reward_mean"]
     assert metrics["held_out_margin"] == pytest.approx(sum(one["chosen"] - one["rejected"] for one in lines) / len(lines))
+
+
+def test_nothing_is_trained_before_isolation_is_proved(tmp_path, policy, monkeypatch):
+    def leaks(*_):
+        raise IsolationError("they see each other")
+
+    monkeypatch.setattr(reward_model, "probe_isolation", leaks)
+    with pytest.raises(IsolationError):
+        trained(tmp_path, policy, [ranked(number) for number in range(4)], holdout=0.0)
+    assert not (tmp_path / "curve.jsonl").exists()
 
 
 def test_the_better_answer_gets_the_higher_score(tmp_path, policy):
