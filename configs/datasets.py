@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
-from configs.frozen import Dtype, Frozen, Many
+from configs.frozen import Arrived, Dtype, Frozen, Many
 from configs.stores import ObjectUrl
 from configs.training import Sampling
 
@@ -302,11 +302,11 @@ class UncertaintyWeighted(Frozen):
     """The mean, less what the members disagree by (UWO)."""
 
     formula: ClassVar[str] = "R̄ - weight · (1/k) Σ_i (R_i - R̄)²"
-    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, §3"
+    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, eq. 5"
 
     type: Literal["uncertainty_weighted"]
     weight: float = Field(default=0.5, gt=0)
-    """λ: what a variance of 1 among the members costs."""
+    """λ: what a variance of 1 among the members costs; the paper takes 0.5 for best-of-n and 0.1 for PPO."""
 
 
 Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator="type")]
@@ -324,10 +324,26 @@ class Judge(Frozen):
     """Compute dtype of the reward models."""
 
     @model_validator(mode="after")
+    def something_is_asked(self) -> "Judge":
+        if self.verifier_weight == 0 and self.reward_weight == 0:
+            raise ValueError("verifier_weight and reward_weight are both 0, so that no answer gets a score: raise one of them")
+        return self
+
+    @model_validator(mode="after")
     def an_ensemble_has_weight(self) -> "Judge":
         if self.reward_weight == 0 and self.ensemble.type != "mean":
             raise ValueError(f"ensemble {self.ensemble.type} combines rewards, and reward_weight is 0: raise it, or leave ensemble out")
         return self
+
+
+def judge_problem(config: Judge, arrived: Arrived) -> str | None:
+    """Why these reward models cannot judge as the config says, or None."""
+    given = list(arrived.get("reward_models", {}))
+    if given and config.reward_weight == 0:
+        return f"reward_models is {', '.join(given)}, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out"
+    if given and len(given) < 2 and config.ensemble.type != "mean":
+        return f"ensemble {config.ensemble.type} needs 2 reward models or more, not 1 ({given[0]}): name others, or leave ensemble out"
+    return None
 
 
 class Pair(Frozen):
@@ -362,6 +378,15 @@ class Overoptimization(Frozen):
     resamples: int = Field(default=2000, ge=100)
     """Bootstrap resamples of prompts behind each 95 % interval."""
     seed: int = Field(default=0, ge=0)
+
+
+def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str | None:
+    """Why there is nothing to measure by these judgments, or None."""
+    for port in ("judgments", "gold"):
+        for label, given in arrived.get(port, {}).items():
+            if isinstance(given.config, Judge) and given.config.reward_weight == 0:
+                return f"{port} {label} holds no rewards, its reward_weight is 0: raise it there, and give it reward models"
+    return None
 
 
 class Evaluate(Frozen):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from configs import datasets, merging, training
-from configs.frozen import Frozen
+from configs.frozen import Arrived, Frozen
 
 ArtifactType = Literal[
     "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"
@@ -28,10 +28,6 @@ class Port:
 
 def port(*types: ArtifactType, many: bool = False, optional: bool = False) -> Port:
     return Port(frozenset(types), many, optional)
-
-
-Arrived = Mapping[str, Mapping[str, str]]
-"""Port → label → type of the artifact."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +106,7 @@ DECLARATIONS: dict[str, Declaration] = {
             output=gives("judgment"),
             engine="torch",
             needs=lambda config: frozenset({"reward_models"} if config.reward_weight else ()),
+            problem=datasets.judge_problem,
         ),
         Declaration(
             kind="pair",
@@ -124,6 +121,7 @@ DECLARATIONS: dict[str, Declaration] = {
             config=datasets.Overoptimization,
             inputs={"judgments": port("judgment"), "gold": port("judgment", optional=True)},
             output=gives("report"),
+            problem=datasets.overoptimization_problem,
         ),
         Declaration(
             kind="reward_model",
@@ -169,6 +167,7 @@ DECLARATIONS: dict[str, Declaration] = {
             output=gives("policy"),
             engine="deepspeed+vllm",
             trains_on=frozenset({"prompts"}),
+            problem=training.rlvr_problem,
         ),
         Declaration(
             kind="merge",

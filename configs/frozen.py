@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ModelWrapValidatorHandler, model_validator
@@ -10,9 +12,9 @@ Dtype = Literal["bf16", "fp32"]
 
 
 class Frozen(BaseModel):
-    """Immutable, strict, closed: unknown keys and silently coerced types are errors."""
+    """Immutable, strict, closed: unknown keys, silently coerced types and numbers that are none are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -28,6 +30,19 @@ class Frozen(BaseModel):
                 raise ValueError(f"{name} is {getattr(made, name)} now, not {expected}: the file behind it has changed")
         return made
 
+
+@dataclass(frozen=True)
+class Given:
+    """What arrives at a port of a stage."""
+
+    type: str
+    """Of the artifact."""
+    config: Frozen
+    """Of the stage that makes it."""
+
+
+Arrived = Mapping[str, Mapping[str, Given]]
+"""Port → label → what arrives."""
 
 T = TypeVar("T")
 

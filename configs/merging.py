@@ -1,12 +1,11 @@
 """Identity of a merge: one policy made of the weights of several, without training."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from configs.frozen import Frozen
+from configs.frozen import Arrived, Frozen
 
 
 class LinearMerge(Frozen):
@@ -34,7 +33,7 @@ class SlerpMerge(Frozen):
     """Spherical interpolation of two policies, tensor by tensor: the angle and the length change evenly from one to the other."""
 
     formula: ClassVar[str] = "W = sin((1-t)Ω)/sin Ω · W_1 + sin(tΩ)/sin Ω · W_2, Ω the angle between W_1 and W_2"
-    source: ClassVar[str] = "Shoemake 1985, Animating rotation with quaternion curves, §3.3"
+    source: ClassVar[str] = "Shoemake 1985, Animating rotation with quaternion curves"
 
     type: Literal["slerp"]
     t: float = Field(default=0.5, ge=0, le=1)
@@ -51,8 +50,8 @@ class Merge(Frozen):
     """How weights of one name become one."""
 
 
-def merge_problem(config: Merge, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Why these inputs (port → label → type) cannot be merged as the config says, or None."""
+def merge_problem(config: Merge, arrived: Arrived) -> str | None:
+    """Why these inputs cannot be merged as the config says, or None."""
     given = list(arrived.get("policies", {}))
     if len(given) < 2:
         return f"a merge takes at least 2 policies, not {len(given)}: name more under `policies`"
@@ -60,5 +59,8 @@ def merge_problem(config: Merge, arrived: Mapping[str, Mapping[str, str]]) -> st
         case SlerpMerge() if len(given) != 2:
             return f"slerp takes exactly 2 policies, not {len(given)}: leave some out, or take `method: {{type: linear}}`"
         case LinearMerge(weights=weights) if weights and set(weights) != set(given):
-            return f"method.weights names {', '.join(sorted(weights))}, the policies are {', '.join(given)}: give each a weight"
+            unknown, without = sorted(set(weights) - set(given)), [label for label in given if label not in weights]
+            wrong = [f"names {', '.join(map(repr, unknown))}, which is no policy here"] if unknown else []
+            wrong += [f"lacks {', '.join(without)}"] if without else []
+            return f"method.weights {' and '.join(wrong)}: the policies are {', '.join(given)}; give each a weight (0 leaves one out)"
     return None

@@ -16,12 +16,24 @@ from configs.frozen import Frozen
 from configs.optimizer import Optimizer
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
+"""How the losses of tokens make one loss, over all D kept answers of an update; the names are those of verl."""
+AGGREGATIONS: dict[Aggregation, tuple[str, str]] = {
+    "token-mean": ("1 / Σ_i |y_i| · Σ_i Σ_t", "every token counts alike, so long answers count more"),
+    "seq-mean-token-mean": ("1 / D · Σ_i 1 / |y_i| Σ_t", "every answer counts alike, so tokens of long answers count less"),
+    "seq-mean-token-sum": ("1 / D · Σ_i Σ_t", "the mean of sums over answers: long answers count more"),
+    "seq-mean-token-sum-norm": ("1 / D · Σ_i 1 / max_tokens Σ_t", "the same over a constant, the most tokens that an answer may have"),
+    "token-sum": ("Σ_i Σ_t", "no denominator: the gradient grows with the batch"),
+}
+"""Name → (formula, what it means)."""
 Advantage = Literal["normalised", "centred", "leave_one_out", "greedy", "smoothed", "return_to_go", "gae"]
 Ratio = Literal["token", "sequence_mean", "sequence_sum"]
 
 
 class AdaptiveKl(Frozen):
-    """The coefficient follows the KL: β ← β (1 + n/horizon · clip(KL/target - 1, ±0.2)) (Ziegler et al. 2019, arXiv 1909.08593, §2.2)."""
+    """The coefficient follows the KL that is measured, after every batch of n answers."""
+
+    formula: ClassVar[str] = "β ← β (1 + n / horizon · clip(KL / target - 1, ±0.2)), KL = mean_i Σ_t k1_t"
+    source: ClassVar[str] = "Ziegler et al. 2019, arXiv 1909.08593, §2.2"
 
     target: float = Field(default=6.0, gt=0)
     """KL of a whole answer to hold, in nats: the mean over answers of Σ_t δ_t."""
@@ -30,7 +42,10 @@ class AdaptiveKl(Frozen):
 
 
 class Kl(Frozen):
-    """A penalty on leaving the reference: k1 = δ, k2 = δ²/2, k3 = e^-δ - 1 + δ (Schulman 2020, joschu.net/blog/kl-approx.html)."""
+    """A penalty on leaving the reference, in the reward or in the loss of each token."""
+
+    formula: ClassVar[str] = "β k_t; k1 = δ, k2 = δ² / 2, k3 = e^(-δ) - 1 + δ, δ_t = log π_θ(y_t) - log π₀(y_t); unbiased: β ρ_t k_t"
+    source: ClassVar[str] = "Schulman 2020, joschu.net/blog/kl-approx.html; unbiased: DeepSeek-AI 2025, arXiv 2512.02556, §3.1"
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Of KL(policy ‖ reference) per token; |δ| is cut at 20. In the loss the gradient of k2 is that of the KL, k3's is biased, and
@@ -41,7 +56,7 @@ class Kl(Frozen):
     coefficient: float = Field(gt=0)
     """β; the first one where it adapts."""
     unbiased: bool = False
-    """In the loss: k1 or k3 times ρ, whose gradient is that of the KL (DeepSeek-V3.2, arXiv 2512.02556, §3.1)."""
+    """In the loss: k1 or k3 times the token's own ρ, whose gradient is that of the KL."""
     adaptive: AdaptiveKl | None = None
     """Without it the coefficient is fixed."""
 
@@ -55,10 +70,10 @@ class Kl(Frozen):
 
 
 class Correction(Frozen):
-    """The loss of a token times w = π_old(trainer) / π(sampler), bounded: sampler and trainer compute one policy differently.
+    """The loss of a token is weighed by w, bounded, since sampler and trainer compute one policy differently."""
 
-    Truncated: Yao et al. 2025 (TIS); masked: Ling Team 2025, arXiv 2510.18855 (IcePop).
-    """
+    formula: ClassVar[str] = "w = π_old(trainer) / π(sampler) of a token or an answer; min(max(w, low), high), or 0 out of bounds"
+    source: ClassVar[str] = "truncated: Yao et al. 2025 (TIS); masked: Ling Team 2025, arXiv 2510.18855 (IcePop)"
 
     level: Literal["token", "sequence"] = "token"
     """`sequence`: the product of an answer's ratios, the same for all its tokens."""
@@ -221,13 +236,14 @@ class Dcpo(Repeated):
     clip_high: float = Field(default=0.2, gt=0)
     """ε_high of |ρ - 1| π_θ(y_t)."""
     max_ratio: float = Field(default=10.0, gt=1)
-    """Largest upper bound of ρ."""
+    """Largest ρ that counts, whether the advantage is positive (as the upper bound) or negative (as a dual clip)."""
 
     formula: ClassVar[str] = (
-        "mean over prompts Σ_i mean_t -min(ρA, clip(ρ, ½ + ½√max(1 - 4ε_low/q, 0), ½ + ½√(1 + 4ε_high/q))A), q = π_old(y_t); "
+        "mean over prompts Σ_i mean_t -min(ρA, clip(ρ, ½ + ½√max(1 - 4ε_low/q, 0), ½ + ½√(1 + 4ε_high/q))A) with ρ ≤ 10, "
+        "q = π_old(y_t); "
         "A: of A_total/v + (v-1)/v A_new and (v-1)/v A_total + A_new/v at the v-th visit, the smaller one"
     )
-    source: ClassVar[str] = "Yang et al. 2025, arXiv 2509.02333, §3"
+    source: ClassVar[str] = "Yang et al. 2025, arXiv 2509.02333, eqs. 4 to 8"
     advantage: ClassVar[Advantage] = "smoothed"
     aggregation: ClassVar[str] = "seq-sum-token-mean"
 
@@ -254,7 +270,7 @@ class Remax(PolicyGradient):
     """How tokens make one loss."""
 
     formula: ClassVar[str] = "mean_i Σ_t -A_i log π_θ(y_t); A_i = R_i - R(greedy answer)"
-    source: ClassVar[str] = "Li et al. 2023, arXiv 2310.10505, algorithm 2"
+    source: ClassVar[str] = "Li et al. 2023, arXiv 2310.10505"
     advantage: ClassVar[Advantage] = "greedy"
 
 
@@ -270,7 +286,7 @@ class ReinforcePp(Clipped):
     """How tokens make one loss."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_t); A_t = whiten(Σ_{k≥t} γ^{k-t} r_k); r_t = -β k1_t, + R at the last token"
-    source: ClassVar[str] = "Hu 2025, arXiv 2501.03262, §3"
+    source: ClassVar[str] = "Hu et al. 2025, arXiv 2501.03262, eqs. 4 and 5"
     advantage: ClassVar[Advantage] = "return_to_go"
     whitened: ClassVar[bool] = True
 
@@ -285,7 +301,7 @@ class ReinforcePpBaseline(Clipped):
     """How tokens make one loss."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_i) + β k2_t; A_i = whiten(R_i - mean R)"
-    source: ClassVar[str] = "Hu 2025, arXiv 2501.03262, §3"
+    source: ClassVar[str] = "Hu et al. 2025, arXiv 2501.03262, eqs. 6 to 8"
     advantage: ClassVar[Advantage] = "centred"
     whitened: ClassVar[bool] = True
 

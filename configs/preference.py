@@ -93,7 +93,7 @@ class Cdpo(DivergenceLoss):
     """Conservative DPO: labels are wrong with probability ε."""
 
     formula: ClassVar[str] = "(1 - ε) ℓ(β(s_w - s_l)) + ε ℓ(-β(s_w - s_l))"
-    source: ClassVar[str] = "Mitchell 2023, A note on DPO with noisy preferences & relationship to IPO"
+    source: ClassVar[str] = "Mitchell 2023, A note on DPO with noisy preferences & relationship to IPO, eq. 3"
     type: Literal["cdpo"]
     epsilon: float = Field(default=0.1, ge=0, lt=0.5)
     """Share of pairs whose order is taken to be wrong."""
@@ -130,7 +130,7 @@ class DpoNorm(PairLoss):
 
 
 class IpoMean(PairLoss):
-    """Identity preference optimisation of log-ratios per token, the form that its authors report results with."""
+    """Identity preference optimisation of log-ratios per token, the form that TRL computes."""
 
     formula: ClassVar[str] = "(r_w / n_w - r_l / n_l - 1 / (2β))²"
     source: ClassVar[str] = "Azar et al. 2023, arXiv 2310.12036, eq. 17, per token"
@@ -198,14 +198,14 @@ class Simpo(PairLoss):
     beta: float = Field(default=2.0, gt=0)
     """Scale of the log-probabilities per token."""
     gamma: float = Field(default=1.0, ge=0)
-    """Target margin; the paper's γ / β lies between 0.3 and 0.55 at its best."""
+    """Target margin; the paper takes 0.3 to 1.6 for β of 2 to 2.5."""
 
 
 class Cpo(PairLoss):
     """Contrastive preference optimisation: DPO without a reference, plus the chosen answer's negative log-likelihood per token."""
 
     formula: ClassVar[str] = "ℓ(β(S_w - S_l)) - α S_w / n_w"
-    source: ClassVar[str] = "Xu et al. 2024, arXiv 2401.08417, eqs. 3 and 4; per token as in the authors' code"
+    source: ClassVar[str] = "Xu et al. 2024, arXiv 2401.08417, eq. 3 and the likelihood that it adds, here per token"
     reference_free: ClassVar[bool] = True
     type: Literal["cpo"]
     beta: float = Field(default=0.1, gt=0)
@@ -233,14 +233,14 @@ class Kto(Frozen):
     """
 
     formula: ClassVar[str] = "λ_D (1 - σ(β(r - z₀))) for good answers, λ_U (1 - σ(β(z₀ - r))) for bad ones"
-    source: ClassVar[str] = "Ethayarajh et al. 2024, arXiv 2402.01306, eqs. 7 and 8"
+    source: ClassVar[str] = "Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8 (eq. 7 of its first version)"
     reference_free: ClassVar[bool] = False
     takes_strength: ClassVar[bool] = False
     type: Literal["kto"]
     beta: float = Field(default=0.1, gt=0)
     """Strength of the hold on the reference."""
     desirable_weight: float = Field(default=1.0, gt=0)
-    """λ_D; the paper keeps λ_D n_D / (λ_U n_U) between 1 and 4/3."""
+    """λ_D; the paper keeps λ_D n_D / (λ_U n_U) between 1 and 3/2 (its first version: 4/3)."""
     undesirable_weight: float = Field(default=1.0, gt=0)
     """λ_U."""
     threshold: float = 0.5

@@ -25,17 +25,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
 from configs.datasets import Evaluate
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Document, Place, Problem, parse_value, read_document, secret_problem
-from configs.frozen import Frozen, digest
+from configs.frozen import Frozen, Given, digest
 from configs.graph import Edge, Graph, Node
 from configs.naming import MODEL_NAME, Model
 from configs.rounds import is_stage, unroll
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
 RECIPE_KEYS = {"description", "execution", "extends", "models", "reproduce", "stages"}
@@ -319,10 +322,10 @@ class _Building:
         for port_name in sorted(missing):
             makes = _any_of(declaration.inputs[port_name].types)
             self._complain(name, ("in",), f"input {port_name!r} is missing, which this config needs: name a stage that makes a {makes}")
-        by_label: dict[str, dict[str, str]] = {}
+        by_label: dict[str, dict[str, Given]] = {}
         for edge, source in sources:
-            by_label.setdefault(edge.port, {})[edge.label] = source.output
-        problem = declaration.problem(config, by_label)
+            by_label.setdefault(edge.port, {})[edge.label] = Given(source.output, source.config)
+        problem = None if missing else declaration.problem(config, by_label)
         if problem:
             self._complain(name, ("in",), problem)
         if missing or problem:
@@ -434,14 +437,9 @@ class _Building:
                 if detail["type"] == "too_short" and any(other["loc"][: len(loc)] == loc != other["loc"] for other in details):
                     continue  # a list counts as short when its items have problems
                 place = tuple(part for part in detail["loc"] if part in _parts(body))
-                shown = ".".join(str(part) for part in detail["loc"]) or "(whole stage)"
-                message = detail["msg"].removeprefix("Value error, ")
-                if detail["type"] == "extra_forbidden":
-                    has = f"; a {declaration.kind} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
-                    message = f"unknown key{has}"
-                elif detail["type"] != "missing" and not isinstance(detail["input"], dict):
-                    message = f"{message} (it is {detail['input']!r})"
-                self._complain(name, place, f"{shown}: {message}")
+                shown = ".".join(map(str, detail["loc"]))
+                has = f"; a {declaration.kind} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
+                self._complain(name, place, f"{shown}: {_said(detail, has)}" if shown else _said(detail, has))
             return None
 
     def _gate(self) -> None:
@@ -542,6 +540,25 @@ def _unroll(document: Document, stages: dict[str, Any], problems: list[Problem])
             problems.append(document.problem(place, f"two stages are named {twice}, one of them in a group of rounds: rename one"))
         found |= unrolled
     return found, groups
+
+
+def _said(detail: "ErrorDetails", has: str) -> str:
+    """What pydantic found, in the words of a recipe; `has` is said of an unknown key."""
+    given = detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"unknown key{has}"
+        case "union_tag_invalid":
+            known = detail.get("ctx", {})
+            return f"type {known.get('tag')!r} is none of {str(known.get('expected_tags')).replace(chr(39), '')}"
+        case "union_tag_not_found":
+            return "`type` is missing, which says which one it is: write {type: ...}"
+        case "model_type" | "model_attributes_type" if isinstance(given, str):
+            return f"{given!r} stands where a mapping must: write {{type: {given}, ...}}, or its fields"
+        case "model_type" | "model_attributes_type":
+            return f"{given!r} stands where a mapping must: write its fields in braces, or leave it out"
+    message = detail["msg"].removeprefix("Value error, ")
+    return message if detail["type"] == "missing" or isinstance(given, dict) else f"{message} (it is {given!r})"
 
 
 def _any_of(types: frozenset[str]) -> str:

@@ -4,12 +4,11 @@ Quantities are effective ones: a global batch is the number of sequences (or pai
 ranks. How a batch is cut into ranks and micro-batches is execution (`configs/execution.py`) and changes no field here.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.frozen import Dtype, Frozen, Many
+from configs.frozen import Arrived, Dtype, Frozen, Many
 from configs.optimizer import Optimizer
 from configs.policy_gradient import Algorithm, Ppo
 from configs.preference import Kto, PreferenceLoss
@@ -62,7 +61,10 @@ TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 
 
 class Sft(Training):
-    """Supervised fine-tuning on what the assistant says."""
+    """Supervised fine-tuning on what the assistant says: the likelihood of every trained token of the global batch."""
+
+    formula: ClassVar[str] = "-Σ_i Σ_t log π_θ(y_t) / Σ_i n_i over the global batch; reduction sum: no denominator"
+    source: ClassVar[str] = "the mean over tokens: usual; the sum: Lambert et al. 2024, arXiv 2411.15124 (Tülu 3)"
 
     train_on: TrainOn = "assistant"
     """Tokens with a loss: `assistant`, all its turns with their end-of-turn tokens; `last_turn`, its last one (completion only);
@@ -119,16 +121,23 @@ class PreferenceTrain(Training):
         return self
 
 
-def reference_problem(config: PreferenceTrain, arrived: Mapping[str, Mapping[str, str]]) -> str | None:
-    """Why the loss cannot take its `reference` (port → label → type), or None."""
-    given = set(arrived.get("reference", {}).values())
-    if given and config.loss.reference_free:
-        return f"the loss {config.loss.type} has no reference: leave the input `reference` out"
-    if "logprobs" in given and isinstance(config.loss, Kto):
-        return (
-            "kto estimates its KL on answers after prompts that are not their own, which `reference_logprobs` has not seen: "
-            "name a policy as the reference"
-        )
+def reference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
+    """Why the loss cannot take its `reference`, or None."""
+    for given in arrived.get("reference", {}).values():
+        if config.loss.reference_free:
+            return f"the loss {config.loss.type} has no reference: leave the input `reference` out"
+        if not isinstance(given.config, ReferenceLogprobs):
+            continue
+        if isinstance(config.loss, Kto):
+            return (
+                "kto estimates its KL on answers after prompts that are not their own, which `reference_logprobs` has not seen: "
+                "name a policy as the reference"
+            )
+        if given.config.dtype != config.dtype:
+            return (
+                f"`reference` is computed in {given.config.dtype} and the training in {config.dtype}, so that rounding would pass for "
+                "preference: give both one dtype"
+            )
     return None
 
 
@@ -171,6 +180,16 @@ class Rlvr(Frozen):
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
+    def rollouts_are_of_the_trained_distribution(self) -> "Rlvr":
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0: all answers to a prompt would be equal; it must be above 0, e.g. 1.0")
+        if self.sampling.top_p != 1:
+            raise ValueError(
+                f"sampling.top_p is {self.sampling.top_p}: it must be 1, or rollouts come from another distribution than is trained"
+            )
+        return self
+
+    @model_validator(mode="after")
     def batch_is_enough(self) -> "Rlvr":
         algorithm = self.algorithm
         if algorithm.compares and self.samples_per_prompt < 2:
@@ -185,3 +204,13 @@ class Rlvr(Frozen):
                 f"critic.warmup_steps {algorithm.critic.warmup_steps} leaves none of {self.steps} steps to the policy: lower it"
             )
         return self
+
+
+def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
+    """Why the algorithm has no use for an input, or None."""
+    algorithm = config.algorithm
+    if arrived.get("reference") and algorithm.kl is None:
+        return f"a reference is given, and {algorithm.type} has no kl to measure to it: set algorithm.kl, or leave the input out"
+    if arrived.get("value") and not isinstance(algorithm, Ppo):
+        return f"a value model is given, and {algorithm.type} has none: take algorithm ppo, or leave the input out"
+    return None

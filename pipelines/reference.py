@@ -3,6 +3,7 @@
 import inspect
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -11,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from configs.declarations import DECLARATIONS, Declaration
 from configs.frozen import Frozen
+from configs.policy_gradient import AGGREGATIONS, AdaptiveKl
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEAD = """# Stages
@@ -25,14 +27,23 @@ METHODS_HEAD = """# Methods
 
 <!-- Written by `python -m pipelines.reference`; do not edit. -->
 
-Every method of the stages that train, judge and merge, with the formula that its function computes and where that comes from.
-`type` is what a recipe writes; the links lead to all fields. Defaults are the paper's where it gives any.
+Every method of the stages that train, judge and merge, with the formula that its function computes and where that comes from. The
+first column is what a recipe writes: a `type`, the name of a field, or the kind itself; the links lead to all fields. Defaults are
+the paper's where it gives any. Who knows TRL finds its arguments in [from-trl.md](from-trl.md).
 
 Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (its
 end-of-turn token included, its prompt not), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better
-answer of a pair and l the worse. s_w, s_l without a formula are scores of a reward model. In policy gradients
-ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and C the clipped objective.
+answer of a pair and l the worse. In preference losses s is what the divergence makes of r, by default r itself; for a reward model
+it is the score. In policy gradients ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and
+C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A); `dual_clip` c bounds it from below by cA where A < 0 (arXiv 1912.09729, eq. 5).
 """
+AGGREGATION_HEAD = """`aggregation` names how the losses of all tokens make one; D answers are kept, |y_i| is the length of the i-th.
+Every denominator is that of the whole update over all ranks.
+
+| `aggregation` | what it means | formula |
+|---|---|---|"""
+FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive"}
+"""Methods that are written by the name of their field, where that is not the name of the class."""
 
 
 def pages() -> dict[str, str]:
@@ -51,21 +62,33 @@ def methods() -> dict[str, list[type[Frozen]]]:
     return found
 
 
+def sections() -> dict[str, list[type[Frozen]]]:
+    """The methods page: each method once, those of several kinds of stage at the end."""
+    counts = Counter(config for configs in methods().values() for config in configs)
+    own = {kind: [config for config in configs if counts[config] == 1] for kind, configs in methods().items()}
+    return own | {"every stage that trains": [config for config, count in counts.items() if count > 1]}
+
+
 def methods_page() -> str:
     """One table for each kind of stage that has methods."""
     lines = [METHODS_HEAD]
-    for kind, configs in methods().items():
-        lines += [f"## {kind}", "", "| `type` | what it is | formula | source |", "|---|---|---|---|"]
+    for title, configs in sections().items():
+        lines += [f"## {title}", "", "| name | what it is | formula | source |", "|---|---|---|---|"]
         lines += [_method(config) for config in configs]
         lines.append("")
+        if title == "rlvr":
+            lines += [AGGREGATION_HEAD, *(_row(f"`{name}`", text, f"`{formula}`") for name, (formula, text) in AGGREGATIONS.items()), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _method(config: type[Frozen]) -> str:
     kind = config.model_fields.get("type")
-    name = typing.get_args(kind.annotation)[0] if kind else config.__name__
+    name = typing.get_args(kind.annotation)[0] if kind else FIELDS.get(config, config.__name__.lower())
     formula, source = getattr(config, "formula"), getattr(config, "source")  # noqa: B009 - `Frozen` itself has none
-    cells = [f"[`{name}`](stages.md#{_anchor(config)})", _text(config).split("\n\n")[0], f"`{formula}`", source]
+    return _row(f"[`{name}`](stages.md#{_anchor(config)})", _text(config).split("\n\n")[0], f"`{formula}`", source)
+
+
+def _row(*cells: str) -> str:
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -91,7 +114,7 @@ def _overview() -> str:
 
 
 def _stage(declaration: Declaration) -> str:
-    lines = [f"## {declaration.kind}", "", _text(declaration.config), ""]
+    lines = [f"## {declaration.kind}", "", _text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
         facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
         gate = "; its rows must have passed decontamination" if name in declaration.trains_on else ""
@@ -101,7 +124,15 @@ def _stage(declaration: Declaration) -> str:
 
 
 def _config(config: type[Frozen]) -> str:
-    return "\n".join([f"### {config.__name__}", "", _text(config), "", *_fields(config)])
+    return "\n".join([f"### {config.__name__}", "", _text(config), "", *_formula(config), *_fields(config)])
+
+
+def _formula(config: type[Frozen]) -> list[str]:
+    """What a method computes, and where that comes from."""
+    if "formula" not in vars(config):
+        return []
+    formula, source = getattr(config, "formula"), getattr(config, "source")  # noqa: B009 - `Frozen` itself has none
+    return [f"`{' '.join(formula.split())}` ({source})", ""]
 
 
 def _fields(config: type[Frozen]) -> list[str]:

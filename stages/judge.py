@@ -52,7 +52,7 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Scores every completion.
 
     Raises:
-        StageError: too many answers have no score, a reward model's statistics are missing, or an ensemble of one.
+        StageError: too many answers have no score, or a reward model's statistics are missing.
     """
     completions = records.load(only(inputs, "completions"))
     failures: list[dict[str, Any]] = []
@@ -89,8 +89,6 @@ def ask_members(
     if config.reward_weight == 0:
         return {}
     given = inputs["reward_models"]
-    if len(given) < 2 and config.ensemble.type != "mean":
-        raise StageError(f"ensemble {config.ensemble.type} needs two reward models or more, and one is given: name others, or leave it out")
     statistics = {label: reward_statistics(artifact.payload) for label, artifact in given.items()}
     members, total = {}, len(given) * len(completions)
     for number, (label, artifact) in enumerate(given.items()):
@@ -186,6 +184,7 @@ def score_by_model(
     import torch
 
     from stages.core.batches import Unit, document
+    from stages.core.logprobs import probe_isolation
     from stages.engines.feed import Round, feed
     from stages.engines.models import frozen, load_reward_model
 
@@ -210,6 +209,7 @@ def score_by_model(
     device = torch.device(job.numerics.device)
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
     module = frozen(load_reward_model(payload, job.numerics), device, dtype)
+    probe_isolation(module, job.numerics, device)
     done = 0
     with torch.no_grad(), feed([Round(units)], 0, 1, job.numerics, chat.pad_id, device) as fed:
         for made in fed.passes():

@@ -157,23 +157,47 @@ def train_step(
     z0: Tensor | float = 0.0
     extra, sides = {}, {}
     if isinstance(objective.loss, Kto):
-        own, count = objective.sum_of_ratios(feed.passes()), len(objective.mismatched(batch).units)
-        z0 = (trainer.summed(own[None])[0] / count).clamp(min=0) if count else 0.0
+        units = objective.mismatched(batch).units
+        z0 = reference_point(objective.sum_of_ratios(feed.passes()), len(units), trainer.summed)
         good = sum(example.label == 1 for example in batch)
         extra, sides = {"desirable": good / len(batch)}, {"chosen": good, "rejected": len(batch) - good}
-    tally = Tally()
-    for made in feed.passes():
-        answers = objective.answers(made)
-        loss, sums = objective.measure(answers, made, z0)
-        trainer.backward(loss * made.weight / len(batch))
-        if check:
-            sums["loss_at_reference"] = objective.measure(answers.at_reference(), made, 0.0)[0]
-        tally.add({"loss": loss, **sums}, made.weight)
+    tally = add_gradient(objective, feed.passes(), len(batch), z0, trainer.backward, check)
     stats = trainer.step()
     equal = {"grad_norm": stats.grad_norm} | ({"kl": z0} if isinstance(objective.loss, Kto) else {})
     found = trainer.totals(tally.sums(), equal)
     same = {name: found.pop(name) for name in equal}
     return means(found, len(batch), sides) | extra | same, stats
+
+
+def reference_point(own: Tensor, count: int, summed: Callable[[Tensor], Tensor]) -> Tensor | float:
+    """KTO's z₀: the mean log-ratio of `count` mismatched answers of the whole global batch, at least 0.
+
+    Args:
+        own: Σ over those of this rank.
+        count: of all ranks.
+        summed: adds up values of shape (K,) over ranks.
+    """
+    return (summed(own[None])[0] / count).clamp(min=0) if count else 0.0
+
+
+def add_gradient(
+    objective: Objective,
+    passes: Iterable[Prepared],
+    batch_size: int,
+    z0: Tensor | float,
+    backward: Callable[[Tensor], None],
+    check: bool = False,
+) -> Tally:
+    """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics."""
+    tally = Tally()
+    for made in passes:
+        answers = objective.answers(made)
+        loss, sums = objective.measure(answers, made, z0)
+        backward(loss * made.weight / batch_size)
+        if check:
+            sums["loss_at_reference"] = objective.measure(answers.at_reference(), made, 0.0)[0]
+        tally.add({"loss": loss, **sums}, made.weight)
+    return tally
 
 
 def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,20 +15,21 @@ import math
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.training import RewardModel
+from configs.training import BradleyTerry, RewardModel
 from data.artifacts import write_json, write_rows
 from data.chat import Chat
 from stages.core import calibration, losses
-from stages.core.batches import Unit, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
+from stages.core.logprobs import probe_isolation
 from stages.engines.checkpoints import Checkpoints
-from stages.engines.feed import Round
+from stages.engines.feed import Prepared, Round
 from stages.engines.models import load_reward_model
 from stages.engines.rows import gather, pairs, preference, to_units
 from stages.engines.trainer import Tally, Trainer
@@ -47,6 +48,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     module = load_reward_model(base.payload, numerics, config.lora, config.seed, pad_token_id=chat.pad_id)
     init_head(module.model.score, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
+    probe_isolation(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "last": {"loss": float("nan")}}
 
@@ -57,13 +59,8 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     with trainer.feed(rounds, chat.pad_id) as feed:
         for step in range(state["step"], total):
             started = time.monotonic()
-            batch, tally = batch_of(step), Tally()
-            for made in feed.passes():
-                scores_D = trainer.module(made.batch)
-                given = made.beside["margins"], made.beside["strengths"], config.loss.centering
-                loss, parts = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *given)
-                trainer.backward(loss * made.weight / len(batch))
-                tally.add({"loss": loss, **parts}, made.weight)
+            batch = batch_of(step)
+            tally = add_gradient(config.loss, trainer.module, feed.passes(), len(batch), trainer.backward)
             stats = trainer.step()
             found = trainer.totals(tally.sums(), {"grad_norm": stats.grad_norm})
             grad_norm = found.pop("grad_norm")
@@ -138,6 +135,32 @@ def targets(rows: list[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
     margins = [margin_weight * (row["margin"] or 0.0) for row in rows]
     strengths = [1.0 if row["strength"] is None else row["strength"] for row in rows]
     return torch.tensor(margins), torch.tensor(strengths)
+
+
+def add_gradient(
+    loss: BradleyTerry,
+    score: Callable[[MicroBatch], Tensor],
+    passes: Iterable[Prepared],
+    batch_size: int,
+    backward: Callable[[Tensor], None],
+) -> Tally:
+    """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics.
+
+    Args:
+        loss: its parameters.
+        score: a pass → scores of shape (D,), chosen and rejected answers in turn.
+        passes: of this rank, see `labelled`.
+        batch_size: pairs of the global batch.
+        backward: adds the gradient of a scalar to what is there.
+    """
+    tally = Tally()
+    for made in passes:
+        scores_D = score(made.batch)
+        given = made.beside["margins"], made.beside["strengths"], loss.centering
+        value, parts = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *given)
+        backward(value * made.weight / batch_size)
+        tally.add({"loss": value, **parts}, made.weight)
+    return tally
 
 
 @torch.no_grad()

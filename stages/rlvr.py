@@ -130,6 +130,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
         module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
         total = config.steps * algorithm.updates
         critic = Trainer(module, optimizer=algorithm.critic.optimizer, total_steps=total, name="critic", **settings)
+        probe_isolation(critic.module, numerics, critic.device)
     return Learner(
         algorithm=algorithm,
         trainer=trainer,
@@ -147,23 +148,14 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
 def refuse(config: Rlvr, inputs: Inputs, job: Job, context: int) -> None:
     """What cannot end well is said before anything is loaded."""
     kernels.refuse(only(inputs, "policy").payload, job.numerics)
-    sampling, algorithm = config.sampling, config.algorithm
-    if inputs.get("reference") and algorithm.kl is None:
-        raise StageError(f"a reference is given, and {algorithm.type} has no kl to measure to it: set algorithm.kl, or remove the input")
-    if inputs.get("value") and not isinstance(algorithm, Ppo):
-        raise StageError(f"a value model is given, and {algorithm.type} has none: take algorithm ppo, or remove the input")
     for port in ("reference", "value"):
         given = only_or_none(inputs, port)
         if given is not None and vocabulary(given) != vocabulary(only(inputs, "policy")):
             raise StageError(f"the {port} has another vocabulary than the policy: take one that was made from the same base model")
-    if sampling.temperature == 0:
-        raise StageError("sampling.temperature is 0: all answers to a prompt would be equal; it must be above 0, e.g. 1.0")
-    if sampling.top_p != 1:
-        raise StageError(f"sampling.top_p is {sampling.top_p}: it must be 1, or rollouts come from another distribution than is trained")
-    if config.max_prompt_length + sampling.max_tokens > context:
+    if config.max_prompt_length + config.sampling.max_tokens > context:
         raise StageError(
-            f"max_prompt_length {config.max_prompt_length} + max_tokens {sampling.max_tokens} exceed the policy's context of {context}: "
-            "lower one of them"
+            f"max_prompt_length {config.max_prompt_length} + max_tokens {config.sampling.max_tokens} exceed the policy's context of "
+            f"{context}: lower one of them"
         )
     if job.placement.sampler_process == "inline" and job.numerics.world_size > 1:
         raise StageError(f"sampler_process inline needs world_size 1, not {job.numerics.world_size}: set `sampler_process: own`")

@@ -9,13 +9,14 @@ import typing
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from benchmarks import table as benchmarks
 from configs.datasets import PrepareData
 from configs.declarations import DECLARATIONS
 from configs.document import parse_value
-from configs.execution import Placement
+from configs.execution import Numerics, Placement
 from configs.recipe import load_recipe
 from pipelines import reference
 from pipelines.cli import app
@@ -104,6 +105,38 @@ def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and
             assert "type" not in config.model_fields or config in listed, f"{kind}: {config.__name__} has no `formula` of its own"
     for config in listed:
         assert isinstance(getattr(config, "source", None), str) and (config.__doc__ or "").strip(), config.__name__
+
+
+REQUIRED = {
+    "rlvr": {
+        "algorithm": {"type": "dapo"},
+        "steps": 1,
+        "prompts_per_step": 4,
+        "samples_per_prompt": 2,
+        "sampling": {"max_tokens": 8},
+        "max_prompt_length": 8,
+    },
+    "preference_train": {"loss": {"type": "dpo"}, "global_batch": 1, "max_length": 8},
+    "reward_model": {"global_batch": 1, "max_length": 8},
+    "sft": {"global_batch": 1, "max_length": 8},
+}
+
+
+def test_what_stands_beside_the_arguments_of_trl_is_valid():
+    checked = 0
+    for section in (ROOT / "docs" / "from-trl.md").read_text().split("\n## ")[1:]:
+        title = section.splitlines()[0]
+        for row in re.findall(r"^\| .*", section, re.MULTILINE)[1:]:
+            for given in re.findall(r"`(.*?)`", row.split(" | ")[1]):
+                fields = yaml.safe_load(given)
+                if title == "Execution profile":
+                    Numerics.model_validate(fields)
+                else:
+                    kind = "sft" if title == "Every trainer" else title
+                    common = {**REQUIRED[kind], "optimizer": {"learning_rate": 1e-6}}
+                    DECLARATIONS[kind].config.model_validate({**common, **fields})
+                checked += 1
+    assert checked > 40
 
 
 def test_the_pages_of_benchmarks_are_current():

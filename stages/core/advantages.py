@@ -40,7 +40,7 @@ def leave_one_out(rewards_PG: Tensor) -> Tensor:
 
 
 def over_greedy(rewards_PG: Tensor, greedy_P: Tensor) -> Tensor:
-    """A_i = R_i - R(greedy answer) (ReMax, arXiv 2310.10505, algorithm 2); 0 where either is missing."""
+    """A_i = R_i - R(greedy answer) (ReMax, arXiv 2310.10505); 0 where either is missing."""
     differences = rewards_PG - greedy_P[:, None]
     return torch.where(differences.isnan(), 0.0, differences)
 
@@ -57,7 +57,7 @@ class Visits(NamedTuple):
 
 
 def smoothed(rewards_PG: Tensor, before_P: Sequence[Visits]) -> tuple[Tensor, list[Visits]]:
-    """DCPO's advantages (arXiv 2509.02333, §3): at the v-th visit to a prompt, with A_new over this visit's answers and A_total
+    """DCPO's advantages (arXiv 2509.02333, eqs. 5 to 7): at the v-th visit to a prompt, with A_new over this visit's answers and A_total
     over those of all visits, of A_total / v + (v - 1) / v A_new and (v - 1) / v A_total + A_new / v the one of smaller magnitude.
 
     Returns:

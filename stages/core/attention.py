@@ -136,14 +136,16 @@ def _call_by_call(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: 
     for call, mask in zip(calls(spans.all), spans.masks, strict=True):
         asking = [numbers[span.start] for span in call]
         seen = [numbers[call[0].prefix_start], *asking] if len(call) == 1 and call[0].prefix_length else asking
-        heads_first = (_joined(pieces, chosen).transpose(0, 1)[None] for pieces, chosen in ((query, asking), (key, seen), (value, seen)))
         asked = {"attn_mask": mask, "is_causal": mask is None, "scale": scale, "enable_gqa": grouped}
-        found.append(scaled_dot_product_attention(*heads_first, **asked)[0].transpose(0, 1))
+        given = _joined(query, asking), _joined(key, seen), _joined(value, seen)
+        found.append(scaled_dot_product_attention(given[0], given[1], given[2], **asked)[0].transpose(0, 1))
     return torch.cat(found).to(query_THD.dtype)
 
 
 def _joined(pieces: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
-    return pieces[numbers[0]] if len(numbers) == 1 else torch.cat([pieces[number] for number in numbers])
+    """(t, H, D) pieces as one, in the form (1, H, T, D)."""
+    whole = pieces[numbers[0]] if len(numbers) == 1 else torch.cat([pieces[number] for number in numbers])
+    return whole.transpose(0, 1)[None]
 
 
 def varlen_attention(

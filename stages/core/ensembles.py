@@ -22,7 +22,7 @@ def combine(rewards: Sequence[float], ensemble: Ensemble) -> float:
 
 
 def uncertainty_weighted(rewards: Sequence[float], weight: float) -> float:
-    """R̄ - λ (1/k) Σ_i (R_i - R̄)²  (UWO: Coste et al. 2024, arXiv 2310.02743, §3)."""
+    """R̄ - λ (1/k) Σ_i (R_i - R̄)²  (UWO: Coste et al. 2024, arXiv 2310.02743, eq. 5)."""
     return fmean(rewards) - weight * pvariance(rewards)
 
 

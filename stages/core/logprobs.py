@@ -172,23 +172,26 @@ def _hidden(body: Any, batch: MicroBatch) -> Tensor:
     ).last_hidden_state
 
 
-def probe_isolation(policy: PolicyModule, numerics: Numerics, device: torch.device) -> None:
-    """Packs one document behind two others of equal length: its log-probabilities must be the same, bit for bit.
+def probe_isolation(module: PolicyModule | RewardModule, numerics: Numerics, device: torch.device) -> None:
+    """Packs one document behind two others of equal length: its log-probabilities (score, values) must be the same, bit for bit.
 
     Shapes are equal, so rounding is too, whatever the dtype: any difference is a leak. The same with another answer to its own
-    prompt beside it; and with that prompt shared its log-probabilities must be what they are alone, up to rounding.
+    prompt beside it; and with that prompt shared they must be what they are alone, up to rounding.
 
     Raises:
         IsolationError: documents see each other, or a shared prompt is not seen.
     """
-    vocabulary = policy.model.config.vocab_size
+    vocabulary = module.model.config.vocab_size
 
     def made_up(factor: int, length: int) -> tuple[int, ...]:
         return tuple(3 + factor * i % (vocabulary - 4) for i in range(length))
 
     def last(units: Sequence[Unit], length: int) -> Tensor:
+        batch = collate(units, numerics, 0).to(device)
         with torch.no_grad():
-            return policy(collate(units, numerics, 0).to(device))[0][-length:]
+            found = module(batch)
+        values = found if isinstance(found, Tensor) else found[0]
+        return values[-1:] if len(values) == batch.num_documents else values[-length:]
 
     probed = document(made_up(5, 6), made_up(11, 9))
     others = [document(made_up(factor, 4), made_up(factor, 7)) for factor in (7, 13)]
@@ -199,11 +202,11 @@ def probe_isolation(policy: PolicyModule, numerics: Numerics, device: torch.devi
         gap = float((found[0] - found[1]).abs().max())
         if gap != 0:
             raise IsolationError(
-                f"packed documents see each other: {what} changes a document's log-probabilities by {gap:.3g}; "
+                f"packed documents see each other: {what} changes what is computed of a document by {gap:.3g}; "
                 "set `packing: false` in the execution profile, or another attention implementation"
             )
-    gap, rounding = float((beside[0] - between[0]).abs().max()), ROUNDING[next(policy.parameters()).dtype]
+    gap, rounding = float((beside[0] - between[0]).abs().max()), ROUNDING[next(module.parameters()).dtype]
     if gap > rounding * max(1.0, float(between[0].abs().max())):
         raise IsolationError(
-            f"a shared prompt changes the log-probabilities of its answers by {gap:.3g}: set `attention: sdpa` in the execution profile"
+            f"a shared prompt changes what is computed of its answers by {gap:.3g}: set `attention: sdpa` in the execution profile"
         )

@@ -31,7 +31,7 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Sequence[float]) -> Tensor
 
 
 def slerp(first: Tensor, second: Tensor, t: float) -> Tensor:
-    """sin((1-t)Ω)/sin Ω · W_1 + sin(tΩ)/sin Ω · W_2 in fp32, Ω the angle between the two as vectors (Shoemake 1985, §3.3).
+    """sin((1-t)Ω)/sin Ω · W_1 + sin(tΩ)/sin Ω · W_2 in fp32, Ω the angle between the two as vectors (Shoemake 1985).
 
     Linear where the two are nearly parallel, opposite, or zero: no arc is defined there.
     """

@@ -69,7 +69,7 @@ def clipped(ratios_N: Tensor, advantages_N: Tensor, low: float | Tensor, high: f
 
 
 def dynamic_bounds(old_logps_N: Tensor, clip_low: float, clip_high: float, max_ratio: float) -> tuple[Tensor, Tensor]:
-    """Bounds of ρ for which |ρ - 1| π_θ ≤ ε, that is |ρ² - ρ| q ≤ ε with q = π_old(y_t) (DCPO, arXiv 2509.02333, §3)."""
+    """Bounds of ρ for which |ρ - 1| π_θ ≤ ε, that is |ρ² - ρ| q ≤ ε with q = π_old(y_t) (DCPO, arXiv 2509.02333, eqs. 3 and 4)."""
     q_N = old_logps_N.exp()
     low_N = 0.5 + 0.5 * (1 - 4 * clip_low / q_N).clamp(min=0).sqrt()
     high_N = 0.5 + 0.5 * (1 + 4 * clip_high / q_N).sqrt()
@@ -94,9 +94,8 @@ def objective(algorithm: Algorithm, ratios_N: Tensor, logps_N: Tensor, old_logps
         case Clipped():
             return clipped(ratios_N, advantages_N, 1 - algorithm.clip_low, 1 + algorithm.clip_high, algorithm.dual_clip)
         case Dcpo():
-            return clipped(
-                ratios_N, advantages_N, *dynamic_bounds(old_logps_N, algorithm.clip_low, algorithm.clip_high, algorithm.max_ratio)
-            )
+            bounds = dynamic_bounds(old_logps_N, algorithm.clip_low, algorithm.clip_high, algorithm.max_ratio)
+            return clipped(ratios_N, advantages_N, *bounds, dual_clip=algorithm.max_ratio)
         case Cispo():
             return cispo(ratios_N, logps_N, advantages_N, algorithm.clip_max)
         case _:
@@ -117,7 +116,10 @@ def kl(estimator: str, logps_N: Tensor, reference_logps_N: Tensor) -> Tensor:
 
 
 def kl_loss(settings: Kl, logps_N: Tensor, reference_logps_N: Tensor, ratios_N: Tensor) -> Tensor:
-    """The penalty on each token, without its coefficient: k, or ρk whose gradient is unbiased (arXiv 2512.02556, §3.1)."""
+    """The penalty on each token, without its coefficient: k, or ρk whose gradient is unbiased (arXiv 2512.02556, §3.1).
+
+    ρ is each token's own, whatever the objective's is: k is of one token, and no other weight makes its expectation right.
+    """
     penalty_N = kl(settings.estimator, logps_N, reference_logps_N)
     return penalty_N * ratios_N if settings.unbiased else penalty_N
 

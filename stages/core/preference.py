@@ -84,7 +84,7 @@ def pair_loss(loss: losses.PairLoss, chosen: Answers, rejected: Answers, strengt
 
 
 def kto(loss: losses.Kto, answers: Answers, desirable_A: Tensor, z0: Tensor | float) -> tuple[Tensor, Sums]:
-    """Σ λ_D (1 - σ(β(r - z₀))) over good answers + λ_U (1 - σ(β(z₀ - r))) over bad ones  (arXiv 2402.01306, eqs. 7 and 8).
+    """Σ λ_D (1 - σ(β(r - z₀))) over good answers + λ_U (1 - σ(β(z₀ - r))) over bad ones  (arXiv 2402.01306, eq. 8).
 
     Args:
         loss: its parameters.

@@ -410,14 +410,15 @@ def policy_pass(learner: Learner, made: Pass, coefficient: float | None) -> tupl
     if made.old_N is None:  # one update per batch of rollouts: the policy that is updated is the one that answered
         made = replace(made, old_N=logps_N.detach(), entropy_N=entropy_N)
     assert made.old_N is not None and made.advantages_N is not None
-    ratios_N = pg.ratios(logps_N - made.old_N, batch.documents_N, batch.num_documents, algorithm.ratio)
+    log_ratios_N = logps_N - made.old_N
+    ratios_N = pg.ratios(log_ratios_N, batch.documents_N, batch.num_documents, algorithm.ratio)
     objective = pg.objective(algorithm, ratios_N, logps_N, made.old_N, made.advantages_N)
     loss_N = objective.loss_N
     if algorithm.correction is not None:
         loss_N = loss_N * _correction(algorithm.correction, made)[0]
     if kl is not None and kl.where == "loss":
         assert made.reference_N is not None and coefficient is not None
-        loss_N = loss_N + coefficient * pg.kl_loss(kl, logps_N, made.reference_N, ratios_N)
+        loss_N = loss_N + coefficient * pg.kl_loss(kl, logps_N, made.reference_N, log_ratios_N.exp())
     loss = (made.weights_N * loss_N).sum()
     learner.trainer.backward(loss * made.weight)
     ratios_N = ratios_N.detach()

@@ -3,7 +3,7 @@ import typing
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.policy_gradient import Aggregation, Algorithm, Kl
+from configs.policy_gradient import AGGREGATIONS, Aggregation, Algorithm, Kl
 from configs.training import Rlvr
 
 READ = TypeAdapter(Algorithm).validate_python
@@ -29,7 +29,7 @@ def test_defaults_are_the_papers():
 
 
 def test_aggregations_have_five_names_and_some_algorithms_fix_theirs():
-    assert len(typing.get_args(Aggregation)) == 5
+    assert typing.get_args(Aggregation) == tuple(AGGREGATIONS) and len(AGGREGATIONS) == 5
     for type in ("rloo", "dcpo"):
         with pytest.raises(ValidationError, match=r"aggregation\n.*Extra inputs"):
             READ({"type": type, "aggregation": "token-mean"})
@@ -53,6 +53,8 @@ def test_penalties_that_would_do_nothing_are_refused(kl, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"sampling": {"temperature": 0.0, "max_tokens": 8}}, "temperature is 0"),
+        ({"sampling": {"top_p": 0.9, "max_tokens": 8}}, "top_p is 0.9: it must be 1"),
         ({"samples_per_prompt": 1}, "dapo compares the answers to a prompt: samples_per_prompt must be at least 2"),
         ({"algorithm": {"type": "dapo", "updates_per_rollout": 5}}, "5 mini-batches cannot be cut from prompts_per_step 4"),
         ({"algorithm": {"type": "ppo", "critic": {**CRITIC, "warmup_steps": 4}}}, "warmup_steps 4 leaves none of 4 steps"),

@@ -245,7 +245,14 @@ def test_a_round_that_is_not_there_is_one_problem_with_its_line(recipes, old, ne
     [
         ("{policies: [sft]}", "a merge takes at least 2 policies, not 1: name more under `policies`"),
         ("{policies: [base, sft, online]}, method: {type: slerp}", "slerp takes exactly 2 policies, not 3: leave some out"),
-        ("{policies: [base, sft]}, method: {type: linear, weights: {base: 1}}", "method.weights names base, the policies are base, sft"),
+        (
+            "{policies: [base, sft]}, method: {type: linear, weights: {base: 1}}",
+            "method.weights lacks sft: the policies are base, sft; give each a weight",
+        ),
+        (
+            "{policies: [base, sft]}, method: {type: linear, weights: {base: 1, nobody: 1}}",
+            "method.weights names 'nobody', which is no policy here and lacks sft: the policies are base, sft;",
+        ),
         ("{policies: [base, sft]}, method: {type: linear, weights: {base: -1.0, sft: 1}}", "weight of base is -1.0: it must be a finite"),
         ("{policies: [base, sft]}, method: {type: linear, weights: {base: 0, sft: 0}}", "all weights are 0: give at least one a weight"),
     ],
@@ -433,8 +440,55 @@ def test_a_config_that_needs_an_optional_input_says_so(recipes, body, port):
     assert f"stage a: input '{port}' is missing, which this config needs" in recipes.problem("chain")
 
 
+RATE = "optimizer: {learning_rate: 1e-4}"
+RL = "kind: rlvr, steps: 1, prompts_per_step: 2, samples_per_prompt: 2, sampling: {max_tokens: 4}, max_prompt_length: 8"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            "{kind: judge, in: {completions: sample_1, reward_models: [rm]}, reward_weight: 1.0, ensemble: {type: worst_case}}",
+            "ensemble worst_case needs 2 reward models or more, not 1 (rm): name others, or leave ensemble out",
+        ),
+        (
+            "{kind: judge, in: {completions: sample_1, reward_models: [rm]}}",
+            "reward_models is rm, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out",
+        ),
+        ("{kind: overoptimization, in: {judgments: judge_1}}", "judgments judge_1 holds no rewards, its reward_weight is 0"),
+        (
+            f"{{{RL}, in: {{policy: sft, prompts: prompts, reference: base}}, algorithm: {{type: dapo}}, {RATE}}}",
+            "dapo has no kl to measure to it",
+        ),
+        (
+            f"{{{RL}, in: {{policy: sft, prompts: prompts, value: rm}}, algorithm: {{type: grpo}}, {RATE}}}",
+            "grpo has none: take algorithm ppo",
+        ),
+    ],
+)
+def test_an_input_that_nobody_would_read_is_refused(recipes, body, message):
+    reward = f"  rm: {{kind: reward_model, in: {{policy: sft, preferences: [pair_1]}}, global_batch: 2, max_length: 16, {RATE}}}\n"
+    recipes.write("chain", CHAIN + ROUNDS + reward + f"  a: {body}\n")
+    assert message in recipes.problem("chain") and "stage a: " in recipes.problem("chain")
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        ("{type: dpo, beta: .inf}", "loss.dpo.beta: Input should be a finite number (it is inf)"),
+        ("{type: dpoo}", "loss: type 'dpoo' is none of dpo, dpo_norm, rpo, "),
+        ("{beta: 0.1}", "loss: `type` is missing, which says which one it is: write {type: ...}"),
+        ("dpo", "loss: 'dpo' stands where a mapping must: write {type: dpo, ...}, or its fields"),
+    ],
+)
+def test_a_loss_that_is_none_says_what_to_write(recipes, loss, message):
+    recipes.write("chain", CHAIN + PREFERENCES + PREFERENCE.replace("{type: LOSS}", loss).replace("REFERENCE", "sft"))
+    assert message in recipes.problem("chain")
+
+
 PREFERENCE = """\
   cached: {kind: reference_logprobs, in: {policy: sft, preferences: [pairs]}, max_length: 32}
+  rounded: {kind: reference_logprobs, in: {policy: sft, preferences: [pairs]}, max_length: 32, dtype: fp32}
   dpo:
     kind: preference_train
     in: {policy: sft, preferences: [pairs], reference: REFERENCE}
@@ -450,6 +504,7 @@ PREFERENCE = """\
     [
         ("base", "simpo", "stage dpo: the loss simpo has no reference: leave the input `reference` out"),
         ("cached", "orpo", "stage dpo: the loss orpo has no reference: leave the input `reference` out"),
+        ("rounded", "dpo", "stage dpo: `reference` is computed in fp32 and the training in bf16, so that rounding would pass for"),
         ("cached", "kto", "stage dpo: kto estimates its KL on answers after prompts that are not their own"),
         ("pairs", "dpo", "input 'reference' is pairs, a preference; it must be a logprobs or policy"),
     ],

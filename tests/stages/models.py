@@ -50,6 +50,16 @@ def arithmetic(count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def sums_or_not_known(count: int) -> list[dict[str, Any]]:
+    """Certain pairs, short enough for documents of 64 tokens: the sum is better than "not known"."""
+    rows = []
+    for row in arithmetic(count):
+        question, answer = row["messages"]
+        answers = [{"text": text, "score": None} for text in (answer["content"], "not known")]
+        rows.append({**row, "messages": [question], "answers": answers, "strength": None})
+    return rows
+
+
 def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
     """The policy that `source_model` makes of a few rows: two layers, its own tokenizer."""
     from stages import source_model

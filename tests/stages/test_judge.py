@@ -158,9 +158,8 @@ def test_what_one_member_cannot_score_has_no_reward_of_the_others(tmp_path, memb
     assert (failure["id"], failure["judge"]) == ("p4/a/0", "short")
 
 
-def test_an_ensemble_of_one_or_without_weight_is_refused(tmp_path, reward_model):
-    with pytest.raises(StageError, match="worst_case needs two reward models or more"):
-        config = {"reward_weight": 1.0, "ensemble": {"type": "worst_case"}}
-        judged(tmp_path, [completion(1, "2", sum_of(1))], config, reward_models={"rm": reward_model})
+def test_what_would_ask_nobody_is_refused():
+    with pytest.raises(ValueError, match="verifier_weight and reward_weight are both 0"):
+        config_of("judge", verifier_weight=0.0)
     with pytest.raises(ValueError, match="ensemble worst_case combines rewards, and reward_weight is 0"):
         config_of("judge", ensemble={"type": "worst_case"})

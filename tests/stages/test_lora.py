@@ -26,16 +26,6 @@ SFT = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"lear
 DOCS = [(document([5, 6, 7], [8, 9, 2]),), (document([11], [12, 2]),)]
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def conversations(tmp_path_factory):
-    return models.dataset(tmp_path_factory.mktemp("data"), "conversation", models.arithmetic(28))
-
-
 def trainer_of(module, dtype="fp32", **numerics):
     optimizer = Optimizer(learning_rate=1e-2, schedule="constant")
     return Trainer(module, optimizer=optimizer, total_steps=9, dtype=dtype, numerics=Numerics(threads=1, **numerics), seed=0)
@@ -165,16 +155,10 @@ def test_a_checkpoint_holds_no_frozen_weights_and_is_exact(tmp_path, zero_stage)
     assert written < (big.payload / "model.safetensors").stat().st_size / 4  # moments and master weights of all would be three times it
 
 
-def test_preference_training_begins_at_its_reference(tmp_path, policy):
+def test_preference_training_begins_at_its_reference(tmp_path, policy, preferences):
     """The reference is the policy without adapters, and B = 0: L_0 = log 2."""
-    rows = []
-    for row in models.arithmetic(16):
-        question, answer = row["messages"]
-        answers = [{"text": text, "score": None} for text in (answer["content"], "not known")]
-        rows.append({**row, "messages": [question], "answers": answers, "strength": None})
-    data = models.dataset(tmp_path / "data", "preference", rows)
     config = models.config_of("preference_train", **SFT, epochs=2, loss={"type": "dpo"})
-    given = {"policy": {"p": policy}, "preferences": {"d": data}}
+    given = {"policy": {"p": policy}, "preferences": {"d": preferences}}
     metrics = preference_train.run(config, given, models.a_job(tmp_path / "job", Numerics(threads=1)))
     assert metrics["first_loss"] == pytest.approx(math.log(2), abs=1e-5) and metrics["loss"] < 0.6
 

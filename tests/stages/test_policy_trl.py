@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 from typing import Any
 
-import models
 import policy_lab
 import pytest
 import torch
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.slow
 PROMPTS, ANSWERS = [[5, 6, 7], [8, 9, 10, 11, 12]], [[20, 21, 22, 23, 24, 25], [30], [40, 41, 42], [50, 51, 52, 53]]
 """Two prompts, two answers to each, of unequal lengths."""
 ADVANTAGES = [1.3, -0.4, -1.1, 0.7]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 def distances(seed: int, size: float) -> list[list[float]]:

@@ -17,7 +17,7 @@ from configs.execution import Numerics
 from data.chat import Chat
 from stages.core.batches import collate, document
 from stages.engines.models import load_policy, load_reward_model
-from stages.engines.policy_update import cut, fresh_memory, mini_batches, policy_pass, together, update
+from stages.engines.policy_update import credited, cut, fresh_memory, look, mini_batches, policy_pass, together, update
 from stages.job import NotFinite, StageError
 from stages.rlvr import make_learner
 
@@ -26,11 +26,6 @@ TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dcpo", "rloo", "remax", "r
 SEVERAL = {"updates_per_rollout": 2, "inner_epochs": 2}
 CORRECTED = {"correction": {"level": "sequence", "mode": "mask", "low": 0.5}}
 IN_REWARD = {"kl": {"estimator": "k1", "where": "reward", "coefficient": 0.1, "adaptive": {}}}
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +90,22 @@ def test_old_log_probs_come_from_the_very_passes_that_are_trained_on(policy, ans
         _, sums = policy_pass(made, replace(one, advantages_N=torch.ones_like(one.sampled_N)), None)
         assert sums["ratio_max"].item() == 1 and sums["ratio_mean"].item() == len(one.sampled_N)
     policy_lab.close(made)
+
+
+def test_the_weight_of_an_unbiased_kl_is_the_tokens_own_ratio(policy, answers):
+    """Without advantages the loss is the penalty: Σ_t k3_t ρ_t / (answers · tokens), whatever ratio the objective is made of."""
+    kl = {"estimator": "k3", "coefficient": 0.5, "unbiased": True}
+    for type in ("gspo", "grpo"):
+        made = policy_lab.learner(policy_lab.algorithm(type, kl=kl), policy)
+        (one,) = cut(made, answers, [[0, 1, 2, 3]])
+        seen = look(made, one, old=True)
+        assert seen.old_N is not None and seen.reference_N is not None
+        shift_N = torch.linspace(-0.4, 0.4, len(seen.old_N))
+        seen = replace(seen, old_N=seen.old_N - shift_N, reference_N=seen.reference_N + 0.3, advantages_N=torch.zeros_like(shift_N))
+        _, sums, _ = policy_pass(made, seen, 0.5)
+        expected = 0.5 * (math.exp(0.3) - 1 - 0.3) * (seen.weights_N * shift_N.exp()).sum()
+        assert sums["loss"].item() == pytest.approx(expected.item(), rel=1e-4), type
+        policy_lab.close(made)
 
 
 ALL_CUTS = {
@@ -225,6 +236,38 @@ def test_rewards_are_what_the_kl_takes_off(policy, answers):
     lengths = torch.tensor([float(len(answer.ids)) for answer in answers])
     done = update(replace(made, reference=other), answers, 4, 0, fresh_memory(made.algorithm))
     assert done.numbers["advantage_size"] == pytest.approx(((advantages.abs() * lengths).sum() / lengths.sum()).item(), rel=1e-4)
+    policy_lab.close(made)
+
+
+@pytest.mark.parametrize("type", ["reinforce_pp", "ppo"])
+def test_tokens_are_credited_with_what_comes_after_them(policy, answers, type):
+    """One answer after the other, token by token from its end, as the papers write it; then mean 0 and variance 1 over all."""
+    kl = {"estimator": "k1", "where": "reward", "coefficient": 0.5}
+    made = policy_lab.learner(policy_lab.algorithm(type, gamma=0.9, kl=kl, **({"gae_lambda": 0.7} if type == "ppo" else {})), policy)
+    rewards_PG = torch.tensor([answer.reward for answer in answers]).view(4, 4)
+    (one,) = [look(made, one, old=True) for one in cut(made, answers, [list(range(p * 4, p * 4 + 4)) for p in range(4)])]
+    assert one.old_N is not None
+    gap_N, values_N = torch.linspace(-1, 1, len(one.old_N)), torch.linspace(2, -1, len(one.old_N))
+    seen = replace(one, reference_N=one.old_N - gap_N, values_N=values_N if type == "ppo" else None)
+    memory = fresh_memory(made.algorithm)
+    (((found,),), _) = credited(made, answers, [[seen]], rewards_PG, memory, memory, None)
+    expected, returns, place = [], [], 0
+    for index in one.answers:
+        length, later, following, own = len(answers[index].ids), 0.0, 0.0, []
+        for t in reversed(range(length)):
+            reward = -0.5 * gap_N[place + t].item() + (answers[index].reward if t == length - 1 else 0.0)
+            value = values_N[place + t].item() if type == "ppo" else 0.0
+            later = reward + 0.9 * following - value + 0.9 * (0.7 if type == "ppo" else 1.0) * later
+            following = value
+            own.insert(0, later)
+        returns += [a + (values_N[place + t].item() if type == "ppo" else 0.0) for t, a in enumerate(own)]
+        expected += own
+        place += length
+    exact = torch.tensor(expected, dtype=torch.float64)
+    white = (exact - exact.mean()) / exact.std(correction=0)
+    assert found.advantages_N is not None and found.advantages_N.tolist() == pytest.approx(white.tolist(), abs=1e-4)
+    if type == "ppo":
+        assert found.returns_N is not None and found.returns_N.tolist() == pytest.approx(returns, abs=1e-4)
     policy_lab.close(made)
 
 

@@ -18,12 +18,7 @@ from stages.engines.models import load_policy
 from stages.engines.reference import content_key, online
 from stages.engines.rows import to_units
 from stages.job import StageError
-from stages.preference_train import Example, Objective, comparisons, documents_of
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+from stages.preference_train import Example, Objective, add_gradient, comparisons, documents_of, reference_point
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +92,13 @@ def gradient(tmp_path_factory, policy, other):
             if name == "kto":
                 given = objective.mismatched(batch)
                 assert len(given.units) == len(batch)
-                z0 = max(0.0, sum(objective.sum_of_ratios(passes(given, rank)).item() for rank in range(ranks)) / len(batch))
+                everything = sum(objective.sum_of_ratios(passes(given, rank)) for rank in range(ranks))
+                z0 = float(reference_point(everything, len(batch), lambda values: values))
+                assert reference_point(-everything, len(batch), lambda values: values) == 0
             total = 0.0
             for rank in range(ranks):
-                for made in passes(objective.trained(batch), rank):
-                    loss, _ = objective.measure(objective.answers(made), made, z0)
-                    (loss * made.weight / len(batch)).backward()
-                    total += loss.item() * made.weight / len(batch)
+                tally = add_gradient(objective, passes(objective.trained(batch), rank), len(batch), z0, torch.Tensor.backward)
+                total += tally.sums()["loss"].item() / len(batch)
             flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
             known[name, cut] = total, z0, flat
         return known[name, cut]
@@ -205,6 +200,16 @@ def test_a_row_without_a_cached_log_probability_is_named_before_anything_is_load
     assert not (tmp_path / "job/curve.jsonl").exists()
 
 
+def preferred(policy, rows):
+    """Mean of log π(better answer) - log π(worse one), from the rows alone: whoever mixes sides up does so in his metrics too."""
+    module, chat = load_policy(policy, Numerics()), Chat(policy.payload)
+    documents = [(document(*chat.answer(row["messages"], answer["text"])),) for row in rows for answer in row["answers"]]
+    batch = collate(documents, Numerics(), chat.pad_id)
+    with torch.no_grad():
+        logps_D = batch.sum_by_document(module(batch)[0])
+    return (logps_D[0::2] - logps_D[1::2]).mean().item()
+
+
 FIRST = {"dpo": math.log(2), "dpo_norm": math.log(2), "sppo_hard": 500_000.0, "ipo_mean": 25.0, "kto": 0.5}
 
 
@@ -218,6 +223,8 @@ def test_the_first_loss_is_that_of_equal_models_and_training_lowers_it(tmp_path,
     assert curve[-1]["loss"] < 0.99 * curve[0]["loss"] and curve[-1]["accuracy"] > 0.5
     assert curve[-1]["chosen_ratio"] > curve[-1]["rejected_ratio"]
     assert metrics["answers" if name == "kto" else "pairs"] == (24 if name == "kto" else 12)
+    after = models.publish(tmp_path / "job/out", "preference_train", "policy")
+    assert preferred(after, certain(12)) > preferred(policy, certain(12)) + 0.1
     logged = {"chosen_logp", "rejected_logp", "chosen_length", "rejected_length", "grad_norm", "accuracy"}
     assert logged | ({"kl", "desirable"} if name == "kto" else {"margin"}) <= set(curve[0])
     assert "loss_at_reference" not in curve[0]

@@ -4,22 +4,23 @@ import json
 
 import pytest
 import torch
-from models import a_job, config_of, curve, dataset, tiny_policy
+from models import a_job, config_of, curve, dataset
 from torch import nn
 
 from configs.execution import Numerics
+from configs.training import BradleyTerry
 from data.artifacts import read_rows
+from data.chat import Chat
 from stages import reward_model
-from stages.core.batches import document
+from stages.core.batches import collate, document
+from stages.core.logprobs import IsolationError
+from stages.engines.feed import feed
+from stages.engines.models import load_reward_model
 from stages.job import StageError
+from stages.reward_model import add_gradient, init_head, labelled
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 def preference(number, answers, strength=None):
@@ -68,6 +69,46 @@ def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, p
     stats = json.loads((job.out / "payload" / "reward_stats.json").read_text())
     assert stats["mean"] == pytest.approx(sum(every) / len(every)) == metrics["held_out_reward_mean"]
     assert metrics["held_out_margin"] == pytest.approx(sum(one["chosen"] - one["rejected"] for one in lines) / len(lines))
+
+
+def test_nothing_is_trained_before_isolation_is_proved(tmp_path, policy, monkeypatch):
+    def leaks(*_):
+        raise IsolationError("they see each other")
+
+    monkeypatch.setattr(reward_model, "probe_isolation", leaks)
+    with pytest.raises(IsolationError):
+        trained(tmp_path, policy, [ranked(number) for number in range(4)], holdout=0.0)
+    assert not (tmp_path / "curve.jsonl").exists()
+
+
+def test_the_better_answer_gets_the_higher_score(tmp_path, policy):
+    """From the artifact and the rows alone: whoever mixes sides up does so in his metrics too."""
+    rows = [ranked(number) for number in range(12)]
+    _, job = trained(tmp_path, policy, rows, holdout=0.0, epochs=4)
+    chat, module = Chat(policy.payload), load_reward_model(job.out / "payload", Numerics())
+    documents = [(document(*chat.answer(row["messages"], answer["text"])),) for row in rows for answer in row["answers"]]
+    with torch.no_grad():
+        scores = module(collate(documents, Numerics(), chat.pad_id)).view(-1, 3)
+    assert (scores[:, 0] > scores[:, 1]).all() and (scores[:, 1] > scores[:, 2]).all()
+
+
+def test_the_shares_of_any_number_of_ranks_add_up_to_one_gradient(policy):
+    """Five pairs among two and three ranks: some make a pass that must not count."""
+    rows = [{"margin": 0.5 * number, "strength": 0.6 + 0.1 * number} for number in range(5)]
+    pairs = [(document([5, 6], [7] * (1 + number) + [2]), document([5, 6], [8, 2])) for number in range(5)]
+    chat, loss, found = Chat(policy.payload), BradleyTerry(type="bradley_terry", margin_weight=1.0, centering=0.01), {}
+    for ranks, numerics in ((1, Numerics()), (2, Numerics(micro_batch_tokens=12)), (3, Numerics(packing=False, micro_batch_sequences=2))):
+        module = load_reward_model(policy.payload, numerics, pad_token_id=chat.pad_id)
+        init_head(module.model.score, seed=1)
+        given, sums = labelled(list(zip(rows, pairs, strict=True)), loss.margin_weight), []
+        for rank in range(ranks):
+            with feed([given], rank, ranks, numerics, chat.pad_id, torch.device("cpu")) as fed:
+                sums.append(add_gradient(loss, module, fed.passes(), len(pairs), torch.Tensor.backward).sums())
+        flat = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
+        found[ranks] = flat, sum(one["loss"].item() for one in sums), sum(one["margin"].item() for one in sums)
+    for ranks in (2, 3):
+        assert torch.allclose(found[ranks][0], found[1][0], atol=1e-5 * float(found[1][0].abs().max()) + 1e-7)
+        assert found[ranks][1:] == pytest.approx(found[1][1:], rel=1e-5)
 
 
 def test_margins_and_strengths_reach_the_loss_and_no_cut_of_the_batch_changes_it(tmp_path, policy):

@@ -16,11 +16,6 @@ from stages.job import StageError
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
 def two_turns(count, *marks):
     """Conversations with two questions; the assistant's turns have these marks."""
     rows = []

@@ -28,11 +28,6 @@ def rows():
     return [{**row, "messages": row["messages"] + further * (i % 2)} for i, row in enumerate(models.arithmetic(6))]
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
 @pytest.mark.parametrize(("train_on", "settings"), CASES.items(), ids=CASES)
 def test_sft_loss_is_trls(tmp_path, policy, train_on, settings):
     from trl import SFTConfig, SFTTrainer

@@ -1,5 +1,7 @@
 """The trainer in this process: what its weights are kept in."""
 
+import json
+
 import models
 import pytest
 import torch
@@ -75,3 +77,21 @@ def test_the_sum_over_micro_batches_reaches_the_optimizer_unrounded(tmp_path, ze
     gradients = torch.cat(found)
     touched = gradients[gradients != 0]
     assert gradients.dtype == torch.float32 and (touched != touched.bfloat16().float()).float().mean() > 0.5
+
+
+def test_dropout_is_off_while_training(tmp_path):
+    """Policy, reference and sampler are one function of their weights, also where the model's own config says otherwise."""
+    policy = models.tiny_policy(tmp_path)
+    config = policy.payload / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_dropout": 0.5}))
+    numerics = Numerics(threads=1, attention="sdpa")
+    module = load_policy(policy, numerics)
+    module.model.model.embed_tokens.register_forward_hook(lambda part, args, out: part.dropout(out))
+    module.model.model.embed_tokens.dropout = torch.nn.Dropout(0.5)
+    batch = collate([(document([5, 6, 7], [8, 9, 2]),)], numerics, 0)
+    assert not torch.equal(module.train()(batch)[0], module(batch)[0])  # it would matter
+    trainer = Trainer(module, optimizer=Optimizer(learning_rate=STEP), total_steps=1, dtype="fp32", numerics=numerics, seed=0)
+    found = [trainer.module(batch)[0] for _ in range(2)]
+    trainer.close()
+    assert module.training and torch.equal(*found)
+    assert torch.allclose(found[0], load_policy(policy, numerics).eval()(batch)[0], atol=1e-6)

@@ -18,30 +18,6 @@ SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optim
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory):
-    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
-
-
-@pytest.fixture(scope="module")
-def conversations(tmp_path_factory):
-    return models.dataset(tmp_path_factory.mktemp("data"), "conversation", models.arithmetic(28))
-
-
-@pytest.fixture(scope="module")
-def preferences(tmp_path_factory):
-    rows = [
-        {
-            **row,
-            "messages": row["messages"][:1],
-            "answers": [{"text": text, "score": None} for text in (row["messages"][1]["content"], "not known")],
-            "strength": None,
-        }
-        for row in models.arithmetic(36)
-    ]
-    return models.dataset(tmp_path_factory.mktemp("pairs"), "preference", rows)
-
-
-@pytest.fixture(scope="module")
 def sft_curve(tmp_path_factory, policy, conversations):
     """Loss and gradient norm of four steps, for one way to run the same recipe."""
     seen = {}

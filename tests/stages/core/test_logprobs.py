@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from configs.execution import Numerics
 from stages.core.attention import Span, register, spans_of, varlen_attention
@@ -12,8 +12,10 @@ from stages.core.batches import collate, document
 from stages.core.logprobs import (
     IsolationError,
     PolicyModule,
+    RewardModule,
     RowKernels,
     ScoreHead,
+    ValueModule,
     _TokenLogps,
     probe_isolation,
     rows_backward,
@@ -183,6 +185,23 @@ def test_the_probe_catches_a_leak_between_documents(llama):
 
     with pytest.raises(IsolationError, match="packing: false"):
         probe_isolation(Leaking(llama, 1024), SDPA, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("kind", [RewardModule, ValueModule])
+def test_scores_and_values_are_probed_too(llama, kind):
+    class Leaking(kind):
+        def forward(self, batch):
+            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
+            return super().forward(batch)
+
+    torch.manual_seed(0)
+    config = copy.deepcopy(llama.config)
+    config.num_labels, config.pad_token_id = 1, 0
+    model = LlamaForSequenceClassification(config).eval()
+    for numerics in (SDPA, PADDED):
+        probe_isolation(kind(copy.deepcopy(model)), numerics, torch.device("cpu"))
+    with pytest.raises(IsolationError, match="packing: false"):
+        probe_isolation(Leaking(model), SDPA, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

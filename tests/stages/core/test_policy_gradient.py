@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
-from configs.policy_gradient import AdaptiveKl, Correction, Kl
+from configs.policy_gradient import AdaptiveKl, Algorithm, Correction, Kl
 from stages.core import policy_gradient as pg
 
 DOCUMENTS = torch.tensor([0, 0, 0, 1])
@@ -75,6 +76,16 @@ def test_dcpo_gives_rare_tokens_more_room():
     assert (1 - low[0].item()) * low[0].item() == pytest.approx(0.16)
     found = pg.clipped(torch.tensor([1.5, 1.5, 1.5]), torch.ones(3), low, high)
     assert found.loss_N.tolist() == pytest.approx([-1.170820, -1.5, -1.5])
+
+
+def test_dcpo_bounds_what_a_bad_answer_can_do_too():
+    # ρ = 12 with A = -1 counts as 10 and has no gradient, ρ = 4 (above the upper bound 1.72, which is for good answers) counts whole
+    algorithm = TypeAdapter(Algorithm).validate_python({"type": "dcpo"})
+    ratios = torch.tensor([12.0, 4.0, 12.0], requires_grad=True)
+    found = pg.objective(algorithm, ratios, torch.zeros(3), logs(0.16, 0.16, 1e-4), torch.tensor([-1.0, -1.0, 1.0]))
+    assert found.loss_N.tolist() == pytest.approx([10, 4, -10]) and found.high_N.tolist() == [1, 0, 1]
+    found.loss_N.sum().backward()
+    assert ratios.grad is not None and ratios.grad.tolist() == [0, 1, 0]
 
 
 def test_kl_estimators_at_the_reference_and_on_both_sides():
