@@ -26,10 +26,11 @@ help: ## Shows this list
 
 setup: ## Makes .venv with everything in it; instant when nothing has changed
 
-test: setup ## Checks style and types and runs all tests
+WORKERS ?= 2
+test: setup ## Checks style and types and runs all tests, WORKERS=2 files of them at a time
 	ruff check .
 	pyright
-	pytest
+	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup ## Checks style and types
 	ruff check .

@@ -1,7 +1,9 @@
-"""What all tests share: no telemetry, no hub, slow tests last, GPU tests only where there is a GPU."""
+"""What all tests share: no telemetry, no hub, one thread, an order, GPU tests only where there is a GPU."""
 
 import os
 import signal
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ os.environ |= {
     "DVC_NO_ANALYTICS": "1",
     "GX_ANALYTICS_ENABLED": "false",
     "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",  # tensors are so small that threads only wait for each other; what tests start has settings of its own
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -29,15 +32,30 @@ def root() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_process_group_is_left_behind() -> Iterator[None]:
+def no_trainer_leaves_anything_behind() -> Iterator[None]:
     """Trainers in this process put into the environment what torchrun would: jobs of later tests would take themselves for ranks."""
     yield
     for name in PROCESS_GROUP:
         os.environ.pop(name, None)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+LONGEST = ["test_chain", "test_training", "test_rlvr", "test_mirroring", "test_flow", "test_policy_update", "test_reproduce"]
+"""Files that take minutes, the longest first."""
+
+
+def is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # a file is one worker's: a long one at the end would leave the others without work
+        slow = Counter(item.path.stem for item in items if is_slow(item))
+        order = LONGEST + [name for name, _ in slow.most_common()]
+        items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
+    else:
+        items.sort(key=is_slow)
     if not Path("/dev/nvidia0").exists():
         for item in items:
             if item.get_closest_marker("gpu"):

@@ -149,7 +149,7 @@ class Lab:
     def __init__(self, folder: Path) -> None:
         self.code, self.root = folder / "code", folder / "project"
         for package in ("configs", "data", "pipelines", "stages"):
-            shutil.copytree(REPOSITORY / package, self.code / package, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(REPOSITORY / package, self.code / package)  # with its bytecode, which every process would make anew
         for kind, body in KINDS.items():
             (self.code / "stages" / f"{kind}.py").write_text(STAGE + textwrap.dedent(body))
         self.root.mkdir()

@@ -54,6 +54,12 @@ def lab(store: FaultyStore, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     return found
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients give up at once: for faults that do not pass, where only pauses would be longer."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+
+
 @contextmanager
 def changed(entry: Any, body: bytes | None) -> Iterator[None]:
     """An object with other bytes, or none; afterwards as it was."""
@@ -173,6 +179,7 @@ def test_throttling_and_cut_connections_are_survived(lab: Lab, store: FaultyStor
     assert store.pending == 0 and clone.contents() == lab.contents()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     one, two = cloned(lab, tmp_path / "one"), cloned(lab, tmp_path / "two")
     for clone in (one, two):
@@ -187,6 +194,7 @@ def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, 
     assert set(outcomes(two.run(), pull(two.run())).values()) == {"restored", "unchanged"} and two.contents() == one.contents()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_of_an_upload_in_parts_nothing_is_there_before_all_is(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     big, back, ours = tmp_path / "big", tmp_path / "back", Store(lab.project)
     with big.open("wb") as stream:
@@ -201,6 +209,7 @@ def test_of_an_upload_in_parts_nothing_is_there_before_all_is(lab: Lab, store: F
     assert Store(lab.project).get("some/big", back) and filecmp.cmp(big, back, shallow=False)
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("fault", ["bucket", "keys", "network"])
 def test_a_remote_that_cannot_be_used_is_named_with_its_remedy(
     fault: str, lab: Lab, store: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,9 +1,13 @@
 """A tiny policy and jobs around it, for tests of the stages that train and sample."""
 
+import faulthandler
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from configs.execution import Numerics, Placement
 from data import records
 from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from pipelines.launcher import MARK, kill_all
+from stages.__main__ import main as run_stage
 from stages.job import Job, JobSpec
 
 
@@ -79,7 +84,7 @@ def curve(job: Job) -> list[dict[str, Any]]:
 Given = dict[str, dict[str, Artifact]]
 
 
-def start_job(
+def write_spec(
     folder: Path,
     kind: str,
     config: dict[str, Any],
@@ -87,8 +92,8 @@ def start_job(
     numerics: Numerics,
     asked: dict[str, Any] | None = None,
     **placement: Any,
-):
-    """Starts a stage as the launcher does: a process of its own, under torchrun for several ranks."""
+) -> None:
+    """What a job in `folder` is to do."""
     folder.mkdir(parents=True, exist_ok=True)
     spec = JobSpec(
         address=f"test/{kind}",
@@ -102,11 +107,24 @@ def start_job(
         **(asked or {}),
     )
     (folder / "spec.json").write_text(spec.model_dump_json())  # inputs in the order given
-    ranks = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", str(numerics.world_size)] if numerics.world_size > 1 else []
-    command = [sys.executable, *ranks, "-m", "stages", str(folder)]
+
+
+def ranks_of(folder: Path) -> int:
+    return json.loads((folder / "spec.json").read_text())["numerics"]["world_size"]
+
+
+def _start(folder: Path, ranks: int, *command: str) -> "subprocess.Popen[bytes]":
+    """Starts a process as the launcher does, under torchrun for several ranks; its log and its mark are those of a job in `folder`."""
+    torchrun = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), MARK: str(folder)}
     with (folder / "log.txt").open("a") as log:
-        return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen([sys.executable, *torchrun, *command], cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
+
+
+def start_job(folder: Path, *args: Any, **kwargs: Any) -> "subprocess.Popen[bytes]":
+    """Starts a stage in a process of its own; arguments are those of `write_spec`."""
+    write_spec(folder, *args, **kwargs)
+    return _start(folder, ranks_of(folder), "-m", "stages", str(folder))
 
 
 def kill(job: "subprocess.Popen[bytes]", folder: Path) -> None:
@@ -116,8 +134,60 @@ def kill(job: "subprocess.Popen[bytes]", folder: Path) -> None:
 
 
 def run_job(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Runs a stage to its end; returns done.json."""
+    """Runs a stage to its end in a process of its own; returns done.json."""
     process = start_job(folder, *args, **kwargs)
     process.wait(timeout=300)
-    assert (folder / "done.json").exists(), (folder / "log.txt").read_text()[-3000:]
+    return told(folder)
+
+
+def run(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Runs a stage to its end where processes are no matter; returns done.json."""
+    write_spec(folder, *args, **kwargs)
+    (done,) = run_written([folder])
+    return done
+
+
+def run_written(folders: Sequence[Path], apart: bool = False) -> list[dict[str, Any]]:
+    """Runs what `write_spec` has written, one after another and without a start of seconds for each: jobs of one rank in this
+    process, those of several ranks all in the same ones.
+
+    Args:
+        folders: of jobs of equally many ranks.
+        apart: in a process of their own also where they have one rank, e.g. because they load a compiler.
+
+    Returns:
+        done.json of each.
+    """
+    (ranks,) = set(map(ranks_of, folders))
+    if ranks > 1 or apart:
+        _start(folders[0], ranks, __file__, *map(str, folders)).wait(timeout=600)
+    else:
+        for folder in folders:
+            with (folder / "log.txt").open("a") as log, redirect_stdout(log), redirect_stderr(log), _as_it_was():
+                run_stage(folder)
+    return [told(folder, folders[0]) for folder in folders]
+
+
+def told(folder: Path, log_of: Path | None = None) -> dict[str, Any]:
+    assert (folder / "done.json").exists(), ((log_of or folder) / "log.txt").read_text()[-3000:]
     return json.loads((folder / "done.json").read_text())
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """A job is master of its process: its handlers of signals and its environment are not to outlive it here."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    environment = dict(os.environ)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        faulthandler.unregister(signal.SIGUSR2)
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+if __name__ == "__main__":
+    sys.exit(next((code for folder in sys.argv[1:] if (code := run_stage(Path(folder)))), 0))

@@ -36,7 +36,7 @@ def sft(tmp_path_factory) -> tuple[Any, ...]:
     policy = models.tiny_policy(folder / "policy")
     data = models.dataset(folder / "data", "conversation", models.arithmetic(28))
     args = ("sft", SFT, {"policy": {"policy": policy}, "data": {"data": data}}, ONE)
-    return args, models.run_job(folder / "undisturbed", *args)
+    return args, models.run(folder / "undisturbed", *args)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def killed_with_its_machine(folder: Path, url: str, args: Any, count: int) -> No
 def test_another_machine_goes_on_and_ends_in_the_same_bytes(tmp_path, url, sft):
     args, undisturbed = sft
     killed_with_its_machine(tmp_path / "gone", url, args, 2)
-    resumed = models.run_job(tmp_path / "other", *args, **placed(url))
+    resumed = models.run(tmp_path / "other", *args, **placed(url))
     log = (tmp_path / "other" / "log.txt").read_text()
     assert "takes over from process" in log and "fetched step-" in log and "resumed from step-" in log, log
     assert resumed["content"] == undisturbed["content"] and resumed["metrics"] == undisturbed["metrics"]
@@ -97,7 +97,7 @@ def test_a_changed_mirrored_checkpoint_is_named_and_the_one_before_is_taken(tmp_
     data = bytearray(random_state.read_bytes())
     data[len(data) // 2] ^= 1
     random_state.write_bytes(data)
-    resumed = models.run_job(tmp_path / "other", *args, **placed(url))
+    resumed = models.run(tmp_path / "other", *args, **placed(url))
     assert f"mirrored checkpoint {newest} is damaged" in (tmp_path / "other" / "log.txt").read_text()
     assert resumed["resumed_from"] == before and resumed["content"] == undisturbed["content"]
 
@@ -109,7 +109,7 @@ def test_what_lies_here_is_taken_where_the_mirror_has_nothing_newer(tmp_path, sf
     wait_until(lambda: Mirror.of(url, "k").checkpoints(), job)
     models.kill(job, tmp_path / "a")
     began = time.monotonic()
-    resumed = models.run_job(tmp_path / "a", *args, **placed(url, heartbeat_timeout_s=600))
+    resumed = models.run(tmp_path / "a", *args, **placed(url, heartbeat_timeout_s=600))
     log = (tmp_path / "a" / "log.txt").read_text()
     assert "takes over" not in log and "fetched" not in log and time.monotonic() - began < 60  # its own lease, no waiting
     assert resumed["resumed_from"] and resumed["content"] == undisturbed["content"]
@@ -122,7 +122,7 @@ def test_a_second_machine_is_refused_while_the_first_lives(tmp_path, sft):
     job = models.start_job(tmp_path / "first", *longer, **placed(url))
     try:
         wait_until(lambda: Mirror.of(url, "k").checkpoints(), job)
-        done = models.run_job(tmp_path / "second", *longer, **placed(url))
+        done = models.run(tmp_path / "second", *longer, **placed(url))
         assert (done["ok"], done["cause"]) == (False, "refused") and f"process {job.pid} on " in done["message"]
     finally:
         models.kill(job, tmp_path / "first")
@@ -162,7 +162,7 @@ def test_a_store_that_throttles_and_cuts_uploads_gets_whole_checkpoints(tmp_path
     killed_with_its_machine(tmp_path / "gone", url, args, 1)
     assert store.pending == 0
     store.cut_downloads(3, matching="/engine/", at_least=10_000)
-    resumed = models.run_job(tmp_path / "other", *args, **placed(url))
+    resumed = models.run(tmp_path / "other", *args, **placed(url))
     assert store.pending == 0 and resumed["resumed_from"] and resumed["content"] == undisturbed["content"]
 
 
@@ -177,7 +177,7 @@ def test_finished_chunks_are_not_generated_again_elsewhere(tmp_path, store):
     ]
     pool = models.dataset(tmp_path / "pool", "prompt", prompts)
     args = ("sample", SAMPLE, {"policies": policies, "prompts": {"pool": pool}}, ONE)
-    undisturbed = models.run_job(tmp_path / "undisturbed", *args)
+    undisturbed = models.run(tmp_path / "undisturbed", *args)
     assert undisturbed["ok"], undisturbed
     total = len(list((tmp_path / "undisturbed" / "chunks").glob("*.json")))
     patient = placed(url, heartbeat_timeout_s=120)  # the engine takes its time before it first speaks
@@ -189,6 +189,6 @@ def test_finished_chunks_are_not_generated_again_elsewhere(tmp_path, store):
     shutil.rmtree(tmp_path / "gone")
     promised = f"{url}/k/lease/000001.json"
     storage.write(promised, storage.read(promised).replace(b'"silence_s": 60.0', b'"silence_s": 0.5'))  # instead of waiting a minute
-    resumed = models.run_job(tmp_path / "other", *args, **patient)
+    resumed = models.run(tmp_path / "other", *args, **patient)
     assert f"fetched {sent} finished chunks" in (tmp_path / "other" / "log.txt").read_text()
     assert resumed["content"] == undisturbed["content"] and resumed["checkpoints"]["mirrored"] >= 1

@@ -1,4 +1,4 @@
-"""RLVR with both real engines, in jobs of their own, as the launcher runs them."""
+"""RLVR with both real engines."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from models import a_job, config_of, curve, dataset, kill, publish, run_job, start_job
+from models import a_job, config_of, curve, dataset, kill, publish, run, run_job, start_job
 from tiny_models import make
 
 from configs.execution import Numerics
@@ -57,7 +57,7 @@ def inputs(policy, tmp_path_factory):
 def whole(inputs, tmp_path_factory):
     """A run that nobody interrupted: (folder, done.json)."""
     folder = tmp_path_factory.mktemp("whole") / "job"
-    done = run_job(folder, "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    done = run(folder, "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert done["ok"], done
     return folder, done
 
@@ -116,7 +116,7 @@ def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs
 @pytest.mark.parametrize("victim", ["job", "engine"])
 def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path, victim):
     kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, victim)
-    done = run_job(tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    done = run(tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert done["ok"], done
     assert "resumed from step-" in (tmp_path / "job" / "log.txt").read_text()
     folder, uninterrupted = whole
@@ -169,7 +169,7 @@ def test_two_ranks_see_the_same_rollouts_and_take_the_same_step(whole, inputs, t
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path):
-    done = run_job(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "algorithm": {"type": "remax"}}, inputs, ONE_THREAD)
+    done = run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "algorithm": {"type": "remax"}}, inputs, ONE_THREAD)
     assert done["ok"], done
     rows = curve(a_job(tmp_path / "job"))
     assert all(row["logprob_gap"] < 1e-4 and row["grad_norm"] > 0 for row in rows)
@@ -181,7 +181,7 @@ def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path):
 def test_no_signal_at_all_fails_the_stage(inputs, tmp_path):
     hopeless = [prompt(number, verifier={"name": "arithmetic", "answer": "123456789"}) for number in range(8)]
     given = inputs | {"prompts": {"pool": dataset(tmp_path / "pool", "prompt", hopeless)}}
-    done = run_job(tmp_path / "job", "rlvr", FIELDS | {"steps": 2}, given, ONE_THREAD)
+    done = run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2}, given, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
     assert "none of 2 steps had a group with unequal rewards (mean reward 0.000)" in done["message"]
     rows = curve(a_job(tmp_path / "job"))

@@ -1,4 +1,4 @@
-"""`sample` and `evaluate` with the real engine, in jobs of their own, as the launcher runs them."""
+"""`sample` and `evaluate` with the real engine."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from models import dataset, publish, run_job, start_job
+from models import dataset, publish, run, start_job
 from tiny_models import make
 
 from configs.datasets import Window
@@ -61,7 +61,7 @@ def test_a_window_is_its_slice_and_one_beyond_the_pool_is_refused():
 @pytest.mark.timeout(600)
 def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(policies, pool, tmp_path):
     inputs = {"policies": {"a": policies["a"], "b": policies["b"]}, "prompts": {"pool": pool}}
-    assert run_job(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
+    assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
     process = start_job(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
     chunks = tmp_path / "killed" / "chunks"
@@ -72,7 +72,7 @@ def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(poli
     process.wait()
     finished = {file: file.stat().st_mtime_ns for file in chunks.glob("[0-9a-f]*.json")}
     assert 0 < len(finished) < 18  # 2 policies * 36 requests / 4
-    done = run_job(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
+    done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
     assert done["ok"]
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
 
@@ -100,7 +100,7 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path):
     }
     labels = {"base": policies["a"], "tuned": policies["b"], "other": policies["deep"], "again": policies["a"]}
     config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32"}
-    done = run_job(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
+    done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
     assert done["ok"], done
     payload = tmp_path / "job" / "out" / "payload"
     rows, table = read_rows(payload / "rows.jsonl"), json.loads((payload / "scores.json").read_text())
@@ -138,7 +138,7 @@ def test_a_prompt_longer_than_the_context_is_named_before_any_engine_starts(poli
     long = prompt(1, messages=[{"role": "user", "content": "1 " * 300}])
     pool = dataset(tmp_path / "pool", "prompt", [long])
     config = SAMPLE | {"prompts": {"count": 1}}
-    done = run_job(tmp_path / "job", "sample", config, {"policies": {"a": policies["a"]}, "prompts": {"pool": pool}}, ONE_THREAD)
+    done = run(tmp_path / "job", "sample", config, {"policies": {"a": policies["a"]}, "prompts": {"pool": pool}}, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
     assert "the model's context is 256" in done["message"] and "lower max_tokens" in done["message"]
 

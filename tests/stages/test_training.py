@@ -17,27 +17,13 @@ pytestmark = pytest.mark.slow
 SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 
 
-@pytest.fixture(scope="module")
-def sft_curve(tmp_path_factory, policy, conversations):
-    """Loss and gradient norm of four steps, for one way to run the same recipe."""
-    seen = {}
-
-    def run(reduction="mean", **numerics):
-        name = json.dumps([reduction, numerics])
-        if name not in seen:
-            folder = tmp_path_factory.mktemp("sft")
-            config = {**SFT, "loss_reduction": reduction}
-            done = models.run_job(folder, "sft", config, inputs(policy, conversations), Numerics(threads=1, **numerics))
-            assert done["ok"], done
-            curve = [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
-            seen[name] = [(row["loss"], row["grad_norm"], row["trained_tokens"]) for row in curve]
-        return seen[name]
-
-    return run
-
-
 def inputs(policy, conversations):
     return {"policy": {"policy": policy}, "data": {"data": conversations}}
+
+
+def dpo(**changed):
+    rate = {"learning_rate": 1e-3, "schedule": "cosine"}
+    return {"global_batch": 8, "max_length": 64, "loss": {"type": "dpo"}, "epochs": 12, "optimizer": rate, **changed}
 
 
 CUTS = {
@@ -51,6 +37,80 @@ CUTS = {
     "two ranks, ZeRO 2, small packs": {"world_size": 2, "zero_stage": 2, "micro_batch_tokens": 48},
     "two ranks, ZeRO 3, padded": {"world_size": 2, "zero_stage": 3, "packing": False},
 }
+LONG = {**SFT, "epochs": 12}
+KILLED = {
+    "sft bf16": ("sft", {**LONG, "dtype": "bf16"}, {}),
+    "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
+    "sft with adapters, two ranks ZeRO 2": ("sft", {**LONG, "dtype": "bf16", "lora": {"rank": 4}}, {"world_size": 2, "zero_stage": 2}),
+    "sft compiled": ("sft", {**LONG, "dtype": "bf16"}, {"kernels": "compiled"}),
+    "dpo bf16": ("preference_train", dpo(), {}),
+    "kto fp32 two ranks ZeRO 2": (
+        "preference_train",
+        dpo(loss={"type": "kto"}, dtype="fp32"),
+        {"world_size": 2, "zero_stage": 2},
+    ),
+    "reward model two ranks": ("reward_model", {name: value for name, value in dpo().items() if name != "loss"}, {"world_size": 2}),
+}
+THREE = {**SFT, "epochs": 3}
+WITH_CHECKPOINTS = {"checkpoint_every_steps": 5}
+RESHAPES = {
+    "one rank to two": ({}, {"world_size": 2}),
+    "two ranks to one, ZeRO 1 to 2": ({"world_size": 2}, {"zero_stage": 2}),
+    "two ranks to one, ZeRO 3": ({"world_size": 2, "zero_stage": 3}, {"zero_stage": 3}),
+    "smaller micro-batches": ({}, {"micro_batch_tokens": 48}),
+}
+TWO_RANKS = [
+    *(case for case in (*(("sft", SFT, cut) for cut in CUTS.values()), *KILLED.values()) if "world_size" in case[2]),
+    ("sft", LONG, {"world_size": 2}),
+    *(("sft", THREE, before, WITH_CHECKPOINTS) for before, _ in RESHAPES.values() if before),
+]
+"""Kind, config, numerics and placement of all runs of two ranks that nobody disturbs: they share one start."""
+
+
+@pytest.fixture(scope="module")
+def args_of(policy, conversations, preferences):
+    """What a job takes: kind, config, inputs and numerics."""
+
+    def args(kind, config, numerics):
+        given = inputs(policy, conversations) if kind == "sft" else {"policy": {"p": policy}, "preferences": {"d": preferences}}
+        return kind, config, given, Numerics(threads=1, **numerics)
+
+    return args
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory, args_of):
+    """Runs a stage that nobody disturbs, each case once: (folder, done.json)."""
+    known = {}
+
+    def run(*case):
+        if str(case) not in known:
+            cases = TWO_RANKS if "world_size" in case[2] else [case]
+            folders = [tmp_path_factory.mktemp("quiet") for _ in cases]
+            for folder, (kind, config, numerics, *placed) in zip(folders, cases, strict=True):
+                models.write_spec(folder, *args_of(kind, config, numerics), **dict(*placed))
+            done = models.run_written(folders, apart="kernels" in case[2])
+            assert all(one["ok"] for one in done), done
+            known.update(zip(map(str, cases), zip(folders, done, strict=True), strict=True))
+        return known[str(case)]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def sft_curve(quiet):
+    """Loss and gradient norm of four steps, for one way to run the same recipe."""
+
+    def curve(reduction="mean", **numerics):
+        config = SFT if reduction == "mean" else {**SFT, "loss_reduction": reduction}
+        folder, _ = quiet("sft", config, numerics)
+        return [(row["loss"], row["grad_norm"], row["trained_tokens"]) for row in rows_of(folder)]
+
+    return curve
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
@@ -76,9 +136,9 @@ def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(t
     losses = []
     for name, numerics in (("one", {}), ("two", {"world_size": 2, "zero_stage": 3})):
         config = {**SFT, "global_batch": 2, "epochs": 3}
-        done = models.run_job(tmp_path / name, "sft", config, inputs(policy, data), Numerics(threads=1, logprob_chunk=8, **numerics))
+        done = models.run(tmp_path / name, "sft", config, inputs(policy, data), Numerics(threads=1, logprob_chunk=8, **numerics))
         assert done["ok"], done
-        losses.append([json.loads(line)["loss"] for line in (tmp_path / name / "curve.jsonl").read_text().splitlines()])
+        losses.append([row["loss"] for row in rows_of(tmp_path / name)])
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 
 
@@ -87,47 +147,44 @@ def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
     assert sft_curve()[0][0] == pytest.approx(math.log(vocabulary), rel=0.05)
 
 
-def resume_cases():
-    dpo = {"global_batch": 8, "max_length": 64, "loss": {"type": "dpo"}, "optimizer": {"learning_rate": 1e-3, "schedule": "cosine"}}
-    return {
-        "sft bf16": ("sft", {**SFT, "dtype": "bf16", "epochs": 12}, {}),
-        "sft two ranks ZeRO 3": ("sft", {**SFT, "epochs": 12}, {"world_size": 2, "zero_stage": 3}),
-        "sft with adapters, two ranks ZeRO 2": (
-            "sft",
-            {**SFT, "dtype": "bf16", "epochs": 12, "lora": {"rank": 4}},
-            {"world_size": 2, "zero_stage": 2},
-        ),
-        "sft compiled": ("sft", {**SFT, "dtype": "bf16", "epochs": 12}, {"kernels": "compiled"}),
-        "dpo bf16": ("preference_train", {**dpo, "epochs": 12}, {}),
-        "kto fp32 two ranks ZeRO 2": (
-            "preference_train",
-            {**dpo, "loss": {"type": "kto"}, "dtype": "fp32", "epochs": 12},
-            {"world_size": 2, "zero_stage": 2},
-        ),
-        "reward model two ranks": ("reward_model", {**{k: dpo[k] for k in dpo if k != "loss"}, "epochs": 12}, {"world_size": 2}),
-    }
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory, args_of):
+    """Kills a job and goes on with it: (folder, done.json). All of two ranks go on in one start."""
+    known = {}
+
+    def killed(case):
+        folder = tmp_path_factory.mktemp("killed")
+        victim = models.start_job(folder, *args_of(*case), checkpoint_every_steps=5)
+        wait_until(lambda: any((folder / "checkpoints").glob("step-*1[05]")), victim)
+        models.kill(victim, folder)
+        assert not (folder / "done.json").exists(), "the job ended before it was killed: make it longer"
+        return folder
+
+    def run(case):
+        if str(case) not in known:
+            cases = [one for one in KILLED.values() if "world_size" in one[2]] if "world_size" in case[2] else [case]
+            folders = [killed(one) for one in cases]
+            done = models.run_written(folders, apart="kernels" in case[2])
+            known.update(zip(map(str, cases), zip(folders, done, strict=True), strict=True))
+        return known[str(case)]
+
+    return run
 
 
-@pytest.mark.parametrize(("kind", "config", "numerics"), resume_cases().values(), ids=resume_cases().keys())
-def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(tmp_path, policy, conversations, preferences, kind, config, numerics):
-    given = inputs(policy, conversations) if kind == "sft" else {"policy": {"p": policy}, "preferences": {"d": preferences}}
-    args = (kind, config, given, Numerics(threads=1, **numerics))
-    undisturbed = models.run_job(tmp_path / "a", *args)
-    victim = models.start_job(tmp_path / "b", *args, checkpoint_every_steps=5)
-    wait_until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*1[05]")), victim)
-    models.kill(victim, tmp_path / "b")
-    assert not (tmp_path / "b" / "done.json").exists(), "the job ended before it was killed: make it longer"
-    resumed = models.run_job(tmp_path / "b", *args, checkpoint_every_steps=5)
-    assert "resumed from step-" in (tmp_path / "b" / "log.txt").read_text()
-    assert resumed["content"] == undisturbed["content"] and resumed["metrics"] == undisturbed["metrics"]
-    steps = [json.loads(line)["step"] for line in (tmp_path / "b" / "curve.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, undisturbed["metrics"]["steps"] + 1))
+@pytest.mark.parametrize("case", KILLED.values(), ids=KILLED.keys())
+def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(quiet, resumed, case):
+    _, undisturbed = quiet(*case)
+    folder, done = resumed(case)
+    assert done["resumed_from"] >= "step-000010"
+    assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
+    assert [row["step"] for row in rows_of(folder)] == list(range(1, undisturbed["metrics"]["steps"] + 1))
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), (2, signal.SIGUSR1)])
-def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, policy, conversations, ranks, number):
-    args = ("sft", {**SFT, "epochs": 12}, inputs(policy, conversations), Numerics(threads=1, world_size=ranks))
-    undisturbed = models.run_job(tmp_path / "a", *args)
+def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, quiet, args_of, ranks, number):
+    case = ("sft", LONG, {"world_size": 2} if ranks == 2 else {})
+    args = args_of(*case)
+    _, undisturbed = quiet(*case)
     job = models.start_job(tmp_path / "b", *args, checkpoint_every_steps=5)
     wait_until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*10")), job)
     os.kill(job.pid, number)  # of two ranks torchrun alone hears it
@@ -140,60 +197,45 @@ def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, 
     data[len(data) // 2] ^= 1
     random_state.write_bytes(data)
     (tmp_path / "b" / "done.json").unlink()
-    resumed = models.run_job(tmp_path / "b", *args, checkpoint_every_steps=5)
+    resumed = models.run(tmp_path / "b", *args, checkpoint_every_steps=5)
     assert f"{newest.name} is damaged (random_0.pt)" in (tmp_path / "b" / "log.txt").read_text()
     assert resumed["content"] == undisturbed["content"]
 
 
 def test_a_checkpoint_of_other_numerics_is_refused_with_what_changed(tmp_path, policy, conversations):
-    args = ("sft", {**SFT, "epochs": 12}, inputs(policy, conversations))
-    job = models.start_job(tmp_path, *args, Numerics(threads=1), checkpoint_every_steps=5)
-    wait_until(lambda: any((tmp_path / "checkpoints").glob("step-*10")), job)
-    models.kill(job, tmp_path)
-    done = models.run_job(tmp_path, *args, Numerics(threads=1, micro_batch_tokens=64))
+    args = ("sft", SFT, inputs(policy, conversations))
+    assert models.run(tmp_path, *args, Numerics(threads=1), checkpoint_every_steps=2)["ok"]
+    done = models.run(tmp_path, *args, Numerics(threads=1, micro_batch_tokens=64))
     assert not done["ok"] and done["cause"] == "refused" and "micro_batch_tokens 1024 -> 64" in done["message"]
 
 
-RESHAPES = {
-    "one rank to two": ({}, {"world_size": 2}),
-    "two ranks to one, ZeRO 1 to 2": ({"world_size": 2}, {"zero_stage": 2}),
-    "two ranks to one, ZeRO 3": ({"world_size": 2, "zero_stage": 3}, {"zero_stage": 3}),
-    "smaller micro-batches": ({}, {"micro_batch_tokens": 48}),
-}
-
-
 @pytest.mark.parametrize(("before", "after"), RESHAPES.values(), ids=RESHAPES.keys())
-def test_a_checkpoint_is_resharded_when_asked_and_the_record_says_so(tmp_path, policy, conversations, before, after):
+def test_a_checkpoint_is_resharded_when_asked_and_the_record_says_so(tmp_path, quiet, args_of, before, after):
     """The loss goes on as if nothing had happened: weights, moments and step of Adam have all come along."""
-    config, given = {**SFT, "epochs": 3}, inputs(policy, conversations)
-    whole = models.run_job(tmp_path / "a", "sft", config, given, Numerics(threads=1))
-    job = models.start_job(tmp_path / "b", "sft", config, given, Numerics(threads=1, **before), checkpoint_every_steps=5)
-    wait_until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*05")), job)
-    models.kill(job, tmp_path / "b")
-    (tmp_path / "b" / "done.json").unlink(missing_ok=True)
-    for newer in (tmp_path / "b" / "checkpoints").glob("step-*10"):
-        shutil.rmtree(newer)
-    done = models.run_job(tmp_path / "b", "sft", config, given, Numerics(threads=1, **after), {"reshard": True})
+    whole, _ = quiet("sft", THREE, {}, WITH_CHECKPOINTS)
+    made, _ = quiet("sft", THREE, before, WITH_CHECKPOINTS)
+    shutil.copytree(made / "checkpoints" / "step-000005", tmp_path / "checkpoints" / "step-000005")
+    shutil.copy(made / "curve.jsonl", tmp_path)
+    done = models.run(tmp_path, *args_of("sft", THREE, after), {"reshard": True})
     assert done["ok"], done
     (mark,) = done["marks"]
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     assert mark.startswith("numerics changed at step 5: ") and all(f"{name} " in mark for name in changed)
-    curves = [[json.loads(line)["loss"] for line in (tmp_path / x / "curve.jsonl").read_text().splitlines()] for x in "ab"]
-    assert len(curves[1]) == whole["metrics"]["steps"] == 12
-    assert curves[1] == pytest.approx(curves[0], rel=2e-4)
+    curves = [[row["loss"] for row in rows_of(folder)] for folder in (whole, tmp_path)]
+    assert len(curves[1]) == 12 and curves[1] == pytest.approx(curves[0], rel=2e-4)
 
 
 def test_dpo_begins_at_log_two_and_bradley_terry_separates(tmp_path, policy, preferences):
     given = {"policy": {"p": policy}, "preferences": {"d": preferences}}
     common = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 3e-3}}
-    dpo = models.run_job(tmp_path / "a", "preference_train", {**common, "loss": {"type": "dpo_norm"}}, given, Numerics(threads=1))
+    dpo = models.run(tmp_path / "a", "preference_train", {**common, "loss": {"type": "dpo_norm"}}, given, Numerics(threads=1))
     assert dpo["metrics"]["first_loss"] == pytest.approx(math.log(2), abs=1e-5) and dpo["metrics"]["loss"] < 0.6
-    reward = models.run_job(tmp_path / "b", "reward_model", {**common, "epochs": 4, "holdout": 0.3}, given, Numerics(threads=1))
+    reward = models.run(tmp_path / "b", "reward_model", {**common, "epochs": 4, "holdout": 0.3}, given, Numerics(threads=1))
     assert reward["metrics"]["held_out_pairs"] > 3 and reward["metrics"]["held_out_accuracy"] == 1.0
 
 
 def test_a_loss_that_is_no_number_ends_the_job_and_leaves_no_checkpoint_of_it(tmp_path, policy, conversations):
-    config = {**SFT, "epochs": 12, "optimizer": {"learning_rate": 1.0, "weight_decay": 1e3, "schedule": "constant"}}
+    config = {**LONG, "optimizer": {"learning_rate": 1.0, "weight_decay": 1e3, "schedule": "constant"}}
     done = models.run_job(tmp_path, "sft", config, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=1)
     assert not done["ok"] and done["cause"] == "not_finite" and "lower optimizer.learning_rate (1.0)" in done["message"]
     logged = (tmp_path / "curve.jsonl").read_text().splitlines()
@@ -208,12 +250,12 @@ def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conve
     (tmp_path / "curve.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
     done = models.run_job(tmp_path, "sft", SFT, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=3)
     assert done["ok"] and not guard.exists(), done
-    assert [json.loads(line)["step"] for line in (tmp_path / "curve.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
 
 def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(tmp_path, policy, conversations):
-    done = models.run_job(tmp_path, "sft", {**SFT, "max_length": 8}, inputs(policy, conversations), Numerics(threads=1))
+    done = models.run(tmp_path, "sft", {**SFT, "max_length": 8}, inputs(policy, conversations), Numerics(threads=1))
     assert not done["ok"] and "none of 28 rows is left" in done["message"]
 
 
