@@ -77,6 +77,9 @@ WORKLOADS: dict[str, Workload] = {
     "sft-same-process": Workload(
         "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, peer with our allocator and threads", 2.0, peer_environment=OUR_SETTINGS
     ),
+    "sft-compiled": Workload(
+        "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, our kernels compiled", 2.5, numerics={"kernels": "compiled"}
+    ),
     "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 8, "SFT, 20M Llama", 2.5),
     "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0),
     "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 4, "Reward model, 20M Llama", 2.0),

@@ -237,7 +237,7 @@ def test_retries_end(lab: Lab) -> None:
 
 def test_silent_job_is_ended(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 60, "silent": True})
-    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 1.5")
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 4")
     run = lab.run()
     with pytest.raises(StageFailed, match=r"no sign of life for \d+ s; placement.heartbeat_timeout_s allows 1.5"):
         ensure(run, run.graph.find("raw"))
@@ -471,7 +471,7 @@ def test_a_pre_empted_job_is_resumed_and_counts_as_no_failure(lab: Lab, number: 
 
 def test_a_hung_job_says_where_it_stood(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 60, "silent": True})
-    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 1.5")
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 4")
     run = lab.run()
     with pytest.raises(StageFailed, match="where its threads stood is at the end of its log"):
         ensure(run, run.graph.find("raw"))
