@@ -17,7 +17,7 @@ from configs.execution import Numerics
 from data.chat import Chat
 from stages.core.batches import collate, document
 from stages.engines.models import load_policy, load_reward_model
-from stages.engines.policy_update import credited, cut, fresh_memory, look, mini_batches, policy_pass, together, update
+from stages.engines.policy_update import credited, cut, fresh_memory, mini_batches, policy_pass, together, update
 from stages.job import NotFinite, StageError
 from stages.rlvr import make_learner
 
@@ -97,12 +97,11 @@ def test_the_weight_of_an_unbiased_kl_is_the_tokens_own_ratio(policy, answers):
     kl = {"estimator": "k3", "coefficient": 0.5, "unbiased": True}
     for type in ("gspo", "grpo"):
         made = policy_lab.learner(policy_lab.algorithm(type, kl=kl), policy)
-        (one,) = cut(made, answers, [[0, 1, 2, 3]])
-        seen = look(made, one, old=True)
+        ((seen,),) = cut(made, answers, [[[0, 1, 2, 3]]], old=True)
         assert seen.old_N is not None and seen.reference_N is not None
         shift_N = torch.linspace(-0.4, 0.4, len(seen.old_N))
         seen = replace(seen, old_N=seen.old_N - shift_N, reference_N=seen.reference_N + 0.3, advantages_N=torch.zeros_like(shift_N))
-        _, sums, _ = policy_pass(made, seen, 0.5)
+        _, sums = policy_pass(made, seen, 0.5)
         expected = 0.5 * (math.exp(0.3) - 1 - 0.3) * (seen.weights_N * shift_N.exp()).sum()
         assert sums["loss"].item() == pytest.approx(expected.item(), rel=1e-4), type
         policy_lab.close(made)
@@ -245,14 +244,14 @@ def test_tokens_are_credited_with_what_comes_after_them(policy, answers, type):
     kl = {"estimator": "k1", "where": "reward", "coefficient": 0.5}
     made = policy_lab.learner(policy_lab.algorithm(type, gamma=0.9, kl=kl, **({"gae_lambda": 0.7} if type == "ppo" else {})), policy)
     rewards_PG = torch.tensor([answer.reward for answer in answers]).view(4, 4)
-    (one,) = [look(made, one, old=True) for one in cut(made, answers, [list(range(p * 4, p * 4 + 4)) for p in range(4)])]
+    ((one,),) = cut(made, answers, [[list(range(p * 4, p * 4 + 4)) for p in range(4)]], old=True)
     assert one.old_N is not None
     gap_N, values_N = torch.linspace(-1, 1, len(one.old_N)), torch.linspace(2, -1, len(one.old_N))
     seen = replace(one, reference_N=one.old_N - gap_N, values_N=values_N if type == "ppo" else None)
     memory = fresh_memory(made.algorithm)
     (((found,),), _) = credited(made, answers, [[seen]], rewards_PG, memory, memory, None)
     expected, returns, place = [], [], 0
-    for index in one.answers:
+    for index in one.answers_D.tolist():
         length, later, following, own = len(answers[index].ids), 0.0, 0.0, []
         for t in reversed(range(length)):
             reward = -0.5 * gap_N[place + t].item() + (answers[index].reward if t == length - 1 else 0.0)

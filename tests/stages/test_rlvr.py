@@ -219,10 +219,10 @@ def test_what_exceeds_the_context_is_refused_first(policy, tmp_path):
         refuse(config_of("rlvr", **(FIELDS | {"max_prompt_length": 250})), {"policy": {"p": policy}}, a_job(tmp_path / "job"), 256)
 
 
-def test_an_inline_sampler_needs_one_rank(tmp_path):
+def test_an_inline_sampler_needs_one_rank(policy, tmp_path):
     job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
     with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
-        refuse(config_of("rlvr", **FIELDS), {}, job, 256)
+        refuse(config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, job, 256)
 
 
 def test_a_reference_with_another_vocabulary_is_refused(policy, tmp_path):
