@@ -222,7 +222,10 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
         return threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | (DETERMINISTIC if numerics.deterministic else {})
     return threads | {
         "DS_ACCELERATOR": "cpu",
-        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads cost several times the work where cores are shared
+        # Threads that spin for long cost several times the work where cores are shared; threads that do not spin at all sleep between
+        # any two operations of a small model, and waking them takes a third of its time.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "20000",
         "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), KEPT_MEMORY])),
     }
 
