@@ -31,6 +31,12 @@ The start of a job is that of its process, up to the first forward pass of a tin
 costs besides its job is measured inside `pedigree run` on a chain of stages that do next to nothing.
 """
 
+WHY_MISSED = {
+    "SFT, 20M Llama": "rows grouped by length leave TRL 6 % padding, and much of a step of so small a model is operations that both sides "
+    "do alike",
+}
+"""Said beside the settings of a reading that misses its goal."""
+
 
 def rows() -> list[dict[str, Any]]:
     """All readings, in the order of files and within them."""
@@ -67,11 +73,13 @@ def details(readings: list[dict[str, Any]]) -> str:
     lines = []
     for row in readings:
         notes = row.get("notes", {})
+        missed = row.get("goal") is not None and row["ratio"] < row["goal"]
         said = [notes["setting"]] if "setting" in notes else []
         if "apart" in notes:
             ours, theirs = notes["first_ours"], notes["first_peer"]
             said.append("first step " + ", ".join(f"{name.replace('_', ' ')} {ours[name]:.4f} and {theirs[name]:.4f}" for name in ours))
             said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps")
+            said += [f"missed because {WHY_MISSED[row['name']]}"] if missed and row["name"] in WHY_MISSED else []
             lines.append(f"- {row['name']}: {'; '.join(said)}.")
         elif "text" in notes:
             lines.append(f"- {row['name']}: {notes['text']}.")

@@ -66,5 +66,12 @@ def test_the_table_shows_what_misses_its_goal(tmp_path, monkeypatch):
     ours, theirs = Laps([1.0, 2.0, 2.0], FIRST, 3 << 30), Laps([1.0, 3.0, 3.0], FIRST, 2 << 30)
     report.write("training-sft", readings_of(replace(TINY, goal=2.5), [300] * 3, ours, theirs), ("torch",))
     assert "| tiny | 150 | 100 | useful tokens/s | **1.50** | 2.5, missed |" in table.page()
+    monkeypatch.setattr(table, "WHY_MISSED", {"tiny": "it is a test"})
+    assert "useful tokens in 2 steps; missed because it is a test." in table.page()
     assert table.readme_lines() == "- tiny: 1.50 × TRL's useful tokens per second, 1.50 × its peak memory"
     assert table.with_lines("a\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nb").splitlines()[2] == table.readme_lines()
+
+
+def test_every_reading_below_its_goal_says_why():
+    missed = [row["name"] for row in table.rows() if row["goal"] is not None and row["ratio"] < row["goal"]]
+    assert set(missed) <= set(table.WHY_MISSED)
