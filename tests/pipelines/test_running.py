@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -651,6 +652,18 @@ def test_deterministic_gpu_jobs_are_told_so(tmp_path: Path) -> None:
         numerics = Numerics.model_validate({"device": device, "deterministic": deterministic})
         environment = _environment(tmp_path, numerics, tmp_path, [0])
         assert environment.get("VLLM_BATCH_INVARIANT") == environment.get("FLASH_ATTENTION_DETERMINISTIC") == told
+
+
+def test_a_job_on_a_cpu_takes_its_memory_from_the_kernel_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Page faults of blocks that are taken and given back again: 16384 of 4 KiB each for every one of 64 MiB, were they fresh."""
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=3")  # what was asked for stays
+    environment = _environment(tmp_path, Numerics(), tmp_path, [0])
+    assert environment["GLIBC_TUNABLES"].startswith("glibc.malloc.arena_max=3:")
+    taken = "bytes([120]) * (1 << 26)"
+    faults = "__import__('resource').getrusage(0).ru_minflt"
+    code = f"{taken}; before = {faults}; [{taken} and None for _ in range(8)]; print({faults} - before)"
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(answer.stdout) < 1000
 
 
 def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import kernel_lab
@@ -162,7 +161,6 @@ def test_models_that_liger_does_not_know_are_refused_before_they_are_loaded(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("liger_kernel") is None or find_spec("triton") is None, reason="liger-kernel or triton is not installed")
 def test_ligers_kernels_give_the_same_values_and_gradients():
     """In Triton's interpreter, which a process has to be started with."""
     environment = {
