@@ -107,7 +107,7 @@ def prepare(folder: Path) -> dict[str, str]:
     """Model, rows and the job's spec; returns the environment that the launcher gives a job."""
     from benchmarks.ours import config_of
     from configs.execution import Numerics, Placement
-    from pipelines.launcher import CODE_ROOT, _environment
+    from pipelines.launcher import CODE_ROOT, job_environment
     from stages.job import JobSpec
 
     folder.mkdir()
@@ -126,7 +126,7 @@ def prepare(folder: Path) -> dict[str, str]:
         placement=Placement(),
     )
     (scratch / "spec.json").write_text(spec.model_dump_json())
-    return _environment(scratch, numerics, CODE_ROOT, [0]) | {"HF_HUB_OFFLINE": "1"}
+    return job_environment(scratch, numerics, CODE_ROOT, [0]) | {"HF_HUB_OFFLINE": "1"}
 
 
 def started(side: str, folder: Path, environment: Mapping[str, str]) -> dict[str, float]:

@@ -111,7 +111,7 @@ class LocalLauncher:
             child = subprocess.Popen(
                 command,
                 cwd=self.project.root,
-                env=_environment(scratch, numerics, self.code_root, numbers),
+                env=job_environment(scratch, numerics, self.code_root, numbers),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -230,7 +230,7 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
     }
 
 
-def _environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:
+def job_environment(scratch: Path, numerics: Numerics, code_root: Path, numbers: Sequence[int]) -> dict[str, str]:
     """The job's environment: ours, with our code first, no telemetry, what numerics fix, and the GPUs of its slots."""
     kept = without_process_group(os.environ).items()
     environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_"))}

@@ -20,7 +20,7 @@ from running_lab import Lab
 from configs.execution import Numerics
 from pipelines.context import StageFailed
 from pipelines.ensure import Result, ensure, log_file
-from pipelines.launcher import LocalLauncher, _environment, processes_of
+from pipelines.launcher import LocalLauncher, job_environment, processes_of
 from pipelines.runs import NotRun, plan, pull, run_graph, selected, unchanged
 
 
@@ -650,14 +650,14 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
 def test_deterministic_gpu_jobs_are_told_so(tmp_path: Path) -> None:
     for device, deterministic, told in (("cuda", True, "1"), ("cuda", False, None), ("cpu", True, None)):
         numerics = Numerics.model_validate({"device": device, "deterministic": deterministic})
-        environment = _environment(tmp_path, numerics, tmp_path, [0])
+        environment = job_environment(tmp_path, numerics, tmp_path, [0])
         assert environment.get("VLLM_BATCH_INVARIANT") == environment.get("FLASH_ATTENTION_DETERMINISTIC") == told
 
 
 def test_a_job_on_a_cpu_takes_its_memory_from_the_kernel_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Page faults of blocks that are taken and given back again: 16384 of 4 KiB each for every one of 64 MiB, were they fresh."""
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.arena_max=3")  # what was asked for stays
-    environment = _environment(tmp_path, Numerics(), tmp_path, [0])
+    environment = job_environment(tmp_path, Numerics(), tmp_path, [0])
     assert environment["GLIBC_TUNABLES"].startswith("glibc.malloc.arena_max=3:")
     taken = "bytes([120]) * (1 << 26)"
     faults = "__import__('resource').getrusage(0).ru_minflt"
@@ -669,14 +669,14 @@ def test_a_job_on_a_cpu_takes_its_memory_from_the_kernel_once(monkeypatch: pytes
 def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     numerics = Numerics(device="cuda")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert _environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert job_environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "1,3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # what a scheduler left us
-    assert _environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "5,7"
+    assert job_environment(tmp_path, numerics, tmp_path, [1, 3])["CUDA_VISIBLE_DEVICES"] == "5,7"
 
 
 def test_a_job_is_no_rank_of_the_process_group_in_which_it_was_started(tmp_path, monkeypatch):
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "KEPT"):
         monkeypatch.setenv(name, "7")
-    environment = _environment(tmp_path, Numerics(), tmp_path, [0])
+    environment = job_environment(tmp_path, Numerics(), tmp_path, [0])
     left = {name for name in environment if "RANK" in name or name.startswith(("WORLD", "MASTER", "TORCHELASTIC"))}
     assert not left and environment["KEPT"] == "7"
