@@ -17,7 +17,7 @@ from configs.preference import Kto, PreferenceLoss
 from configs.training import PreferenceTrain
 from data.artifacts import Artifact
 from data.chat import Chat
-from stages.core.batches import MicroBatch, Unit, document, step_rows, steps_per_epoch
+from stages.core.batches import Unit, document, step_rows, steps_per_epoch
 from stages.core.logprobs import probe_isolation
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.engines.checkpoints import Checkpoints
@@ -46,17 +46,17 @@ class Objective:
     """A loss, the model it trains and what holds it back."""
 
     loss: PreferenceLoss
-    policy: Callable[[MicroBatch], tuple[Tensor, Tensor]]
+    policy: Callable[..., tuple[Tensor, Tensor]]
     reference: Reference | None
     max_length: int
     device: torch.device
 
-    def answers(self, made: Prepared) -> Answers:
+    def answers(self, made: Prepared, entropy: bool = False) -> Answers:
         """One forward pass (two with a frozen reference); D answers in the order of the units."""
         reference_D = self.reference(made) if self.reference else None
-        logps_N, _ = self.policy(made.batch)
-        lengths_D = made.batch.sum_by_document(torch.ones_like(logps_N))
-        return Answers(made.batch.sum_by_document(logps_N), reference_D, lengths_D)
+        logps_N, entropies_N = self.policy(made.batch, entropy=entropy)
+        logps_D, lengths_D, entropies_D = map(made.batch.sum_by_document, (logps_N, torch.ones_like(logps_N), entropies_N))
+        return Answers(logps_D, reference_D, lengths_D, entropies_D if entropy else None)
 
     def measure(self, answers: Answers, made: Prepared, z0: Tensor | float) -> tuple[Tensor, Sums]:
         """Σ of the loss over these examples, and of its metrics."""
@@ -191,7 +191,7 @@ def add_gradient(
     """One rank's part of the gradient of the mean over the global batch; returns its part of the sums behind loss and metrics."""
     tally = Tally()
     for made in passes:
-        answers = objective.answers(made)
+        answers = objective.answers(made, entropy=True)
         loss, sums = objective.measure(answers, made, z0)
         backward(loss * made.weight / batch_size)
         if check:

@@ -31,6 +31,8 @@ class Answers:
     """S₀, the same under the reference; None for losses without one."""
     lengths: Tensor
     """n, in tokens."""
+    entropies: Tensor | None = None
+    """Σ_t of the entropy of π_θ(· | y_<t) in nats, without gradient; None where nobody asked."""
 
     @property
     def ratios(self) -> Tensor:
@@ -51,7 +53,8 @@ class Answers:
 
     def select(self, places: slice | Tensor) -> "Answers":
         reference = None if self.reference is None else self.reference[places]
-        return Answers(self.logps[places], reference, self.lengths[places])
+        entropies = None if self.entropies is None else self.entropies[places]
+        return Answers(self.logps[places], reference, self.lengths[places], entropies)
 
     def at_reference(self) -> "Answers":
         """As if the policy were its reference, without gradient."""
@@ -141,10 +144,12 @@ def means(sums: Mapping[str, float], count: int, counts: Mapping[str, int]) -> d
 
 
 def _sums(side: str, answers: Answers, weight_A: Tensor | None = None) -> Sums:
-    """Both sides' log-probabilities themselves, so that it is seen when both fall (likelihood displacement)."""
+    """Both sides' log-probabilities themselves, so that it is seen when both fall (likelihood displacement); entropy per token."""
     values = {"logp": answers.logps, "length": answers.lengths}
     if answers.reference is not None:
         values["ratio"] = answers.ratios
+    if answers.entropies is not None:
+        values["entropy"] = answers.entropies / answers.lengths
     return {f"{side}_{name}": (value if weight_A is None else value * weight_A).sum() for name, value in values.items()}
 
 

@@ -230,6 +230,20 @@ def test_the_first_loss_is_that_of_equal_models_and_training_lowers_it(tmp_path,
     assert "loss_at_reference" not in curve[0]
 
 
+def test_the_curve_tells_the_entropy_of_the_policy_on_both_sides(tmp_path, policy):
+    """By the model's own logits, one answer at a time."""
+    _, curve = run(tmp_path / "job", models.dataset(tmp_path / "data", "preference", certain(8)), policy, {"type": "dpo"})
+    module, chat = load_policy(policy, Numerics(attention="sdpa")), Chat(policy.payload)
+    for place, side in enumerate(("chosen", "rejected")):
+        found = []
+        for row in certain(8):
+            prompt, answer = chat.answer(row["messages"], row["answers"][place]["text"])
+            with torch.no_grad():
+                logits = module.model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+            found.append(torch.distributions.Categorical(logits=logits.double()).entropy().mean().item())
+        assert curve[0][f"{side}_entropy"] == pytest.approx(sum(found) / 8, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["simpo", "orpo", "cpo"])
 def test_a_loss_without_a_reference_trains_on_one_model(tmp_path, policy, pairs, name):
     metrics, curve = run(tmp_path / "job", pairs, policy, {"type": name}, epochs=4, optimizer={"learning_rate": 3e-3})

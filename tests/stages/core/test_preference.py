@@ -116,6 +116,15 @@ def test_metrics_show_likelihood_displacement_and_lengths():
     }  # fmt: skip
 
 
+def test_entropies_are_means_over_tokens_and_only_where_they_were_asked_for():
+    # (3 nats over 2 tokens, 6 over 3) of the good answers and 1 over 1 of the bad one
+    answers = Answers(*(torch.tensor(values) for values in ([-4.0, -9.0, -3.0], [-5.0, -6.0, -3.0], [2.0, 3.0, 1.0], [3.0, 6.0, 1.0])))
+    _, sums = kto(configs.Kto(type="kto"), answers, torch.tensor([True, True, False]), 0.0)
+    assert (sums["chosen_entropy"].item(), sums["rejected_entropy"].item()) == (1.5 + 2, 1)
+    _, sums = pair_loss(configs.Dpo(type="dpo"), answers.select(slice(1, 2)), answers.select(slice(2, 3)))
+    assert (sums["chosen_entropy"].item(), sums["rejected_entropy"].item()) == (2, 1)
+
+
 def two_pairs(policy=None):
     """The pair above and one in which the policy is wrong: r_w = -1, r_l = 2."""
     logps = policy if policy is not None else torch.tensor([[-4.0, -9.0], [-7.0, -4.0]])
