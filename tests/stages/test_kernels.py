@@ -113,12 +113,16 @@ def test_a_stage_trains_as_without(tmp_path, numerics):
 def test_what_training_computes_is_compiled_before_the_first_step_and_leaves_no_gradient(tmp_path):
     policy = models.tiny_policy(tmp_path / "policy")
     settings = {"optimizer": Optimizer(learning_rate=1e-3), "total_steps": 3, "numerics": COMPILED, "seed": 0}
+    compiled = torch._dynamo.utils.counters["stats"]
+    before = compiled["unique_graphs"]
     trainer = Trainer(load_policy(policy, COMPILED), dtype="bf16", **settings)
+    shown = compiled["unique_graphs"]
     reference = frozen(load_policy(policy, COMPILED), trainer.device, torch.bfloat16)
     try:
         assert trainer.engine.get_global_grad_norm() is None
         with torch._dynamo.config.patch(error_on_recompile=True):
             trainer.backward(-trainer.module(lengths_of(3))[0].sum())
+        assert before < shown == compiled["unique_graphs"]
         plain = load_policy(policy, TORCH)
         (-plain(lengths_of(3))[0].sum()).backward()
         norm = torch.cat([p.grad.flatten() for p in plain.parameters()]).norm()
