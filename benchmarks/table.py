@@ -20,7 +20,8 @@ one run on one machine; above 1 is better here, also where less is better. What 
 
 The training benchmarks run our stages and [TRL](https://github.com/huggingface/trl) in processes of their own, which take their
 optimizer steps in turn over the same documents in the same order. *Useful tokens* are those of prompts and answers without padding,
-each counted once per document on both sides, whether it was computed once or several times. Both sides compute in bf16 over fp32
+each counted once per document on both sides, whether it was computed once or several times; a rate is of all counted steps together,
+and the ratio in the median step stands among the settings. Both sides compute in bf16 over fp32
 weights with AdamW and without gradient checkpointing; loss and gradient norm of their first steps must agree, or nothing is written.
 Memory is the most that the process ever held, from its first import on. TRL is configured as its documentation advises for a machine
 without flash-attention: rows of similar length side by side; its packing, which is meant for flash-attention, is measured apart. Our
@@ -78,7 +79,7 @@ def details(readings: list[dict[str, Any]]) -> str:
         if "apart" in notes:
             ours, theirs = notes["first_ours"], notes["first_peer"]
             said.append("first step " + ", ".join(f"{name.replace('_', ' ')} {ours[name]:.4f} and {theirs[name]:.4f}" for name in ours))
-            said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps")
+            said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps, {notes['median_ratio']:.2f} in the median step")
             said += [f"missed because {WHY_MISSED[row['name']]}"] if missed and row["name"] in WHY_MISSED else []
             lines.append(f"- {row['name']}: {'; '.join(said)}.")
         elif "text" in notes:

@@ -4,8 +4,9 @@
 
 Both sides run in processes of their own and take their optimizer steps in turn (`benchmarks/pacing.py`), over the same documents in
 the same order. Useful tokens are those of prompts and answers, no padding, counted once per document on both sides. Work is equal:
-losses and gradient norms of the first step must agree. The first steps warm up and are not counted; each reading is the
-median over the others.
+losses and gradient norms of the first step must agree. The first steps warm up and are not counted; a reading is all useful tokens
+of the others over all their seconds. Steps are of very unequal size, since rows of similar length stand side by side: what the median
+step gives stands beside it.
 """
 
 import argparse
@@ -34,8 +35,13 @@ def tokens_per_step(workload: Workload, folder: Path) -> list[int]:
 
 
 def speed(laps: Laps, tokens: list[int], warmup: int) -> float:
-    """Median over the counted steps of useful tokens per second."""
-    return statistics.median(count / seconds for count, seconds in list(zip(tokens, laps.seconds, strict=True))[warmup:])
+    """Useful tokens per second of the counted steps together."""
+    return sum(tokens[warmup:]) / sum(laps.seconds[warmup:])
+
+
+def median_ratio(ours: Laps, peer: Laps, warmup: int) -> float:
+    """How many times longer the peer takes for a step, in the median over the counted steps."""
+    return statistics.median(theirs / own for own, theirs in list(zip(ours.seconds, peer.seconds, strict=True))[warmup:])
 
 
 def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> dict[str, float]:
@@ -66,6 +72,7 @@ def readings_of(workload: Workload, tokens: list[int], ours: Laps, peer: Laps) -
         "apart": apart,
         "steps": counted,
         "useful_tokens": sum(tokens[workload.warmup :]),
+        "median_ratio": round(median_ratio(ours, peer, workload.warmup), 2),
         "setting": workload.setting,
     }
     return [

@@ -40,19 +40,25 @@ class RowKernels:
 
 
 def rows_forward(logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    scaled = logits_NV.float() / temperature
+    scaled = _scaled(logits_NV, temperature)
     all_logps = scaled.log_softmax(-1)
     targets = targets_N[:, None]
     logps_N = all_logps.gather(-1, targets)[:, 0]
     normalisers_N = scaled.gather(-1, targets)[:, 0] - logps_N
-    entropies_N = -(all_logps.exp() * all_logps).sum(-1) if entropy else torch.zeros_like(logps_N)
+    entropies_N = -all_logps.exp().mul_(all_logps).sum(-1) if entropy else torch.zeros_like(logps_N)
     return logps_N, normalisers_N, entropies_N
 
 
 def rows_backward(logits_NV: Tensor, targets_N: Tensor, normalisers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
-    probabilities = (logits_NV.float() / temperature).sub_(normalisers_N[:, None]).exp_()
+    probabilities = _scaled(logits_NV, temperature).sub_(normalisers_N[:, None]).exp_()
     weight = weights_N[:, None]
     return probabilities.mul_(-weight).scatter_add_(-1, targets_N[:, None], weight).to(logits_NV.dtype)
+
+
+def _scaled(logits_NV: Tensor, temperature: float) -> Tensor:
+    """logits / T in fp32, in memory of its own."""
+    scaled = logits_NV.to(torch.float32, copy=True)
+    return scaled if temperature == 1 else scaled.div_(temperature)
 
 
 class PolicyModule(nn.Module):

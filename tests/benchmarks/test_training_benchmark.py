@@ -29,13 +29,13 @@ def test_both_sides_do_the_same_work(tmp_path, changes):
     assert fast.notes["useful_tokens"] == sum(len(doc["ids"]) for unit in units[4:] for doc in unit)
 
 
-def test_a_reading_is_the_median_after_warming_up():
-    laps = Laps([50.0, 2.0, 1.0, 4.0], FIRST, peak_bytes=3 << 30)
-    # the first step is left out; 100/2, 100/1, 100/4 tokens a second
-    assert speed(laps, [100, 100, 100, 100], warmup=1) == 50.0
+def test_a_reading_is_of_all_steps_after_warming_up():
+    laps = Laps([50.0, 2.0, 1.0, 1.0], FIRST, peak_bytes=3 << 30)
+    assert speed(laps, [100, 300, 60, 40], warmup=1) == 400 / 4
     workload = replace(TINY, steps=4)
-    fast, memory = readings_of(workload, [100] * 4, laps, replace(laps, seconds=[9, 4.0, 4.0, 4.0], peak_bytes=2 << 30))
-    assert (fast.ours, fast.peer, fast.ratio) == (50.0, 25.0, 2.0)
+    fast, memory = readings_of(workload, [100, 300, 60, 40], laps, replace(laps, seconds=[9, 5.0, 1.5, 1.5], peak_bytes=2 << 30))
+    assert (fast.ours, fast.peer, fast.ratio) == (100.0, 50.0, 2.0)
+    assert fast.notes["median_ratio"] == 1.5  # of 2.5, 1.5 and 1.5
     assert (memory.ours, memory.peer, memory.ratio) == (3.0, 2.0, 2 / 3)
 
 
@@ -67,7 +67,7 @@ def test_the_table_shows_what_misses_its_goal(tmp_path, monkeypatch):
     report.write("training-sft", readings_of(replace(TINY, goal=2.5), [300] * 3, ours, theirs), ("torch",))
     assert "| tiny | 150 | 100 | useful tokens/s | **1.50** | 2.5, missed |" in table.page()
     monkeypatch.setattr(table, "WHY_MISSED", {"tiny": "it is a test"})
-    assert "useful tokens in 2 steps; missed because it is a test." in table.page()
+    assert "useful tokens in 2 steps, 1.50 in the median step; missed because it is a test." in table.page()
     assert table.readme_lines() == "- tiny: 1.50 × TRL's useful tokens per second, 1.50 × its peak memory"
     assert table.with_lines("a\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nb").splitlines()[2] == table.readme_lines()
 
