@@ -3,8 +3,8 @@
     python -m benchmarks.peer FOLDER
 
 bf16 by autocast over fp32 weights (its default), fused AdamW (its default), no gradient checkpointing (nor on our side: memory
-suffices, and both are faster), rows of similar length side by side. Its packing is measured apart: the documentation reserves it for
-flash-attention, though transformers isolates packed rows under sdpa too. DPO has no padding-free mode in this version.
+suffices, and both are faster), rows of similar length side by side. Its packing is left out: the documentation reserves it for
+flash-attention, and its packed rows put other documents into a step. DPO has no padding-free mode in this version.
 """
 
 import json
@@ -55,7 +55,6 @@ def settings(workload: Workload, folder: Path) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
         "seed": SEED,
-        **workload.peer_settings,
     }
 
 

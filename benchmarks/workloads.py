@@ -9,7 +9,7 @@ each optimizer step, for the peer, made by our stages' own tokenisation: so both
 import json
 import random
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,10 +37,9 @@ class Workload:
     title: str
     goal: float
     """The ratio that we want."""
+    _: KW_ONLY
     cached_reference: bool = False
     """Both sides know the reference's log-probabilities before the first step."""
-    peer_settings: dict[str, Any] = field(default_factory=dict)
-    """More of the peer's own settings."""
     peer_environment: dict[str, str] = field(default_factory=dict)
     """More of the environment of the peer's process."""
     warmup: int = 1
@@ -54,8 +53,8 @@ class Workload:
     @property
     def setting(self) -> str:
         rows = {"sft": "rows", "rlvr": "answers"}.get(self.task, "pairs")
-        peer = "packed rows" if self.peer_settings.get("packing") else f"{self.peer_batch} {rows} a pass"
-        return f"bf16, {self.global_batch * self.group} {rows} a step, at most {self.max_length} tokens, {THREADS} threads; peer: {peer}"
+        step = f"bf16, {self.global_batch * self.group} {rows} a step, at most {self.max_length} tokens, {THREADS} threads"
+        return f"{step}; ours: {self.our_numerics().micro_batch_tokens} tokens a pass; peer: {self.peer_batch} {rows} a pass"
 
     def our_numerics(self) -> Numerics:
         return Numerics(device="cpu", threads=THREADS, **self.numerics)
@@ -71,9 +70,11 @@ def read(folder: Path) -> Workload:
 
 OUR_SETTINGS = device_settings(Numerics(device="cpu", threads=THREADS))
 
+TWO_PAIRS = {"micro_batch_tokens": 2048}
+"""Room for two long pairs, and no more than the peer's passes have."""
+
 WORKLOADS: dict[str, Workload] = {
     "sft": Workload("sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M", 2.5),
-    "sft-packed-peer": Workload("sft", "smollm2-135m", 256, 16, 7, 1, "SFT, SmolLM2-135M, peer packed", 1.0, {"packing": True}),
     "sft-same-process": Workload(
         "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, peer with our allocator and threads", 2.0, peer_environment=OUR_SETTINGS
     ),
@@ -81,8 +82,8 @@ WORKLOADS: dict[str, Workload] = {
         "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, our kernels compiled", 2.5, numerics={"kernels": "compiled"}
     ),
     "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 8, "SFT, 20M Llama", 2.5),
-    "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0),
-    "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 4, "Reward model, 20M Llama", 2.0),
+    "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0, numerics=TWO_PAIRS),
+    "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 4, "Reward model, 20M Llama", 2.0, numerics=TWO_PAIRS),
     "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 3.0),
     "dpo-cached": Workload(
         "preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M, reference cached by both", 2.0, cached_reference=True

@@ -67,7 +67,7 @@ def test_the_table_shows_what_misses_its_goal(tmp_path, monkeypatch):
     report.write("training-sft", readings_of(replace(TINY, goal=2.5), [300] * 3, ours, theirs), ("torch",))
     assert "| tiny | 150 | 100 | useful tokens/s | **1.50** | 2.5, missed |" in table.page()
     monkeypatch.setattr(table, "WHY_MISSED", {"tiny": "it is a test"})
-    assert "useful tokens in 2 steps, 1.50 in the median step; missed because it is a test." in table.page()
+    assert "useful tokens in 2 steps; ratio of the median step 1.50; missed because it is a test." in table.page()
     assert table.readme_lines() == "- tiny: 1.50 × TRL's useful tokens per second, 1.50 × its peak memory"
     assert table.with_lines("a\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nb").splitlines()[2] == table.readme_lines()
 
