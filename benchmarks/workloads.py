@@ -81,7 +81,7 @@ WORKLOADS: dict[str, Workload] = {
     "sft-compiled": Workload(
         "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, our kernels compiled", 2.5, numerics={"kernels": "compiled"}
     ),
-    "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 8, "SFT, 20M Llama", 2.5),
+    "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 4, "SFT, 20M Llama", 2.5),
     "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0, numerics=TWO_PAIRS),
     "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 2, "Reward model, 20M Llama", 2.0, numerics=TWO_PAIRS),
     "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 3.0),
