@@ -226,6 +226,35 @@ def variable_length_attention(setting: Setting) -> dict[str, Any]:
     return {"documents": count, "length": length, "varlen_s": seconds["varlen"], "sdpa_s": seconds["sdpa"], "ratio": ratio}
 
 
+def kinds_of_attention(setting: Setting) -> dict[str, Any]:
+    """Windows, soft caps and sinks in a packed row with shared prompts, in bf16 on the device, beside fp32 on the CPU."""
+    shape, size = setting.shape, 16 if setting.on_gpu else 1
+    rows = made_units([(30 * size, 20 * size, 3), (11 * size, 40 * size, 1)], shape.vocabulary)
+    spans = collate(rows, numerics_of("varlen"), 0).spans
+    assert spans is not None
+    tokens, random = sum(span.length for span in spans.all), torch.Generator().manual_seed(0)
+    made = [torch.randn(tokens, heads, shape.head_dim, generator=random) for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    exact = [tensor.to(torch.bfloat16).float().requires_grad_() for tensor in made]
+    given = [tensor.detach().to(setting.device, torch.bfloat16).requires_grad_() for tensor in exact]
+    sinks = torch.randn(shape.heads, generator=random)
+    numbers = {}
+    for name, asked in {
+        "plain": {}, "window": {"window": 7 * size}, "softcap": {"softcap": 5.0}, "sinks": {"sinks_H": sinks},
+        "all": {"window": 7 * size, "softcap": 5.0, "sinks_H": sinks},
+    }.items():  # fmt: skip
+        there = {key: value.to(setting.device) if isinstance(value, torch.Tensor) else value for key, value in asked.items()}
+        truth = attention.attend(*exact, spans, attention.Rule(shape.head_dim**-0.5, **asked))
+        moved = spans.each(lambda tensor: tensor.to(setting.device))
+        found = attention.attend(*given, moved, attention.Rule(shape.head_dim**-0.5, **there))
+        wanted = [truth.detach(), *torch.autograd.grad(truth.square().sum(), exact)]
+        results = [found.detach(), *torch.autograd.grad(found.float().square().sum(), given)]
+        errors = [float((one.float().cpu() - other).norm() / other.norm()) for one, other in zip(results, wanted, strict=True)]
+        numbers[f"{name}_error"], numbers[f"{name}_gradient_error"] = errors[0], max(errors[1:])
+        if not max(errors) < 0.03:
+            raise Failed(f"{name}: attention or its gradient is {max(errors):.3g} (relative) from fp32")
+    return numbers
+
+
 def timed(step: Callable[[], object], setting: Setting, rounds: int) -> float:
     """Median seconds after two rounds of warming up."""
     taken = []
@@ -497,6 +526,7 @@ CHECKS: dict[str, Callable[[Setting], dict[str, Any]]] = {
         packing,
         chunked_loss,
         variable_length_attention,
+        kinds_of_attention,
         compiled_kernels,
         liger_kernels,
         checkpoint_exactness,

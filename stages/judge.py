@@ -189,7 +189,7 @@ def score_by_model(
     import torch
 
     from stages.core.batches import Unit, document
-    from stages.core.logprobs import probe_isolation
+    from stages.core.probe import probe
     from stages.engines.feed import GlobalBatch, feed
     from stages.engines.models import frozen, load_reward_model
     from stages.engines.sampler import model_context
@@ -217,7 +217,7 @@ def score_by_model(
     dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
     with job.busy("loading the model"):
         module = frozen(load_reward_model(payload, job.numerics), device, dtype)
-        probe_isolation(module, job.numerics, device)
+        probe(module, job.numerics, device)
     done = 0
     with torch.no_grad(), feed([GlobalBatch(units)], 0, 1, job.numerics, chat.pad_id, device) as fed:
         for micro_batch in fed.micro_batches():

@@ -18,8 +18,8 @@ from configs.training import PreferenceTrain
 from data.artifacts import Artifact
 from data.chat import Chat
 from stages.core.batches import Unit, document, step_rows, steps_per_epoch
-from stages.core.logprobs import probe_isolation
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
+from stages.core.probe import probe
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import Feed, GlobalBatch, PreparedMicroBatch
 from stages.engines.models import frozen, load_policy, same_weights
@@ -119,7 +119,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         numerics=numerics,
         seed=config.seed,
     )
-    probe_isolation(trainer.module, numerics, trainer.device)
+    probe(trainer.module, numerics, trainer.device)
     reference = cached
     if given and not cached:
         with job.busy("loading the reference"):

@@ -22,7 +22,8 @@ from data.artifacts import write_text
 from data.chat import Chat
 from data.faults import fault_point
 from stages.core.batches import Unit, document, share_prompts
-from stages.core.logprobs import PolicyModule, probe_isolation
+from stages.core.logprobs import PolicyModule
+from stages.core.probe import probe
 from stages.engines.feed import GlobalBatch, feed
 from stages.engines.mirroring import open_mirror
 from stages.engines.models import frozen, load_policy
@@ -104,7 +105,7 @@ def chunk_file(chunk: Sequence[tuple[str, Unit]], weights: str, config: Referenc
 def ready(module: PolicyModule, config: ReferenceLogprobs, job: Job) -> PolicyModule:
     device = torch.device(job.numerics.device)
     module = frozen(module, device, TORCH_DTYPES[config.dtype])
-    probe_isolation(module, job.numerics, device)
+    probe(module, job.numerics, device)
     return module
 
 

@@ -27,7 +27,7 @@ from data.artifacts import write_json, write_rows
 from data.chat import Chat
 from stages.core import calibration, losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
-from stages.core.logprobs import probe_isolation
+from stages.core.probe import probe
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import GlobalBatch, PreparedMicroBatch
 from stages.engines.models import load_reward_model
@@ -49,7 +49,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
         module = load_reward_model(base.payload, numerics, config.lora, config.seed, pad_token_id=chat.pad_id)
     init_head(module.model.score, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
-    probe_isolation(trainer.module, numerics, trainer.device)
+    probe(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "last": {"loss": float("nan")}}
 

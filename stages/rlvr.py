@@ -26,7 +26,7 @@ from data import records
 from data.artifacts import Artifact, write_rows
 from data.chat import Chat
 from stages.core.batches import step_rows
-from stages.core.logprobs import probe_isolation
+from stages.core.probe import probe
 from stages.core.verifiers import VerifierError, verify
 from stages.engines import kernels
 from stages.engines.checkpoints import Checkpoints
@@ -126,7 +126,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
     with job.busy("loading the model"):
         module = load_policy(policy, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, **settings)
-    probe_isolation(trainer.module, numerics, trainer.device)
+    probe(trainer.module, numerics, trainer.device)
     reference = critic = None
     if algorithm.kl is not None:
         start = only_or_none(inputs, "reference") or policy
@@ -137,7 +137,7 @@ def make_learner(config: Rlvr, inputs: Inputs, chat: Chat, job: Job) -> Learner:
             module = load_value_model(only_or_none(inputs, "value") or policy, numerics, chat.pad_id)
         total = config.steps * algorithm.updates
         critic = Trainer(module, optimizer=algorithm.critic.optimizer, total_steps=total, name="critic", **settings)
-        probe_isolation(critic.module, numerics, critic.device)
+        probe(critic.module, numerics, critic.device)
     return Learner(
         algorithm=algorithm,
         trainer=trainer,

@@ -15,7 +15,7 @@ from configs.training import Sft
 from data.chat import Chat
 from stages.core import losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
-from stages.core.logprobs import probe_isolation
+from stages.core.probe import probe
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import GlobalBatch
 from stages.engines.models import load_policy
@@ -36,7 +36,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("loading the model"):
         module = load_policy(base, numerics, config.lora, config.seed)
     trainer = Trainer(module, optimizer=config.optimizer, total_steps=total, dtype=config.dtype, numerics=numerics, seed=config.seed)
-    probe_isolation(trainer.module, numerics, trainer.device)
+    probe(trainer.module, numerics, trainer.device)
     checkpoints = Checkpoints(job, trainer)
     state = checkpoints.resume() or {"step": 0, "tokens": 0}
     last = float("nan")

@@ -3,13 +3,16 @@
 What decides correctness here, each with a test:
 - packed documents do not attend to each other: attention `varlen` computes each one alone (`stages/core/attention.py`); with the others
   transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
-  (`use_cache=False`); `probe_isolation` proves it for the model at hand before training;
+  (`use_cache=False`); `stages/core/probe.py` proves it for the model at hand before training;
 - log-softmax is taken in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
 - logits are divided by the sampling temperature first;
+- logits are those of the model's own forward, which may scale them, cap them or change hidden states before its head: it is run with
+  the hidden states of trained positions in place of its body;
 - logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,17 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from configs.execution import Numerics
-from configs.problems import PedigreeError
 from stages.core import attention
-from stages.core.batches import MicroBatch, Unit, collate, document
-
-ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Relative to the largest log-probability: far above rounding errors, far below the effect of a prompt that is not attended to."""
-
-
-class IsolationError(PedigreeError):
-    """Packed documents of this model attend to each other."""
+from stages.core.batches import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -78,20 +72,23 @@ class PolicyModule(nn.Module):
 
         The entropy carries no gradient, and is zeros unless asked for.
         """
-        hidden_NH = _hidden(self.model.base_model, batch).flatten(0, 1)[batch.places_N]
+        seen = _body_outputs(self.model, batch)
+        hidden_NH = seen.last_hidden_state.flatten(0, 1)[batch.places_N]
         pieces = max(1, -(-batch.most_trained // self.chunk))  # under ZeRO-3 each call of the head is a collective
         logps, entropies = [], []
         for hidden, targets in zip(hidden_NH.tensor_split(pieces), batch.targets_N.tensor_split(pieces), strict=True):
             if pieces > 1 and torch.is_grad_enabled():
-                logp, spread = checkpoint(self._token_logps, hidden, targets, temperature, entropy, use_reentrant=False)
+                logp, spread = checkpoint(self._token_logps, type(seen), hidden, targets, temperature, entropy, use_reentrant=False)
             else:
-                logp, spread = self._token_logps(hidden, targets, temperature, entropy)
+                logp, spread = self._token_logps(type(seen), hidden, targets, temperature, entropy)
             logps.append(logp)
             entropies.append(spread)
         return torch.cat(logps), torch.cat(entropies)
 
-    def _token_logps(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-        logits_NV = self.model.get_output_embeddings()(hidden_NH)
+    def _token_logps(
+        self, kind: type, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits_NV = _own_logits(self.model, kind(last_hidden_state=hidden_NH[None]))
         return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
 
 
@@ -153,7 +150,7 @@ class RewardModule(nn.Module):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """Scores of shape (D,), fp32."""
-        hidden_DH = _hidden(self.model.base_model, batch).flatten(0, 1)[batch.last_D]
+        hidden_DH = _hidden(self.model, batch).flatten(0, 1)[batch.last_D]
         return self.model.score(hidden_DH)[:, 0]
 
 
@@ -162,58 +159,50 @@ class ValueModule(RewardModule):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """Values of shape (N,), fp32."""
-        hidden_NH = _hidden(self.model.base_model, batch).flatten(0, 1)[batch.places_N]
+        hidden_NH = _hidden(self.model, batch).flatten(0, 1)[batch.places_N]
         return self.model.score(hidden_NH)[:, 0]
 
 
-def _hidden(body: Any, batch: MicroBatch) -> Tensor:
-    kernel = body.config._attn_implementation
+def body_of(model: Any) -> tuple[str, Any]:
+    """Name and module of the part of a transformers model that makes hidden states of ids."""
+    body = model.base_model if model.base_model is not model else model.model
+    return next((name, part) for name, part in model.named_children() if part is body)
+
+
+class _Given(nn.Module):
+    """Stands where a model's body was, and answers what was computed before."""
+
+    def __init__(self, body: Any, answer: Any) -> None:
+        super().__init__()
+        self._body, self.answer = (body,), answer
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_body"][0], name)
+
+
+def _own_logits(model: Any, seen: Any) -> Tensor:
+    """What the model's own forward makes of hidden states of shape (1, N, H): logits of shape (N, V)."""
+    name, body = body_of(model)
+    twin = copy.copy(model)  # shares all modules, and through them the parameters
+    twin._modules = model._modules | {name: _Given(body, seen)}
+    return type(model).forward(twin, use_cache=False).logits[0]
+
+
+def _hidden(model: Any, batch: MicroBatch) -> Tensor:
+    return _body_outputs(model, batch).last_hidden_state
+
+
+def _body_outputs(model: Any, batch: MicroBatch) -> Any:
+    kernel = model.config._attn_implementation
     if (kernel == attention.NAME) != (batch.spans is not None):
         raise ValueError(f"the model was loaded with attention {kernel!r}, the batch is for another: use the same numerics for both")
-    return body(
+    return body_of(model)[1](
         input_ids=batch.input_ids_BT,
         position_ids=batch.position_ids_BT,
         attention_mask=batch.attention_mask_BT,
         use_cache=False,
         **({"spans": batch.spans} if batch.spans is not None else {}),
-    ).last_hidden_state
-
-
-def probe_isolation(module: PolicyModule | RewardModule, numerics: Numerics, device: torch.device) -> None:
-    """Packs one document behind two others of equal length: its log-probabilities (score, values) must be the same, bit for bit.
-
-    Shapes are equal, so rounding is too, whatever the dtype: any difference is a leak. The same holds for another answer to the
-    same prompt; and sharing the prompt must leave the results as they are without sharing, up to rounding.
-
-    Raises:
-        IsolationError: documents attend to each other, or a shared prompt changes the result.
-    """
-    vocabulary = module.model.config.vocab_size
-
-    def made_up(factor: int, length: int) -> tuple[int, ...]:
-        return tuple(3 + factor * i % (vocabulary - 4) for i in range(length))
-
-    def last(units: Sequence[Unit], length: int) -> Tensor:
-        batch = collate(units, numerics, 0).to(device)
-        with torch.no_grad():
-            found = module(batch)
-        values = found if isinstance(found, Tensor) else found[0]
-        return values[-1:] if len(values) == batch.num_documents else values[-length:]
-
-    probed = document(made_up(5, 6), made_up(11, 9))
-    others = [document(made_up(factor, 4), made_up(factor, 7)) for factor in (7, 13)]
-    siblings = [document(made_up(5, 6), made_up(factor, 7)) for factor in (7, 13)]
-    between = [last([(other,), (probed,)], 9) for other in others]
-    shared = [last([(sibling, probed)], 9) for sibling in siblings]
-    for found, what in ((between, "what stands before a document"), (shared, "another answer to its prompt")):
-        gap = float((found[0] - found[1]).abs().max())
-        if gap != 0:
-            raise IsolationError(
-                f"packed documents attend to each other: {what} changes the log-probs or scores of a document by {gap:.3g}; "
-                "set `packing: false` in the execution profile, or another attention implementation"
-            )
-    gap, rounding = float((shared[0] - between[0]).abs().max()), ROUNDING[next(module.parameters()).dtype]
-    if gap > rounding * max(1.0, float(between[0].abs().max())):
-        raise IsolationError(
-            f"a shared prompt changes the log-probs or scores of its answers by {gap:.3g}: set `attention: sdpa` in the execution profile"
-        )
+    )

@@ -19,21 +19,28 @@ def add_adapters(model: Any, lora: Lora, seed: int) -> None:
     """Adds adapters to linear layers of the model's body and freezes everything else; B starts at zero, so outputs do not change.
 
     Raises:
-        StageError: `targets` names a layer that the body does not have.
+        StageError: `targets` names a layer that the body does not have, or it has none that takes adapters.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "lora_dropout": 0.0, "bias": "none"}
-    config = LoraConfig(**settings, target_modules=targets(model, lora))
+    # peft takes names of a mixture's dense layers for those of its experts, by the model's config: what is inside a list has none
+    inside = nn.ModuleList([model])
+    config = LoraConfig(**settings, target_modules=[f"0.{name}" for name in targets(model, lora)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of A
-        inject_adapter_in_model(config, model)
+        inject_adapter_in_model(config, inside)
 
 
 def targets(model: Any, lora: Lora) -> list[str]:
-    """Full names of the linear layers to adapt: of the body only, without output head or score head."""
+    """Full names of the linear layers to adapt: of the body only, without output head or score head.
+
+    Routers that answer more than a product, and experts that are one parameter together, are no linear layers.
+    """
     body = {id(part) for part in model.base_model.modules()}
-    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and id(part) in body]
+    linear = [name for name, part in model.named_modules() if type(part) is nn.Linear and id(part) in body]
+    if not linear:
+        raise StageError(f"the body of {type(model).__name__} has no plain linear layers, which lora adapts: train it without `lora`")
     if lora.targets == ALL_LINEAR:
         return linear
     for wanted in lora.targets:
@@ -41,6 +48,11 @@ def targets(model: Any, lora: Lora) -> list[str]:
             known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
             raise StageError(f"lora.targets: the model has no linear layer {wanted!r}; it has {known}")
     return [name for name in linear if any(is_named(name, wanted) for wanted in lora.targets)]
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers with an adapter, by name."""
+    return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
 
 
 def is_named(name: str, wanted: str) -> bool:
@@ -52,7 +64,7 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], C
 
     Call the combination where the parameters are gathered (ZeRO-3 partitions them).
     """
-    layers: list[Any] = [part for part in model.modules() if hasattr(part, "lora_A")]
+    layers: list[Any] = list(adapted_layers(model).values())
     adapters = {id(layer.base_layer.weight): layer for layer in layers}
     own = {id(parameter) for layer in layers for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters())}
     for name, parameter in model.named_parameters():

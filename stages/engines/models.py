@@ -59,8 +59,12 @@ def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
         return auto.from_pretrained(
             payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
         )
-    except (ValueError, ImportError) as error:  # e.g. a model that has no such attention, or attention that is not installed
-        raise StageError(f"transformers cannot load the model with attention {kernel!r} of the profile: {error}") from error
+    except (ValueError, ImportError, KeyError) as error:  # a model that has no such attention, or attention that is not installed
+        said = f"{type(error).__name__}: {error}"
+        raise StageError(
+            f"transformers cannot load the model with attention {kernel} ({said}): set another `attention` in the execution profile; "
+            "`eager` with `packing: false` is what every model has"
+        ) from error
 
 
 def _fused(module: Module, numerics: Numerics) -> Module:

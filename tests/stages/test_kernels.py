@@ -16,7 +16,7 @@ from configs.execution import Numerics
 from configs.training import Optimizer
 from stages import sft
 from stages.core.batches import document
-from stages.core.logprobs import probe_isolation
+from stages.core.probe import probe
 from stages.engines import kernels
 from stages.engines.kernels import ACTIVATIONS, fuse, refuse
 from stages.engines.models import frozen, load_policy
@@ -128,8 +128,8 @@ def test_what_training_computes_is_compiled_before_the_first_step_and_leaves_no_
         (-plain(lengths_of(3))[0].sum()).backward()
         norm = torch.cat([p.grad.flatten() for p in plain.parameters()]).norm()
         assert trainer.step().grad_norm == pytest.approx(float(norm), rel=0.02)
-        probe_isolation(trainer.module, COMPILED, trainer.device)
-        probe_isolation(reference, COMPILED, trainer.device)
+        probe(trainer.module, COMPILED, trainer.device)
+        probe(reference, COMPILED, trainer.device)
     finally:
         trainer.close()
 

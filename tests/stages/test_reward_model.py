@@ -75,7 +75,7 @@ def test_nothing_is_trained_before_isolation_is_proved(tmp_path, policy, monkeyp
     def leaks(*_):
         raise IsolationError("they see each other")
 
-    monkeypatch.setattr(reward_model, "probe_isolation", leaks)
+    monkeypatch.setattr(reward_model, "probe", leaks)
     with pytest.raises(IsolationError):
         trained(tmp_path, policy, [ranked(number) for number in range(4)], holdout=0.0)
     assert not (tmp_path / "curve.jsonl").exists()

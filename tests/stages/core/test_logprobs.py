@@ -1,23 +1,21 @@
 import copy
-from dataclasses import replace
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.execution import Numerics
+from stages.core import attention
 from stages.core.attention import AttentionError, Span, register, spans_of, varlen_attention
 from stages.core.batches import collate, document
 from stages.core.logprobs import (
-    IsolationError,
     PolicyModule,
-    RewardModule,
     RowKernels,
     ScoreHead,
-    ValueModule,
     _TokenLogps,
-    probe_isolation,
     rows_backward,
     rows_forward,
 )
@@ -90,13 +88,71 @@ def test_a_batch_made_for_another_attention_is_refused(llama):
         policy_of(llama, PACKED)(collate(PAIRS, PADDED, pad_id=0))
 
 
-def test_attention_that_is_not_plain_is_refused():
+def by_definition(query_HTD, key_KTD, value_KTD, window=None, softcap=None, sinks_H=None):
+    """Attention of one document from its definition, a query and a head at a time, in double precision."""
+    heads, length, _ = query_HTD.shape
+    found = torch.zeros_like(query_HTD, dtype=torch.float64)
+    for head in range(heads):
+        key, value = (tensor[head * len(tensor) // heads].double() for tensor in (key_KTD, value_KTD))
+        for t in range(length):
+            seen = range(0 if window is None else max(0, t + 1 - window), t + 1)
+            scores = [0.3 * float(query_HTD[head, t].double() @ key[s]) for s in seen]
+            scores = [score if softcap is None else softcap * math.tanh(score / softcap) for score in scores]
+            total = sum(math.exp(score) for score in scores) + (0.0 if sinks_H is None else math.exp(float(sinks_H[head])))
+            found[head, t] = sum(math.exp(score) / total * value[s] for score, s in zip(scores, seen, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("small", [0, 256], ids=["call by call", "one masked call"])
+@pytest.mark.parametrize("window", [None, 1, 4, 50])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
+def test_windows_caps_and_sinks_are_those_of_each_document_alone(monkeypatch, small, window, softcap, sinks):
+    """A prompt with two answers, and a document of its own, in one row."""
+    monkeypatch.setattr(attention, "SMALL", small)
+    torch.manual_seed(0)
+    spans = spans_of([Span(0, 6), Span(6, 5, 0, 6), Span(11, 3, 0, 6), Span(14, 7)])
+    query, key, value = torch.randn(1, 4, 21, 8), torch.randn(1, 2, 21, 8), torch.randn(1, 2, 21, 8)
+    sinks_H = torch.tensor([-1.0, 0.5, 2.0, 0.0]) if sinks else None
+    asked = {"scaling": 0.3, "sliding_window": window, "softcap": softcap, "s_aux": sinks_H}
+    (found,), _ = varlen_attention(None, query, key, value, None, spans=spans, **asked)
+    for places in ([*range(11)], [*range(6), *range(11, 14)], [*range(14, 21)]):
+        expected = by_definition(query[0, :, places], key[0, :, places], value[0, :, places], window, softcap, sinks_H)
+        assert torch.allclose(found[places].transpose(0, 1).double(), expected, atol=1e-5)
+
+
+class Layer:
+    """A layer of attention, as far as its config goes."""
+
+    def __init__(self, layer_idx=0, **config):
+        self.config, self.layer_idx = SimpleNamespace(**config), layer_idx
+
+
+def test_a_window_that_a_model_leaves_to_its_mask_is_kept():
+    torch.manual_seed(0)
+    query, spans = torch.randn(1, 2, 9, 4), spans_of([Span(0, 9)])
+    kept, _ = varlen_attention(None, query, query, query, None, spans=spans, sliding_window=3)
+    whole, _ = varlen_attention(None, query, query, query, None, spans=spans)
+    for layer, expected in (
+        (Layer(sliding_window=3), kept),
+        (Layer(sliding_window=3, use_sliding_window=False), whole),
+        (Layer(sliding_window=3, layer_types=["sliding_attention", "full_attention"]), kept),
+        (Layer(1, sliding_window=3, layer_types=["sliding_attention", "full_attention"]), whole),
+    ):
+        assert torch.equal(varlen_attention(layer, query, query, query, None, spans=spans)[0], expected)
+
+
+def test_attention_that_is_not_understood_is_refused():
     query, spans = torch.zeros(1, 2, 5, 4), spans_of([Span(0, 5)])
-    for unusual in ({"sliding_window": 4}, {"softcap": 30.0}, {"s_aux": torch.zeros(2)}):
-        with pytest.raises(AttentionError, match="attention: eager"):
-            varlen_attention(None, query, query, query, None, spans=spans, **unusual)
-    found, _ = varlen_attention(None, query, query, query, None, spans=spans, sliding_window=5)
-    assert found.shape == (1, 5, 2, 4)
+    with pytest.raises(AttentionError, match=r"Layer has position_bias: set `attention: sdpa`"):
+        varlen_attention(Layer(), query, query, query, None, spans=spans, position_bias=torch.zeros(1))
+    with pytest.raises(AttentionError, match=r"Layer has a mask of its own"):
+        varlen_attention(Layer(), query, query, query, torch.zeros(1), spans=spans)
+    with pytest.raises(AttentionError, match=r"Layer is not told which tokens belong together"):
+        varlen_attention(Layer(), query, query, query, None)
+    chunked = Layer(layer_types=["chunked_attention"], attention_chunk_size=4)
+    with pytest.raises(AttentionError, match=r"layer 0 of the model attends within pieces of 4 tokens, and a document has 5"):
+        varlen_attention(chunked, query, query, query, None, spans=spans)
 
 
 def test_chunks_change_neither_value_nor_gradient(llama):
@@ -166,60 +222,6 @@ def test_log_softmax_of_bf16_logits_is_taken_in_fp32(llama):
     hidden = model.model(batch.input_ids_BT, position_ids=batch.position_ids_BT, use_cache=False).last_hidden_state[0]
     exact = model.lm_head(hidden[batch.places_N]).double().log_softmax(-1).gather(-1, batch.targets_N[:, None])[:, 0]
     assert logps.dtype == torch.float32 and torch.allclose(logps.double(), exact, atol=1e-5)
-
-
-@pytest.mark.parametrize("numerics", [PACKED, SDPA, PADDED], ids=["varlen", "sdpa", "padded"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_probe_accepts_isolated_documents(llama, dtype, numerics):
-    probe_isolation(policy_of(LlamaForCausalLM(llama.config).to(dtype).eval(), numerics), numerics, torch.device("cpu"))
-
-
-def test_the_probe_catches_a_leak_between_documents(llama):
-    class Leaking(PolicyModule):
-        """Positions that do not restart, as a collator that forgot them would give."""
-
-        def forward(self, batch, temperature=1.0, entropy=False):
-            width = batch.input_ids_BT.shape[1]
-            batch.position_ids_BT.copy_(torch.arange(width)[None])
-            return super().forward(batch, temperature, entropy)
-
-    with pytest.raises(IsolationError, match="packing: false"):
-        probe_isolation(Leaking(llama, 1024), SDPA, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("kind", [RewardModule, ValueModule])
-def test_scores_and_values_are_probed_too(llama, kind):
-    class Leaking(kind):
-        def forward(self, batch):
-            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
-            return super().forward(batch)
-
-    torch.manual_seed(0)
-    config = copy.deepcopy(llama.config)
-    config.num_labels, config.pad_token_id = 1, 0
-    model = LlamaForSequenceClassification(config).eval()
-    for numerics in (SDPA, PADDED):
-        probe_isolation(kind(copy.deepcopy(model)), numerics, torch.device("cpu"))
-    with pytest.raises(IsolationError, match="packing: false"):
-        probe_isolation(Leaking(model), SDPA, torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda span: Span(span.start, span.length), "a shared prompt changes"),
-        (lambda span: Span(span.start, span.length, 0, span.start), "packed documents attend to each other"),
-    ],
-    ids=["prompt unseen", "sibling seen"],
-)
-def test_the_probe_catches_prompts_that_are_shared_wrongly(llama, wrong, message):
-    class Confused(PolicyModule):
-        def forward(self, batch, temperature=1.0, entropy=False):
-            confused = spans_of([wrong(span) if span.prefix_length else span for span in batch.spans.all])
-            return super().forward(replace(batch, spans=confused), temperature, entropy)
-
-    with pytest.raises(IsolationError, match=message):
-        probe_isolation(Confused(policy_of(llama, PACKED).model, 1024), PACKED, torch.device("cpu"))
 
 
 def test_the_score_head_computes_in_fp32_on_bf16_weights():

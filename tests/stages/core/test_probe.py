@@ -1,0 +1,142 @@
+"""What a model must prove before a stage works with it."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from test_logprobs import PACKED, PADDED, SDPA, llama, policy_of
+from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+
+from benchmarks.architectures import ALL
+from configs.execution import Numerics
+from configs.training import Lora
+from stages.core.attention import Span, spans_of
+from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
+from stages.core.probe import IsolationError, ProbeError, probe
+from stages.engines.adapters import add_adapters
+
+__all__ = ["llama"]  # a fixture
+CPU = torch.device("cpu")
+BY_NAME = {architecture.name: architecture for architecture in ALL}
+
+
+@pytest.mark.parametrize("numerics", [PACKED, SDPA, PADDED], ids=["varlen", "sdpa", "padded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_probe_accepts_isolated_documents(llama, dtype, numerics):
+    probe(policy_of(LlamaForCausalLM(llama.config).to(dtype).eval(), numerics), numerics, CPU)
+
+
+def test_the_probe_catches_a_leak_between_documents(llama):
+    class Leaking(PolicyModule):
+        """Positions that do not restart, as a collator that forgot them would give."""
+
+        def forward(self, batch, temperature=1.0, entropy=False):
+            width = batch.input_ids_BT.shape[1]
+            batch.position_ids_BT.copy_(torch.arange(width)[None])
+            return super().forward(batch, temperature, entropy)
+
+    with pytest.raises(IsolationError, match="packing: false"):
+        probe(Leaking(llama, 1024), SDPA, CPU)
+
+
+@pytest.mark.parametrize("kind", [RewardModule, ValueModule])
+def test_scores_and_values_are_probed_too(llama, kind):
+    class Leaking(kind):
+        def forward(self, batch):
+            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
+            return super().forward(batch)
+
+    torch.manual_seed(0)
+    config = copy.deepcopy(llama.config)
+    config.num_labels, config.pad_token_id = 1, 0
+    model = LlamaForSequenceClassification(config).eval()
+    for numerics in (SDPA, PADDED):
+        probe(kind(copy.deepcopy(model)), numerics, CPU)
+    with pytest.raises(IsolationError, match="packing: false"):
+        probe(Leaking(model), SDPA, CPU)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda span: Span(span.start, span.length), "a shared prompt changes"),
+        (lambda span: Span(span.start, span.length, 0, span.start), "packed documents attend to each other"),
+    ],
+    ids=["prompt unseen", "sibling seen"],
+)
+def test_the_probe_catches_prompts_that_are_shared_wrongly(llama, wrong, message):
+    class Confused(PolicyModule):
+        def forward(self, batch, temperature=1.0, entropy=False):
+            confused = spans_of([wrong(span) if span.prefix_length else span for span in batch.spans.all])
+            return super().forward(replace(batch, spans=confused), temperature, entropy)
+
+    with pytest.raises(IsolationError, match=message):
+        probe(Confused(policy_of(llama, PACKED).model, 1024), PACKED, CPU)
+
+
+@pytest.mark.parametrize("name", ["granite", "cohere", "gemma2"])
+@pytest.mark.parametrize("numerics", [PACKED, PADDED], ids=["packed", "padded"])
+def test_log_probs_that_are_not_the_models_own_are_refused(name, numerics):
+    """Hidden states times the output embeddings, without what the model makes of logits."""
+
+    class Bare(PolicyModule):
+        def _token_logps(self, kind, hidden_NH, targets_N, temperature, entropy):
+            logits_NV = self.model.get_output_embeddings()(hidden_NH)
+            return logits_NV.log_softmax(-1).gather(-1, targets_N[:, None])[:, 0], torch.zeros(len(targets_N))
+
+    kernel = numerics.attention if numerics.packing else "eager"
+    model = BY_NAME[name].model(kernel)
+    form = numerics.model_copy(update={"attention": kernel})
+    probe(PolicyModule(model, 1024), form, CPU)
+    with pytest.raises(ProbeError, match=r"is off by .* from the model's own forward with eager attention: set `packing: false`"):
+        probe(Bare(model, 1024), form, CPU)
+
+
+def test_a_window_that_is_not_kept_is_refused(monkeypatch):
+    monkeypatch.setattr("stages.core.attention._window", lambda *_: None)
+    with pytest.raises(ProbeError, match="MistralForCausalLM, packed with attention varlen, is off by"):
+        probe(PolicyModule(BY_NAME["mistral"].model("varlen"), 1024), PACKED, CPU)
+
+
+def test_attention_of_transformers_that_leaves_out_a_soft_cap_is_refused():
+    with pytest.raises(ProbeError, match="Gemma2ForCausalLM, padded with attention sdpa, is off by"):
+        probe(PolicyModule(BY_NAME["gemma2"].model("sdpa"), 1024), Numerics(packing=False, attention="sdpa"), CPU)
+
+
+def test_experts_may_round_by_what_they_multiply_at_once_and_no_more():
+    probe(PolicyModule(BY_NAME["qwen3_moe"].model("varlen"), 1024), PACKED, CPU)
+
+    class Leaking(PolicyModule):
+        def forward(self, batch, temperature=1.0, entropy=False):
+            batch.position_ids_BT.copy_(torch.arange(batch.input_ids_BT.shape[1])[None])
+            return super().forward(batch, temperature, entropy)
+
+    with pytest.raises(IsolationError, match="attend to each other"):
+        probe(Leaking(BY_NAME["qwen3_moe"].model("sdpa"), 1024), SDPA, CPU)
+
+
+def test_adapters_that_the_model_reads_past_are_refused():
+    class Past(torch.nn.Module):
+        """A layer that takes the weight of its projection and does not call it, as fused kernels do."""
+
+        def __init__(self, mlp):
+            super().__init__()
+            self.mlp = mlp
+
+        def forward(self, hidden):
+            gate, up = (getattr(self.mlp, name) for name in ("gate_proj", "up_proj"))
+            product = self.mlp.act_fn(gate(hidden)) * torch.nn.functional.linear(hidden, up.weight)
+            return self.mlp.down_proj(product)
+
+    model = BY_NAME["llama"].model("varlen")
+    add_adapters(model, Lora(rank=2), 0)
+    probe(PolicyModule(model, 1024), PACKED, CPU)
+    model.model.layers[1].mlp = Past(model.model.layers[1].mlp)
+    with pytest.raises(ProbeError, match=r"reads the weights of model.layers.1.mlp.mlp.up_proj past their adapters"):
+        probe(PolicyModule(model, 1024), PACKED, CPU)
+
+
+def test_a_model_that_cannot_be_computed_in_a_form_is_refused_by_name():
+    with pytest.raises(ProbeError, match=r"MptForCausalLM, packed with attention varlen, cannot be computed \(AttributeError"):
+        probe(PolicyModule(BY_NAME["mpt"].model("varlen"), 1024), PACKED, CPU)
