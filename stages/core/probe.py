@@ -109,13 +109,14 @@ def _probed_length(config: Any) -> int:
 def _by_transformers(module: Module, doc: Document, device: torch.device) -> Tensor:
     """What the model's own forward gives for each token but the first, or its one score. Shape (T - 1,) or (1,)."""
     ids = torch.tensor([doc.ids], device=device)
+    kind = module if isinstance(module, PolicyModule | RewardModule) else module.module  # inside of DeepSpeed's engine
     with torch.no_grad(), _eager(module.model):
-        if isinstance(module, PolicyModule):
+        if isinstance(kind, PolicyModule):
             logits_TV = module.model(input_ids=ids, use_cache=False).logits[0, :-1].float()
             return logits_TV.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         hidden_1TH = body_of(module.model)[1](input_ids=ids, use_cache=False).last_hidden_state
         scores_T = module.model.score(hidden_1TH)[0, :, 0]
-        return scores_T[:-1] if isinstance(module, ValueModule) else scores_T[-1:]
+        return scores_T[:-1] if isinstance(kind, ValueModule) else scores_T[-1:]
 
 
 @contextmanager
