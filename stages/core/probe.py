@@ -58,7 +58,7 @@ def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> N
     multiplies at once depends on all tokens, so rounding does too.) The same holds for another answer to the same prompt; and sharing
     the prompt must leave the results as they are without sharing, up to rounding.
     """
-    vocabulary = module.model.config.vocab_size
+    vocabulary = _config(module).vocab_size
     probed = _made_up(vocabulary, (5, 6), (11, 9))
     others = [_made_up(vocabulary, (factor, 4), (factor, 7)) for factor in (7, 13)]
     siblings = [_made_up(vocabulary, (5, 6), (factor, 7)) for factor in (7, 13)]
@@ -66,7 +66,7 @@ def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> N
     shared = [_last(module, [(sibling, probed)], 9, numerics, device) for sibling in siblings]
     for found, what in ((between, "what stands before a document"), (shared, "another answer to its prompt")):
         gap = float((found[0] - found[1]).abs().max())
-        if gap != 0 and not (has_experts(module.model.config) and _is_rounding(module, found[0], found[1])):
+        if gap != 0 and not (has_experts(_config(module)) and _is_rounding(module, found[0], found[1])):
             raise IsolationError(
                 f"packed documents attend to each other: {what} changes the log-probs or scores of a document by {gap:.3g}; "
                 "set `packing: false` in the execution profile, or another attention implementation"
@@ -81,11 +81,11 @@ def _refuse_leaks(module: Module, numerics: Numerics, device: torch.device) -> N
 def _refuse_strangers(module: Module, numerics: Numerics, device: torch.device) -> None:
     """One document that is longer than the shortest window of the model, against transformers' eager attention, which has everything
     that a model may ask of it."""
-    length = _probed_length(module.model.config)
-    doc = _made_up(module.model.config.vocab_size, (5, 3), (11, length - 3))
+    length = _probed_length(_config(module))
+    doc = _made_up(_config(module).vocab_size, (5, 3), (11, length - 3))
     with _noting_calls(module.model) as silent:
         ours = _last(module, [(doc,)], length - 3, numerics, device)
-    if silent and not has_experts(module.model.config):  # an expert may have had nothing to do
+    if silent and not has_experts(_config(module)):  # an expert may have had nothing to do
         raise ProbeError(
             f"{type(module.model).__name__} reads the weights of {', '.join(sorted(silent))} past their adapters, which would have no "
             "effect: name other layers in lora.targets"
@@ -155,6 +155,11 @@ def _made_up(vocabulary: int, *pieces: tuple[int, int]) -> Document:
     """Prompt and answer, each as (factor, length): ids that depend on nothing else."""
     prompt, answer = (tuple(3 + factor * place % (vocabulary - 4) for place in range(length)) for factor, length in pieces)
     return document(prompt, answer)
+
+
+def _config(module: Module) -> Any:
+    """Of the part that reads text."""
+    return module.model.config.get_text_config()
 
 
 def has_experts(config: Any) -> bool:
