@@ -1,8 +1,8 @@
 """Identity of an optimizer, for every model that is trained."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.frozen import Frozen
 
@@ -15,10 +15,21 @@ class Optimizer(Frozen):
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape after warm-up; linear and cosine end at zero."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Share of all optimizer steps spent in linear warm-up."""
+    """Share of all planned updates spent in linear warm-up. A planned update that is not made, because a step of reinforcement learning has
+    nothing to learn from, still moves the schedule."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """λ: each update takes learning rate · λ off a decayed weight, as a share of it."""
+    decayed: Literal["matrices", "all"] = "matrices"
+    """`matrices` spares norms and biases, which have fewer than two dimensions."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are clipped to this global L2 norm."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients are clipped to this global L2 norm; `null` for none."""
+
+    @field_validator("max_grad_norm", mode="before")
+    @classmethod
+    def zero_is_not_none(cls, value: Any) -> Any:
+        if value == 0:
+            raise ValueError("max_grad_norm is 0, which would clip every gradient to nothing: it must be above 0, or null for no clipping")
+        return value

@@ -158,6 +158,7 @@ def update_policy(
     """
     algorithm = learner.algorithm
     policy_frozen = isinstance(algorithm, Ppo) and step < algorithm.critic.warmup_steps
+    follow_schedule(learner, step)
     rewards_PG = torch.tensor([sample.reward for sample in samples], dtype=torch.float32).view(-1, group_size)
     if greedy_rewards is not None:  # a prompt without a baseline has no advantages
         rewards_PG = rewards_PG.masked_fill(torch.tensor(greedy_rewards)[:, None].isnan(), math.nan)
@@ -181,6 +182,16 @@ def update_policy(
             next_state = AlgorithmState(coefficient=coefficient, prompts=next_state["prompts"])
     updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
     return UpdateResult(metrics | {"updates": float(updates)}, next_state, updates)
+
+
+def follow_schedule(learner: Learner, step: int) -> None:
+    """The learning rates of a step are those planned for it, however many updates the steps before it have made: a step without a
+    learning signal makes none, and one with fewer prompts than mini-batches makes fewer."""
+    algorithm = learner.algorithm
+    warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
+    learner.trainer.go_to(max(0, step - warmup) * algorithm.updates)
+    if learner.critic is not None:
+        learner.critic.go_to(step * algorithm.updates)
 
 
 def filter_groups(

@@ -36,6 +36,7 @@ from stages.core.logprobs import PolicyModule, RewardModule
 from stages.engines.adapters import plain_weights
 from stages.engines.feed import Feed, GlobalBatch, feed
 from stages.engines.kernels import settle
+from stages.engines.recomputation import recompute_layers
 from stages.job import NotFinite, StageError
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -120,19 +121,20 @@ class Trainer:
         torch.manual_seed(seed * 1000003 + self.rank)
         torch.use_deterministic_algorithms(numerics.deterministic)  # an operation without a deterministic form raises
         self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
-        self.numerics, self.name, self.steps = numerics, name, 0
+        self.numerics, self.name = numerics, name
+        self.steps = 0
+        """Planned updates that are over, made or not: the place in the learning-rate schedule."""
         self._grad_norm: Tensor | float = 0.0
-        _no_dropout(module)
+        module.eval()  # no dropout or router noise: policy and reference must be the same function of their weights
         if numerics.gradient_checkpointing:
-            module.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_layers(module.model)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.has_frozen = len(trained) < len(list(module.parameters()))
         adamw = torch.optim.AdamW(
-            trained,
+            parameter_groups(trained, optimizer),
             lr=optimizer.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
             fused=True,
         )
         plain = numerics.zero_stage == 0
@@ -151,7 +153,7 @@ class Trainer:
         return {
             "train_micro_batch_size_per_gpu": 1,
             "managed_gradient_accumulation": False,
-            "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm,
+            "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm or 0.0,  # 0 is DeepSpeed's word for none
             # each bf16 gradient is added to the fp32 one and freed as soon as it is computed
             "bf16": {"enabled": self.dtype == torch.bfloat16, "immediate_grad_update": True},
             "data_types": {"grad_accum_dtype": "fp32"},
@@ -170,6 +172,10 @@ class Trainer:
         """Adds this micro-batch's part of the global loss; see the module's contract."""
         self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
 
+    def go_to(self, step: int) -> None:
+        """Sets which of the planned updates is the next, where some are left out: the learning rate follows the plan."""
+        self.steps = step
+
     def step(self) -> StepStats:
         """Reduces, clips and applies the gradient accumulated since the last step."""
         rate = learning_rate(self.steps, self.total_steps, self.optimizer_config)
@@ -182,7 +188,7 @@ class Trainer:
 
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._grad_norm = nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm)
+        self._grad_norm = nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm or math.inf)
 
     def refuse_not_finite(self, step: int, loss: float, grad_norm: float = 0.0) -> None:
         """Ends the job before NaN or infinite weights reach a checkpoint.
@@ -298,6 +304,15 @@ class Trainer:
         self.engine.destroy()
 
 
+def parameter_groups(trained: Iterable[nn.Parameter], optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Parameters by their weight decay; a single group where nothing decays."""
+    by_decay: dict[float, list[nn.Parameter]] = {}
+    for parameter in trained:
+        decays = optimizer.decayed == "all" or parameter.ndim >= 2
+        by_decay.setdefault(optimizer.weight_decay if decays else 0.0, []).append(parameter)
+    return [{"params": parameters, "weight_decay": decay} for decay, parameters in by_decay.items()]
+
+
 @torch.no_grad()
 def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
     """id of each trained parameter that bf16 would round → its fp32 values."""
@@ -367,15 +382,6 @@ def _distributed_environment() -> Iterator[None]:
     finally:
         for name in added.keys() - {"LOCAL_RANK"}:  # which ZeRO-3 reads at every step
             os.environ.pop(name, None)
-
-
-def _no_dropout(module: nn.Module) -> None:
-    """Switches dropout off: policy and reference must be the same function of their weights."""
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        if hasattr(part, "attention_dropout"):
-            setattr(part, "attention_dropout", 0.0)  # noqa: B010 - a plain number, which nn.Module's typing denies
 
 
 def _random_state() -> dict[str, Any]:

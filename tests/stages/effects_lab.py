@@ -1,0 +1,165 @@
+"""What numerics do on several ranks, measured: `python effects_lab.py POLICY CASES.json` prints one line of numbers per case.
+
+As a script it runs on as many ranks as it is started with, and prints on the first.
+"""
+
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+from configs.execution import Numerics
+from configs.optimizer import Optimizer
+from configs.training import Lora
+from data.artifacts import Artifact, open_artifact
+from stages.core.batches import collate, document
+from stages.engines.models import load_policy
+from stages.engines.trainer import Trainer
+
+DOCUMENTS = [(document([5, 6, 7], [8 + number, 9, 2]),) for number in range(4)]
+
+
+@contextmanager
+def counted_layers(model: nn.Module) -> Iterator[Counter[str]]:
+    """How often layers are computed for a gradient."""
+    found: Counter[str] = Counter()
+
+    def note(*_: Any) -> None:
+        found["computed"] += torch.is_grad_enabled()
+
+    handles = [layer.register_forward_pre_hook(note) for layer in model.base_model.layers]
+    yield found
+    for handle in handles:
+        handle.remove()
+
+
+@contextmanager
+def kept_for_backward(weights: Iterator[nn.Parameter]) -> Iterator[Counter[str]]:
+    """Bytes that autograd keeps between forward and backward, each storage once, weights left out."""
+    found: Counter[str] = Counter()
+    seen = {weight.untyped_storage().data_ptr() for weight in weights}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            found["bytes"] += storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+def trainer_of(policy: Artifact, fields: dict[str, Any], lora: bool = False, dtype: Any = "fp32", **optimizer: Any) -> Trainer:
+    numerics = Numerics.model_validate({"threads": 1, **fields})
+    module = load_policy(policy, numerics, Lora(rank=4) if lora else None)
+    settings = Optimizer.model_validate({"learning_rate": 1e-3, "schedule": "constant", **optimizer})
+    return Trainer(module, optimizer=settings, total_steps=3, dtype=dtype, numerics=numerics, seed=0)
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    """Name → trained weight in fp32, whole."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    named = {name: parameter for name, parameter in trainer.engine.module.named_parameters() if parameter.requires_grad}
+    if trainer.numerics.zero_stage == 0:
+        return {name: parameter.detach().clone() for name, parameter in named.items()}
+    return {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in named.items()}
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(b"".join(tensor.float().numpy().tobytes() for tensor in tensors.values())).hexdigest()
+
+
+def recomputation(policy: Artifact, lora: bool, dtype: str, **fields: Any) -> dict[str, Any]:
+    """Two steps: losses, how often a layer is computed per micro-batch, bytes kept for the backward pass, and the weights' hash."""
+    trainer = trainer_of(policy, fields, lora, dtype)
+    model = trainer.engine.module.model
+    losses, counts = [], Counter[str]()
+    for _ in range(2):
+        batch = collate(DOCUMENTS, trainer.numerics, 0)
+        with counted_layers(model) as counts:
+            with kept_for_backward(trainer.engine.module.parameters()) as kept:
+                loss = -trainer.module(batch)[0].sum()
+            trainer.backward(loss)
+        losses.append([loss.item(), float(trainer.step().grad_norm)])
+    computed = counts["computed"] / len(model.base_model.layers)
+    found = {"losses": losses, "computed": computed, "kept": kept["bytes"], "weights": digest(weights_of(trainer))}
+    trainer.close()
+    return found
+
+
+def decay(policy: Artifact, lora: bool = False, decayed: str = "matrices", **fields: Any) -> dict[str, Any]:
+    """What is left of vectors and of matrices after a step with zero gradient, learning rate 0.5 and decay 0.1: 0.95 of what decays."""
+    trainer = trainer_of(policy, fields, lora, learning_rate=0.5, weight_decay=0.1, decayed=decayed)
+    before = weights_of(trainer)
+    trainer.backward(0 * trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum())
+    trainer.step()
+    left: dict[str, set[float]] = {"vectors": set(), "matrices": set()}
+    for name, after in weights_of(trainer).items():
+        shares = (after / before[name])[before[name] != 0]
+        left["vectors" if after.ndim < 2 else "matrices"] |= set(shares.double().round(decimals=5).unique().tolist())
+    trainer.close()
+    return {kind: sorted(shares) for kind, shares in left.items()}
+
+
+def held(policy: Artifact, **fields: Any) -> dict[str, int]:
+    """Elements of weights, gradients and moments that this rank holds after two micro-batches and the step."""
+    trainer = trainer_of(policy, fields)
+    optimizer, model = trainer.engine.optimizer, trainer.engine.module
+    for _ in range(2):
+        trainer.backward(-trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum())
+    parameters = list(model.parameters())
+    by_group = {2: "all_grad_tensors", 3: "averaged_gradients"}.get(trainer.numerics.zero_stage)
+    partitioned = [part for group in getattr(optimizer, by_group).values() for part in group or ()] if by_group else []
+    gradients = [gradient for gradient in (*partitioned, *(parameter.grad for parameter in parameters)) if gradient is not None]
+    found = {"gradients": elements(gradients)}
+    trainer.step()
+    moments = [state["exp_avg"] for state in getattr(optimizer, "optimizer", optimizer).state.values()]
+    whole = [parameter for parameter in parameters if not hasattr(parameter, "ds_tensor")]
+    parts = [parameter.ds_tensor for parameter in parameters if hasattr(parameter, "ds_tensor")]
+    gathered = [parameter for parameter in parameters if hasattr(parameter, "ds_tensor") and parameter.numel() and not parameter.ds_persist]
+    found |= {"moments": elements(moments), "weights": elements(whole) + elements(parts) + elements(gathered)}
+    trainer.close()
+    return found
+
+
+def elements(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def collectives(policy: Artifact, **fields: Any) -> dict[str, list[int]]:
+    """Exchanges between ranks in the backward passes of two steps of two micro-batches, and in the steps."""
+    trainer = trainer_of(policy, fields)
+    found: dict[str, list[int]] = {"backward": [], "step": []}
+    for _ in range(2):
+        for _ in range(2):
+            loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
+            found["backward"].append(exchanges(lambda loss=loss: trainer.backward(loss)))
+        found["step"].append(exchanges(trainer.step))
+    trainer.close()
+    return found
+
+
+def exchanges(work: Callable[[], Any]) -> int:
+    """Collectives of torch that a call makes in any thread."""
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        work()
+    return sum(event.count for event in seen.key_averages() if event.key.startswith("c10d::"))
+
+
+if __name__ == "__main__":
+    policy = open_artifact(Path(sys.argv[1]))
+    for name, fields in json.loads(Path(sys.argv[2]).read_text()):
+        found = globals()[name](policy, **fields)
+        if torch.distributed.get_rank() == 0:
+            print("numbers " + json.dumps(found), flush=True)
