@@ -1,0 +1,250 @@
+"""Fields of `numerics` by what they do: passes, tokens, calls, bytes, exchanges between ranks. Equal losses are shown elsewhere."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import effects_lab
+import models
+import pytest
+import torch
+from effects_lab import DOCUMENTS, trainer_of
+from transformers.integrations import sdpa_attention
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+from configs.execution import Numerics
+from configs.optimizer import Optimizer
+from data.artifacts import Artifact
+from data.chat import Chat
+from stages import preference_train, sft
+from stages.core import attention
+from stages.core.batches import collate
+from stages.engines.models import load_policy
+from stages.engines.rows import conversation
+from stages.engines.trainer import Trainer
+from stages.job import StageError
+
+pytestmark = pytest.mark.slow
+BATCHES = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
+
+
+@pytest.fixture
+def passes(monkeypatch) -> list[tuple[int, int]]:
+    """(rows, width) of each forward pass for a gradient."""
+    found: list[tuple[int, int]] = []
+    forward = LlamaDecoderLayer.forward
+
+    def seen(layer, hidden_states, *given, **named):
+        if torch.is_grad_enabled() and layer.self_attn.layer_idx == 0:
+            found.append(tuple(hidden_states.shape[:2]))
+        return forward(layer, hidden_states, *given, **named)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", seen)
+    return found
+
+
+def one_step(folder: Path, policy: Artifact, **numerics: Any) -> list[int]:
+    """Trains on a single batch of 8 documents; their lengths."""
+    rows = models.arithmetic(8)
+    data = models.dataset(folder / "data", "conversation", rows)
+    job = models.a_job(folder / "job", Numerics.model_validate({"threads": 1, **numerics}))
+    sft.run(models.config_of("sft", **BATCHES), {"policy": {"p": policy}, "data": {"d": data}}, job)
+    return [len(conversation(Chat(policy.payload), "assistant")(row)[0]) for row in rows]
+
+
+@pytest.mark.proves("numerics.packing")
+def test_packed_rows_compute_no_padding(tmp_path, policy, passes):
+    lengths = one_step(tmp_path / "packed", policy)
+    assert passes == [(1, sum(lengths))]
+    passes.clear()
+    one_step(tmp_path / "padded", policy, packing=False)
+    assert passes == [(8, max(lengths))] and 8 * max(lengths) > sum(lengths)
+
+
+@pytest.mark.proves("numerics.micro_batch_tokens")
+def test_a_packed_pass_has_as_many_tokens_as_allowed(tmp_path, policy, passes):
+    lengths = one_step(tmp_path, policy, micro_batch_tokens=64)
+    assert max(lengths) < 64 < sum(lengths)
+    widths = [width for _, width in passes]
+    assert sum(widths) == sum(lengths) and max(widths) <= 64 and len(widths) >= sum(lengths) / 64
+
+
+@pytest.mark.proves("numerics.micro_batch_sequences")
+def test_a_padded_pass_has_as_many_rows_as_asked_for(tmp_path, policy, passes):
+    one_step(tmp_path, policy, packing=False, micro_batch_sequences=2)
+    assert [rows for rows, _ in passes] == [2, 2, 2, 2]
+
+
+@pytest.fixture
+def attending(monkeypatch) -> Counter[str]:
+    """How often attention is computed by each function."""
+    found: Counter[str] = Counter()
+    own, eager, fused = attention.attend, modeling_llama.eager_attention_forward, torch.nn.functional.scaled_dot_product_attention
+
+    def counted(name, function):
+        def call(*given, **named):
+            found[name] += 1
+            return function(*given, **named)
+
+        return call
+
+    class Functional:
+        """What `sdpa_attention` knows as torch."""
+
+        scaled_dot_product_attention = staticmethod(counted("sdpa", fused))
+
+    class Torch:
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+    monkeypatch.setattr(attention, "attend", counted("varlen", own))
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", counted("eager", eager))
+    seen: Any = Torch()
+    seen.nn = type("Nn", (), {"functional": Functional})
+    monkeypatch.setattr(sdpa_attention, "torch", seen)
+    return found
+
+
+@pytest.mark.proves("numerics.attention")
+def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_prompts(
+    tmp_path, policy, preferences, passes, attending
+):
+    tokens = {}
+    for name in ("varlen", "sdpa", "eager"):
+        passes.clear()
+        attending.clear()
+        config = models.config_of("preference_train", **BATCHES, loss={"type": "orpo"})
+        job = models.a_job(tmp_path / name, Numerics(threads=1, attention=name))
+        preference_train.run(config, {"policy": {"p": policy}, "preferences": {"d": preferences}}, job)
+        assert list(attending) == [name]
+        tokens[name] = sum(rows * width for rows, width in passes)
+    assert tokens["varlen"] < 0.8 * tokens["sdpa"] and tokens["sdpa"] == tokens["eager"]
+
+
+def test_attention_that_is_not_installed_is_refused_by_name(policy):
+    with pytest.raises(StageError, match="cannot load the model with attention 'flash_attention_2' of the profile"):
+        load_policy(policy, Numerics(attention="flash_attention_2"))
+
+
+@pytest.mark.proves("numerics.logprob_chunk")
+def test_no_more_logits_exist_at_once_than_a_chunk(policy):
+    """12 trained tokens by 5: three calls of the head with four each, and again in the backward pass."""
+    trainer = trainer_of(policy, {"logprob_chunk": 5})
+    rows: list[int] = []
+    trainer.engine.module.model.lm_head.register_forward_pre_hook(lambda head, given: rows.append(given[0].shape[0]))
+    loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
+    assert rows == [4, 4, 4]
+    trainer.backward(loss)
+    trainer.close()
+    assert rows == [4] * 6
+
+
+@pytest.mark.proves("numerics.threads")
+def test_a_trainer_computes_with_as_many_threads_as_it_is_told(policy):
+    for threads in (3, 1):
+        trainer_of(policy, {"threads": threads}).close()
+        assert torch.get_num_threads() == threads
+
+
+@pytest.fixture
+def determinism_ends():
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.proves("numerics.deterministic")
+def test_in_a_deterministic_trainer_nothing_depends_on_what_lay_in_memory(policy, determinism_ends):
+    """torch then fills memory that nobody has written to, and refuses operations without a deterministic form."""
+    for deterministic in (True, False):
+        trainer_of(policy, {"deterministic": deterministic}).close()
+        assert bool(torch.empty(1000).isnan().all()) == deterministic
+
+
+@pytest.mark.proves("numerics.device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_no_cpu(policy):
+    numerics = Numerics(device="cuda")
+    with pytest.raises(StageError, match="numerics ask for device cuda, and torch sees none: use another execution profile"):
+        Trainer(load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-3), total_steps=1, dtype="fp32", numerics=numerics,
+                seed=0)  # fmt: skip
+
+
+# --- two ranks ---------------------------------------------------------------------------------------------------------
+
+TWO = {"world_size": 2}
+STAGES = (0, 1, 2, 3)
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
+    **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
+    **{
+        f"decay {stage} {lora} {decayed}": ("decay", {**TWO, "zero_stage": stage, "lora": lora, "decayed": decayed})
+        for stage in STAGES
+        for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))
+    },
+    **{
+        f"recomputation {stage} {lora} {on}": (
+            "recomputation",
+            {**TWO, "zero_stage": stage, "lora": lora, "gradient_checkpointing": on, "dtype": "bf16" if stage else "fp32"},
+        )
+        for stage in STAGES
+        for lora in (False, True)
+        for on in (False, True)
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict[str, Any]:
+    """All cases in one start of two ranks; the model's largest matrices are above what ZeRO-3 leaves on every rank."""
+    folder = tmp_path_factory.mktemp("two")
+    policy = models.tiny_policy(folder / "policy", hidden=512)
+    (folder / "cases.json").write_text(json.dumps(list(CASES.values())))
+    script = Path(effects_lab.__file__)
+    command = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", str(script), str(policy.path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{script.parents[2]}{os.pathsep}{script.parent}"}
+    done = subprocess.run(
+        [sys.executable, *command, str(folder / "cases.json")], cwd=folder, env=env, capture_output=True, text=True, timeout=600
+    )
+    found = [json.loads(line.removeprefix("numbers ")) for line in done.stdout.splitlines() if line.startswith("numbers ")]
+    assert len(found) == len(CASES), done.stderr[-3000:]
+    return dict(zip(CASES, found, strict=True))
+
+
+@pytest.mark.proves("numerics.zero_stage")
+def test_each_zero_stage_parts_one_thing_more(measured):
+    """Moments from 1 on, gradients from 2 on, weights with 3: half of them on each of two ranks, up to what fills the last block."""
+    whole = measured["held 0"]
+    assert len(set(whole.values())) == 1
+    for stage in STAGES:
+        for part, first in (("moments", 1), ("gradients", 2), ("weights", 3)):
+            share = measured[f"held {stage}"][part] / whole[part]
+            assert share == pytest.approx(0.5 if stage >= first else 1.0, rel=2e-3), (stage, part)
+
+
+def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_batch_above(measured):
+    for stage in STAGES:
+        found = measured[f"collectives {stage}"]
+        assert all(found["step"]) and len(found["backward"]) == 4
+        assert all(found["backward"]) if stage >= 2 else not any(found["backward"]), stage
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["whole", "adapters"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_layers_are_recomputed_on_two_ranks_in_the_same_bits(measured, stage, lora):
+    plain, recomputed = (measured[f"recomputation {stage} {lora} {on}"] for on in (False, True))
+    assert (plain["computed"], recomputed["computed"]) == (1, 2)
+    assert recomputed["kept"] < plain["kept"] / 4
+    assert recomputed["losses"] == plain["losses"] and recomputed["weights"] == plain["weights"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage):
+    """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays."""
+    assert measured[f"decay {stage} False matrices"] == {"vectors": [1.0], "matrices": [0.95]}
+    assert measured[f"decay {stage} True matrices"] == {"vectors": [], "matrices": [0.95]}  # adapters are matrices
+    assert measured[f"decay {stage} False all"] == {"vectors": [0.95], "matrices": [0.95]}
