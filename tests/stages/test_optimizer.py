@@ -1,0 +1,155 @@
+"""The optimizer by what it does to weights: what decays, what is clipped, and at which learning rate."""
+
+import math
+from dataclasses import replace
+
+import models
+import policy_lab
+import pytest
+import torch
+from effects_lab import DOCUMENTS, trainer_of, weights_of
+from torch import nn
+
+from configs.execution import Numerics
+from configs.optimizer import Optimizer
+from configs.training import Rlvr
+from data.chat import Chat
+from stages import rlvr
+from stages.core.batches import collate
+from stages.engines.policy_update import Learner, TrainingSample, initial_state, update_policy
+from stages.engines.trainer import Trainer, parameter_groups
+
+STAGES = [0, 1, 2, 3]
+DECAY = {"weight_decay": 0.1, "learning_rate": 0.01}
+
+
+def test_what_has_fewer_than_two_dimensions_does_not_decay():
+    parts = nn.ModuleList([nn.Linear(3, 2), nn.LayerNorm(2), nn.Embedding(4, 2)])
+    groups = parameter_groups(parts.parameters(), Optimizer(**DECAY))
+    assert [(group["weight_decay"], [parameter.ndim for parameter in group["params"]]) for group in groups] == [(0.1, [2, 2]), (0.0, [1] * 3)]
+    (everything,) = parameter_groups(parts.parameters(), Optimizer(**DECAY, decayed="all"))
+    assert everything["weight_decay"] == 0.1 and len(everything["params"]) == 5
+    (undecayed,) = parameter_groups(parts.parameters(), Optimizer(learning_rate=0.01))
+    assert undecayed["weight_decay"] == 0.0 and len(undecayed["params"]) == 5
+
+
+def take_step(trainer: Trainer, scale: float = 1.0) -> float:
+    trainer.backward(-scale * trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum())
+    return float(trainer.step().grad_norm)
+
+
+def gradient_seen(trainer: Trainer) -> float:
+    """L2 norm of the gradient that AdamW is given in a step."""
+    adamw = getattr(trainer.engine.optimizer, "optimizer", trainer.engine.optimizer)
+    found: list[float] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        gradients = [p.grad.flatten() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        found.append(float(torch.cat(gradients).norm()))
+
+    adamw.register_step_pre_hook(look)
+    take_step(trainer)
+    return math.hypot(*found)  # ZeRO steps group by group
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", STAGES)
+def test_gradients_are_clipped_to_the_norm_or_not_at_all(policy, zero_stage):
+    seen = {}
+    for bound in (0.5, None):
+        trainer = trainer_of(policy, {"zero_stage": zero_stage}, max_grad_norm=bound, **DECAY)
+        seen[bound] = gradient_seen(trainer)
+        norm = take_step(trainer)
+        trainer.close()
+        assert norm > 5  # before clipping, in either case
+    assert seen[0.5] == pytest.approx(0.5, rel=1e-4) and seen[None] > 5
+
+
+def test_a_bound_of_zero_is_refused_with_what_turns_clipping_off():
+    with pytest.raises(ValueError, match="max_grad_norm is 0, which would clip every gradient to nothing: it must be above 0, or null"):
+        Optimizer(learning_rate=0.1, max_grad_norm=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"), [(0, 0), (1, 1), (2, 2), (3, 3), (1, 2)], ids=["0", "1", "2", "3", "1 to 2, universal"]
+)
+def test_a_checkpoint_goes_on_with_what_decays_and_what_does_not(tmp_path, policy, before, after):
+    """Two groups of parameters, of which one does not decay: in the next step each is where it was."""
+    first = trainer_of(policy, {"zero_stage": before}, **DECAY)
+    take_step(first)
+    (tmp_path / "state").mkdir()
+    first.save_state(tmp_path / "state")
+    take_step(first)
+    expected = weights_of(first)
+    first.close()
+    second = trainer_of(policy, {"zero_stage": after}, **DECAY)
+    second.load_state(tmp_path / "state", resharded=before != after)
+    assert sorted(group["weight_decay"] for group in second.engine.optimizer.param_groups) == [0.0, 0.1]
+    take_step(second)
+    found = weights_of(second)
+    second.close()
+    assert found.keys() == expected.keys() and any(weight.ndim < 2 for weight in found.values())
+    for name, weight in found.items():
+        if before == after:
+            assert torch.equal(weight, expected[name]), name
+        else:
+            torch.testing.assert_close(weight, expected[name], atol=1e-6, rtol=1e-5)
+
+
+PLAN = {
+    "steps": 4,
+    "prompts_per_step": 4,
+    "samples_per_prompt": policy_lab.GROUP,
+    "sampling": {"temperature": policy_lab.TEMPERATURE, "max_tokens": policy_lab.LONGEST},
+    "max_prompt_length": 32,
+    "max_logprob_gap": 10.0,
+    "dtype": "fp32",
+    "optimizer": {"learning_rate": 1e-6},
+}
+
+
+def learner_of(tmp_path, policy, algorithm) -> tuple[Learner, list[TrainingSample]]:
+    config: Rlvr = models.config_of("rlvr", algorithm=algorithm, **PLAN)
+    made = rlvr.make_learner(config, {"policy": {"p": policy}}, Chat(policy.payload), models.a_job(tmp_path, Numerics(threads=1)))
+    return made, policy_lab.made_answers(made.trainer.module)
+
+
+def rates(made: Learner, by_step: list[list[TrainingSample]], name: str = "learning_rate") -> list[float | None]:
+    """The share of the peak learning rate of the last update of each step, None where there was none."""
+    found = []
+    for step, answers in enumerate(by_step):
+        rate = update_policy(made, answers, policy_lab.GROUP, step, initial_state(made.algorithm)).metrics.get(name)
+        found.append(rate and rate / 1e-6)
+    policy_lab.close(made)
+    return found
+
+
+@pytest.mark.slow
+def test_a_step_without_a_signal_moves_the_schedule(tmp_path, policy):
+    """Linear from 1 to 0 over four steps, whatever becomes of the second and the third."""
+    made, answers = learner_of(tmp_path, policy, {"type": "grpo"})
+    solved = [replace(answer, reward=1.0) for answer in answers]
+    assert rates(made, [answers, solved, solved, answers]) == pytest.approx([1.0, None, None, 0.25])
+
+
+@pytest.mark.slow
+def test_a_step_with_fewer_mini_batches_moves_the_schedule_as_planned(tmp_path, policy):
+    """Two updates a step are planned, eight in all: the last of steps 1 and 3 are the second and the sixth. Step 2 has one prompt with
+    a signal, so a single update, the third."""
+    made, answers = learner_of(tmp_path, policy, {"type": "grpo", "updates_per_rollout": 2})
+    one = [answer if answer.prompt == "p1" else replace(answer, reward=1.0) for answer in answers]
+    assert rates(made, [answers, one, answers]) == pytest.approx([1 - 1 / 8, 1 - 2 / 8, 1 - 5 / 8])
+
+
+@pytest.mark.slow
+def test_the_value_model_follows_its_own_plan(tmp_path, policy):
+    """It is trained from the first step on, and the policy from the second of four on: each plans its own number of updates."""
+    critic = {"optimizer": {"learning_rate": 1e-6}, "warmup_steps": 1}
+    plan = {"type": "ppo", "updates_per_rollout": 2, "inner_epochs": 1, "critic": critic}
+    for name, expected in (("value_learning_rate", [1 - 1 / 8, 1 - 2 / 8, 1 - 5 / 8]), ("learning_rate", [None, 1.0, 1 - 3 / 6])):
+        made, answers = learner_of(tmp_path, policy, plan)
+        one = [answer if answer.prompt == "p1" else replace(answer, reward=math.nan) for answer in answers]
+        found = rates(made, [answers, one, answers], name)
+        assert [rate is None for rate in found] == [rate is None for rate in expected]
+        assert [rate for rate in found if rate] == pytest.approx([rate for rate in expected if rate])
