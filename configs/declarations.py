@@ -83,7 +83,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="sft",
-            version=2,
+            version=3,
             config=training.Sft,
             inputs={"policy": port("policy"), "data": port("conversation", many=True)},
             output=gives("policy"),
@@ -125,7 +125,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="reward_model",
-            version=2,
+            version=3,
             config=training.RewardModel,
             inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
             output=gives("reward_model"),
@@ -142,7 +142,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="preference_train",
-            version=2,
+            version=3,
             config=training.PreferenceTrain,
             inputs={
                 "policy": port("policy"),
@@ -156,7 +156,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="rlvr",
-            version=2,
+            version=3,
             config=training.Rlvr,
             inputs={
                 "policy": port("policy"),

@@ -31,6 +31,8 @@ class Numerics(Frozen):
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO stage."""
     gradient_checkpointing: bool = False
+    """Each layer is computed a second time in the backward pass instead of keeping what it has computed: less memory, about a third more
+    time."""
     attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
     """`varlen`: packed documents one by one, their common prompts once; the others are transformers' own."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
@@ -76,7 +78,6 @@ class Numerics(Frozen):
 class Placement(Frozen):
     """Where it runs and how it is watched."""
 
-    launcher: Literal["local"] = "local"
     slots: int = Field(default=1, ge=1)
     """Slots of the machine that the stage takes while it runs."""
     sampler_process: Literal["own", "inline"] = "own"

@@ -174,8 +174,8 @@ def test_every_shipped_recipe_loads_and_says_what_it_is(recipe):
 OBVIOUS = set(
     "type seed count source repo revision split asset path limit words record sources filters checks operations "
     "layers hidden heads kv_heads ffn vocabulary context ngram index sampling prompts dtype optimizer loss algorithm "
-    "temperature top_p beta beta1 beta2 epsilon weight_decay clip_low clip_high kl prompts_per_step samples_per_prompt chunk_size "
-    "verifier_weight strategy min_gap centering device gradient_checkpointing attention numerics placement launcher timeout_s "
+    "temperature top_p beta beta1 beta2 epsilon clip_low clip_high kl prompts_per_step samples_per_prompt chunk_size "
+    "verifier_weight strategy min_gap centering device attention numerics placement timeout_s "
     "checkpoint_every_s checkpoint_every_steps keep_checkpoints".split()
 )
 

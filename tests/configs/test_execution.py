@@ -1,10 +1,13 @@
 """Execution profiles: the later override wins; what cannot hold is refused before anything runs."""
 
+import ast
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from configs.document import read_document
-from configs.execution import Execution, Numerics, batch_problem
+from configs.execution import Execution, Numerics, Placement, batch_problem
 from configs.training import Optimizer, Sft
 
 
@@ -65,3 +68,22 @@ def test_a_global_batch_that_cannot_be_split_is_refused(numerics, problem):
     config = Sft(global_batch=32, max_length=64, optimizer=Optimizer(learning_rate=1e-4))
     found = batch_problem(config, Numerics(**numerics))
     assert (found is None) if problem is None else (found is not None and problem in found)
+
+
+def proofs(tests: Path) -> dict[str, list[str]]:
+    """Option of a profile → the tests that are marked to show its effect."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(tests.rglob("test_*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            for mark in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.proves":
+                    found.setdefault(ast.literal_eval(mark.args[0]), []).append(f"{path.name}::{function.name}")
+    return found
+
+
+def test_every_option_of_a_profile_has_a_test_that_shows_its_effect(root):
+    """Not that results stay equal, which an option without any effect would also pass: passes, bytes, calls, processes, files or ends."""
+    options = {f"{part}.{name}" for part, fields in (("numerics", Numerics), ("placement", Placement)) for name in fields.model_fields}
+    found = proofs(root / "tests")
+    assert not options - found.keys(), "mark a test of its effect with @pytest.mark.proves(...)"
+    assert not found.keys() - options, "there is no such option"

@@ -54,6 +54,7 @@ def test_killed_job_is_tried_again_and_attempts_are_recorded(lab: Lab) -> None:
     assert [attempt["cause"] for attempt in record["attempts"]] == ["crashed", "succeeded"]
 
 
+@pytest.mark.proves("placement.retries")
 def test_retries_end(lab: Lab) -> None:
     lab.knobs(raw={"crash": 9})
     run = lab.run()
@@ -62,11 +63,23 @@ def test_retries_end(lab: Lab) -> None:
     assert lab.runs() == ["raw", "raw"]
 
 
+@pytest.mark.proves("placement.heartbeat_timeout_s")
 def test_silent_job_is_ended(lab: Lab) -> None:
     lab.knobs(raw={"seconds": 60, "silent": True})
     lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 4")
     run = lab.run()
     with pytest.raises(StageFailed, match=r"no sign of work for \d+ s, though its process lives; placement.heartbeat_timeout_s allows 4 "):
+        ensure(run, run.graph.find("raw"))
+    scratch = running_scratch(lab, "raw")
+    assert scratch and not list(processes_of(scratch))
+
+
+@pytest.mark.proves("placement.timeout_s")
+def test_a_job_that_takes_too_long_is_ended_though_it_works(lab: Lab) -> None:
+    lab.knobs(raw={"seconds": 60})
+    lab.edit("configs/execution/lab.yaml", "retries: 1,", "retries: 0, timeout_s: 2,")
+    run = lab.run()
+    with pytest.raises(StageFailed, match=r"still running after \d+ s; placement.timeout_s allows 2"):
         ensure(run, run.graph.find("raw"))
     scratch = running_scratch(lab, "raw")
     assert scratch and not list(processes_of(scratch))

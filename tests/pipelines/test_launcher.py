@@ -59,6 +59,7 @@ def test_a_job_that_is_dying_runs_until_it_is_known_how_it_died(lab: Lab, monkey
     assert launcher.poll(handle).exit_code == -signal.SIGKILL
 
 
+@pytest.mark.proves("numerics.world_size")
 @pytest.mark.slow
 def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     """torchrun gives every rank a session of its own: a signal to the job's process group does not reach them."""
@@ -81,6 +82,7 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     assert outcomes(lab)["sft"] == "ran"
 
 
+@pytest.mark.proves("numerics.deterministic")
 def test_deterministic_gpu_jobs_are_told_so(tmp_path: Path) -> None:
     for device, deterministic, told in (("cuda", True, "1"), ("cuda", False, None), ("cpu", True, None)):
         numerics = Numerics.model_validate({"device": device, "deterministic": deterministic})
@@ -100,6 +102,7 @@ def test_a_job_on_a_cpu_takes_its_memory_from_the_kernel_once(monkeypatch: pytes
     assert int(answer.stdout) < 1000
 
 
+@pytest.mark.proves("numerics.device")
 def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     numerics = Numerics(device="cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")  # what a scheduler left us
@@ -108,6 +111,34 @@ def test_gpu_jobs_see_the_gpus_of_their_slots(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     names = Pool.of(numerics, 4).names
     assert job_environment(tmp_path, numerics, tmp_path, [names[1], names[3]])["CUDA_VISIBLE_DEVICES"] == "1,3"
+
+
+@pytest.mark.proves("numerics.threads")
+def test_a_job_on_a_cpu_starts_as_many_threads_as_it_may(tmp_path: Path) -> None:
+    """Of torch, in a sum over more numbers than one thread would take."""
+    code = "import os, torch; before = len(os.listdir('/proc/self/task')); torch.ones(1 << 22).exp().sum(); "
+    code += "print(1 + len(os.listdir('/proc/self/task')) - before)"
+    for threads in (1, 2):
+        environment = job_environment(tmp_path, Numerics(threads=threads), tmp_path, [])
+        answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert int(answer.stdout) == threads
+
+
+@pytest.mark.proves("placement.slots")
+def test_stages_run_side_by_side_while_their_slots_fit(lab: Lab) -> None:
+    """`raw` and `suite` need nothing of each other, and the machine has two slots."""
+    lab.knobs(raw={"seconds": 0.5}, suite={"seconds": 0.5})
+    waited: list[str] = []
+
+    def watch(address: str, state: str, message: str = "", *_: object, **__: object) -> None:
+        if state == "waiting":
+            waited.append(message)
+
+    run_graph(lab.run(watch=watch))
+    assert not waited
+    lab.edit("configs/execution/lab.yaml", "placement: {slots: 1,", "placement: {slots: 2,")
+    run_graph(lab.run(watch=watch), forced={"lab/raw", "lab/suite"})
+    assert waited and all(message.startswith("for 2 of 2 slots") for message in waited)
 
 
 def test_a_job_is_no_rank_of_the_process_group_in_which_it_was_started(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         yield "s3://bucket/runs"
 
 
+@pytest.mark.proves("placement.checkpoint_url")
 @pytest.mark.rotated(2)
 def test_another_clone_goes_on_with_a_job_whose_machine_is_gone(tmp_path: Path, url: str) -> None:
     undisturbed = lab_with(tmp_path / "zero", None)

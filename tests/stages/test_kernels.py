@@ -110,6 +110,7 @@ def test_a_stage_trains_as_without(tmp_path, numerics):
         assert ours == pytest.approx(expected, rel=2e-4)
 
 
+@pytest.mark.proves("numerics.kernels")
 @pytest.mark.slow
 def test_what_training_computes_is_compiled_before_the_first_step_and_leaves_no_gradient(tmp_path):
     policy = models.tiny_policy(tmp_path / "policy")

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from models import a_job, config_of, curve, dataset, kill, publish, run, run_job, start_job
@@ -14,9 +15,10 @@ from configs.execution import Numerics
 from data.artifacts import read_rows, sha256_file
 from data.chat import Chat
 from pipelines.jobs.processes import processes_of
+from stages.engines import sampler
 from stages.engines.sampler import Generation
 from stages.job import StageError
-from stages.rlvr import Rollout, refuse, reward, reward_numbers, usable_prompts
+from stages.rlvr import Rollout, refuse, reward, reward_numbers, rollout_sampler, usable_prompts
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -218,6 +220,24 @@ def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy,
 def test_what_exceeds_the_context_is_refused_first(policy, tmp_path):
     with pytest.raises(StageError, match=r"250 \+ max_tokens 12 exceed the policy's context of 256"):
         refuse(config_of("rlvr", **(FIELDS | {"max_prompt_length": 250})), {"policy": {"p": policy}}, a_job(tmp_path / "job"), 256)
+
+
+@pytest.mark.proves("placement.sampler_process")
+def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_path, monkeypatch):
+    """What is opened: engines themselves take seconds."""
+    opened: list[str] = []
+    for kind in ("Child", "Inline"):
+
+        def opening(settings, kind=kind):
+            opened.append(kind)
+            return SimpleNamespace(close=lambda: None)
+
+        monkeypatch.setattr(sampler, kind, opening)
+    config = config_of("rlvr", **FIELDS)
+    for where in ("own", "inline"):
+        with rollout_sampler(policy.payload, config, a_job(tmp_path / where, sampler_process=where)):
+            pass
+    assert opened == ["Child", "Inline"]
 
 
 def test_an_inline_sampler_needs_one_rank(policy, tmp_path):

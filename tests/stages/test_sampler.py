@@ -194,12 +194,60 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.proves("placement.sampler_memory_gb")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_chunk_beyond_the_kv_cache_is_refused(models):
     # 2 layers * 2 (k, v) * 2 heads * 32 * 4 bytes = 1 KiB a token; blocks of 128 tokens: 0.001 GiB hold 8 blocks
     with sampler(models["a"], sampler_memory_gb=0.001) as opened, pytest.raises(StageError, match=r"20 KV-cache blocks.*sampler_memory_gb"):
         opened.generate(CHUNK, WARM, STOP)
+
+
+def workers_of(pid: int) -> list[str]:
+    """Names of the processes below a process in which a share of a model computes."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    names = [Path(f"/proc/{child}/cmdline").read_text().rstrip("\0") for child, parent in parents.items() if parent == pid]
+    return sorted(name for name in names if "Worker" in name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.proves("numerics.tensor_parallel")
+def test_an_engine_parts_its_model_over_as_many_workers_as_asked_for(engine, models):
+    engine.load(models["a"])
+    assert workers_of(engine.pid) == []  # of one rank it computes itself
+    (expected,) = engine.generate(CHUNK[:1], GREEDY, STOP)
+    two = Numerics(threads=1, tensor_parallel=2)
+    with open_sampler(models["a"], dtype="fp32", context=256, numerics=two, placement=PLACEMENT, inline=False) as parted:
+        (answer,) = parted.generate(CHUNK[:1], GREEDY, STOP)
+        assert len(workers_of(parted.pid)) == 2 and answer.response_ids == expected.response_ids
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.proves("placement.gpu_memory_utilization")
+def test_on_a_gpu_vllm_is_given_the_share_of_memory_and_on_a_cpu_the_size_of_its_cache(models):
+    """What it is asked for: what it takes shows on a GPU alone."""
+    program = f"""
+import vllm
+import test_sampler as t
+asked = []
+vllm.EngineArgs = lambda **given: asked.append(given)
+vllm.LLMEngine.from_engine_args = lambda args: None
+placement = t.Placement(sampler_memory_gb=0.25, gpu_memory_utilization=0.3).model_dump()
+for device in ("cuda", "cpu"):
+    numerics = t.Numerics(device=device).model_dump()
+    t.Inline({{"numerics": numerics, "placement": placement, "model_folder": {str(models["a"])!r}, "context": 256, "dtype": "fp32"}})
+print([(given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes")) for given in asked])
+"""
+    environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines()[-1:] == ["[(0.3, None), (None, 268435456)]"], done.stderr[-2000:]
 
 
 def test_a_prompt_longer_than_the_context_is_refused_before_the_engine_starts(models):

@@ -244,6 +244,7 @@ def test_a_loss_that_is_no_number_ends_the_job_and_leaves_no_checkpoint_of_it(tm
     assert max(int(path.name[5:]) for path in (tmp_path / "checkpoints").glob("step-*")) <= len(logged)
 
 
+@pytest.mark.proves("placement.checkpoint_every_steps")
 def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conversations):
     """A curve without a checkpoint, a half-written checkpoint, and the file by which torch guards a compiled operation."""
     guard = extensions_folder() / "deepspeed_shm_comm" / "lock"
@@ -254,6 +255,26 @@ def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conve
     assert done["ok"] and not guard.exists(), done
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+
+
+def checkpoints_after(folder, policy, conversations, **placement):
+    """Of a job of 7 steps after which one may be written."""
+    done = models.run(folder, "sft", {**SFT, "epochs": 2}, inputs(policy, conversations), Numerics(threads=1), **placement)
+    assert done["ok"] and done["metrics"]["steps"] == 8
+    return done["checkpoints"]["written"], sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.proves("placement.checkpoint_every_s")
+def test_a_checkpoint_is_due_when_the_last_one_is_old_enough(tmp_path, policy, conversations):
+    assert checkpoints_after(tmp_path / "often", policy, conversations, checkpoint_every_s=1e-6)[0] == 7
+    assert checkpoints_after(tmp_path / "seldom", policy, conversations, checkpoint_every_s=1e6) == (0, [])
+
+
+@pytest.mark.proves("placement.keep_checkpoints")
+def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path, policy, conversations):
+    for count, kept in ((1, ["step-000006"]), (2, ["step-000004", "step-000006"])):
+        placement = {"checkpoint_every_steps": 2, "keep_checkpoints": count}
+        assert checkpoints_after(tmp_path / str(count), policy, conversations, **placement) == (3, kept)
 
 
 def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(tmp_path, policy, conversations):
