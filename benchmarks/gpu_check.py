@@ -5,7 +5,7 @@
 writes FOLDER/gpu_check.json, prints a table, and exits 1 if a check failed. What cannot be had here (no DeepSpeed, no GPU memory) is
 named and skipped. On a CPU everything is tiny: it shows that the checks run, and claims nothing. Models are Llama-shaped with made
 weights and go through the modules that the stages train with (`stages/core/logprobs.py`, `stages/core/batches.py`,
-`stages/engines/feed.py`, `stages/engines/kernels.py`).
+`stages/engines/feed.py`, `stages/engines/kernels.py`, `stages/engines/recomputation.py`).
 """
 
 import argparse
@@ -33,6 +33,7 @@ from stages.core.batches import Unit, collate, document
 from stages.core.logprobs import PolicyModule
 from stages.engines.feed import GlobalBatch, PreparedMicroBatch, feed
 from stages.engines.kernels import fuse
+from stages.engines.recomputation import recompute_layers
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 without sparsity, as the vendor states it; the first name found in the device's decides."""
@@ -460,9 +461,9 @@ def trained_tokens_per_second(
     """Of whole steps: forward, backward, optimizer."""
     tokens = 16384 if setting.on_gpu else 64
     units = made_units([(1, length - 1, 1)] * (tokens // length), shape.vocabulary)
-    policy = fused_policy(setting, shape, kernels).train()
+    policy = fused_policy(setting, shape, kernels).eval()
     if recompute:
-        policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        recompute_layers(policy.model)
     optimizer = Master(policy, copies)
     batch = collate(units, numerics_of("varlen"), 0).to(setting.device)
 

@@ -20,6 +20,7 @@ class Numerics(Frozen):
     """What can change rounding."""
 
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where training and vLLM compute; `cuda` without a GPU is refused."""
     world_size: int = Field(default=1, ge=1)
     """Ranks of a training job."""
     packing: bool = True
@@ -29,12 +30,13 @@ class Numerics(Frozen):
     micro_batch_sequences: int = Field(default=8, ge=1)
     """Padded: sequences in one forward pass per rank."""
     zero_stage: Literal[0, 1, 2, 3] = 1
-    """DeepSpeed ZeRO stage."""
+    """DeepSpeed ZeRO stage: ranks share the optimizer's state from 1 on, gradients from 2 on, weights with 3. Up to 1 gradients are
+    exchanged once a step, above after each micro-batch."""
     gradient_checkpointing: bool = False
     """Each layer is computed a second time in the backward pass instead of keeping what it has computed: less memory, about a third more
     time."""
     attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
-    """`varlen`: packed documents one by one, their common prompts once; the others are transformers' own."""
+    """`varlen`: packed documents one by one, their common prompts once, and `sdpa` for padded rows; the others are transformers' own."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
     """Norms, rotary embeddings and gated MLPs as `torch` computes them; `compiled` into fused code by torch's compiler, with the
     log-softmax; or by the Triton kernels of `liger`, on GPUs."""
@@ -83,7 +85,7 @@ class Placement(Frozen):
     sampler_process: Literal["own", "inline"] = "own"
     """RLVR: vLLM in a child process of its own, or inside the trainer's."""
     sampler_memory_gb: float = Field(default=1.0, gt=0)
-    """KV-cache of vLLM on CPU, in GB."""
+    """KV-cache of vLLM on CPU, in GiB."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     """Share of GPU memory that vLLM may take."""
     retries: int = Field(default=2, ge=0)
@@ -92,9 +94,13 @@ class Placement(Frozen):
     heartbeat_timeout_s: float = Field(default=600, gt=0)
     """A job whose work has not gone on for longer is killed."""
     timeout_s: float | None = Field(default=None, gt=0)
+    """A job that runs for longer is killed, and has failed."""
     checkpoint_every_s: float = Field(default=300, gt=0)
+    """After the first step that ends so long after the last checkpoint, another is written."""
     checkpoint_every_steps: int | None = Field(default=None, ge=1)
+    """Also after every so many steps."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest ones; older ones are deleted."""
     checkpoint_url: StoreUrl | None = None
     """`s3://BUCKET/PREFIX` or `file:///FOLDER` (one that other machines see): the checkpoints and chunks of running jobs go there too,
     so that another machine goes on when this one is gone."""

@@ -1,4 +1,4 @@
-"""Reference pages from the code: `python -m docs.generate` writes `docs/stages.md`, `docs/methods.md` and `docs/cli.md`."""
+"""Reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md` and `cli.md` in `docs/`."""
 
 import inspect
 import types
@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic.fields import FieldInfo
 
 from configs.declarations import DECLARATIONS, Declaration
+from configs.execution import Execution, Numerics, Placement
 from configs.frozen import Frozen
 from configs.policy_gradient import AGGREGATIONS, AdaptiveKl
 from docs import commands
@@ -23,6 +24,17 @@ HEAD = """# Stages
 A stage is a kind of work with a version. It takes artifacts at named ports, and its result has a type; a recipe connects types
 that fit. Everything in the configuration says what the result is: a change of any field makes another artifact. How and where a
 stage runs is not here but in `configs/execution/`.
+"""
+PROFILES_HEAD = """# Execution profiles
+
+<!-- Written by `python -m docs.generate`; do not edit. -->
+
+`configs/execution/NAME.yaml` says how and where stages run: by default for all of them, under `kinds` for a kind of stage, under `stages`
+for one stage; the later wins. Nothing here is part of what a result is. `numerics` can change how numbers are rounded, so they are
+recorded, and a checkpoint made under others is not resumed unless asked; `placement` changes no bit.
+
+The tests show each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. What these fields do to
+training is told in [training.md](training.md), how jobs end and go on in [resume.md](resume.md).
 """
 METHODS_HEAD = """# Methods
 
@@ -49,7 +61,12 @@ FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive"}
 
 def pages() -> dict[str, str]:
     """File name in `docs/` → text."""
-    return {"stages.md": page(), "methods.md": methods_page(), "cli.md": commands.page()}
+    return {"stages.md": page(), "profiles.md": profiles_page(), "methods.md": methods_page(), "cli.md": commands.page()}
+
+
+def profiles_page() -> str:
+    """All fields of an execution profile."""
+    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Numerics, Placement))]).rstrip() + "\n"
 
 
 def methods() -> dict[str, list[type[Frozen]]]:
@@ -165,7 +182,8 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
     if origin is Literal:
         return " \\| ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
-        return " \\| ".join(_type(part) for part in arguments if part is not type(None))
+        parts = [part for part in arguments if part is not type(None)]
+        return " \\| ".join(_type(part, field if len(parts) == 1 else None) for part in parts)
     if origin is tuple:
         return f"list of {_type(arguments[0])}"
     if origin is dict:

@@ -175,8 +175,7 @@ OBVIOUS = set(
     "type seed count source repo revision split asset path limit words record sources filters checks operations "
     "layers hidden heads kv_heads ffn vocabulary context ngram index sampling prompts dtype optimizer loss algorithm "
     "temperature top_p beta beta1 beta2 epsilon clip_low clip_high kl prompts_per_step samples_per_prompt chunk_size "
-    "verifier_weight strategy min_gap centering device attention numerics placement timeout_s "
-    "checkpoint_every_s checkpoint_every_steps keep_checkpoints".split()
+    "verifier_weight strategy min_gap centering attention numerics placement".split()
 )
 
 

