@@ -167,7 +167,7 @@ def test_models_that_liger_does_not_know_are_refused_before_they_are_loaded(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.proves("numerics.kernels")
+@pytest.mark.proves("numerics.kernels", on_gpus="liger outside of Triton's interpreter: `make gpu-check`")
 def test_ligers_kernels_give_the_same_values_and_gradients():
     """In Triton's interpreter, which a process has to be started with."""
     environment = {

@@ -110,7 +110,7 @@ def attending(monkeypatch) -> Counter[str]:
     return found
 
 
-@pytest.mark.proves("numerics.attention")
+@pytest.mark.proves("numerics.attention", on_gpus="flash_attention_2, which has no CPU build and is refused below")
 def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_prompts(tmp_path, policy, preferences, passes, attending):
     tokens = {}
     for name in ("varlen", "sdpa", "eager"):
@@ -155,7 +155,7 @@ def determinism_ends():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.proves("numerics.deterministic")
+@pytest.mark.proves("numerics.deterministic", on_gpus="that their kernels repeat themselves")
 def test_in_a_deterministic_trainer_nothing_depends_on_what_lay_in_memory(policy, determinism_ends):
     """torch then fills memory that nobody has written to, and refuses operations without a deterministic form."""
     for deterministic in (True, False):
@@ -163,7 +163,7 @@ def test_in_a_deterministic_trainer_nothing_depends_on_what_lay_in_memory(policy
         assert bool(torch.empty(1000).isnan().all()) == deterministic
 
 
-@pytest.mark.proves("numerics.device")
+@pytest.mark.proves("numerics.device", on_gpus="that it computes there: tests marked `gpu`")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_no_cpu(policy):
     numerics = Numerics(device="cuda")

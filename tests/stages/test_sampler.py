@@ -230,7 +230,7 @@ def test_an_engine_parts_its_model_over_as_many_workers_as_asked_for(engine, mod
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.proves("placement.gpu_memory_utilization")
+@pytest.mark.proves("placement.gpu_memory_utilization", on_gpus="what vLLM takes of what it is asked to take")
 def test_on_a_gpu_vllm_is_given_the_share_of_memory_and_on_a_cpu_the_size_of_its_cache(models):
     """What it is asked for: what it takes shows on a GPU alone."""
     program = f"""
