@@ -9,9 +9,11 @@ import time
 
 import models
 import pytest
+from effects_lab import trainer_of
 
 from configs.execution import Numerics
 from data.assets import extensions_folder
+from stages.engines.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.slow
 SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
@@ -257,24 +259,26 @@ def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conve
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
 
 
-def checkpoints_after(folder, policy, conversations, **placement):
-    """Of a job of 7 steps after which one may be written."""
-    done = models.run(folder, "sft", {**SFT, "epochs": 2}, inputs(policy, conversations), Numerics(threads=1), **placement)
-    assert done["ok"] and done["metrics"]["steps"] == 8
-    return done["checkpoints"]["written"], sorted(path.name for path in (folder / "checkpoints").glob("step-*"))
-
-
 @pytest.mark.proves("placement.checkpoint_every_s")
-def test_a_checkpoint_is_due_when_the_last_one_is_old_enough(tmp_path, policy, conversations):
-    assert checkpoints_after(tmp_path / "often", policy, conversations, checkpoint_every_s=1e-6)[0] == 7
-    assert checkpoints_after(tmp_path / "seldom", policy, conversations, checkpoint_every_s=1e6) == (0, [])
+@pytest.mark.parametrize(("seconds", "written"), [(1e-6, 7), (1e6, 0)])
+def test_a_checkpoint_is_due_when_the_last_one_is_old_enough(tmp_path, policy, conversations, seconds, written):
+    """After each step but the last of eight, or after none."""
+    args = ("sft", {**SFT, "epochs": 2}, inputs(policy, conversations), Numerics(threads=1))
+    done = models.run(tmp_path, *args, checkpoint_every_s=seconds)
+    assert done["ok"] and done["metrics"]["steps"] == 8 and done["checkpoints"]["written"] == written
 
 
 @pytest.mark.proves("placement.keep_checkpoints")
-def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path, policy, conversations):
-    for count, kept in ((1, ["step-000006"]), (2, ["step-000004", "step-000006"])):
-        placement = {"checkpoint_every_steps": 2, "keep_checkpoints": count}
-        assert checkpoints_after(tmp_path / str(count), policy, conversations, **placement) == (3, kept)
+@pytest.mark.parametrize(("count", "kept"), [(1, ["step-000006"]), (2, ["step-000004", "step-000006"])])
+def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path, policy, count, kept):
+    trainer = trainer_of(policy, {})
+    job = models.a_job(tmp_path, trainer.numerics, keep_checkpoints=count)
+    checkpoints = Checkpoints(job, trainer)
+    for step in (2, 4, 6):
+        checkpoints.write(step, {})
+    checkpoints._settle()
+    trainer.close()
+    assert sorted(path.name for path in job.checkpoints.iterdir()) == kept
 
 
 def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(tmp_path, policy, conversations):
