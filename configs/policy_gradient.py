@@ -3,9 +3,10 @@
 In the formulas: ρ_t = π_θ(y_t) / π_old(y_t); δ_t = log π_θ(y_t) - log π_ref(y_t); A the advantage; R the reward of an answer;
 G answers to each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All losses are minimised.
 
-An answer without a reward (its verifier could not run) is left out of everything. A group, the answers to one prompt, is left
-out too when all its advantages are 0: it has no gradient, is not in the denominators, and is counted. Where the KL is part of
-the reward, or advantages are made per token (REINFORCE++, PPO), every group has a signal and none is left out.
+An answer without a reward (its verifier could not run) is left out of everything. A group, the answers to one prompt, whose
+advantages are all 0 is in every denominator, in the statistics of whitened advantages, and in the KL. Where nothing gives it a
+gradient (no KL, no whitening, advantages per answer) its forward pass is saved, which changes no other number. A mini-batch
+without any gradient makes no update: the optimizer would only coast.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -16,7 +17,7 @@ from configs.frozen import Frozen
 from configs.optimizer import Optimizer
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
-"""How the losses of tokens make one loss, over all D kept answers of an update; the names are those of verl."""
+"""How the losses of tokens make one loss, over all D answers of an update that have a reward; the names are those of verl."""
 AGGREGATIONS: dict[Aggregation, tuple[str, str]] = {
     "token-mean": ("1 / Σ_i |y_i| · Σ_i Σ_t", "every token counts alike, so long answers count more"),
     "seq-mean-token-mean": ("1 / D · Σ_i 1 / |y_i| Σ_t", "every answer counts alike, so tokens of long answers count less"),

@@ -176,7 +176,8 @@ class Rlvr(Frozen):
     dtype: Dtype = "bf16"
     optimizer: Optimizer
     lora: Lora | None = None
-    """Trains adapters of the policy instead of all its weights; the sampler gets them merged, and a value model is trained whole."""
+    """Trains adapters of the policy instead of all its weights; the sampler gets the adapters as they are, not merged into weights whose
+    dtype would round their first updates away (rank 512 at most); a value model is trained whole."""
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")

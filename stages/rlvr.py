@@ -38,7 +38,7 @@ from stages.job import Inputs, Job, StageError, only, only_or_none
 
 ROLLOUT_CHUNK = 256
 """Requests submitted to the sampler together."""
-BEGINNING = {"step": 0, "updates": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
+BEGINNING = {"step": 0, "updates": 0, "informative": 0, "trained_tokens": 0, "missing": 0, "rewards": [], "gaps": [], "shown": []}
 SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
 
 
@@ -66,7 +66,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
         checkpoints = Checkpoints(job, trainer, *([learner.critic] if learner.critic else []))
         state = checkpoints.resume() or {**BEGINNING, "memory": initial_state(config.algorithm)}
         if state["updates"]:
-            load_weights(sampler, trainer, chat, job)
+            load_weights(sampler, trainer, config, chat, job)
 
         for step in range(state["step"], config.steps):
             started = time.monotonic()
@@ -78,15 +78,18 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             samples = [TrainingSample(r.prompt["id"], r.prompt_ids, r.answer.response_ids, r.answer.logprobs, r.reward) for r in rollouts]
             done = update_policy(learner, samples, config.samples_per_prompt, step, state["memory"], greedy)
             if done.updates and step + 1 < config.steps:
-                load_weights(sampler, trainer, chat, job)
+                load_weights(sampler, trainer, config, chat, job)
 
             numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.metrics
             speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / (time.monotonic() - started)
+            informative = {"informative_groups": numbers["informative_groups"]}
             job.log(step + 1, **numbers, tokens_per_second=speed)
-            job.progress(step + 1, config.steps, reward=numbers["reward"], kept_groups=numbers["kept_groups"], tokens_per_second=speed)
+            job.progress(step + 1, config.steps, reward=numbers["reward"], **informative, tokens_per_second=speed)
             state = {
                 "step": step + 1,
                 "updates": state["updates"] + done.updates,
+                "informative": state["informative"] + int(numbers["informative_groups"]),
+                "trained_tokens": state["trained_tokens"] + int(numbers["trained_tokens"]),
                 "missing": state["missing"] + int(numbers["missing_rewards"]),
                 "rewards": [*state["rewards"], numbers["reward"]],
                 "gaps": [*state["gaps"], numbers["logprob_gap"]],
@@ -108,6 +111,8 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {
         "steps": config.steps,
         "updates": state["updates"],
+        "informative_groups": state["informative"],
+        "trained_tokens": state["trained_tokens"],
         "prompts": len(prompts),
         "dropped_prompts": dropped,
         "missing_rewards": state["missing"],
@@ -174,8 +179,8 @@ def vocabulary(model: Artifact) -> int:
 
 
 def refuse_no_signal(state: dict[str, Any], config: Rlvr) -> None:
-    """Fails a run in which no group ever had unequal rewards: nothing was trained."""
-    if not state["updates"]:
+    """Fails a run in which no group ever had unequal rewards: nothing was learned from them, whatever a KL or momentum moved."""
+    if not state["informative"]:
         raise StageError(
             f"none of {config.steps} steps had a group with unequal rewards (mean reward {mean(state['rewards']):.3f}): the prompts "
             "are all too easy or all too hard for this policy; use others, more samples_per_prompt, or a higher temperature"
@@ -229,18 +234,22 @@ def rollout_sampler(model_folder: Path, config: Rlvr, job: Job) -> Iterator[Samp
         numerics=job.numerics,
         placement=job.placement,
         inline=job.placement.sampler_process == "inline",
+        adapter_rank=config.lora.rank if config.lora else None,
     ) as sampler:
         yield sampler
 
 
-def load_weights(sampler: Sampler | None, trainer: Trainer, chat: Chat, job: Job) -> None:
-    """Gives the trainer's weights to the sampler through a folder; called on all ranks."""
+def load_weights(sampler: Sampler | None, trainer: Trainer, config: Rlvr, chat: Chat, job: Job) -> None:
+    """Gives what was trained, all weights or the adapters alone, to the sampler through a folder; called on all ranks."""
     folder = job.folder / "weights"
     if sampler:
         shutil.rmtree(folder, ignore_errors=True)
-    trainer.export(folder, chat)
+    if config.lora is not None:
+        trainer.export_adapters(folder, config.lora)
+    else:
+        trainer.export(folder, chat)
     if sampler:
-        sampler.load(folder)
+        (sampler.load if config.lora is None else sampler.load_adapters)(folder)
 
 
 def roll_out(

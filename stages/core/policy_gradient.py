@@ -1,6 +1,6 @@
 """Ratios, objectives, KL penalties and aggregations of policy-gradient methods: pure functions, in the papers' symbols.
 
-Shapes: D answers, N trained tokens of all answers one after the other; `documents_N` is the answer of each token. All is fp32.
+Shapes: P prompts, G answers to each, D answers, N trained tokens of all answers one after the other; `documents_N` is the answer of each token. All is fp32.
 An objective is a loss per token; `token_weights` are the weights of the tokens, so that Σ weight · loss over all micro-batches of
 all ranks is the loss, and cutting the batch into micro-batches does not change its gradient.
 
@@ -26,6 +26,38 @@ class Objective(NamedTuple):
     """1 where the lower bound clips the gradient."""
     high_N: Tensor
     """1 where the upper bound clips the gradient (CISPO: the weight)."""
+
+
+def has_gradient(algorithm: Algorithm, advantages_PG: Tensor | None, present_PG: Tensor) -> Tensor:
+    """Which answers can have a gradient, (P, G) bool: the others need no forward pass, though they count in the loss's divisor.
+
+    An answer without a reward has none. One whose group has no advantages has none either, unless something else gives it one: a KL
+    (in the loss it pulls every answer to the reference; in the reward it makes advantages of its own), or whitening, which moves an
+    advantage of 0 by the batch's mean, and for which it is a value like any other.
+    TRL 1.16 and verl 0.9 compute all answers; leaving these out gives the same loss and gradient.
+
+    Args:
+        algorithm: with its KL.
+        advantages_PG: of each answer, from its reward alone; None where advantages are made per token.
+        present_PG: which answers have a reward.
+    """
+    if advantages_PG is None or algorithm.kl is not None or algorithm.whitened:
+        return present_PG
+    return present_PG & (advantages_PG != 0).any(1, keepdim=True)
+
+
+def informative(rewards_PG: Tensor, advantages_PG: Tensor | None) -> Tensor:
+    """Which groups' rewards teach something, (P,) bool: those with an advantage; per token, all where rewards differ in the batch.
+
+    Args:
+        rewards_PG: NaN where missing.
+        advantages_PG: of each answer, from its reward alone; None where advantages are made per token.
+    """
+    if advantages_PG is not None:
+        return (advantages_PG != 0).any(1)
+    present_PG = ~rewards_PG.isnan()
+    known = rewards_PG[present_PG]
+    return present_PG.any(1) & bool(len(known) and (known != known[0]).any())
 
 
 def ratios(log_ratios_N: Tensor, documents_N: Tensor, num_documents: int, level: Ratio) -> Tensor:

@@ -1,7 +1,9 @@
 """One batch of rollouts → optimizer updates of the policy (and of PPO's value model), on all ranks, without a sampler.
 
-    rewards → groups without a learning signal are dropped → mini-batches of groups → micro-batches
+    rewards → mini-batches of groups → groups that cannot have a gradient are left out → micro-batches
     → [no gradient: old log-probs, reference log-probs, values] → advantages per token → per inner epoch and mini-batch: one update
+
+Leaving a group out saves its passes and nothing else: it still counts in the divisor of its mini-batch (`pg.has_gradient`).
 
 With one update per batch of rollouts the ratio ρ is 1 by construction, and the old log-probs are those of the update's own forward
 pass. With several updates the old log-probs are computed first, on the very micro-batches that are trained on: each mini-batch is cut
@@ -162,14 +164,16 @@ def update_policy(
     rewards_PG = torch.tensor([sample.reward for sample in samples], dtype=torch.float32).view(-1, group_size)
     if greedy_rewards is not None:  # a prompt without a baseline has no advantages
         rewards_PG = rewards_PG.masked_fill(torch.tensor(greedy_rewards)[:, None].isnan(), math.nan)
-    groups, next_state = filter_groups(algorithm, samples, rewards_PG, state, greedy_rewards)
-    num_kept = sum(len(group) for group in groups)
-    kept = {"kept_groups": float(len(groups)), "kept_answers": float(num_kept)}
-    if not groups:
-        return UpdateResult({"updates": 0.0} | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
+    chosen, next_state = choose_answers(algorithm, samples, rewards_PG, state, greedy_rewards)
+    num_kept = sum(len(group) for group in chosen.groups) - len(chosen.skipped)
+    kept_groups = sum(not chosen.skipped.issuperset(group) for group in chosen.groups)
+    kept = {"informative_groups": float(chosen.informative), "kept_groups": float(kept_groups), "kept_answers": float(num_kept)}
+    cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
+    grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
+    if not grouped:
+        return UpdateResult({"updates": 0.0, "trained_tokens": 0.0} | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
     old_logprobs = algorithm.updates > 1 or _kl_in_reward(algorithm) is not None or policy_frozen
-    grouped = mini_batches(groups, algorithm.mini_batches, f"{learner.seed}/{step}")
-    batches = micro_batches(learner, samples, grouped, old_logprobs=old_logprobs)
+    batches = micro_batches(learner, samples, grouped, old_logprobs=old_logprobs, skipped=chosen.skipped)
     batches, next_state = compute_advantages(learner, samples, batches, rewards_PG, state, next_state, greedy_rewards)
     metrics, first_epoch_sums = run_updates(learner, batches, step, policy_frozen, state["coefficient"])
     metrics |= kept | rollout_metrics(first_epoch_sums)
@@ -181,7 +185,9 @@ def update_policy(
             coefficient = pg.adapted(state["coefficient"], mean_kl, num_kept, algorithm.kl.adaptive)
             next_state = AlgorithmState(coefficient=coefficient, prompts=next_state["prompts"])
     updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
-    return UpdateResult(metrics | {"updates": float(updates)}, next_state, updates)
+    computed = [index for groups in grouped for group in groups for index in group if index not in chosen.skipped]
+    trained = 0 if policy_frozen else sum(len(samples[index].ids) for index in computed)
+    return UpdateResult(metrics | {"updates": float(updates), "trained_tokens": float(trained)}, next_state, updates)
 
 
 def follow_schedule(learner: Learner, step: int) -> None:
@@ -194,27 +200,36 @@ def follow_schedule(learner: Learner, step: int) -> None:
         learner.critic.go_to(step * algorithm.updates)
 
 
-def filter_groups(
+@dataclass(frozen=True)
+class ChosenAnswers:
+    """Which answers of a step are in its loss, and which of them are worth a forward pass."""
+
+    groups: list[list[int]]
+    """Indices of the samples that have a reward, by prompt: all of them are in the loss's divisor."""
+    skipped: frozenset[int]
+    """Those among them that can have no gradient."""
+    informative: int
+    """Number of groups whose rewards teach something."""
+
+
+def choose_answers(
     algorithm: Algorithm,
     samples: Sequence[TrainingSample],
     rewards_PG: Tensor,
     state: AlgorithmState,
     greedy_rewards: Sequence[float] | None,
-) -> tuple[list[list[int]], AlgorithmState]:
-    """(indices of the samples to train on, by prompt; the next state): groups without a learning signal are dropped.
-
-    The rule is in `configs.policy_gradient`.
-    """
-    present_PG = ~rewards_PG.isnan()
-    if algorithm.per_token or _kl_in_reward(algorithm) is not None:
-        kept_PG = present_PG & (present_PG.sum(1, keepdim=True) > (1 if algorithm.compares else 0))
-        next_state = state
-    else:
-        advantages_PG, next_state = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
-        kept_PG = present_PG & (advantages_PG != 0).any(1, keepdim=True)
+) -> tuple[ChosenAnswers, AlgorithmState]:
+    """(the answers of a step, the next state); the rules are `pg.has_gradient` and `pg.informative`."""
+    present_PG, next_state, advantages_PG = ~rewards_PG.isnan(), state, None
+    if not algorithm.per_token:
+        advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+        next_state = state if _kl_in_reward(algorithm) is not None else after  # there rewards are not complete yet
+    gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG)
     group_size = rewards_PG.shape[1]
-    groups = [[p * group_size + g for g in range(group_size) if kept_PG[p, g]] for p in range(len(kept_PG))]
-    return [group for group in groups if group], next_state
+    groups = [[p * group_size + g for g in range(group_size) if present_PG[p, g]] for p in range(len(present_PG))]
+    skipped = frozenset((present_PG & ~gradient_PG).flatten().nonzero().flatten().tolist())
+    informative = int(pg.informative(rewards_PG, advantages_PG).sum())
+    return ChosenAnswers([group for group in groups if group], skipped, informative), next_state
 
 
 def answer_advantages(
@@ -260,7 +275,7 @@ class MiniBatchPlan:
     samples: Sequence[TrainingSample]
     """All of the step."""
     indices: Sequence[int]
-    """Of the mini-batch's answers among `samples`, prompt by prompt."""
+    """Of the answers among `samples` that are computed, prompt by prompt."""
     units: Sequence[Unit]
     """The same answers, those that share a forward pass together."""
     unit_starts: Sequence[int]
@@ -269,13 +284,18 @@ class MiniBatchPlan:
     """Weight in the loss of every token of an answer, for each of `indices`."""
 
     @classmethod
-    def of(cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]]) -> "MiniBatchPlan":
-        """Args: `groups` holds, for each prompt of the mini-batch, the indices of its answers."""
-        indices = [index for group in groups for index in group]
-        documents = [document(samples[index].prompt_ids, samples[index].ids) for index in indices]
-        units = prompt_sharing_units(documents, [len(group) for group in groups], learner.trainer.world_size, learner.numerics)
-        lengths_D = torch.tensor([len(samples[index].ids) for index in indices])
+    def of(
+        cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]
+    ) -> "MiniBatchPlan":
+        """Args: `groups` holds, for each prompt of the mini-batch, the indices of its answers; `skipped` those that only count."""
+        counted = [index for group in groups for index in group]
+        lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
         weights_D = pg.token_weights(learner.algorithm.aggregation, lengths_D, len(groups), learner.max_tokens)
+        computed = [[index for index in group if index not in skipped] for group in groups]
+        indices = [index for group in computed for index in group]
+        documents = [document(samples[index].prompt_ids, samples[index].ids) for index in indices]
+        units = prompt_sharing_units(documents, [len(group) for group in computed], learner.trainer.world_size, learner.numerics)
+        weights_D = weights_D[[place for place, index in enumerate(counted) if index not in skipped]]
         return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy())
 
     def global_batch(self) -> GlobalBatch:
@@ -318,7 +338,12 @@ def prompt_sharing_units(documents: Sequence[Document], group_sizes: Sequence[in
 
 
 def micro_batches(
-    learner: Learner, samples: Sequence[TrainingSample], grouped: list[list[list[int]]], *, old_logprobs: bool
+    learner: Learner,
+    samples: Sequence[TrainingSample],
+    grouped: list[list[list[int]]],
+    *,
+    old_logprobs: bool,
+    skipped: frozenset[int] = frozenset(),
 ) -> list[list[RolloutMicroBatch]]:
     """This rank's micro-batches of each mini-batch, with all that is computed before the first update.
 
@@ -327,8 +352,9 @@ def micro_batches(
         samples: all of the step.
         grouped: of each mini-batch, the indices of the answers to each of its prompts.
         old_logprobs: whether to compute old log-probs.
+        skipped: indices of answers that count in the divisors and are not computed.
     """
-    plans = [MiniBatchPlan.of(learner, samples, groups) for groups in grouped]
+    plans = [MiniBatchPlan.of(learner, samples, groups, skipped) for groups in grouped]
     with learner.trainer.feed((plan.global_batch() for plan in plans), learner.pad_id) as feed:
         return [
             [compute_old_quantities(learner, plan.micro_batch(prepared), old_logprobs) for prepared in feed.micro_batches()]

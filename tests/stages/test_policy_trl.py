@@ -14,7 +14,7 @@ from data.chat import Chat
 from stages.core.batches import collate, document
 from stages.core.policy_gradient import token_weights
 from stages.engines.models import load_policy
-from stages.engines.policy_update import RolloutMicroBatch, accumulate_policy_gradient
+from stages.engines.policy_update import RolloutMicroBatch, TrainingSample, accumulate_policy_gradient, initial_state, update_policy
 
 pytestmark = pytest.mark.slow
 PROMPTS, ANSWERS = [[5, 6, 7], [8, 9, 10, 11, 12]], [[20, 21, 22, 23, 24, 25], [30], [40, 41, 42], [50, 51, 52, 53]]
@@ -106,14 +106,16 @@ def theirs(policy, tmp_path_factory):
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
         logps_BT = made["grpo"]._get_per_token_logps_and_entropies(model.eval(), ids, mask, inputs["completion_ids"].shape[1])[0]
 
-    def loss(settings: dict[str, Any], old: list[list[float]], reference: list[list[float]]) -> tuple[float, torch.Tensor]:
+    def loss(
+        settings: dict[str, Any], old: list[list[float]], reference: list[list[float]], advantages: list[float] = ADVANTAGES
+    ) -> tuple[float, torch.Tensor]:
         trainer = made["rloo" if settings.pop("rloo", False) else "grpo"]
         for name, value in settings.items():
             setattr(trainer.args if name in ("delta", "use_bias_correction_kl") else trainer, name, value)
         old_BT, reference_BT = (logps_BT + table(rows) for rows in (old, reference))
         given = {
             **inputs,
-            "advantages": torch.tensor(ADVANTAGES),
+            "advantages": torch.tensor(advantages),
             "old_per_token_logps": old_BT,
             "old_logps": (old_BT * inputs["completion_mask"]).sum(1),
             "ref_per_token_logps": reference_BT,
@@ -179,3 +181,36 @@ def test_the_cases_differ(ours):
     """Every bound, ratio and aggregation matters to these inputs, or agreement would say little."""
     found = [ours(fields, distances(1, 0.3), distances(2, 0.5))[0] for fields, _ in CASES.values()]
     assert len({round(value, 5) for value in found}) == len(found)
+
+
+@pytest.mark.parametrize("name", ["grpo", "grpo, k3 in the loss", "grpo, unbiased k3", "dr_grpo", "bnpo", "gspo"])
+def test_a_group_of_equal_rewards_keeps_its_kl_and_its_place_in_the_divisor(policy, theirs, name):
+    """TRL computes all four answers; rewards 1, 0 and 1, 1 give the second group advantages of 0."""
+    fields, settings = CASES[name]
+    # mean ½, standard deviation √½ with G - 1; Dr.GRPO does not divide by it
+    size = 0.5 if name == "dr_grpo" else 0.5 / (0.5**0.5 + 1e-4)
+    made = policy_lab.learner(policy_lab.algorithm(**{**fields, "updates_per_rollout": 1}), policy)
+    other = load_policy(policy, made.numerics)
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
+
+    def logps(module: Any) -> list[list[float]]:
+        found = []
+        for i, answer in enumerate(ANSWERS):
+            batch = collate([(document(PROMPTS[i // 2], answer),)], made.numerics, 0)
+            with torch.no_grad():
+                found.append(module(batch, temperature=policy_lab.TEMPERATURE)[0].tolist())
+        return found
+
+    own = logps(made.trainer.module)
+    reference = [[b - a for a, b in zip(*rows, strict=True)] for rows in zip(own, logps(other), strict=True)]
+    rewards = [1.0, 0.0, 1.0, 1.0]
+    samples = [TrainingSample(f"p{i // 2}", PROMPTS[i // 2], ANSWERS[i], own[i], rewards[i]) for i in range(4)]
+    expected, gradient = theirs(dict(settings), distances(1, 0.0), reference, [size, -size, 0.0, 0.0])
+    done = update_policy(replace(made, reference=other if made.algorithm.kl else None), samples, 2, 0, initial_state(made.algorithm))
+    assert done.metrics["loss"] == pytest.approx(expected, abs=1e-5)
+    assert done.metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-4)
+    assert done.metrics["kept_answers"] == (4 if made.algorithm.kl else 2)
+    policy_lab.close(made)

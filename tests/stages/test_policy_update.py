@@ -72,9 +72,10 @@ def test_every_algorithm_trains_without_surprises(policy, answers, type):
     assert [one.updates for one in done] == [1 if type == "remax" else 4] * 5
     assert preference_for_good(made, answers) > before + 0.1
     assert last["grad_norm"] > 0 and last["entropy"] == pytest.approx(first["entropy"], rel=0.3)
-    # in the last group all rewards are equal: only algorithms with advantages per token, or with the KL in the reward, can use it
-    everything = type in ("rloo", "remax", "reinforce_pp", "ppo")
+    # in the last group all rewards are equal: it is computed where a KL, whitening or advantages per token give it a gradient
+    everything = type in ("grpo", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "ppo")
     assert [first["kept_groups"], first["kept_answers"]] == ([4, 16] if everything else [3, 12])
+    assert first["informative_groups"] == (4 if type in ("remax", "reinforce_pp", "ppo") else 3)
     policy_lab.close(made)
 
 
@@ -276,6 +277,29 @@ def test_the_advantage_of_a_token_is_made_of_what_comes_after_it(policy, answers
     assert found.advantages_N is not None and found.advantages_N.tolist() == pytest.approx(white.tolist(), abs=1e-4)
     if type == "ppo":
         assert found.returns_N is not None and found.returns_N.tolist() == pytest.approx(returns, abs=1e-4)
+    policy_lab.close(made)
+
+
+def test_groups_without_differences_are_values_like_any_other_where_advantages_are_whitened(policy, answers):
+    """REINFORCE++-baseline: R minus its group's mean, the last group's zeros included, over all tokens to mean 0 and variance 1."""
+    made = policy_lab.learner(policy_lab.algorithm("reinforce_pp_baseline", kl=None), policy)
+    rewards_PG = torch.tensor([answer.reward for answer in answers]).view(4, 4)
+    centred = (rewards_PG - rewards_PG.mean(1, keepdim=True)).flatten().tolist()
+    assert centred[12:] == [0, 0, 0, 0]
+    tokens = torch.tensor([value for value, answer in zip(centred, answers, strict=True) for _ in answer.ids], dtype=torch.float64)
+    white = (tokens - tokens.mean()) / tokens.std(correction=0)
+    done = update_policy(made, answers, 4, 0, initial_state(made.algorithm))
+    assert done.metrics["advantage_size"] == pytest.approx(white.abs().mean().item(), rel=1e-5)
+    assert done.metrics["loss"] == pytest.approx(0, abs=1e-6)  # whitened over the very tokens that the mean is over
+    policy_lab.close(made)
+
+
+def test_a_mini_batch_without_any_gradient_makes_no_update(policy, answers):
+    """Four groups cut into four mini-batches, as if all were computed; that of equal rewards has none."""
+    made = policy_lab.learner(policy_lab.algorithm("dapo", updates_per_rollout=4), policy)
+    done = update_policy(made, answers, 4, 0, initial_state(made.algorithm))
+    assert done.updates == 3 and done.metrics["informative_groups"] == 3
+    assert done.metrics["trained_tokens"] == sum(len(answer.ids) for answer in answers[:12])
     policy_lab.close(made)
 
 

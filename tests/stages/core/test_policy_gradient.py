@@ -165,3 +165,32 @@ def test_the_value_loss_takes_the_worse_of_free_and_clipped():
     assert loss.tolist() == pytest.approx([0.32, 0.405, 1.125]) and cut.tolist() == [1, 0, 0]
     loss, cut = pg.value_loss(values, old, returns, None)
     assert loss.tolist() == pytest.approx([0.125, 0.405, 1.125]) and not cut.any()
+
+
+ALGORITHMS = {
+    "grpo": True, "dr_grpo": False, "dapo": False, "gspo": False, "cispo": False, "dcpo": False, "rloo": True, "remax": False,
+    "reinforce_pp": True, "reinforce_pp_baseline": True, "ppo": True,
+}  # fmt: skip
+"""Whether by default something besides its own advantages gives an answer a gradient."""
+
+
+@pytest.mark.parametrize(("type", "all_of_them"), ALGORITHMS.items())
+def test_which_answers_can_have_a_gradient(type, all_of_them):
+    """Three groups: unequal rewards, equal ones, and one reward with one missing."""
+    algorithm = TypeAdapter(Algorithm).validate_python({"type": type})
+    present = torch.tensor([[True, True], [True, True], [True, False]])
+    advantages = None if algorithm.per_token else torch.tensor([[0.5, -0.5], [0.0, 0.0], [0.0, 0.0]])
+    expected = present if all_of_them else torch.tensor([[True, True], [False, False], [False, False]])
+    assert torch.equal(pg.has_gradient(algorithm, advantages, present), expected)
+    without = pg.has_gradient(algorithm.model_copy(update={"kl": None}), advantages, present)
+    assert without.any(1).tolist() == [True, *[algorithm.whitened or algorithm.per_token] * 2]
+
+
+def test_which_groups_teach_something():
+    nan = math.nan
+    rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0], [nan, nan]])
+    advantages = torch.tensor([[0.5, -0.5], [0.0, 0.0], [0.0, 0.0]])
+    assert pg.informative(rewards, advantages).tolist() == [True, False, False]
+    assert pg.informative(rewards, None).tolist() == [True, True, False]  # per token, rewards are compared over the batch
+    assert pg.informative(torch.tensor([[1.0, nan], [1.0, 1.0]]), None).tolist() == [False, False]
+    assert pg.informative(torch.full((2, 2), nan), None).tolist() == [False, False]
