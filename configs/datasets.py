@@ -379,6 +379,10 @@ class Pair(Frozen):
     """`best_vs_worst`: a pair; `ranked`: all different answers, best first."""
     min_gap: float = Field(default=0.0, ge=0)
     """Least difference between the scores of the best and the worst answer."""
+    truncated: Literal["keep", "drop"] = "keep"
+    """Answers that were cut off by `max_tokens`, which stay without an end-of-turn token: `keep`, since one that loses to an answer that
+    ended is what teaches a policy to come to an end (so do TRL and open-instruct, which may punish them by a penalty); `drop` for judges
+    that see no difference. Both are counted."""
     min_pairs: int = Field(default=1, ge=1)
     """The stage fails with fewer preferences."""
     label_noise: float = Field(default=0.0, ge=0, le=0.5)

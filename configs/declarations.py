@@ -49,6 +49,11 @@ class Declaration:
     problem: Callable[[Any, Arrived], str | None] = lambda config, arrived: None
     """Why a config and what arrived do not go together, or None."""
 
+    @property
+    def trains(self) -> bool:
+        """Whether it gives a model that was trained from the one at the port `policy`."""
+        return bool(self.trains_on)
+
 
 def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:
     return lambda config, inputs: artifact_type
@@ -68,7 +73,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=2,
+            version=3,
             config=datasets.PrepareData,
             inputs={"leak_from": port("item", many=True, optional=True)},
             output=lambda config, inputs: config.record,
@@ -100,7 +105,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="judge",
-            version=2,
+            version=3,
             config=datasets.Judge,
             inputs={"completions": port("completion"), "reward_models": port("reward_model", many=True, optional=True)},
             output=gives("judgment"),
@@ -110,7 +115,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="pair",
-            version=2,
+            version=3,
             config=datasets.Pair,
             inputs={"judgments": port("judgment")},
             output=gives("preference"),

@@ -179,10 +179,14 @@ class SppoHard(PairLoss):
 
 
 class SppoSoft(PairLoss):
-    """Self-play preference optimisation: each log-ratio goes to how much more often than not its answer wins."""
+    """Self-play preference optimisation: each log-ratio goes to how much more often than not its answer wins.
 
-    formula: ClassVar[str] = "(r_w - (P - ½) / β)² + (r_l - (½ - P) / β)²"
-    source: ClassVar[str] = "Wu et al. 2024, arXiv 2405.00675, eq. 4.7"
+    P_w and P_l are the answers' `win_rate`, which `judge` estimates over all answers to the prompt and `pair` hands on; of a pair that has
+    a `strength` alone they are P and 1 - P. A pair with neither is refused.
+    """
+
+    formula: ClassVar[str] = "(r_w - (P_w - ½) / β)² + (r_l - (P_l - ½) / β)²"
+    source: ClassVar[str] = "Wu et al. 2024, arXiv 2405.00675, eq. 4.7; P over K sampled answers: algorithm 1"
     type: Literal["sppo_soft"]
     beta: float = Field(default=1e-3, gt=0)
     """1 / η of the paper."""

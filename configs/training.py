@@ -63,14 +63,17 @@ TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 class Sft(Training):
     """Supervised fine-tuning on what the assistant says: the likelihood of every trained token of the global batch."""
 
-    formula: ClassVar[str] = "-Σ_i Σ_t log π_θ(y_t) / Σ_i n_i over the global batch; reduction sum: no denominator"
-    source: ClassVar[str] = "the mean over tokens: usual; the sum: Lambert et al. 2024, arXiv 2411.15124 (Tülu 3)"
+    formula: ClassVar[str] = "-Σ_i Σ_t log π_θ(y_t) / Σ_i n_i over the global batch; reduction sum: / global_batch"
+    source: ClassVar[str] = "the mean over tokens: usual; the sum: Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), §4.3.2"
 
     train_on: TrainOn = "assistant"
     """Tokens with a loss: `assistant`, all its turns with their end-of-turn tokens; `last_turn`, its last one (completion only);
     `marked`, its turns with `train: true`; `all`, every token of the conversation. Rows without any are dropped and counted."""
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """`mean`: over all trained tokens of the global batch; `sum`: no denominator (the original Tülu 3 setting)."""
+    """`mean`: over all trained tokens of the global batch; `sum`: of each sequence's tokens, divided by `global_batch` (also in the last,
+    incomplete batch of an epoch), so that a token weighs the same in every batch. It is open-instruct's `--reduce_loss sum`, by which Tülu
+    3 was made: the sum over a micro-batch, averaged over accumulation steps and ranks, with one sequence in each micro-batch. It is
+    hundreds of times the mean, and nearly always above `max_grad_norm` unless that is raised with it."""
 
 
 class BradleyTerry(Frozen):

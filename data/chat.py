@@ -2,7 +2,7 @@
 
 A conversation is rendered to text once; the text is cut where the assistant's turns begin and end (`{% generation %}`), and
 each piece is tokenised by itself without further special tokens. So no token straddles the border between prompt and answer,
-what a trainer sees is what the sampler saw, and an answer's end-of-turn token is part of the answer.
+what a trainer sees is what the sampler saw, and an answer's end-of-turn token is part of the answer, unless the answer was cut off.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from configs.problems import PedigreeError
 from configs.training import TrainOn
-from data.records import Message
+from data.records import Message, ended
 
 PROBE: list[Message] = [
     {"role": "user", "content": "What is 1 + 1?"},
@@ -19,6 +19,10 @@ PROBE: list[Message] = [
     {"role": "user", "content": "And 2 + 2?"},
     {"role": "assistant", "content": "It is 4."},
 ]
+
+
+HALF_CHARACTER = "\ufffd"
+"""What a character is decoded to whose last bytes were cut off."""
 
 
 class ChatError(PedigreeError):
@@ -68,6 +72,8 @@ class Chat:
     def training(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> tuple[list[int], list[bool]]:
         """Ids of a whole conversation, and which of them are trained; a turn of the assistant is its text and its end-of-turn token.
 
+        A last turn that was cut off has no end-of-turn token, and nothing comes after it.
+
         Raises:
             ChatError: a message spells out a control token, or the template does not mark one stretch for each of the assistant's turns.
         """
@@ -82,14 +88,16 @@ class Chat:
         trained = iter(trained_turns(turns, train_on))
         ids: list[int] = []
         mask: list[bool] = []
-        for piece, said in pieces:
-            tokens = self._encode(piece, said)
+        whole = not turns or ended(turns[-1])
+        last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
+        for place, (piece, said) in enumerate(pieces if whole else pieces[: last + 1]):
+            tokens = self._encode(piece, said, whole or place != last)
             ids += tokens
             mask += [next(trained) if said else train_on == "all"] * len(tokens)
         return ids, mask
 
-    def answer(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
-        """(ids of the prompt, ids of `text` as its answer with the end-of-turn token).
+    def answer(self, messages: Sequence[Message], text: str, *, ended: bool = True) -> tuple[list[int], list[int]]:
+        """(ids of the prompt, ids of `text` as its answer with the end-of-turn token; without it where the answer has not ended).
 
         Control tokens spelled out in `text` (a sampled text may hold any characters) become plain characters.
 
@@ -105,7 +113,7 @@ class Chat:
                 f"the chat template in {self.folder} renders a prompt otherwise when an answer follows (it strips or adds text): "
                 "use a template whose generation prompt is a prefix of the whole conversation"
             )
-        return self.prompt(messages), self._encode(*pieces[last])
+        return self.prompt(messages), self._encode(*pieces[last], ended)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
@@ -134,11 +142,13 @@ class Chat:
         pieces.append((text[cursor:], False))
         return [(piece, said) for piece, said in pieces if piece]
 
-    def _encode(self, piece: str, said: bool) -> list[int]:
+    def _encode(self, piece: str, said: bool, ended: bool = True) -> list[int]:
         """Ids of one piece; in what the assistant said, only the end of the turn is a control token."""
         if said and piece.endswith(self.tokenizer.eos_token):
             body = piece.removesuffix(self.tokenizer.eos_token)
-            return [*self.tokenizer(body, add_special_tokens=False, split_special_tokens=True)["input_ids"], self.eos_id]
+            body = body if ended else body.rstrip(HALF_CHARACTER)
+            ids = self.tokenizer(body, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+            return [*ids, self.eos_id] if ended else list(ids)
         return self.tokenizer(piece, add_special_tokens=False)["input_ids"]
 
     def _refuse_control_tokens(self, messages: Sequence[Message]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from configs.problems import PedigreeError
-from data.messages import message_problem
+from data.messages import FINISH_REASONS, message_problem
 
 SHOWN = 5
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -18,6 +18,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "item": ("id", "source", "task", "messages", "verifier"),
     "preference": ("id", "source", "messages", "answers", "strength"),
 }
+OPTIONAL = {"finish_reason", "win_rate"}
+"""What an answer may have besides its text and score."""
 LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
 
 
@@ -87,8 +89,12 @@ def _answers_problem(row: dict[str, Any]) -> str | None:
     answers, strength = row.get("answers"), row.get("strength")
     if not isinstance(answers, list) or not answers:
         return "there are no answers"
-    if not all(isinstance(one, dict) and set(one) == {"text", "score"} and isinstance(one["text"], str) for one in answers):
+    if not all(isinstance(one, dict) and set(one) - OPTIONAL == {"text", "score"} and isinstance(one["text"], str) for one in answers):
         return "an answer is not {text, score} with a text"
+    if not all(one.get("finish_reason", "stop") in FINISH_REASONS for one in answers):
+        return "a finish_reason is neither stop nor length"
+    if not all(one.get("win_rate") is None or (_is_number(one["win_rate"]) and 0 <= one["win_rate"] <= 1) for one in answers):
+        return "a win_rate is no probability"
     if not answers[0]["text"].strip():
         return "the best answer is empty"
     if len({one["text"] for one in answers}) < len(answers):

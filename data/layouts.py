@@ -82,6 +82,8 @@ def parse(rows: Iterable[tuple[str, Any]]) -> list[Example]:
         [messages | prompt,] chosen, rejected               a pair: answers, or whole chats with the same beginning
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
 
+    What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
+    of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
     a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
 
@@ -121,15 +123,25 @@ def _parse(row: Any) -> Example:
         messages = [*messages, *_chat(row["completion"])]
     if messages and messages[-1]["role"] == "assistant":
         last = messages[-1]
+        row = {"finish_reason": last["finish_reason"], **row} if "finish_reason" in last else row
         return Example(messages[:-1], (_single(last["content"], row),), verifier=row.get("verifier"), source=own, train=last.get("train"))
     return Example(messages, verifier=row.get("verifier"), source=own)
 
 
 def _single(text: str, row: dict[str, Any]) -> Answer:
     """One answer, with its label or score where the row has one."""
-    if isinstance(row.get("label"), bool):
-        return {"text": text, "score": float(row["label"])}
-    return {"text": text, "score": _number(row.get("score"))}
+    score = float(row["label"]) if isinstance(row.get("label"), bool) else _number(row.get("score"))
+    return _answer(text, score, row.get("finish_reason"))
+
+
+def _answer(text: str, score: float | None, finish_reason: Any = None, win_rate: Any = None) -> Answer:
+    """An answer with what is known of it; a reason to end that is none of ours (`tool_calls`, `eos`) is no length limit."""
+    answer: Answer = {"text": text, "score": score}
+    if finish_reason == "length":
+        answer["finish_reason"] = "length"
+    if win_rate is not None:
+        answer["win_rate"] = win_rate
+    return answer
 
 
 def _ranked(given: Any) -> tuple[Answer, ...]:
@@ -141,7 +153,7 @@ def _ranked(given: Any) -> tuple[Answer, ...]:
     if not all(isinstance(one, dict) and {"text", "score"} <= set(one) and _number(one["score"]) is not None for one in given):
         raise ValueError("answers are neither texts, the best first, nor {text, score} with a finite score each")
     best_first = sorted(given, key=lambda one: float(one["score"]), reverse=True)
-    return tuple({"text": one["text"], "score": float(one["score"])} for one in best_first)
+    return tuple(_answer(one["text"], float(one["score"]), one.get("finish_reason"), one.get("win_rate")) for one in best_first)
 
 
 def _number(value: Any) -> float | None:
@@ -172,8 +184,10 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     strength = _number(row.get("strength"))
     if "strength" in row and (strength is None or not 0 <= strength <= 1):
         raise ValueError(f"strength {row['strength']!r} is no probability: 0 to 1 is meant")
-    better: Answer = {"text": chosen[-1]["content"], "score": high}
-    worse: Answer = {"text": rejected[-1]["content"], "score": low}
+    better, worse = (
+        _answer(turns[-1]["content"], score, row.get(f"finish_reason_{side}") or turns[-1].get("finish_reason"))
+        for side, turns, score in (("chosen", chosen, high), ("rejected", rejected, low))
+    )
     return Example(before, (better, worse), source=own, strength=strength)
 
 
@@ -200,6 +214,8 @@ def _message(turn: Any, number: int) -> Message:
     if not isinstance(turn, dict) or not {"role", "content"} <= set(turn):
         raise ValueError(f"message {number} is not {{role, content}}")
     message: Message = {"role": turn["role"], "content": turn["content"]}
+    if turn.get("finish_reason") == "length":
+        message["finish_reason"] = "length"
     return message if turn.get("train") is None else {**message, "train": turn["train"]}
 
 

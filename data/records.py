@@ -1,14 +1,21 @@
 """The rows that stages exchange. On disk each is one line of `payload/rows.jsonl`.
 
 Messages are `{"role": "system" | "user" | "assistant", "content": str}`; an assistant's may have a mark `"train": true | false`,
-which all data stages keep. A verifier is a name and its arguments, e.g.
-`{"name": "arithmetic", "answer": "42"}` (see `stages/core/verifiers.py`), or null where nothing can be checked.
+which all data stages keep. A verifier is a name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see
+`stages/core/verifiers.py`), or null where nothing can be checked.
+
+An answer that was cut off by its length limit has the `finish_reason` `length` in every record that it goes through, up to its tokens:
+no end-of-turn token is added to what did not end, so that nothing is taught to stop there.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from data.artifacts import Artifact, read_rows, write_rows
+
+FinishReason = Literal["stop", "length"]
+"""How an answer ended: by its end token, or cut off by the length limit."""
 
 
 class Message(TypedDict):
@@ -16,6 +23,8 @@ class Message(TypedDict):
     content: str
     train: NotRequired[bool]
     """Of the assistant's turns: whether SFT with `train_on: marked` trains it."""
+    finish_reason: NotRequired[FinishReason]
+    """Of the last turn, where it is the assistant's; `stop` where it is absent."""
 
 
 class Conversation(TypedDict):
@@ -50,6 +59,10 @@ class Answer(TypedDict):
 
     text: str
     score: float | None
+    finish_reason: NotRequired[FinishReason]
+    """`stop` where it is absent."""
+    win_rate: NotRequired[float | None]
+    """P(it is better than an answer that the sampled policies give to the prompt), see `stages.core.win_rates`."""
 
 
 class Preference(TypedDict):
@@ -83,8 +96,8 @@ class Completion(TypedDict):
     logprobs: list[float]
     """Of each response token under the sampling distribution."""
     text: str
-    finish_reason: str
-    """`stop` (the end token was drawn; it is the last of `response_ids`) or `length`."""
+    finish_reason: FinishReason
+    """`stop`: the end token was drawn, and is the last of `response_ids`."""
 
 
 class Judgment(TypedDict):
@@ -96,7 +109,7 @@ class Judgment(TypedDict):
     messages: list[Message]
     policy: str
     text: str
-    finish_reason: str
+    finish_reason: FinishReason
     response_length: int
     verifier_score: float | None
     rewards: dict[str, float | None]
@@ -106,6 +119,8 @@ class Judgment(TypedDict):
     disagreement: float | None
     """Standard deviation of the normalised rewards over the members, of two or more."""
     score: float | None
+    win_rate: float | None
+    """Of the scored answers: P(it is better than one of them, itself included, drawn at random), see `stages.core.win_rates`."""
 
 
 class ItemScore(TypedDict):
@@ -119,6 +134,11 @@ class ItemScore(TypedDict):
     """What the verifier extracted."""
     score: float
     reason: str
+
+
+def ended(row: Mapping[str, Any]) -> bool:
+    """Whether an answer, completion, judgment or message came to its end."""
+    return row.get("finish_reason") != "length"
 
 
 def load(artifact: Artifact) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from configs.frozen import digest
 from data import assets, layouts, procedural, storage
 from data.artifacts import sha256_file
 from data.procedural import Example, SourceError, unscored
-from data.records import Item, Message
+from data.records import Item, Message, ended
 from data.storage import ContentChanged, Missing
 
 LEAK = "leak-"
@@ -219,7 +219,8 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     match record:
         case "conversation":
-            mark = {} if example.train is None else {"train": example.train}
+            mark: dict[str, Any] = {} if example.train is None else {"train": example.train}
+            mark |= {"finish_reason": "length"} if not ended(example.answers[0]) else {}
             return row | {"messages": [*example.messages, {"role": "assistant", "content": example.answer, **mark}]}
         case "prompt":
             return row | {"verifier": example.verifier}

@@ -19,15 +19,15 @@ from pydantic import ValidationError
 
 from configs.declarations import DECLARATIONS
 from configs.problems import PedigreeError
-from data.artifacts import content_hash, entries_of, survey, write_json
+from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from data.durable import sync_tree
 from data.faults import fault_point
 from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError
 from data.untrusted import described
-from stages.core.postconditions import unmet
+from stages.core.postconditions import not_trained, unmet
 from stages.inputs import check_untouched, open_inputs
-from stages.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, storage_cause
+from stages.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
 
 RESUME_ME = 75
 OURS = ("configs", "data", "stages")
@@ -123,9 +123,19 @@ def run(spec: JobSpec, job: Job) -> dict[str, Any]:
         types = {port: [artifact.type for artifact in given.values()] for port, given in inputs.items()}
         with job.busy("checking the result"):
             problem = unmet(declaration.output(config, types), metrics, job)
+            if not problem and declaration.trains:
+                metrics, problem = with_update(metrics, only(inputs, "policy"), job)
         if problem:
             raise StageError(f"it ended without an error, but {problem}")
     return metrics
+
+
+def with_update(metrics: dict[str, Any], start: Artifact, job: Job) -> tuple[dict[str, Any], str | None]:
+    """(metrics with the size of the update, why nothing was trained or None) of a model that was trained from another one."""
+    from stages.core.updates import measure
+
+    update = measure(start.payload, job.out / "payload")
+    return metrics | update.metrics(), not_trained(update, metrics)
 
 
 def read_config(spec: JobSpec) -> Any:

@@ -5,11 +5,12 @@
     evidence/agreement.json  of several reward models: the share of pairs of answers that each two rank alike
 
     score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i)
+    win_rate = mean over the scored answers to the prompt of P(this one is better), see `win_rate_scale`
 
 Rewards are normalised by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
 weights mean the same for every reward model. The row keeps the raw rewards. A term of weight zero is not part of the score, nor is
 the verifier where a prompt has none. Where one member could not score, the ensemble has no reward: a mean of the others would be
-another ensemble.
+another ensemble. An answer that was cut off is shown to them as it is, without an end-of-turn token: its reward is read at its last token.
 """
 
 import json
@@ -30,6 +31,7 @@ from data.chat import Chat, ChatError
 from data.records import Judgment
 from stages.core.ensembles import agreement, combine, disagreement
 from stages.core.verifiers import VerifierError, verify
+from stages.core.win_rates import win_rates
 from stages.job import Inputs, Job, StageError, only
 
 MAX_UNSCORED_SHARE = 0.1
@@ -64,7 +66,10 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
         verified.append(verifier_score(row, failures))
     members = ask_members(config, inputs, job, completions, failures)
     scored = zip(completions, verified, strict=True)
-    rows = [judgment(row, verifier, members, number, config) for number, (row, verifier) in enumerate(scored)]
+    rows = with_win_rates(
+        [judgment(row, verifier, members, number, config) for number, (row, verifier) in enumerate(scored)],
+        win_rate_scale(config, members),
+    )
     write_rows(job.evidence / "failures.jsonl", failures)
     unscored = sum(row["score"] is None for row in rows)
     if not rows or unscored > MAX_UNSCORED_SHARE * len(rows):
@@ -133,7 +138,28 @@ def judgment(row: dict[str, Any], verifier: float | None, members: dict[str, Mem
         "reward": reward,
         "disagreement": disagreement(known) if whole and len(known) > 1 else None,
         "score": total(terms),
+        "win_rate": None,
     }
+
+
+def win_rate_scale(config: Judge, members: dict[str, Member]) -> float | None:
+    """Logits per unit of score. A reward model's raw scores are logits of Bradley-Terry, and the score holds them divided by their
+    standard deviation (of several models, on average) and times `reward_weight`. None where the verifier alone decides: for certain."""
+    if not members:
+        return None
+    return fmean(member.std for member in members.values()) / config.reward_weight
+
+
+def with_win_rates(rows: list[Judgment], scale: float | None) -> list[Judgment]:
+    """Judgments with the win rate of every scored answer among those to its prompt."""
+    scores: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in rows:
+        if row["score"] is not None:
+            scores[row["prompt_id"]][row["id"]] = row["score"]
+    found: dict[str, float] = {}
+    for group in scores.values():
+        found |= zip(group, win_rates(list(group.values()), scale), strict=True)
+    return [{**row, "win_rate": found.get(row["id"])} for row in rows]
 
 
 def member_agreement(rows: list[Judgment]) -> list[dict[str, Any]]:
@@ -182,7 +208,7 @@ def reward_statistics(payload: Path) -> tuple[float, float]:
 def score_by_model(
     payload: Path, completions: list[dict[str, Any]], config: Judge, job: Job, progress: Callable[[int], None]
 ) -> tuple[list[float | None], dict[int, str]]:
-    """(raw rewards, read at each answer's end-of-turn token; index → why there is none).
+    """(raw rewards, read at each answer's last token, mostly its end-of-turn token; index → why there is none).
 
     Batches depend on the rows only, so equal rows give equal bits.
     """
@@ -203,7 +229,9 @@ def score_by_model(
     for place, row in enumerate(completions):
         job.doing("tokenising", place, len(completions), "answers")
         try:
-            unit = document(*chat.answer(row["messages"], row["text"]))
+            unit = document(*chat.answer(row["messages"], row["text"], ended=records.ended(row)))
+            if not unit.num_trained:
+                raise ChatError("the answer was cut off before it had any text")
             if len(unit) > longest:
                 raise ChatError(f"prompt and answer have {len(unit)} tokens, the reward model's context is {longest}")
         except ChatError as error:

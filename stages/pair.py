@@ -4,6 +4,7 @@
     evidence/counts.json    prompts, preferences, and why prompts gave none
     evidence/validation.json
 
+An answer that was cut off by the length limit stays marked (`finish_reason: length`), so that no training adds the end that it lacks.
 Answers are joined by prompt id and never by position: the order of the rows, or missing rows of other prompts, change no pair.
 """
 
@@ -15,7 +16,7 @@ from configs.frozen import digest
 from data import records
 from data.artifacts import write_json
 from data.expectations import validate
-from data.records import Answer, Judgment, Preference
+from data.records import Judgment, Preference
 from stages.core.verifiers import check
 from stages.job import Inputs, Job, StageError, only
 
@@ -37,6 +38,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
     counts = {
         "read": len(rows),
         "unscored": sum(row["score"] is None for row in rows),
+        "truncated": truncated(rows, made),
         "prompts": len(groups),
         "kept": len(made),
         "drops": drops,
@@ -59,6 +61,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         "prompts": len(groups),
         "dropped": drops,
         "unscored": counts["unscored"],
+        "truncated": counts["truncated"],
         "mean_margin": sum(one["answers"][0]["score"] - one["answers"][-1]["score"] for one in made) / len(made),
         "validation": verdict,
     }
@@ -75,6 +78,10 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
         return "fewer than two scored answers"
     if len({row["text"] for _, row in scored}) < 2:
         return "identical texts"
+    if config.truncated == "drop":
+        scored = [(value, row) for value, row in scored if records.ended(row)]
+        if len(scored) < 2:
+            return "fewer than two answers that came to their end"
     drawn = sorted(scored, key=lambda entry: digest([config.seed, entry[1]["id"]]))
     gap = max(map(score, scored)) - min(map(score, scored))
     if gap == 0:
@@ -86,16 +93,31 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
         ranked = sorted(by_text.values(), key=score, reverse=True)
     else:
         ranked = [max(drawn, key=score), min(drawn, key=score)]  # the first of equals
-    answers: list[Answer] = [{"text": row["text"], "score": value} for value, row in ranked]
+    answers = [answer(value, row) for value, row in ranked]
     first = ranked[0][1]
     name = f"{first['prompt_id']}/{config.strategy}"
     if is_exchanged(name, config):  # scores stay in place, as if the judge had confused the texts
-        answers = [{"text": one["text"], "score": other["score"]} for one, other in zip(reversed(answers), answers, strict=True)]
+        verdicts = [{"score": one["score"], "win_rate": one["win_rate"]} for one in answers]
+        answers = [{**one, **verdict} for one, verdict in zip(reversed(answers), verdicts, strict=True)]
     if len({one["text"] for one in answers}) < 2:
         return "identical texts"
     if not answers[0]["text"].strip():
         return "empty best answer"
     return {"id": name, "source": first["source"], "messages": first["messages"], "answers": answers, "strength": None}
+
+
+def answer(value: float, row: Judgment) -> dict[str, Any]:
+    return {"text": row["text"], "score": value, "finish_reason": row["finish_reason"], "win_rate": row.get("win_rate")}
+
+
+def truncated(rows: list[Judgment], made: list[Preference]) -> dict[str, int]:
+    """Answers that were cut off: among those read, those that a preference puts first, and those that it puts after another."""
+    places = [(place, records.ended(one)) for preference in made for place, one in enumerate(preference["answers"])]
+    return {
+        "read": sum(not records.ended(row) for row in rows),
+        "best": sum(place == 0 and not ended for place, ended in places),
+        "worse": sum(place > 0 and not ended for place, ended in places),
+    }
 
 
 def score(entry: tuple[float, Judgment]) -> float:

@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.preference import Kto, PreferenceLoss
+from configs.preference import Kto, PreferenceLoss, SppoSoft
 from configs.training import PreferenceTrain
+from data import records
 from data.artifacts import Artifact
 from data.chat import Chat
-from stages.core.batches import Unit, document, step_rows, steps_per_epoch
+from stages.core.batches import Unit, step_rows, steps_per_epoch
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.core.probe import probe
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import Feed, GlobalBatch, PreparedMicroBatch
 from stages.engines.models import frozen, load_policy, same_weights
 from stages.engines.reference import Cached, Reference, online
-from stages.engines.rows import gather, pairs, preference, to_units
+from stages.engines.rows import gather, pairs, preference, single_answer, to_units
 from stages.engines.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
 
@@ -39,6 +40,8 @@ class PreferenceExample:
     unit: Unit
     label: float
     """P(chosen is better) of a pair; 1 or 0 for a good or bad single answer."""
+    win_rates: tuple[float, float] | None = None
+    """Of chosen and rejected, where the loss reads them."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ class PreferenceObjective:
         """Σ of the loss over these examples, and of its metrics."""
         if isinstance(self.loss, Kto):
             return kto(self.loss, answers, micro_batch.extras["labels"] > 0.5, z0)
-        strength_P = micro_batch.extras.get("strengths")
-        return pair_loss(self.loss, answers.select(slice(0, None, 2)), answers.select(slice(1, None, 2)), strength_P)
+        strength_P, win_rates_P2 = (micro_batch.extras.get(name) for name in ("strengths", "win_rates"))
+        return pair_loss(self.loss, answers.select(slice(0, None, 2)), answers.select(slice(1, None, 2)), strength_P, win_rates_P2)
 
     @torch.no_grad()
     def sum_of_ratios(self, micro_batches: Iterable[PreparedMicroBatch]) -> Tensor:
@@ -88,6 +91,8 @@ class PreferenceObjective:
             tensors = self.reference.tensors(documents) if isinstance(self.reference, Cached) else {}
             if isinstance(self.loss, Kto):
                 tensors["labels"] = torch.tensor(labels)
+            elif isinstance(self.loss, SppoSoft):
+                tensors["win_rates"] = torch.tensor([batch[unit].win_rates for unit in units])
             elif any(label != 1 for label in labels):
                 tensors["strengths"] = torch.tensor(labels)
             return tensors
@@ -102,7 +107,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         rows = comparisons(config, gather(inputs["preferences"].values()))
     kept, units = to_units(rows, documents_of(config.loss, chat), config.max_length, job)
-    examples = [PreferenceExample(unit, row["label"]) for row, unit in zip(kept, units, strict=True)]
+    examples = [PreferenceExample(unit, row["label"], row.get("win_rates")) for row, unit in zip(kept, units, strict=True)]
     cached = None
     if given and given.type == "logprobs":
         with job.busy("reading the reference"):
@@ -126,7 +131,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             reference = online(frozen(load_policy(given, numerics), trainer.device, TORCH_DTYPES[config.dtype]))
     objective = PreferenceObjective(config.loss, trainer.module, reference, config.max_length, trainer.device)
     checkpoints = Checkpoints(job, trainer)
-    state = checkpoints.resume() or {"step": 0, "first_loss": None, "last": None}
+    state = checkpoints.resume() or {"step": 0, "first_loss": None, "trained_tokens": 0, "last": None}
 
     def batch_of(step: int) -> list[PreferenceExample]:
         return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
@@ -147,7 +152,8 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             job.log(step + 1, **numbers, grad_norm=grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
             job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
             first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
-            state = {"step": step + 1, "first_loss": first_loss, "last": numbers}
+            trained = state["trained_tokens"] + sum(doc.num_trained for example in batch for doc in example.unit)
+            state = {"step": step + 1, "first_loss": first_loss, "trained_tokens": trained, "last": numbers}
             if step + 1 < total:
                 checkpoints.after_step(step + 1, state)
 
@@ -155,7 +161,8 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         trainer.export(job.out / "payload", chat)
     trainer.close()
     counted = "answers" if isinstance(config.loss, Kto) else "pairs"
-    return {counted: len(examples), "steps": total, "first_loss": state["first_loss"], **state["last"]}
+    counts = {counted: len(examples), "steps": total, "trained_tokens": state["trained_tokens"]}
+    return {**counts, "first_loss": state["first_loss"], **state["last"]}
 
 
 def train_step(
@@ -212,7 +219,8 @@ def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dic
     """Rows with a `label`: pairs {..., chosen, rejected}, or single answers {..., text} for KTO.
 
     Raises:
-        StageError: an uncertain pair for a loss that takes certain ones only, or a single answer without a score.
+        StageError: an uncertain pair for a loss that takes certain ones only, a pair without win rates for one that is made of them, or a
+            single answer without a score.
     """
     loss = config.loss
     unsure = next((row for row in rows if row["strength"] not in (None, 1.0)), None)
@@ -223,7 +231,24 @@ def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dic
         )
     if isinstance(loss, Kto):
         return single_answers(loss, rows)
-    return [{**row, "label": 1.0 if row["strength"] is None else row["strength"]} for row in pairs(rows, config.lists)]
+    found = [{**row, "label": 1.0 if row["strength"] is None else row["strength"]} for row in pairs(rows, config.lists)]
+    return [{**row, "win_rates": win_rates_of(row)} for row in found] if isinstance(loss, SppoSoft) else found
+
+
+def win_rates_of(row: dict[str, Any]) -> tuple[float, float]:
+    """P(better than the policy's answers) of (chosen, rejected); of a pair whose strength alone is known, each is the other's opponent.
+
+    Raises:
+        StageError: neither is known.
+    """
+    if row["win_rates"] is not None:
+        return row["win_rates"]
+    if row["strength"] is not None:
+        return row["strength"], 1 - row["strength"]
+    raise StageError(
+        f"preference {row['id']} has neither a win_rate in both answers nor a strength, which sppo_soft is made of: give it what `judge` "
+        "and `pair` make of samples, or take sppo_hard, for which the chosen answer always wins"
+    )
 
 
 def single_answers(loss: Kto, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -231,20 +256,22 @@ def single_answers(loss: Kto, rows: list[dict[str, Any]]) -> list[dict[str, Any]
     found = []
     several = [row for row in rows if len(row["answers"]) > 1]
     for row in pairs(several, "best_vs_worst") if several else []:
-        found += [{**row, "text": row["chosen"], "label": 1.0}, {**row, "text": row["rejected"], "label": 0.0}]
+        sides = zip(("chosen", "rejected"), row["ended"], (1.0, 0.0), strict=True)
+        found += [{**row, "text": row[side], "ended": ended, "label": label} for side, ended, label in sides]
     for row in rows:
         if len(row["answers"]) == 1:
             (answer,) = row["answers"]
             if answer["score"] is None:
                 raise StageError(f"preference {row['id']} is one answer without a score, which kto needs: score or drop it")
-            found.append({**row, "text": answer["text"], "label": float(answer["score"] > loss.threshold)})
+            told = {"text": answer["text"], "ended": records.ended(answer)}
+            found.append({**row, **told, "label": float(answer["score"] > loss.threshold)})
     return found
 
 
 def documents_of(loss: PreferenceLoss, chat: Chat) -> Callable[[dict[str, Any]], Unit]:
     """The function that turns a row into the documents of one term of the loss."""
     if isinstance(loss, Kto):
-        return lambda row: (document(*chat.answer(row["messages"], row["text"])),)
+        return single_answer(chat)
     return preference(chat)
 
 

@@ -21,14 +21,14 @@ from data import records
 from data.artifacts import write_text
 from data.chat import Chat
 from data.faults import fault_point
-from stages.core.batches import Unit, document, share_prompts
+from stages.core.batches import Unit, share_prompts
 from stages.core.logprobs import PolicyModule
 from stages.core.probe import probe
 from stages.engines.feed import GlobalBatch, feed
 from stages.engines.mirroring import open_mirror
 from stages.engines.models import frozen, load_policy
 from stages.engines.reference import content_key, document_logps
-from stages.engines.rows import gather, to_units
+from stages.engines.rows import gather, single_answer, to_units
 from stages.engines.trainer import TORCH_DTYPES
 from stages.job import Inputs, Job, NotFinite, only
 
@@ -45,11 +45,11 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
     chat = Chat(policy.payload)
     with job.busy("reading rows"):
         answers = [
-            {"id": row["id"], "source": row["source"], "messages": row["messages"], "text": answer["text"]}
+            {name: row[name] for name in ("id", "source", "messages")} | {"text": answer["text"], "ended": records.ended(answer)}
             for row in gather(inputs["preferences"].values())
             for answer in row["answers"]
         ]
-    kept, units = to_units(answers, lambda row: (document(*chat.answer(row["messages"], row["text"])),), config.max_length, job)
+    kept, units = to_units(answers, single_answer(chat), config.max_length, job)
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
     files = [chunk_file(chunk, policy.record.content, config, job) for chunk in chunks]

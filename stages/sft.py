@@ -1,7 +1,7 @@
 """Supervised fine-tuning: base policy + conversations → policy.
 
 The loss is -log π over the trained tokens (by default those of the assistant, its end-of-turn tokens included), divided by their
-count in the whole global batch (`mean`), or not divided at all (`sum`). Not implemented: weights per token, NEFTune.
+count in the whole global batch (`mean`), or by the configured number of sequences (`sum`). Not implemented: weights per token, NEFTune.
 
 curve   loss and entropy in nats per trained token; tokens, trained tokens and samples of the step; `packing`, the share of the forward
         passes' capacity that tokens fill (packed: of the token budget; padded: of rows times width)
@@ -50,7 +50,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
             started = time.monotonic()
             batch = batch_of(step)
             num_tokens = sum(doc.num_trained for unit in batch for doc in unit)
-            denominator = num_tokens if config.loss_reduction == "mean" else 1
+            denominator = num_tokens if config.loss_reduction == "mean" else config.global_batch
             capacity, sums = 0.0, MetricSums()
             for micro_batch in feed.micro_batches():
                 logps_N, entropy_N = trainer.module(micro_batch.batch, entropy=True)

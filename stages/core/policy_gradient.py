@@ -1,8 +1,8 @@
 """Ratios, objectives, KL penalties and aggregations of policy-gradient methods: pure functions, in the papers' symbols.
 
-Shapes: P prompts, G answers to each, D answers, N trained tokens of all answers one after the other; `documents_N` is the answer of each token. All is fp32.
-An objective is a loss per token; `token_weights` are the weights of the tokens, so that Σ weight · loss over all micro-batches of
-all ranks is the loss, and cutting the batch into micro-batches does not change its gradient.
+Shapes: P prompts, G answers to each; D answers, N trained tokens of all answers one after the other; `documents_N` is the answer of
+each token. All is fp32. An objective is a loss per token; `token_weights` are the weights of the tokens, so that Σ weight · loss over
+all micro-batches of all ranks is the loss, and cutting the batch into micro-batches does not change its gradient.
 
 TRL 1.16 computes the same where it has the method (`tests/stages/test_policy_trl.py`).
 """

@@ -1,9 +1,13 @@
-"""Checks of every finished stage's output, independent of its own report: rows counted, every step logged, all weights finite."""
+"""Checks of every finished stage's output, independent of its own report: rows counted, every step logged, all weights finite, and of a
+trained model that training has changed it."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it loads torch, which stages that train nothing do without
+    from stages.core.updates import Update
 
 from stages.job import Job, read_curve
 
@@ -20,6 +24,25 @@ def unmet(artifact_type: str, metrics: dict[str, Any], job: Job) -> str | None:
     if artifact_type in ("policy", "reward_model"):
         return _model_problem(payload) or _steps_problem(metrics, job)
     return _rows_problem(payload / "rows.jsonl", metrics)
+
+
+def not_trained(update: "Update", metrics: dict[str, Any]) -> str | None:
+    """Why nothing was trained, or None.
+
+    Args:
+        update: of the model against the one that it began as.
+        metrics: of the stage.
+    """
+    if metrics.get("trained_tokens") == 0:
+        return "no token reached a gradient: look at the dropped rows or groups in its evidence"
+    if metrics.get("informative_groups") == 0:
+        return "in none of its groups did rewards differ: use prompts of another difficulty, more samples_per_prompt, or a higher temperature"
+    if update.tensors and not update.changed:
+        return (
+            f"all {update.tensors} tensors that it wrote are those that it began with: its updates are smaller than {update.dtype} can hold; "
+            "raise optimizer.learning_rate, train for more steps, or set dtype: fp32"
+        )
+    return None
 
 
 def _rows_problem(path: Path, metrics: dict[str, Any]) -> str | None:

@@ -62,7 +62,13 @@ class Answers:
         return self if self.reference is None else replace(self, logps=self.reference)
 
 
-def pair_loss(loss: losses.PairLoss, chosen: Answers, rejected: Answers, strength_P: Tensor | None = None) -> tuple[Tensor, Sums]:
+def pair_loss(
+    loss: losses.PairLoss,
+    chosen: Answers,
+    rejected: Answers,
+    strength_P: Tensor | None = None,
+    win_rates_P2: Tensor | None = None,
+) -> tuple[Tensor, Sums]:
     """Σ over pairs of a loss, and the sums behind its metrics.
 
     Args:
@@ -70,12 +76,15 @@ def pair_loss(loss: losses.PairLoss, chosen: Answers, rejected: Answers, strengt
         chosen: the better answers, with reference log-probabilities unless the loss is reference-free.
         rejected: the worse answers.
         strength_P: P(chosen is better than rejected); None where all are certain.
+        win_rates_P2: SPPO: P(better than the policy's answers) of chosen and rejected.
 
     Raises:
-        ValueError: strengths for a loss that takes certain pairs only.
+        ValueError: strengths for a loss that takes certain pairs only, or no win rates for one that is made of them.
     """
     if isinstance(loss, losses.SppoSoft):
-        loss_P, margin_P = sppo_soft(loss, chosen, rejected, strength_P)
+        if win_rates_P2 is None:
+            raise ValueError("sppo_soft is made of win rates")
+        loss_P, margin_P = sppo_soft(loss, chosen, rejected, win_rates_P2)
     else:
         loss_P, margin_P = PAIR_LOSSES[type(loss)](loss, chosen, rejected)
         if strength_P is not None:
@@ -236,9 +245,10 @@ def sppo_hard(loss: losses.SppoHard, chosen: Answers, rejected: Answers) -> Pair
     return (chosen.ratios - goal) ** 2 + (rejected.ratios + goal) ** 2, loss.beta * (chosen.ratios - rejected.ratios)
 
 
-def sppo_soft(loss: losses.SppoSoft, chosen: Answers, rejected: Answers, strength_P: Tensor | None) -> Pairwise:
-    goal = (0.5 if strength_P is None else strength_P - 0.5) / loss.beta
-    return (chosen.ratios - goal) ** 2 + (rejected.ratios + goal) ** 2, loss.beta * (chosen.ratios - rejected.ratios)
+def sppo_soft(loss: losses.SppoSoft, chosen: Answers, rejected: Answers, win_rates_P2: Tensor) -> Pairwise:
+    goal_P2 = (win_rates_P2 - 0.5) / loss.beta
+    loss_P = (chosen.ratios - goal_P2[:, 0]) ** 2 + (rejected.ratios - goal_P2[:, 1]) ** 2
+    return loss_P, loss.beta * (chosen.ratios - rejected.ratios)
 
 
 def simpo(loss: losses.Simpo, chosen: Answers, rejected: Answers) -> Pairwise:

@@ -1,9 +1,14 @@
 """The door to peft: low-rank adapters on a transformers model, and the weights with adapters merged.
 
 Adapters are injected in place, so the model keeps its class, and losses, packing and checkpoints need not know about them.
+
+A sampler gets the adapters themselves (`write_adapters`), since a merged weight in bf16 has no room for a small update: W + Δ rounds
+to W wherever |Δ| is below 2^-9 |W|, which is nearly everywhere in the first steps.
 """
 
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +18,8 @@ from configs.training import Lora
 from stages.job import StageError
 
 ALL_LINEAR = "all-linear"
+PREFIX = "base_model.model."
+"""What peft puts before the names of a model's layers in an adapter's file."""
 
 
 def add_adapters(model: Any, lora: Lora, seed: int) -> None:
@@ -77,6 +84,33 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], C
             ((adapter, scale),) = layer.scaling.items()
             a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
             yield name.replace(".base_layer.", "."), [parameter, a, b], lambda w=parameter, a=a, b=b, scale=scale: merged(w, a, b, scale)
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name in an adapter's file, parameter) of every A and B."""
+    for name, parameter in model.named_parameters():
+        for kind in ("lora_A", "lora_B"):
+            before, found, _ = name.partition(f".{kind}.")
+            if found:
+                yield f"{PREFIX}{before}.{kind}.weight", parameter
+
+
+def write_adapters(folder: Path, lora: Lora, weights: dict[str, Tensor]) -> None:
+    """Writes a folder that peft and vLLM load as an adapter, in the dtype of the weights.
+
+    Args:
+        folder: new or empty.
+        lora: what the adapters were made with.
+        weights: of `adapter_weights`, gathered.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    layers = sorted({name.removeprefix(PREFIX).rsplit(".", 2)[0] for name in weights})
+    scale = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora}
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "target_modules": layers, **scale}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 @torch.no_grad()

@@ -171,7 +171,8 @@ def update_policy(
     cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
     grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
     if not grouped:
-        return UpdateResult({"updates": 0.0, "trained_tokens": 0.0} | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
+        nothing = {"updates": 0.0, "trained_tokens": 0.0}
+        return UpdateResult(nothing | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
     old_logprobs = algorithm.updates > 1 or _kl_in_reward(algorithm) is not None or policy_frozen
     batches = micro_batches(learner, samples, grouped, old_logprobs=old_logprobs, skipped=chosen.skipped)
     batches, next_state = compute_advantages(learner, samples, batches, rewards_PG, state, next_state, greedy_rewards)

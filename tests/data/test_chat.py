@@ -105,6 +105,26 @@ def test_an_empty_answer_is_the_end_of_the_turn(chat):
     assert chat.answer(QUESTION, "")[1] == [chat.eos_id]
 
 
+def test_an_answer_that_was_cut_off_has_no_end(chat):
+    prompt, whole = chat.answer(QUESTION, "It is 4")
+    assert chat.answer(QUESTION, "It is 4", ended=False) == (prompt, whole[:-1]) and whole[-1] == chat.eos_id
+    assert chat.answer(QUESTION, "It is 4\ufffd", ended=False)[1] == whole[:-1]  # half a character is no text
+    assert chat.answer(QUESTION, "", ended=False)[1] == []
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last_turn", "all"])
+def test_a_conversation_that_was_cut_off_stops_with_its_text(chat, train_on):
+    """Its earlier turn has ended, and is trained with its end."""
+    cut = [*PROBE[:3], {"role": "assistant", "content": "It is 4", "finish_reason": "length"}]
+    ids, mask = chat.training(cut, train_on)
+    whole_ids, whole_mask = chat.training([*PROBE[:3], {"role": "assistant", "content": "It is 4", "finish_reason": "stop"}], train_on)
+    assert ids == whole_ids[: len(ids)] and mask == whole_mask[: len(ids)] and whole_ids[len(ids)] == chat.eos_id
+    assert ids[-1] != chat.eos_id and mask[-1]
+    assert [trained for token, trained in zip(ids, mask, strict=True) if token == chat.eos_id].count(True) == (
+        {"assistant": 1, "last_turn": 0, "all": 3}[train_on]
+    )
+
+
 def test_the_end_of_the_turn_is_trained_though_the_tokenizer_pads_with_it(tmp_path):
     chat = Chat(save_tokenizer(tmp_path, pad="<|im_end|>"))
     ids, mask = chat.training([*QUESTION, {"role": "assistant", "content": "2"}])

@@ -56,6 +56,10 @@ BAD = [
     ("preference", {"answers": answers(3.0, 2.0, 1.0)}, "strength 0.9 stands beside 3 answers"),
     ("preference", {"strength": 1.1}, "no probability"),
     ("preference", {"margin": 1.0}, "margin"),
+    ("preference", {"answers": [{"text": "2", "score": 1.0, "finish_reason": "eos"}] * 2}, "neither stop nor length"),
+    ("preference", {"answers": [{"text": "2", "score": 1.0, "win_rate": 1.5}] * 2}, "a win_rate is no probability"),
+    ("conversation", {"messages": [ASK, SAY | {"finish_reason": "length"}, ASK, SAY]}, "was cut off (finish_reason length) and is not the last"),
+    ("conversation", {"messages": [ASK | {"finish_reason": "length"}, SAY]}, "message 0 (user) has finish_reason 'length'"),
 ]
 
 
@@ -68,7 +72,14 @@ def test_a_bad_row_is_shown(record, changes, says):
 
 
 @pytest.mark.parametrize(
-    "given", [answers(0.0), answers(None, None, None), answers(2.0, None, 2.0, -1)], ids=["single", "list", "scored list"]
+    "given",
+    [
+        answers(0.0),
+        answers(None, None, None),
+        answers(2.0, None, 2.0, -1),
+        [{"text": "2", "score": 0.1, "finish_reason": "length", "win_rate": None}],
+    ],
+    ids=["single", "list", "scored list", "cut off"],
 )
 def test_one_record_serves_singles_and_lists(given):
     assert validate(rows("preference", answers=given, strength=None), "preference", check)["success"]

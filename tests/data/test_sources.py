@@ -7,6 +7,7 @@ from configs.datasets import Arithmetic, Constraints, Files, Leaks
 from data import procedural
 from data.decontamination import Index
 from data.procedural import SourceError
+from data.records import ended
 from data.sources import Outside, load
 from stages.core.verifiers import verify
 
@@ -131,6 +132,35 @@ def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
     else:
         write(path, {"messages": messages})
     assert read(path).rows[0]["messages"] == messages
+
+
+CUT = {"finish_reason": "length"}
+CUT_OFF = [
+    ({"messages": [turn("user", "1 + 2?"), turn("assistant", "3") | CUT]}, "conversation", [True]),
+    ({"messages": [turn("user", "1 + 2?"), turn("assistant", "3")], **CUT}, "conversation", [True]),
+    ({"prompt": "1 + 2?", "completion": "3", **CUT}, "conversation", [True]),
+    ({"prompt": "1 + 2?", "completion": "3", "finish_reason": "stop"}, "conversation", [False]),
+    ({"prompt": "1 + 2?", "completion": "3", "label": True, **CUT}, "preference", [True]),
+    ({"prompt": "1 + 2?", "answers": [{"text": "3", "score": 2} | CUT, {"text": "4", "score": 1, "win_rate": 0.25}]}, "preference", [True, False]),
+    ({"prompt": "1 + 2?", "chosen": "3", "rejected": "4", "finish_reason_rejected": "length"}, "preference", [False, True]),
+]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("row", "record", "cut"), CUT_OFF)
+def test_what_was_cut_off_stays_cut_off(tmp_path, row, record, cut, suffix):
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "parquet":
+        from pyarrow import Table, parquet
+
+        parquet.write_table(Table.from_pylist([row]), path)
+    else:
+        write(path, row)
+    (made,) = read(path, record=record).rows
+    answers = made["messages"][-1:] if record == "conversation" else made["answers"]
+    assert [not ended(one) for one in answers] == cut
+    if "answers" in row:
+        assert [one.get("win_rate") for one in made["answers"]] == [None, 0.25]
 
 
 @pytest.mark.parametrize("place", [1, 3])

@@ -185,6 +185,7 @@ def test_best_is_paired_with_worst_and_every_other_prompt_has_its_reason(tmp_pat
     assert evidence(made, "counts.json") == {
         "read": 16,
         "unscored": 1,
+        "truncated": {"read": 0, "best": 0, "worse": 0},
         "prompts": 8,
         "kept": 2,
         "drops": {

@@ -74,6 +74,41 @@ def test_rewards_are_read_at_the_end_of_turn_and_normalised_before_weighting(tmp
         assert row["score"] == pytest.approx(verified + 0.1 * (alone - 0.5) / 2.0, abs=1e-4)
 
 
+def test_an_answer_that_was_cut_off_is_judged_without_an_end(tmp_path, reward_model):
+    """Its reward is read at the last token of its text, by transformers as by us; half a character or nothing at all has none."""
+    rows = [completion(number, "It is 2 and", sum_of(number)) | {"finish_reason": "length"} for number in range(12)]
+    rows[1]["text"] = ""
+    metrics, found = judged(tmp_path, rows, {"reward_weight": 1.0, "verifier_weight": 0.0}, reward_models={"rm": reward_model})
+    model, chat = AutoModelForSequenceClassification.from_pretrained(reward_model.payload, dtype=torch.float32), Chat(reward_model.payload)
+    prompt, answer = chat.answer(rows[0]["messages"], "It is 2 and")
+    ids = [*prompt, *answer[:-1]]
+    with torch.no_grad():
+        alone = model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1]).item()
+    assert found[0]["rewards"]["rm"] == pytest.approx(alone, abs=1e-4)
+    assert found[1]["reward"] is None and metrics["failures"] == 1
+
+
+def test_win_rates_are_bradley_terrys_of_raw_rewards_whatever_their_weight(tmp_path, members):
+    """P(i beats k) = σ(s_i - s_k) of one reward model's raw scores, averaged over all answers to the prompt; None without a score."""
+    rows = [completion(1, "ha " * index + "2", sum_of(1)) | {"id": f"p1/a/{index}"} for index in range(4)]
+    rows += [completion(number, "1" * (400 if number == 2 else 3), sum_of(number)) for number in range(2, 9)]
+    config = {"reward_weight": 0.3, "verifier_weight": 0.0}
+    _, found = judged(tmp_path / "one", rows, config, reward_models={"rm": members["a"]})
+    raw = torch.tensor([row["rewards"]["rm"] for row in found[:4]], dtype=torch.float64)
+    expected = torch.sigmoid(raw[:, None] - raw[None]).mean(1)
+    assert [row["win_rate"] for row in found[:4]] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert [row["win_rate"] for row in found[4:]] == [None, *[0.5] * 6]  # alone, an answer has itself for an opponent
+    _, several = judged(tmp_path / "several", rows, config, reward_models=members)
+    logits = torch.tensor([row["reward"] for row in several[:4]], dtype=torch.float64) * statistics.fmean(std for _, std in NORMS.values())
+    assert [row["win_rate"] for row in several[:4]] == pytest.approx(torch.sigmoid(logits[:, None] - logits[None]).mean(1).tolist(), abs=1e-6)
+
+
+def test_a_verifier_is_certain_who_wins(tmp_path):
+    rows = [completion(1, text, sum_of(1)) | {"id": f"p1/a/{index}"} for index, text in enumerate(("2", "3", "4"))]
+    _, found = judged(tmp_path, rows, {})
+    assert [row["win_rate"] for row in found] == pytest.approx([5 / 6, 1 / 3, 1 / 3])
+
+
 def test_a_judge_that_cannot_score_leaves_null_and_is_counted(tmp_path):
     rows = [completion(number, str(number + 1), sum_of(number)) for number in range(20)]
     rows[3]["verifier"] = {"name": "nobody"}

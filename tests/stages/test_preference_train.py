@@ -291,12 +291,20 @@ def test_kto_reads_pairs_lists_and_scored_singles():
     [
         ("kto", preference_of(("a", None)), "preference p is one answer without a score"),
         ("kto", preference_of(("a", None), ("b", None), strength=0.7), "preference p has strength 0.7, and kto takes certain pairs only"),
+        ("sppo_soft", preference_of(("a", 1.0), ("b", 0.0)), "preference p has neither a win_rate in both answers nor a strength"),
         ("sppo_hard", preference_of(("a", None), ("b", None), strength=0.7), "sppo_hard takes certain pairs only: use a loss that"),
     ],
 )
 def test_rows_that_a_loss_cannot_read_are_refused(loss, row, message):
     with pytest.raises(StageError, match=message):
         comparisons(config({"type": loss}), [row])
+
+
+def test_sppo_reads_what_each_answer_wins_and_of_a_pair_with_a_strength_alone_what_it_says():
+    known = preference_of(("a", 2.0), ("b", 1.0))
+    known["answers"][0]["win_rate"], known["answers"][1]["win_rate"] = 0.9, 0.3
+    found = comparisons(config({"type": "sppo_soft"}), [known, preference_of(("a", None), ("b", None), strength=0.7)])
+    assert [row["win_rates"] for row in found] == [(0.9, 0.3), (0.7, pytest.approx(0.3))]
 
 
 def test_lists_become_the_pairs_that_are_asked_for():

@@ -80,6 +80,7 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
     assert all(row["grad_norm"] > 0 and row["ratio_max"] > 1 for row in rows)  # the second update is off-policy
     assert {"reward", "reward_ifeval", "kept_groups", "entropy", "response_length", "truncated", "grad_norm"} <= rows[0].keys()
     assert weights(folder) != sha256_file(policy.payload / "model.safetensors")
+    assert done["metrics"]["update_norm"] > 0 and done["metrics"]["trained_tokens"] == sum(row["trained_tokens"] for row in rows) > 0
     assert done["metrics"]["updates"] == sum(row["updates"] for row in rows) >= 4 and not (folder / "weights").exists()
     shown = read_rows(folder / "out" / "evidence" / "rollouts.jsonl")
     assert [row["step"] for row in shown] == [1, 1, 2, 2, 3, 3, 4, 4]

@@ -21,7 +21,7 @@ def test_a_pair_is_itself_however_lists_are_compared(lists):
     (one,) = pairs([preference("p", 1.0, 1.0, strength=0.5)], lists)
     assert one == {
         "id": "p", "list": "p", "source": "s", "messages": [{"role": "user", "content": "?"}], "chosen": "a", "rejected": "b",
-        "strength": 0.5, "margin": 0.0,
+        "ended": (True, True), "win_rates": None, "strength": 0.5, "margin": 0.0,
     }  # fmt: skip
 
 

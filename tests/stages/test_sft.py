@@ -95,3 +95,16 @@ def test_packing_is_the_share_of_the_capacity_that_is_filled(tmp_path, policy, n
     lengths = [len(conversation(Chat(policy.payload), "assistant")(row)[0]) for row in rows]
     assert len(set(lengths)) > 1
     assert models.curve(job)[0]["packing"] == pytest.approx(sum(lengths) / capacity(lengths))
+
+
+@pytest.mark.parametrize("count", [4, 2])
+def test_the_sum_is_divided_by_the_configured_batch(tmp_path, policy, count):
+    """Open-instruct's sum with one sequence in a micro-batch: the mean over 4 micro-batches (accumulation x ranks) of the sum over
+    tokens, also where an epoch's last batch has but 2. With n tokens it is n / 4 times the mean over tokens, and so is its gradient."""
+    norms = {}
+    for reduction in ("mean", "sum"):
+        metrics, job = train(tmp_path / reduction, policy, models.arithmetic(count), loss_reduction=reduction)
+        (row,) = models.curve(job)
+        norms[reduction] = row["grad_norm"]  # before clipping
+        assert row["samples"] == count and metrics["loss"] == row["loss"]
+    assert norms["sum"] / norms["mean"] == pytest.approx(metrics["trained_tokens"] / 4, rel=1e-4)

@@ -58,7 +58,6 @@ BY_HAND = {
     "apo_down": (configs.ApoDown(type="apo_down", beta=0.5), sigmoid(0.5) + 1 - sigmoid(2), 2.0),
     # goal 1 / (2 · ¼) = 2: (1 - 2)² + (-3 + 2)²
     "sppo_hard": (configs.SppoHard(type="sppo_hard", beta=0.25), 2.0, 1.0),
-    "sppo_soft, certain": (configs.SppoSoft(type="sppo_soft", beta=0.25), 2.0, 1.0),
     # 2 (-2 + 3) - 1 = 1
     "simpo": (configs.Simpo(type="simpo"), nll(1), 2.0),
     # 0.1 (-4 + 9) = ½, and NLL 2
@@ -103,7 +102,7 @@ def test_a_loss_by_hand(loss, expected, margin):
 def test_every_loss_has_a_function_a_formula_and_a_source():
     union, _ = get_args(configs.PreferenceLoss)
     assert set(get_args(union)) == {*PAIR_LOSSES, configs.SppoSoft, configs.Kto}
-    assert {type(loss) for loss, _, _ in BY_HAND.values()} == set(get_args(union)) - {configs.Kto}
+    assert {type(loss) for loss, _, _ in BY_HAND.values()} == set(get_args(union)) - {configs.Kto, configs.SppoSoft}
     divergences, _ = get_args(configs.Divergence)
     for config in (*get_args(union), *get_args(divergences)):
         assert config.formula and config.source
@@ -141,9 +140,15 @@ def test_an_uncertain_pair_costs_its_expectation(name):
 
 
 def test_the_probability_of_winning_is_sppos_target_and_its_hard_form_asks_for_a_verdict():
-    # P = ¾: goals ±¼ / ¼ = ±1: (1 - 1)² + (-3 + 1)²
-    loss, _ = pair_loss(configs.SppoSoft(type="sppo_soft", beta=0.25), CHOSEN, REJECTED, torch.tensor([0.75]))
-    assert loss.item() == pytest.approx(4.0)
+    # log-ratios 1 and -3; P ¾ and ⅜: goals ¼ / ¼ = 1 and -⅛ / ¼ = -½: (1 - 1)² + (-3 + ½)²
+    soft = configs.SppoSoft(type="sppo_soft", beta=0.25)
+    loss, _ = pair_loss(soft, CHOSEN, REJECTED, win_rates_P2=torch.tensor([[0.75, 0.375]]))
+    assert loss.item() == pytest.approx(6.25)
+    # each answer has its own goal: with P = 1 and 0 it is the hard form
+    certain, _ = pair_loss(soft, CHOSEN, REJECTED, win_rates_P2=torch.tensor([[1.0, 0.0]]))
+    assert certain.item() == pytest.approx(BY_HAND["sppo_hard"][1])
+    with pytest.raises(ValueError, match="made of win rates"):
+        pair_loss(soft, CHOSEN, REJECTED, torch.tensor([0.75]))
     with pytest.raises(ValueError, match="no uncertain pairs"):
         pair_loss(configs.SppoHard(type="sppo_hard"), CHOSEN, REJECTED, torch.tensor([0.75]))
 

@@ -1,0 +1,55 @@
+"""A training stage that changed nothing has failed, whatever it reports; one that did says by how much."""
+
+import models
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from configs.execution import Numerics
+
+pytestmark = pytest.mark.slow
+ONE_THREAD = Numerics(threads=1)
+FIELDS = {"global_batch": 4, "max_length": 64, "optimizer": {"learning_rate": 1e-3}}
+KINDS = {
+    "sft": ("data", {}),
+    "reward_model": ("preferences", {"holdout": 0.0}),
+    "preference_train": ("preferences", {"loss": {"type": "dpo"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def given(policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("given")
+    data = {
+        "data": models.dataset(folder / "data", "conversation", models.arithmetic(8)),
+        "preferences": models.dataset(folder / "preferences", "preference", models.sums_or_not_known(8)),
+    }
+    return {kind: {"policy": {"p": policy}, port: {"d": data[port]}} for kind, (port, _) in KINDS.items()}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_of_the_update_is_told(tmp_path, policy, given, kind, lora):
+    done = models.run(tmp_path / "job", kind, FIELDS | KINDS[kind][1] | {"dtype": "fp32", "lora": lora}, given[kind], ONE_THREAD)
+    assert done["ok"], done
+    before, after = (load_file(place / "model.safetensors") for place in (policy.payload, tmp_path / "job/out/payload"))
+    squares = sum((after[name] - before[name]).double().square().sum() for name in before if name in after)
+    assert done["metrics"]["update_norm"] == pytest.approx(torch.as_tensor(squares).sqrt().item(), rel=1e-5) and squares > 0
+    assert 0 < done["metrics"]["update_relative"] < 1
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize("kind", ["sft", "preference_train"])
+def test_an_update_that_the_dtype_cannot_hold_is_a_failure(tmp_path, given, kind, lora):
+    """Adam moves every weight by about the learning rate: 1e-9 is nothing beside bf16's 2^-9 of a weight."""
+    fields = FIELDS | KINDS[kind][1] | {"dtype": "bf16", "lora": lora, "optimizer": {"learning_rate": 1e-9, "schedule": "constant"}}
+    done = models.run(tmp_path / "job", kind, fields, given[kind], ONE_THREAD)
+    assert (done["ok"], done["cause"]) == (False, "refused")
+    assert "it ended without an error, but all" in done["message"] and "smaller than bfloat16 can hold" in done["message"]
+    assert "raise optimizer.learning_rate" in done["message"]
+
+
+def test_a_learning_rate_of_zero_is_refused_in_the_recipe():
+    with pytest.raises(ValidationError, match=r"optimizer.learning_rate\n.*greater than 0"):
+        models.config_of("sft", **(FIELDS | {"optimizer": {"learning_rate": 0.0}}))
