@@ -153,6 +153,10 @@ class ReferenceLogprobs(Frozen):
     """Compute dtype; that of the training, so that rounding is alike."""
 
 
+MAX_SERVED_RANK = 512
+"""Of adapters, in vLLM."""
+
+
 class Sampling(Frozen):
     """How answers are drawn. Temperature 0 is greedy."""
 
@@ -191,6 +195,12 @@ class Rlvr(Frozen):
             raise ValueError(
                 f"sampling.top_p is {self.sampling.top_p}: it must be 1, or rollouts come from another distribution than is trained"
             )
+        return self
+
+    @model_validator(mode="after")
+    def adapters_fit_the_sampler(self) -> "Rlvr":
+        if self.lora is not None and self.lora.rank > MAX_SERVED_RANK:
+            raise ValueError(f"lora.rank is {self.lora.rank}, and vLLM serves adapters of rank {MAX_SERVED_RANK} at most: lower it")
         return self
 
     @model_validator(mode="after")

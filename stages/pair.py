@@ -16,7 +16,7 @@ from configs.frozen import digest
 from data import records
 from data.artifacts import write_json
 from data.expectations import validate
-from data.records import Judgment, Preference
+from data.records import Answer, Judgment, Preference
 from stages.core.verifiers import check
 from stages.job import Inputs, Job, StageError, only
 
@@ -93,12 +93,11 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
         ranked = sorted(by_text.values(), key=score, reverse=True)
     else:
         ranked = [max(drawn, key=score), min(drawn, key=score)]  # the first of equals
-    answers = [answer(value, row) for value, row in ranked]
+    answers = [answer(value, row, row) for value, row in ranked]
     first = ranked[0][1]
     name = f"{first['prompt_id']}/{config.strategy}"
     if is_exchanged(name, config):  # scores stay in place, as if the judge had confused the texts
-        verdicts = [{"score": one["score"], "win_rate": one["win_rate"]} for one in answers]
-        answers = [{**one, **verdict} for one, verdict in zip(reversed(answers), verdicts, strict=True)]
+        answers = [answer(value, text, judged) for (_, text), (value, judged) in zip(reversed(ranked), ranked, strict=True)]
     if len({one["text"] for one in answers}) < 2:
         return "identical texts"
     if not answers[0]["text"].strip():
@@ -106,8 +105,9 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
     return {"id": name, "source": first["source"], "messages": first["messages"], "answers": answers, "strength": None}
 
 
-def answer(value: float, row: Judgment) -> dict[str, Any]:
-    return {"text": row["text"], "score": value, "finish_reason": row["finish_reason"], "win_rate": row.get("win_rate")}
+def answer(value: float, said: Judgment, judged: Judgment) -> Answer:
+    """One answer's text and how it ended, with the verdict on one (mostly the same)."""
+    return {"text": said["text"], "score": value, "finish_reason": said["finish_reason"], "win_rate": judged.get("win_rate")}
 
 
 def truncated(rows: list[Judgment], made: list[Preference]) -> dict[str, int]:

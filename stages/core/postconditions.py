@@ -36,11 +36,11 @@ def not_trained(update: "Update", metrics: dict[str, Any]) -> str | None:
     if metrics.get("trained_tokens") == 0:
         return "no token reached a gradient: look at the dropped rows or groups in its evidence"
     if metrics.get("informative_groups") == 0:
-        return "in none of its groups did rewards differ: use prompts of another difficulty, more samples_per_prompt, or a higher temperature"
-    if update.tensors and not update.changed:
+        return "rewards differed in none of its groups: use prompts of another difficulty, more samples_per_prompt, or a higher temperature"
+    if update.vanished:
         return (
-            f"all {update.tensors} tensors that it wrote are those that it began with: its updates are smaller than {update.dtype} can hold; "
-            "raise optimizer.learning_rate, train for more steps, or set dtype: fp32"
+            f"the {update.tensors} tensors that it wrote differ from those that it began with by {update.norm:.3g} in all, less than the "
+            f"rounding of one weight in {update.dtype}: raise optimizer.learning_rate, train for more steps, or set dtype: fp32"
         )
     return None
 

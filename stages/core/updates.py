@@ -24,8 +24,18 @@ class Update:
     """‖θ' - θ‖₂."""
     start_norm: float
     """‖θ‖₂."""
+    values: int
+    """Numbers compared."""
     dtype: str
     """Of θ', e.g. `bfloat16`."""
+
+    @property
+    def vanished(self) -> bool:
+        """Whether it is less than the rounding of a single weight of average size: what a few weights next to zero move by is nothing."""
+        if not self.values:
+            return False
+        roundoff = torch.finfo(getattr(torch, self.dtype)).eps / 2
+        return self.norm <= roundoff * self.start_norm / math.sqrt(self.values)
 
     def metrics(self) -> dict[str, float]:
         """Rounded to six digits, which do not depend on the number of threads that added them up."""
@@ -40,18 +50,21 @@ def measure(start: Path, made: Path) -> Update:
     """
     before, after = _tensors(start), _tensors(made)
     shared = [name for name in after if name in before]
-    changed, squares, start_squares, dtype = 0, 0.0, 0.0, ""
+    changed, values, squares, start_squares, dtype = 0, 0, 0.0, 0.0, ""
     for name in shared:
         different = False
         for old, new in _pieces(before[name], after[name], name):
+            if not new.is_floating_point():
+                continue
             dtype = str(new.dtype).removeprefix("torch.")
             old = old.to(new.dtype)
+            values += new.numel()
             start_squares += old.double().square().sum().item()
             if not torch.equal(old, new):
                 different = True
                 squares += (new.double() - old.double()).square().sum().item()
         changed += different
-    return Update(len(shared), changed, math.sqrt(squares), math.sqrt(start_squares), dtype)
+    return Update(len(shared), changed, math.sqrt(squares), math.sqrt(start_squares), values, dtype)
 
 
 def _tensors(folder: Path) -> dict[str, Path]:

@@ -24,7 +24,8 @@ from typing import Any, Protocol
 
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
-from configs.training import Sampling
+from configs.training import MAX_SERVED_RANK, Sampling
+from data.records import FinishReason
 from stages.job import StageError
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -35,7 +36,7 @@ PREFILL_TOKENS = 8192
 SILENT_SHARE = 0.9
 """Share of the job's heartbeat time-out after which an unresponsive engine counts as lost: before the job itself is killed."""
 BEAT_EVERY_STEPS = 16
-ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MAX_SERVED_RANK)
 """Ranks that vLLM reserves room for; adapters of a lower rank fit."""
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache", *SPECIAL_TOKENS)
@@ -62,8 +63,7 @@ class Generation:
     """Sampled tokens; with finish reason `stop` the last one is the stop token."""
     logprobs: list[float]
     """Of each token of `response_ids`, under the distribution that it was sampled from."""
-    finish_reason: str
-    """`stop` or `length`."""
+    finish_reason: FinishReason
 
 
 def seed_of(*parts: str | int) -> int:
@@ -129,13 +129,11 @@ def open_sampler(
         numerics: device, tensor parallelism, threads.
         placement: memory, and how long the engine may take without a sign of life.
         inline: in this process; otherwise in a child process, which starts in the background and dies with the caller.
-        adapter_rank: largest rank of adapters that `load_adapters` will get; None for an engine without.
+        adapter_rank: largest rank of adapters that `load_adapters` will get, at most `MAX_SERVED_RANK`; None for an engine without.
 
     Raises:
-        StageError: vLLM is not installed or cannot serve the model, the model's context is shorter, or the rank is too large.
+        StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
     """
-    if adapter_rank is not None and adapter_rank > max(ADAPTER_RANKS):
-        raise StageError(f"lora.rank is {adapter_rank}, and vLLM serves adapters of rank {max(ADAPTER_RANKS)} at most: lower it")
     longest = model_context(model_folder)
     if context > longest:
         raise StageError(

@@ -58,7 +58,7 @@ BAD = [
     ("preference", {"margin": 1.0}, "margin"),
     ("preference", {"answers": [{"text": "2", "score": 1.0, "finish_reason": "eos"}] * 2}, "neither stop nor length"),
     ("preference", {"answers": [{"text": "2", "score": 1.0, "win_rate": 1.5}] * 2}, "a win_rate is no probability"),
-    ("conversation", {"messages": [ASK, SAY | {"finish_reason": "length"}, ASK, SAY]}, "was cut off (finish_reason length) and is not the last"),
+    ("conversation", {"messages": [ASK, SAY | {"finish_reason": "length"}, ASK, SAY]}, "was cut off (finish_reason length) and is not"),
     ("conversation", {"messages": [ASK | {"finish_reason": "length"}, SAY]}, "message 0 (user) has finish_reason 'length'"),
 ]
 

@@ -135,13 +135,14 @@ def test_marks_of_turns_are_kept_also_on_the_last_one(tmp_path, suffix):
 
 
 CUT = {"finish_reason": "length"}
+ANSWERS = [{"text": "3", "score": 2, **CUT}, {"text": "4", "score": 1, "win_rate": 0.25}]
 CUT_OFF = [
     ({"messages": [turn("user", "1 + 2?"), turn("assistant", "3") | CUT]}, "conversation", [True]),
     ({"messages": [turn("user", "1 + 2?"), turn("assistant", "3")], **CUT}, "conversation", [True]),
     ({"prompt": "1 + 2?", "completion": "3", **CUT}, "conversation", [True]),
     ({"prompt": "1 + 2?", "completion": "3", "finish_reason": "stop"}, "conversation", [False]),
     ({"prompt": "1 + 2?", "completion": "3", "label": True, **CUT}, "preference", [True]),
-    ({"prompt": "1 + 2?", "answers": [{"text": "3", "score": 2} | CUT, {"text": "4", "score": 1, "win_rate": 0.25}]}, "preference", [True, False]),
+    ({"prompt": "1 + 2?", "answers": ANSWERS}, "preference", [True, False]),
     ({"prompt": "1 + 2?", "chosen": "3", "rejected": "4", "finish_reason_rejected": "length"}, "preference", [False, True]),
 ]
 

@@ -100,7 +100,8 @@ def test_win_rates_are_bradley_terrys_of_raw_rewards_whatever_their_weight(tmp_p
     assert [row["win_rate"] for row in found[4:]] == [None, *[0.5] * 6]  # alone, an answer has itself for an opponent
     _, several = judged(tmp_path / "several", rows, config, reward_models=members)
     logits = torch.tensor([row["reward"] for row in several[:4]], dtype=torch.float64) * statistics.fmean(std for _, std in NORMS.values())
-    assert [row["win_rate"] for row in several[:4]] == pytest.approx(torch.sigmoid(logits[:, None] - logits[None]).mean(1).tolist(), abs=1e-6)
+    expected = torch.sigmoid(logits[:, None] - logits[None]).mean(1)
+    assert [row["win_rate"] for row in several[:4]] == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_verifier_is_certain_who_wins(tmp_path):

@@ -17,7 +17,6 @@ from stages.engines.adapters import plain_weights
 from stages.engines.models import load_policy
 from stages.engines.sampler import Request, open_sampler
 from stages.engines.trainer import Trainer
-from stages.job import StageError
 
 pytestmark = pytest.mark.slow
 DOCS = [(document([3 + i, 7, 11 + i], [(5 * i + 13 * t) % 190 + 3 for t in range(12)]),) for i in range(16)]
@@ -113,11 +112,10 @@ def test_the_sampler_computes_what_the_trainer_does_after_every_load(policy, tmp
     assert seen[0][1] != seen[1][1] != seen[2][1]
 
 
-def test_a_rank_that_vllm_has_no_room_for_is_refused_before_it_starts(policy):
-    settings = {"context": 64, "numerics": ONE_THREAD, "placement": Placement(), "inline": False}
-    with pytest.raises(StageError, match=r"lora.rank is 513, and vLLM serves adapters of rank 512 at most: lower it"):
-        with open_sampler(policy.payload, dtype="fp32", adapter_rank=513, **settings):
-            pass
+def test_a_rank_that_vllm_has_no_room_for_is_refused_in_the_recipe():
+    with pytest.raises(ValueError, match=r"lora.rank is 513, and vLLM serves adapters of rank 512 at most: lower it"):
+        models.config_of("rlvr", **FIELDS, lora={"rank": 513})
+    assert models.config_of("rlvr", **FIELDS, lora={"rank": 512}).lora.rank == 512
 
 
 @pytest.mark.timeout(600)

@@ -307,6 +307,23 @@ def test_sppo_reads_what_each_answer_wins_and_of_a_pair_with_a_strength_alone_wh
     assert [row["win_rates"] for row in found] == [(0.9, 0.3), (0.7, pytest.approx(0.3))]
 
 
+def test_sppo_trains_on_the_win_rates_of_its_rows_under_every_cut(tmp_path, policy):
+    """Where the policy is its reference, log-ratios are 0: the first loss is the mean of ((P_w - ½) / β)² + ((P_l - ½) / β)²."""
+    wins = [(0.9, 0.3) if i % 2 else (0.6, 0.5) for i in range(8)]
+    given_rows = certain(8)
+    for row, rates in zip(given_rows, wins, strict=True):
+        for answer, rate in zip(row["answers"], rates, strict=True):
+            answer["win_rate"] = rate
+    data = models.dataset(tmp_path / "data", "preference", given_rows)
+    cuts = {"whole": {}, "packs": {"micro_batch_tokens": 48}, "padded": {"packing": False, "micro_batch_sequences": 2}}
+    sppo = {"type": "sppo_soft", "beta": 0.1}
+    found = {cut: run(tmp_path / cut, data, policy, sppo, Numerics(threads=1, **changed), epochs=4) for cut, changed in cuts.items()}
+    # (4² + 2²) and (1² + 0²), half of the rows each
+    assert all(metrics["first_loss"] == pytest.approx((20 + 1) / 2, rel=1e-5) for metrics, _ in found.values())
+    curves = {cut: [row["loss"] for row in curve] for cut, (_, curve) in found.items()}
+    assert curves["packs"] == pytest.approx(curves["whole"], rel=1e-4) == curves["padded"] and curves["whole"][-1] < curves["whole"][0]
+
+
 def test_lists_become_the_pairs_that_are_asked_for():
     row = preference_of(("a", 3.0), ("b", 2.0), ("c", 1.0))
     found = {lists: comparisons(config({"type": "dpo"}, lists=lists), [row]) for lists in ("best_vs_worst", "adjacent", "all")}

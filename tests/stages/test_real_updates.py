@@ -1,10 +1,12 @@
 """A training stage that changed nothing has failed, whatever it reports; one that did says by how much."""
 
+import shutil
+
 import models
 import pytest
 import torch
 from pydantic import ValidationError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from configs.execution import Numerics
 
@@ -41,12 +43,17 @@ def test_the_size_of_the_update_is_told(tmp_path, policy, given, kind, lora):
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all weights", "adapters"])
 @pytest.mark.parametrize("kind", ["sft", "preference_train"])
-def test_an_update_that_the_dtype_cannot_hold_is_a_failure(tmp_path, given, kind, lora):
-    """Adam moves every weight by about the learning rate: 1e-9 is nothing beside bf16's 2^-9 of a weight."""
-    fields = FIELDS | KINDS[kind][1] | {"dtype": "bf16", "lora": lora, "optimizer": {"learning_rate": 1e-9, "schedule": "constant"}}
-    done = models.run(tmp_path / "job", kind, fields, given[kind], ONE_THREAD)
+def test_an_update_that_the_dtype_cannot_hold_is_a_failure(tmp_path, policy, given, kind, lora):
+    """Adam moves every weight by about the learning rate: 1e-20 is nothing beside 2^-9 of any weight that bf16 holds exactly."""
+    shutil.copytree(policy.payload, tmp_path / "policy" / "payload")
+    file = tmp_path / "policy" / "payload" / "model.safetensors"
+    save_file({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
+    start = {"policy": {"p": models.publish(tmp_path / "policy", "source_model", "policy")}}
+    fields = FIELDS | KINDS[kind][1] | {"dtype": "bf16", "lora": lora, "optimizer": {"learning_rate": 1e-20, "schedule": "constant"}}
+    done = models.run(tmp_path / "job", kind, fields, given[kind] | start, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
-    assert "it ended without an error, but all" in done["message"] and "smaller than bfloat16 can hold" in done["message"]
+    assert "it ended without an error, but the 20 tensors that it wrote differ" in done["message"]
+    assert "less than the rounding of one weight in bfloat16" in done["message"]
     assert "raise optimizer.learning_rate" in done["message"]
 
 

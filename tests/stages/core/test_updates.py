@@ -26,7 +26,7 @@ def test_by_hand_over_several_files_and_pieces(tmp_path, monkeypatch, piece):
     start = folder(tmp_path / "start", {"a": torch.ones(2, 2)}, {"b": torch.full((3,), 2.0)})
     moved = torch.tensor([[4.0, 1.0], [1.0, 5.0]])
     made = folder(tmp_path / "made", {"b": torch.full((3,), 2.0), "score": torch.ones(1, 2)}, {"a": moved})
-    assert measure(start, made) == Update(tensors=2, changed=1, norm=5.0, start_norm=4.0, dtype="float32")
+    assert measure(start, made) == Update(tensors=2, changed=1, norm=5.0, start_norm=4.0, values=7, dtype="float32")
     assert measure(start, made).metrics() == {"update_norm": 5.0, "update_relative": 1.25}
 
 
@@ -36,14 +36,23 @@ def test_saving_in_another_dtype_is_no_update(tmp_path):
     same = measure(start, folder(tmp_path / "same", {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}))
     assert (same.changed, same.norm, same.dtype) == (0, 0.0, "bfloat16")
     found = not_trained(same, {"trained_tokens": 7})
-    assert found and "all 1 tensors" in found and "smaller than bfloat16 can hold; raise optimizer.learning_rate" in found
+    assert found and "by 0 in all, less than the rounding of one weight in bfloat16: raise optimizer.learning_rate" in found
     next_one = measure(start, folder(tmp_path / "next", {"a": torch.tensor([1 + 2**-7, 2.0], dtype=torch.bfloat16)}))
     assert (next_one.changed, next_one.norm) == (1, 2**-7) and not_trained(next_one, {}) is None
     assert math.isclose(next_one.start_norm, math.sqrt(5))
 
 
+def test_what_weights_next_to_zero_move_by_is_nothing(tmp_path):
+    """Four weights, of root mean square 1: bf16 rounds such a one by up to 2^-8, and 0 may become 2^-30."""
+    start = folder(tmp_path / "start", {"a": torch.tensor([2.0, 0.0, 0.0, 0.0], dtype=torch.bfloat16)})
+    for number, (size, vanished) in enumerate(((2.0**-30, True), (2.0**-8, True), (2.0**-7, False))):
+        made = folder(tmp_path / str(number), {"a": torch.tensor([2.0, size, 0.0, 0.0], dtype=torch.bfloat16)})
+        found = measure(start, made)
+        assert (found.changed, found.norm, found.vanished) == (1, size, vanished)
+
+
 def test_without_tokens_or_differences_nothing_was_trained():
-    moved = Update(tensors=2, changed=1, norm=1.0, start_norm=1.0, dtype="float32")
+    moved = Update(tensors=2, changed=1, norm=1.0, start_norm=1.0, values=2, dtype="float32")
     assert "no token reached a gradient" in str(not_trained(moved, {"trained_tokens": 0}))
-    assert "in none of its groups did rewards differ" in str(not_trained(moved, {"informative_groups": 0}))
+    assert "rewards differed in none of its groups" in str(not_trained(moved, {"informative_groups": 0}))
     assert not_trained(moved, {"trained_tokens": 1, "informative_groups": 1}) is None
