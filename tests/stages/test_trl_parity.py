@@ -36,7 +36,13 @@ def lab(tmp_path_factory):
         for parameter in policy.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     rows = [
-        {**row, "messages": row["messages"][:1], "chosen": row["messages"][1]["content"], "rejected": f"{row['id']} is not known"}
+        {
+            **{name: row[name] for name in ("id", "source")},
+            "messages": row["messages"][:1],
+            "chosen": row["messages"][1]["content"],
+            "rejected": f"{row['id']} is not known",
+            "ended": (True, True),
+        }
         for row in models.arithmetic(6)
     ]
     chat = Chat(payload)
