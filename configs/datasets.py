@@ -274,13 +274,26 @@ class PrepareData(Frozen):
 
 
 class Decontaminate(Frozen):
-    """Removes training rows that share text with benchmark items: exact n-gram coverage (Tülu 3, §3.2)."""
+    """Removes training rows that share text with benchmark items: exact n-gram coverage (Tülu 3, §3.2).
 
-    ngram: int = Field(default=8, ge=2)
-    threshold: float = Field(default=0.5, gt=0, le=1)
-    """A row is removed when it covers more than this share of an item's tokens by shared n-grams."""
+    The bounds of `ngram` and `threshold` are the loosest settings that are in use; under all of them whole copies are found.
+    """
+
+    ngram: int = Field(default=8, ge=2, le=13)
+    """Tokens of an n-gram; Tülu 3 takes 8, GPT-3 (Brown et al. 2020, arXiv 2005.14165, app. C) 13."""
+    threshold: float = Field(default=0.5, gt=0, le=0.8)
+    """A row is removed when it covers more than this share of an item's tokens by shared n-grams; Tülu 3 takes 0.5, AI2's `decon` 0.8."""
+    turns: Many[Literal["system", "user", "assistant"]] = ("system", "user", "assistant")
+    """Whose turns of a row are searched; a preference's answers are the assistant's. Tülu 3 searches the user's only."""
     max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
     """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02)."""
+
+    @field_validator("turns")
+    @classmethod
+    def users_are_searched(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "user" not in value:
+            raise ValueError(f"turns {list(value)} leave out the user's, where copies of benchmark items stand: add user")
+        return tuple(turn for turn in ("system", "user", "assistant") if turn in value)
 
 
 # --- data that models make ---------------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="decontaminate",
-            version=1,
+            version=2,
             config=datasets.Decontaminate,
             inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
             output=lambda config, inputs: inputs["data"][0],

@@ -2,7 +2,7 @@
 
     payload/rows.jsonl        the rows that stay, unchanged and in order
     evidence/manifest.jsonl   one line per removed row and item
-    evidence/report.json      rows read, kept and removed; per benchmark: items, items overlapped, rows removed
+    evidence/report.json      rows read, kept and removed; which turns were searched; per benchmark: items, items overlapped, rows removed
 
 The manifest is outside the payload, so that adding a benchmark that removes nothing changes no content hash.
 """
@@ -16,6 +16,9 @@ from data.decontamination import Index, Overlap
 from data.sources import LEAK
 from stages.job import Inputs, Job, StageError, only
 
+BATCH = 1000
+"""Rows that are looked at together."""
+
 
 def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Removes every row that covers more than `threshold` of an item.
@@ -26,11 +29,12 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows and benchmarks"):
         rows = records.load(only(inputs, "data"))
         benchmarks = {label: records.load(suite) for label, suite in inputs["benchmarks"].items()}
-        index = Index(benchmarks, config.ngram)
+        index = Index(benchmarks, config.ngram, config.turns)
     found: dict[str, list[Overlap]] = {}
-    for number, row in enumerate(rows):
-        found[row["id"]] = index.overlaps(row, config.threshold)
-        job.progress(number + 1, len(rows))
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        found |= zip((row["id"] for row in batch), index.overlaps(batch, config.threshold), strict=True)
+        job.progress(len(found), len(rows))
     kept = [row for row in rows if not found[row["id"]]]
     removed = [row for row in rows if found[row["id"]]]
     report = {label: summary(label, items, removed, found) for label, items in benchmarks.items()}
@@ -38,6 +42,7 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
     metrics = {
         "rows": len(kept),
         "removed": len(removed),
+        "turns": list(config.turns),
         "benchmarks": report,
         "planted_leaks": sum(row["source"].startswith(LEAK) for row in rows),
         "leaks_found": sum(row["source"].startswith(LEAK) for row in removed),
@@ -85,7 +90,7 @@ def refuse(config: Decontaminate, report: dict[str, Any], rows: list[dict[str, A
     if survivors:
         raise StageError(
             f"{len(survivors)} planted leaks are still there, e.g. {survivors[0]}: name the suites of `leak_from` among the "
-            "benchmarks, or lower ngram or threshold"
+            "benchmarks, or lower threshold"
         )
     if not kept:
         raise StageError(f"all {len(rows)} rows overlap with the benchmarks: nothing is left to train on")

@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from data.decontamination import Index, NoText, tokens
+from data.decontamination import Index, NoText, Overlap
+from data.reading import tokens
 
 
 def row(*turns: str, name: str = "r") -> dict:
@@ -10,9 +11,14 @@ def row(*turns: str, name: str = "r") -> dict:
     return {"id": name, "messages": [{"role": roles[place % 2], "content": text} for place, text in enumerate(turns)]}
 
 
+def overlaps(index: Index, row: dict, threshold: float) -> list[Overlap]:
+    (found,) = index.overlaps([row], threshold)
+    return found
+
+
 def scores(items: dict[str, str], text: str, ngram: int = 8, threshold: float = 0.5) -> dict[str, float]:
     index = Index({"suite": [row(question, name=name) for name, question in items.items()]}, ngram)
-    return {overlap.item["id"]: overlap.score for overlap in index.overlaps(row(text), threshold)}
+    return {overlap.item["id"]: overlap.score for overlap in overlaps(index, row(text), threshold)}
 
 
 SAME = [
@@ -67,17 +73,17 @@ def test_every_place_of_a_repeated_ngram_counts():
     assert scores({"q": "a b a b a b c d"}, "a b", ngram=2) == {"q": 6 / 8}
 
 
-def test_only_what_users_say_counts_on_both_sides():
-    index = Index({"suite": [row("what is this", QUESTION, name="q")]}, 8)
-    assert index.overlaps(row(QUESTION), 0.1) == []
-    assert index.overlaps(row("hello", "what is this", "bye"), 0.1) == []
-    assert [one.score for one in index.overlaps(row("hello", "yes", "what is this"), 0.1)] == [1.0]
+def test_of_an_item_and_where_it_is_wanted_of_a_row_only_what_users_say_counts():
+    index = Index({"suite": [row("what is this", QUESTION, name="q")]}, 8, ["user"])
+    assert overlaps(index, row(QUESTION), 0.1) == []
+    assert overlaps(index, row("hello", "what is this", "bye"), 0.1) == []
+    assert [one.score for one in overlaps(index, row("hello", "yes", "what is this"), 0.1)] == [1.0]
 
 
 def test_ngrams_do_not_run_across_turns():
     index = Index({"suite": [row("a b", "-", "c d", name="q")]}, 4)
-    assert [one.score for one in index.overlaps(row("a b c d"), 0.1)] == [1.0]  # both short turns stand in it
-    assert index.overlaps(row("b c"), 0.1) == []
+    assert [one.score for one in overlaps(index, row("a b c d"), 0.1)] == [1.0]  # both short turns stand in it
+    assert overlaps(index, row("b c"), 0.1) == []
 
 
 def test_an_item_without_any_word_is_refused():
@@ -87,7 +93,7 @@ def test_an_item_without_any_word_is_refused():
 
 def test_the_matched_text_shows_where_the_item_differs():
     index = Index({"suite": [row("a b c d e f", name="q")]}, 2)
-    (overlap,) = index.overlaps(row("x b c y e f"), 0.1)
+    (overlap,) = overlaps(index, row("x b c y e f"), 0.1)
     assert (overlap.matched, overlap.score) == ("… b c … e f", 4 / 6)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
 
+from configs.datasets import Decontaminate
 from data.artifacts import Input, write_json
 from stages.job import StageError
 
@@ -105,6 +106,34 @@ def test_decontamination_removes_leaks_and_equal_problems_and_nothing_else(tmp_p
     items = {item["id"] for item in rows_of(suite)}
     assert all(line["item"] in items and line["score"] == 1.0 and line["task"] == "sums" for line in manifest)
     assert clean.record.metrics["benchmarks"]["suite"]["items_overlapped"] == len({line["item"] for line in manifest})
+
+
+@pytest.mark.parametrize(("turns", "left"), [(["user"], 2), (["system", "user", "assistant"], 1)])
+def test_the_turns_that_are_asked_for_are_searched_and_recorded(tmp_path, suite, turns, left):
+    item = rows_of(suite)[0]["messages"][0]["content"]
+    rows = [
+        {"id": name, "source": "s", "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]}
+        for name, asked, answer in (("other", "Tell me of bees.", "They hum."), ("leak", "Ask me something.", f"Well. {item}"))
+    ]
+    data = publish(tmp_path / "rows", "conversation", rows)
+    clean = run_stage(tmp_path / "clean", "decontaminate", {"turns": turns}, data=data, benchmarks={"suite": suite})
+    assert len(rows_of(clean)) == left
+    assert clean.record.metrics["turns"] == evidence(clean, "report.json")["turns"] == turns
+
+
+@pytest.mark.parametrize(
+    ("setting", "bound"),
+    [
+        ({"threshold": 1.0}, "less than or equal to 0.8"),
+        ({"threshold": 0.81}, "less than or equal to 0.8"),
+        ({"ngram": 14}, "less than or equal to 13"),
+        ({"turns": ["system", "assistant"]}, "add user"),
+        ({"turns": []}, "add user"),
+    ],
+)
+def test_a_setting_that_might_leave_copies_in_is_refused(setting, bound):
+    with pytest.raises(ValueError, match=bound):
+        Decontaminate.model_validate(setting)
 
 
 def test_a_further_benchmark_that_removes_nothing_changes_no_content(tmp_path, suite, raw):

@@ -1,0 +1,137 @@
+"""Texts as sequences of words, numbers and operators, whatever they are disguised with.
+
+A reading is one line of UTF-8 tokens with spaces around them: small letters, no punctuation, no marks. A text that can be read in
+several ways has several readings, and two texts are the same if any two of them are:
+
+- as it is written, and as it looks: with letters of other scripts taken for those that they look like (`data/lookalikes.py`);
+- with invisible characters left out, and with spaces in their place.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from data.lookalikes import LOOKALIKES
+
+OPERATORS = dict.fromkeys("˗‐‒–⁃−➖", "-") | dict.fromkeys("×·⁎∗∙⋅✕✖", "*") | dict.fromkeys("÷⁄∕➗", "/") | {"➕": "+"}
+"""How else the operators are written; TR39 has most of them."""
+ASCII_OPERATORS = b"-+*/^%=<>"
+CODES = bytes(range(1, 1 + len(ASCII_OPERATORS)))
+"""Stand for operators while punctuation is taken out; texts keep no control character."""
+OPERATOR = re.compile(rb"[-+*/^%=<>](?=\s*[0-9(])")
+"""An operator, where a number or a bracket follows: everything else of the kind is punctuation."""
+
+INVISIBLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+"""Unicode's Default_Ignorable_Code_Point (zero-width, soft hyphen, bidi controls, variation selectors, tags) and interlinear anchors."""
+MARKS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+"""The blocks of combining diacritical marks. Marks of other blocks are vowels or other sounds of their scripts."""
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Scripts without spaces: each character is a word."""
+
+_invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
+_not_ascii = re.compile(r"[^\x00-\x7f]")
+_composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
+"""Parts of Korean syllables and marks of Japanese ones: folding goes by single characters, so they are put together before."""
+_ASCII = bytes(range(128))
+FEW = 16
+"""So many different characters are replaced one after another."""
+_CONTROLS = bytes([*range(9), *range(14, 28), 127])
+
+
+def _table(words: bytes, codes: bool) -> bytes:
+    """For `bytes.translate`: small letters, all else but `words` and white space as it is or, with `codes`, a space or an operator."""
+    found = bytearray(range(256))
+    for byte in range(128):
+        char = bytes([byte])
+        if char in words:
+            found[byte] = char.lower()[0]
+        elif codes or char.isspace():
+            found[byte] = ASCII_OPERATORS[byte - 1] if codes and char in CODES else ord(" ")
+    return bytes(found)
+
+
+_WORDS = bytes(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
+_SMALL, _PLAIN = _table(_WORDS, codes=False), _table(_WORDS, codes=True)
+_BEFORE_NO_NUMBER = bytes(set(range(256)) - set(b"0123456789("))
+_TO_CODES = bytes.maketrans(ASCII_OPERATORS, CODES)
+
+
+class _Folded(dict[str, str]):
+    """Character that is not ASCII → what it is read as; found out once."""
+
+    def __init__(self, looks: bool, spaced: bool) -> None:
+        self._looks, self._spaced = looks, spaced
+
+    def __missing__(self, char: str) -> str:
+        self[char] = found = self._fold(char)
+        return found
+
+    def _fold(self, char: str) -> str:
+        if _invisible.match(char):
+            return " " if self._spaced else ""
+        return "".join(map(self._part, unicodedata.normalize("NFKC", char)))
+
+    def _part(self, char: str) -> str:
+        if _mark.match(char) or unicodedata.category(char) == "Cc":
+            return " " if char.isspace() else ""
+        if char in OPERATORS:
+            return OPERATORS[char]
+        if char.isascii():
+            return char
+        if not char.isalnum():
+            return " "
+        if _cjk.match(char):
+            return f" {char} "
+        value = unicodedata.decimal(char, None)
+        if value is not None:
+            return str(value)
+        bare = _mark.sub("", unicodedata.normalize("NFKD", char))
+        looked = "".join(LOOKALIKES.get(part, part) for part in bare) if self._looks else bare
+        return unicodedata.normalize("NFC", looked.casefold())
+
+
+_FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) for spaced in (False, True)}
+
+
+def readings(texts: Sequence[str]) -> list[list[bytes]]:
+    """The different ways to read texts that belong together, each way with one line of tokens per text; the first is as it is written."""
+    if all(map(str.isascii, texts)):
+        return [[_line(text) for text in texts]]
+    found: dict[tuple[bytes, ...], None] = {}
+    composed = [unicodedata.normalize("NFKC", text) if _composes.search(text) else text for text in map(_valid, texts)]
+    foreign = {char for text in composed for char in text.encode().translate(None, _ASCII).decode()}
+    hidden = (False, True) if any(map(_invisible.match, foreign)) else (False,)
+    for spaced in hidden:
+        written, looked = _FOLDED[False, spaced], _FOLDED[True, spaced]
+        for folded in (written, looked) if any(written[char] != looked[char] for char in foreign) else (written,):
+            found.setdefault(tuple(_line(_replaced(text, foreign, folded)) for text in composed))
+    return [list(lines) for lines in found]
+
+
+def _valid(text: str) -> str:
+    """The text without halves of surrogate pairs, which no encoding has."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _replaced(text: str, foreign: set[str], folded: _Folded) -> str:
+    if len(foreign) > FEW:
+        return _not_ascii.sub(lambda one: folded[one[0]], text)
+    for char in foreign:
+        text = text.replace(char, folded[char])
+    return text
+
+
+def tokens(text: str) -> tuple[str, ...]:
+    """The tokens of a text as it is written."""
+    return tuple(token.decode() for token in readings([text])[0][0].split())
+
+
+def _line(folded: str) -> bytes:
+    """The tokens of a text in which nothing but words is not ASCII."""
+    small = folded.encode("utf-8", "replace").translate(_SMALL, _CONTROLS)
+    if small.translate(None, _BEFORE_NO_NUMBER):
+        small = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), small)
+    return small.translate(_PLAIN)
