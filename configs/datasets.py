@@ -261,6 +261,9 @@ class PrepareData(Frozen):
     record: RecordType
     task: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
     """Name of the benchmark task; required for, and only for, `record: item`."""
+    split: Literal["dev", "unseen"] = "dev"
+    """Of a suite (`record: item`): models are chosen by `dev` suites; an `unseen` one can only be run on the output of a `select` stage and
+    on the base model, and nothing is trained, tuned or chosen by it."""
     sources: Many[DataSource] = Field(min_length=1)
     filters: Many[Filter] = ()
     seed: int = Field(default=0, ge=0)
@@ -270,6 +273,8 @@ class PrepareData(Frozen):
     def items_have_a_task(self) -> "PrepareData":
         if (self.record == "item") != (self.task is not None):
             raise ValueError(f"`task` names the benchmark of `record: item` and of nothing else; this is a {self.record}")
+        if self.split == "unseen" and self.record != "item":
+            raise ValueError(f"split: unseen is said of a suite (`record: item`); these are rows of type {self.record}: leave it out")
         return self
 
 
@@ -435,8 +440,6 @@ def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str 
 class Evaluate(Frozen):
     """Scores policies on suites, with one engine, item by item."""
 
-    split: Literal["dev", "unseen"] = "dev"
-    """`unseen` suites may be run on the output of a `select` stage only."""
     sampling: Sampling
     chunk_size: int = Field(default=64, ge=1)
     resamples: int = Field(default=2000, ge=100)

@@ -64,7 +64,7 @@ DECLARATIONS: dict[str, Declaration] = {
     for declaration in (
         Declaration(
             kind="source_model",
-            version=1,
+            version=2,
             config=datasets.SourceModel,
             inputs={"corpus": port("conversation", many=True, optional=True)},
             output=gives("policy"),
@@ -185,7 +185,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="evaluate",
-            version=1,
+            version=2,
             config=datasets.Evaluate,
             inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
             output=gives("scores"),

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from configs.datasets import Evaluate
+from configs import suites
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
 from configs.frozen import Frozen, Given, digest
@@ -473,13 +473,14 @@ class _Building:
             return None
 
     def _gate(self) -> None:
-        """Nothing trains on rows that were not decontaminated against every suite that the recipe reports."""
-        suites = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
+        """Nothing trains on rows that were not decontaminated against every suite that the recipe reports, and every unseen one."""
+        reported = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
+        reported.update(suites.unseen_suites(self.nodes))
         covered = self._covered()
         for node in self.nodes.values():
             for edge in node.edges:
                 if edge.port in node.declaration.trains_on:
-                    for missing in sorted(suites - covered[edge.source]):
+                    for missing in sorted(reported - covered[edge.source]):
                         self._complain_about(
                             node,
                             ("in", edge.port),
@@ -488,13 +489,9 @@ class _Building:
                         )
 
     def _unseen(self) -> None:
-        """Unseen suites are for frozen candidates: nobody may choose by them."""
-        for node in self.nodes.values():
-            if isinstance(node.config, Evaluate) and node.config.split == "unseen":
-                for edge in node.edges:
-                    if edge.port == "policies" and self.nodes[edge.source].kind not in ("select", "source_model"):
-                        message = f"{edge.source} is not frozen: unseen suites take the output of a `select` stage (and the base model)"
-                        self._complain_about(node, ("in", "policies"), message)
+        """Unseen suites are for frozen candidates: nobody may train, tune or choose by them."""
+        for node, place, message in suites.complaints(self.nodes):
+            self._complain_about(node, place, message)
 
     def _complain_about(self, node: Node, place: Place, message: str) -> None:
         if node.recipe == self.recipe:

@@ -4,6 +4,9 @@
     payload/scores.json       per policy and task: n, mean and 95 % interval; paired differences between policies
     evidence/samples.jsonl    the first items of each task with every policy's answer, side by side
 
+The record says whether the suites are dev or unseen and, of unseen ones, how many looks this evaluation took: one for each different
+model. It knows of itself and of what its models are made from; how often a whole recipe looks is counted in its report.
+
 Policies answer the same items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items.
 """
 
@@ -12,7 +15,7 @@ from typing import Any
 
 from configs.datasets import Evaluate
 from data import records
-from data.artifacts import write_json, write_rows
+from data.artifacts import Artifact, read_lineage, write_json, write_rows
 from data.chat import Chat
 from data.records import ItemScore
 from stages.core.statistics import bootstrap_mean, paired_difference
@@ -21,6 +24,8 @@ from stages.engines.chunks import Ask, generate
 from stages.engines.sampler import Request, seed_of
 from stages.job import Inputs, Job, StageError
 
+FROZEN = ("select", "source_model")
+"""Stages whose models unseen suites may be run on."""
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
 
@@ -29,9 +34,11 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Generates, verifies, and compares.
 
     Raises:
-        StageError: a suite is empty, two items have one name, or an item does not fit into a policy's context.
+        StageError: a suite is empty, two items have one name, an item does not fit into a policy's context, or an unseen suite is
+            evaluated together with a dev suite or with a model that was not frozen or that it had a part in.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
+    split = split_of(inputs)
     with job.busy("reading rows"):
         items = gather(inputs)
     asks: dict[str, Ask] = {}
@@ -62,7 +69,38 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     for label, policy in table["policies"].items():
         means |= {f"{label}/{task}": entry["mean"] for task, entry in policy["tasks"].items()}
         means[f"{label}/mean"] = policy["mean"]
-    return {"items": len(items), "rows": len(rows), "truncated_share": truncated / len(rows), **means}
+    taken = {"looks": len({policy.record.content for policy in inputs["policies"].values()})} if split == "unseen" else {}
+    return {"split": split, **taken, "items": len(items), "rows": len(rows), "truncated_share": truncated / len(rows), **means}
+
+
+def split_of(inputs: Inputs) -> str:
+    """Whether the suites are dev or unseen.
+
+    Raises:
+        StageError: they are both, or a suite is unseen and a policy is not frozen or comes from what was done with that suite.
+    """
+    splits = {label: str(suite.record.config.get("split", "dev")) for label, suite in inputs["suites"].items()}
+    if len(set(splits.values())) > 1:
+        raise StageError(f"suites must be all dev or all unseen, not {splits}: evaluate them in two stages")
+    split = next(iter(splits.values()))
+    if split == "unseen":
+        for label, policy in inputs["policies"].items():
+            if policy.record.kind not in FROZEN:
+                raise StageError(f"{label} comes from {policy.record.kind} and is not frozen: name the `select` stage that chose it")
+            refuse_seen(label, policy, {suite.record.content: name for name, suite in inputs["suites"].items()})
+    return split
+
+
+def refuse_seen(label: str, policy: Artifact, unseen: dict[str, str]) -> None:
+    """Looks through a model's lineage for unseen suites (content → label), under whatever name and split."""
+    file = policy.path / "lineage.json"
+    for record, _ in read_lineage(file).values() if file.is_file() else ():
+        for given in record.inputs:
+            if given.content in unseen and given.port != "benchmarks":
+                raise StageError(
+                    f"{unseen[given.content]} is no unseen suite for {label}: in its lineage a {record.kind} stage had it as {given.port} "
+                    f"{given.label}; measure it on a suite that nothing was made with"
+                )
 
 
 def gather(inputs: Inputs) -> list[dict[str, Any]]:

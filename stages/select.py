@@ -17,13 +17,11 @@ def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Chooses by the scores of `evaluate`; of equal scores the candidate that the recipe names first.
 
     Raises:
-        StageError: the scores are of an unseen split, of other models than the candidates, or lack the task.
+        StageError: the scores are of an unseen suite, of other models than the candidates, or lack the task.
     """
     scores = only(inputs, "scores")
-    if scores.record.config.get("split") != "dev":
-        raise StageError(
-            "the scores are of an unseen split, and choosing by them would use it up: name an `evaluate` stage with split: dev"
-        )
+    if scores.record.metrics.get("split") != "dev":
+        raise StageError("the scores are of an unseen suite, and choosing by them would use it up: name an `evaluate` stage on dev suites")
     table = json.loads((scores.payload / "scores.json").read_text())["policies"]
     candidates = inputs["candidates"]
     scored = {label: score_of(label, candidate, scores, table, config.task) for label, candidate in candidates.items()}

@@ -16,6 +16,7 @@ from configs.compile import CURVES
 from configs.declarations import DECLARATIONS
 from configs.graph import Graph, Node
 from configs.project import Project
+from configs.suites import looks
 from configs.texts import shown
 from data.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
 from data.untrusted import open_plain, read_lines
@@ -163,7 +164,7 @@ class Page:
 
     @cached_property
     def evaluations(self) -> list[dict[str, Any]]:
-        return [_evaluation(stage) for stage in self.stages if stage.node.kind == "evaluate" and _scores(stage)]
+        return [_evaluation(stage, looks(self.graph_.nodes)) for stage in self.stages if stage.node.kind == "evaluate" and _scores(stage)]
 
     @property
     def curves(self) -> list[dict[str, Any]]:
@@ -322,7 +323,7 @@ def _estimate(label: str, value: Mapping[str, Any]) -> Estimate:
     return Estimate(label, float(value["mean"]), float(value["low"]), float(value["high"]))
 
 
-def _evaluation(stage: Stage) -> dict[str, Any]:
+def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     scores = _scores(stage)
     policies: dict[str, Any] = scores["policies"]
     tasks = sorted({task for policy in policies.values() for task in policy["tasks"]})
@@ -335,7 +336,11 @@ def _evaluation(stage: Stage) -> dict[str, Any]:
         charts.append(Chart(task, intervals_svg([_estimate(label, value) for label, value in measured], f"Scores on {task}"), note))
     return {
         "name": stage.shown,
-        "split": getattr(stage.node.config, "split", "dev"),
+        "looks": [
+            {"suite": edge.source.partition("/")[2], "count": len(looks[edge.source])}
+            for edge in stage.node.edges
+            if edge.port == "suites" and edge.source in looks
+        ],
         "tasks": tasks,
         "charts": charts,
         "rows": [

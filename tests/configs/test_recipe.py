@@ -7,6 +7,7 @@ import pytest
 from configs.document import ConfigError
 from configs.graph import Graph
 from configs.recipe import load_recipe, load_recipes, recipe_names, score_tolerance
+from configs.suites import looks
 from configs.training import PreferenceTrain, Sft
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 1}"
@@ -420,12 +421,54 @@ def test_generated_rows_are_as_clean_as_their_prompts(recipes):
     ]
 
 
-def test_unseen_suites_take_a_selected_candidate_only(recipes):
-    unseen = "  unseen: {kind: evaluate, in: {policies: [POLICY], suites: [suite]}, split: unseen, sampling: {max_tokens: 4}}\n"
-    recipes.write("chain", CHAIN + ROUNDS + unseen.replace("POLICY", "base, best"))
+OTHER_SUMS = SUMS.replace("seed: 1", "seed: 7")
+SECRET = f"  secret: {{kind: prepare_data, record: item, task: secret, split: unseen, sources: [{OTHER_SUMS}]}}\n"
+FINAL = "  final: {kind: evaluate, in: {policies: [base, best], suites: [secret]}, sampling: {max_tokens: 4}}\n"
+UNSEEN = (CHAIN + ROUNDS).replace("benchmarks: [suite]", "benchmarks: [suite, secret]") + SECRET + FINAL
+
+
+def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
+    recipes.write("chain", UNSEEN)
+    graph = recipes.load("chain")
+    assert looks(graph.nodes) == {"chain/secret": [("chain/final", "chain/base"), ("chain/final", "chain/best")]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[base, best]", "[base, sft]", "stage final: chain/sft is not frozen: the unseen suite chain/secret takes the output"),
+        ("suites: [secret]", "suites: [secret, suite]", "stage final: chain/secret is an unseen suite and chain/suite a dev suite"),
+        ("suites: [suite]", "suites: [secret]", "stage scores: chain/sft is not frozen: the unseen suite chain/secret"),
+        ("suites: [suite]", "suites: [secret]", "stage best: chain/scores scores the unseen suite chain/secret"),
+        ("benchmarks: [suite, secret]", "benchmarks: [suite]", "trains on chain/clean, which is not decontaminated against chain/secret"),
+        ("record: conversation,", "record: conversation, in: {leak_from: [secret]},", "stage raw: plants items of the unseen suite"),
+        ("seed: 7", "seed: 1", "stage raw: makes conversation rows of the same arithmetic source, which the unseen suite chain/secret is"),
+        ("seed: 7", "seed: 1", "stage suite: is a dev suite of the same arithmetic source, which the unseen suite chain/secret is"),
+        ("record: conversation,", "record: conversation, split: unseen,", "split: unseen is said of a suite"),
+        (FINAL, FINAL.replace("sampling", "split: unseen, sampling"), "stage final: split: unknown key"),
+    ],
+)
+def test_nothing_is_trained_tuned_or_chosen_by_an_unseen_suite(recipes, old, new, message):
+    recipes.write("chain", UNSEEN.replace(old, new))
+    assert message in "\n".join(recipes.problems("chain"))
+
+
+@pytest.mark.parametrize("rows", ["asset: ifeval", "asset: ifeval, count: 3, seed: 4"])
+def test_an_unseen_suite_shares_no_file_with_rows_or_with_a_dev_suite(recipes, rows):
+    """Two draws of one file may hold the same rows."""
+    ifeval = "{type: packaged, asset: ifeval, count: 5}"
+    text = UNSEEN.replace(OTHER_SUMS, ifeval)
+    recipes.write("chain", text)
     recipes.load("chain")
-    recipes.write("chain", CHAIN + ROUNDS + unseen.replace("POLICY", "sft"))
-    assert "stage unseen: chain/sft is not frozen: unseen suites take the output of a `select` stage" in recipes.problem("chain")
+    recipes.write("chain", text.replace(SUMS, f"{{type: packaged, {rows}}}", 1))
+    assert "stage suite: is a dev suite of the packaged source ifeval, which the unseen suite chain/secret" in recipes.problem("chain")
+
+
+def test_a_suite_of_another_recipe_stays_what_it_is(recipes):
+    recipes.write("chain", UNSEEN)
+    again = "again: {kind: evaluate, in: {policies: [chain/sft], suites: [chain/secret]}, sampling: {max_tokens: 4}}"
+    recipes.write("other", f"stages:\n  {again}\n")
+    assert "stage again: chain/sft is not frozen: the unseen suite chain/secret" in "\n".join(recipes.problems("other"))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ stages:
   clean: {kind: decontaminate, in: {data: raw, benchmarks: [suite]}}
   base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
   sft: {kind: sft, in: {policy: base, data: clean}, optimizer: {learning_rate: 0.001}, epochs: 1, global_batch: 8, max_length: 64}
-  scores: {kind: evaluate, in: {policies: [base, sft], suites: [suite]}, sampling: {max_tokens: 8}, split: dev}
+  scores: {kind: evaluate, in: {policies: [base, sft], suites: [suite]}, sampling: {max_tokens: 8}, seed: 0}
 """
 
 

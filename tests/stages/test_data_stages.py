@@ -307,7 +307,7 @@ def scores(folder, policies, means, split="dev"):
     }
     write_json(folder / "payload" / "scores.json", {"policies": table})
     edges = [Input(port="policies", label=label, content=made.record.content, producer="0" * 64) for label, made in policies.items()]
-    return seal(folder, "evaluate", "scores", {"split": split}, edges, {})
+    return seal(folder, "evaluate", "scores", {}, edges, {"split": split})
 
 
 @pytest.fixture
@@ -329,13 +329,13 @@ def test_the_best_on_the_task_is_copied_whole_and_the_earlier_of_equals_wins(tmp
     assert copied.stat().st_ino != original.stat().st_ino
 
 
-def test_scores_of_other_bytes_or_an_unseen_split_choose_nothing(tmp_path, policies):
+def test_scores_of_other_bytes_or_an_unseen_suite_choose_nothing(tmp_path, policies):
     table = scores(tmp_path / "scores", policies, MEANS)
     retrained = policies | {"b": policy(tmp_path / "b2", "other weights")}
     with pytest.raises(StageError, match=r"candidate b .* was not evaluated as it is now"):
         run_stage(tmp_path / "x", "select", {}, candidates=retrained, scores=table)
     unseen = scores(tmp_path / "unseen", policies, MEANS, split="unseen")
-    with pytest.raises(StageError, match="unseen split"):
+    with pytest.raises(StageError, match="of an unseen suite"):
         run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=unseen)
     with pytest.raises(StageError, match="no score for task 'codes'"):
         run_stage(tmp_path / "z", "select", {"task": "codes"}, candidates=policies, scores=table)

@@ -1,0 +1,90 @@
+"""Dev and unseen suites: which a suite is, what it may be used for, and how often a recipe looks at it.
+
+A suite is dev or unseen by itself. Choices are made by dev suites; an unseen one measures what was chosen, and nothing else may come
+of it. A look is one model that one evaluation scores on it: whoever reads the score can tell how often there was a chance to pick.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from configs.datasets import PrepareData, title
+from configs.document import Place
+from configs.frozen import canonical_json
+from configs.graph import Node
+
+Complaint = tuple[Node, Place, str]
+DRAWN = ("packaged", "files", "stored", "hub")
+"""Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
+DRAW = {"count", "seed", "licence", "url"}
+"""Their fields that do not say where."""
+
+
+def unseen_suites(nodes: Mapping[str, Node]) -> list[str]:
+    """Addresses of the stages that make unseen suites."""
+    return [address for address, node in nodes.items() if isinstance(node.config, PrepareData) and node.config.split == "unseen"]
+
+
+def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
+    """Unseen suite → (evaluation, model) for each look that the stages take at it, by address; suites that nobody looks at too."""
+    found: dict[str, list[tuple[str, str]]] = {suite: [] for suite in unseen_suites(nodes)}
+    for node in nodes.values():
+        if node.kind == "evaluate":
+            for suite in _at(node, "suites"):
+                if suite in found:
+                    found[suite] += [(node.address, policy) for policy in _at(node, "policies")]
+    return found
+
+
+def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
+    """Every use of an unseen suite that would make it a dev suite, with the input that it is about."""
+    unseen = set(unseen_suites(nodes))
+    for node in nodes.values():
+        if node.kind == "evaluate":
+            yield from _evaluated(node, nodes, unseen)
+        for edge in node.edges:
+            if edge.port == "scores":
+                for suite in sorted(unseen.intersection(_at(nodes[edge.source], "suites"))):
+                    yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: choose by an evaluation on dev suites"
+            if edge.port == "leak_from" and edge.source in unseen:
+                yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: plant those of a dev suite"
+        if isinstance(node.config, PrepareData) and node.address not in unseen:
+            yield from _shares(node, nodes, unseen)
+
+
+def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
+    suites = _at(node, "suites")
+    here = [suite for suite in suites if suite in unseen]
+    if not here:
+        return
+    others = [suite for suite in suites if suite not in unseen]
+    if others:
+        yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in two stages"
+    for policy in _at(node, "policies"):
+        if nodes[policy].kind not in ("select", "source_model"):
+            message = f"{policy} is not frozen: the unseen suite {here[0]} takes the output of a `select` stage (and the base model)"
+            yield node, ("in", "policies"), message
+
+
+def _shares(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
+    """A dev suite or training rows of a source that an unseen suite is made of."""
+    own = dict(_origins(node))
+    for suite in sorted(unseen):
+        for origin, name in _origins(nodes[suite]):
+            if origin in own:
+                what = "is a dev suite" if node.output == "item" else f"makes {node.output} rows"
+                yield node, ("sources",), f"{what} of {name}, which the unseen suite {suite} is made of: give one of them another source"
+
+
+def _origins(node: Node) -> Iterator[tuple[str, str]]:
+    """(what tells where rows come from, its name) for each source of a stage."""
+    for source in node.config.sources if isinstance(node.config, PrepareData) else ():
+        given: dict[str, Any] = source.model_dump(mode="json")
+        if given["type"] == "leaks":
+            continue
+        drawn = given["type"] in DRAWN
+        where = {name: value for name, value in given.items() if not (drawn and name in DRAW)}
+        yield canonical_json(where), f"the {given['type']} source {title(given)}" if drawn else f"the same {given['type']} source"
+
+
+def _at(node: Node, port: str) -> list[str]:
+    return [edge.source for edge in node.edges if edge.port == port]
