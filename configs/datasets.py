@@ -73,7 +73,14 @@ class FolderModel(Licensed):
 
     type: Literal["folder"]
     path: RelativePath
-    """Relative to the project root."""
+    """Relative to the project root. An export of Pedigree is refused: name the stage that made it as input, so that its lineage goes on."""
+
+    @field_validator("path")
+    @classmethod
+    def is_no_artifact(cls, value: str) -> str:
+        if value.split("/")[0] == "artifacts":
+            raise ValueError(f"{value!r} is an artifact of this project: name the stage that made it, RECIPE/STAGE, as input instead")
+        return value
 
 
 class HubModel(Licensed):

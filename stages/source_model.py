@@ -4,6 +4,7 @@ payload/                  model.safetensors, config.json, generation_config.json
 evidence/model.json       parameters, vocabulary, special tokens
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,18 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
 from configs.datasets import TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
 from data import assets, records
-from data.artifacts import write_json
+from data.artifacts import load_record, write_json
 from data.chat import Chat
 from stages.job import BUGS, Inputs, Job, StageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MADE_HERE = "pedigree/record.json"
+"""In a folder that Pedigree exported: the record of the model."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 """ChatML's tokens. Padding is a separate token: if it were the end-of-turn token, a model would not learn to stop."""
 
@@ -34,7 +38,8 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Loads or makes the model, stores it in `config.dtype`, and checks that its tokenizer and template can be used for training.
 
     Raises:
-        StageError: the model has parameters that are not finite, a vocabulary smaller than its tokenizer's, or no corpus.
+        StageError: the model has parameters that are not finite, a vocabulary smaller than its tokenizer's, or no corpus; it is an export
+            of ours, or its tokenizer cannot be had as it was.
         ChatError: the tokenizer and template do not match.
     """
     disable_progress_bar()
@@ -68,19 +73,77 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
             tokenizer = train_tokenizer(corpus(inputs), wanted.vocabulary)
             return random_llama(wanted, tokenizer), tokenizer
         case FolderModel(path=path):
-            return load_folder(str(job.source_files[path]), local_files_only=True)
+            folder = job.source_files[path]
+            if (folder / MADE_HERE).exists() or (folder / "record.json").exists():
+                refuse_made_here(f"folder {path}", folder / MADE_HERE if (folder / MADE_HERE).exists() else folder / "record.json")
+            return load_folder(str(folder), local_files_only=True)
         case HubModel(repo=repo, revision=revision):
             if Path(repo).exists():  # the library would take the folder instead
                 raise StageError(f"hub model {repo}: a file or folder of that name lies here, and would be read instead: rename it")
+            optional = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
+            record = cached_file(repo, MADE_HERE, revision=revision, **optional)
+            if record is not None:
+                refuse_made_here(f"hub model {repo}", Path(record))
             return load_folder(repo, revision=revision)
 
 
+def refuse_made_here(what: str, record: Path) -> None:
+    """A model that a recipe made is no base model: what it was trained on, and by which suites it was chosen, would be forgotten.
+
+    Raises:
+        StageError: always; it names the stage that made the model.
+    """
+    made = load_record(record)
+    raise StageError(
+        f"{what} is an export of Pedigree (a {made.type} of kind {made.kind}, content {made.content[:12]}): a source_model would cut off "
+        "its lineage; name the stage that made it, RECIPE/STAGE, as input instead"
+    )
+
+
 def load_gguf(file: Path) -> tuple[Any, Any]:
-    """A GGUF file's weights, dequantised, and the tokenizer inside it."""
+    """A GGUF file's weights, dequantised, and the tokenizer inside it.
+
+    Raises:
+        StageError: the file says of its tokenizer that it cuts texts in a way that we do not know.
+    """
+    tokenizer = gguf_tokenizer(file)
     quantization = GgufConfig(gguf_file=file.name, dequantize=True)
     place = {"gguf_file": file.name, "local_files_only": True}
-    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place)
-    return model, AutoTokenizer.from_pretrained(file.parent, **place)
+    return AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place), tokenizer
+
+
+def gguf_tokenizer(file: Path) -> Any:
+    """The tokenizer inside a GGUF file, with the step that cuts a text before merges are applied.
+
+    The file has that step by name only (`tokenizer.ggml.pre`), and transformers leaves out names that it does not know.
+
+    Raises:
+        StageError: it has another name than those of `PRE_TOKENIZERS`, or none.
+    """
+    from gguf import GGUFReader
+
+    field = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+    name = None if field is None else field.contents()
+    if name not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise StageError(
+            f"{file.name} has tokenizer.ggml.pre {name!r}, which is none of {known}: it would give other tokens than the original; "
+            "take the model in safetensors, from a folder or the hub"
+        )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    tokenizer.backend_tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
+    return tokenizer
+
+
+def digits_then_words() -> Any:
+    """Cuts out every digit, then words and bytes as GPT-2 does."""
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+
+
+PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": digits_then_words}
+"""`tokenizer.ggml.pre` → what it means: in llama.cpp (src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM) `\\p{N}`, then GPT-2's pattern."""
 
 
 def load_folder(name: str, **place: Any) -> tuple[Any, Any]:
@@ -113,9 +176,7 @@ def train_tokenizer(texts: list[str], vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
+    tokenizer.pre_tokenizer = digits_then_words()
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,

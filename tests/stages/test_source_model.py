@@ -107,6 +107,25 @@ def test_a_model_that_transformers_does_not_know_is_refused(tmp_path, llama, fil
         run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
 
 
+def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
+    """Its data, and the suites that it was chosen by, would be forgotten with its lineage."""
+    export = copy(llama.payload, tmp_path / "export")
+    (export / "pedigree").mkdir()
+    record = (llama.path / "record.json").read_text()
+    (export / "pedigree" / "record.json").write_text(record)
+    says = rf"is an export of Pedigree \(a policy of kind source_model, content {llama.record.content[:12]}\).*name the stage"
+    with pytest.raises(StageError, match=f"folder models/x {says}"):
+        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "models/x"}}, files={"models/x": export})
+    with pytest.raises(StageError, match=f"folder models/y {says}"):
+        run_stage(tmp_path / "b", "source_model", {"source": {"type": "folder", "path": "models/y"}}, files={"models/y": llama.path})
+    monkeypatch.setattr("stages.source_model.cached_file", lambda repo, name, **options: str(export / name))
+    hub = {"type": "hub", "repo": "me/mine", "revision": "a" * 40}
+    with pytest.raises(StageError, match=f"hub model me/mine {says}"):
+        run_stage(tmp_path / "c", "source_model", {"source": hub})
+    with pytest.raises(ValueError, match="is an artifact of this project: name the stage that made it"):
+        run_stage(tmp_path / "d", "source_model", {"source": {"type": "folder", "path": "artifacts/tiny/sft/payload"}})
+
+
 def test_a_random_model_needs_a_corpus(tmp_path):
     with pytest.raises(StageError, match="input `corpus`"):
         run_stage(tmp_path / "x", "source_model", {"source": LLAMA})
