@@ -3,6 +3,9 @@
 A conversation is rendered to text once; the text is cut where the assistant's turns begin and end (`{% generation %}`), and
 each piece is tokenised by itself without further special tokens. So no token straddles the border between prompt and answer,
 what a trainer sees is what the sampler saw, and an answer's end-of-turn token is part of the answer, unless the answer was cut off.
+
+A prompt is what vLLM's server makes of the same messages, with one exception: an earlier answer that begins with white space keeps the
+tokens that it was given with, where a server that gets it as text may merge them with the template's.
 """
 
 from collections.abc import Sequence
