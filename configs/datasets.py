@@ -288,7 +288,8 @@ class PrepareData(Frozen):
 class Decontaminate(Frozen):
     """Removes training rows that share text with benchmark items: exact n-gram coverage (Tülu 3, §3.2).
 
-    The bounds of `ngram` and `threshold` are the loosest settings that are in use; under all of them whole copies are found.
+    Under every setting that is accepted a whole copy of an item is found, in the turns that are searched. Letters that look alike are one
+    letter, and what cannot be seen is not there.
     """
 
     ngram: int = Field(default=8, ge=2, le=13)

@@ -80,8 +80,8 @@ def test_the_frame_of_a_question_alone_contaminates_nothing(config):
 
     rows = load(config, "item", "t", Outside()).rows
     index = Index({"suite": rows}, 8)
-    for row in rows:
-        found = [overlap.item for overlap in index.overlaps(row, 0.5)]
+    for row, overlaps in zip(rows, index.overlaps(rows, 0.5), strict=True):
+        found = [overlap.item for overlap in overlaps]
         assert row in found
         assert all(subject(item) == subject(row) for item in found), (row, found)
 

@@ -56,6 +56,10 @@ def test_the_page_is_well_formed_and_every_link_stays_inside(page):
     assert set(outline.ids) >= {id for id, _ in SECTIONS}
 
 
+def test_looks_at_unseen_suites_are_counted(page):
+    assert page.count('<span class="tag">unseen</span>') == 1 and "This recipe looks at unseen_suite 1 time:" in page
+
+
 def test_nothing_is_loaded_and_nothing_runs(page):
     assert "<script" not in page and "@import" not in page and "url(" not in page
     assert not re.search(r"https?://", page)

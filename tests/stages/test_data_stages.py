@@ -12,7 +12,8 @@ import pytest
 from data_lab import publish, rows_of, run_stage, seal
 
 from configs.datasets import Decontaminate
-from data.artifacts import Input, write_json
+from data.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, write_json, write_rows
+from stages.evaluate import split_of
 from stages.job import StageError
 
 SUITE = {
@@ -339,6 +340,45 @@ def test_scores_of_other_bytes_or_an_unseen_suite_choose_nothing(tmp_path, polic
         run_stage(tmp_path / "y", "select", {}, candidates=policies, scores=unseen)
     with pytest.raises(StageError, match="no score for task 'codes'"):
         run_stage(tmp_path / "z", "select", {"task": "codes"}, candidates=policies, scores=table)
+
+
+def suites(folder, **splits):
+    return {name: seal_suite(folder / name, split) for name, split in splits.items()}
+
+
+def seal_suite(folder, split):
+    write_rows(folder / "payload" / "rows.jsonl", [{"id": folder.name, "task": "t"}])
+    return seal(folder, "prepare_data", "item", {"split": split}, [], {})
+
+
+def model(folder, kind, lineage=()):
+    """A policy, and what was made on its way: (kind, port, content that it read there)."""
+    made = policy(folder, folder.name)
+    edges = [(kind, Input(port=port, label="x", content=content, producer="0" * 64)) for kind, port, content in lineage]
+    artifacts = {}
+    for number, (of, edge) in enumerate(edges):
+        record = made.record.model_copy(update={"kind": of, "inputs": (edge,), "key": f"{number:064}"})
+        run = {"schema_version": RUN_SCHEMA, "address": "r/x"}
+        artifacts[record.id] = {"record": record.model_dump(mode="json"), "run": run}
+    write_json(folder / "lineage.json", {"schema_version": LINEAGE_SCHEMA, "artifacts": artifacts, "shared": {}, "patches": {}})
+    return Artifact(folder, made.record.model_copy(update={"kind": kind}))
+
+
+def test_an_unseen_suite_is_one_for_models_that_it_had_no_part_in(tmp_path):
+    given = suites(tmp_path, secret="unseen", hidden="unseen", sums="dev")
+    secret = given["secret"].record.content
+    cleaned = model(tmp_path / "best", "select", [("decontaminate", "benchmarks", secret), ("evaluate", "suites", "f" * 64)])
+    ask = {"policies": {"best": cleaned, "base": model(tmp_path / "base", "source_model")}}
+    assert split_of(ask | {"suites": {"sums": given["sums"]}}) == "dev"
+    assert split_of(ask | {"suites": {"secret": given["secret"], "hidden": given["hidden"]}}) == "unseen"
+    with pytest.raises(StageError, match="all dev or all unseen"):
+        split_of(ask | {"suites": given})
+    with pytest.raises(StageError, match="sft comes from sft and is not frozen"):
+        split_of({"policies": {"sft": model(tmp_path / "sft", "sft")}, "suites": {"secret": given["secret"]}})
+    for kind, port in (("evaluate", "suites"), ("prepare_data", "leak_from")):
+        used = model(tmp_path / kind, "select", [(kind, port, secret)])
+        with pytest.raises(StageError, match=f"secret is no unseen suite for best: in its lineage a {kind} stage had it as {port} x"):
+            split_of({"policies": {"best": used}, "suites": {"secret": given["secret"]}})
 
 
 def test_a_model_evaluated_under_another_name_is_the_same_model(tmp_path, policies):

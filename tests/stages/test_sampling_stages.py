@@ -102,6 +102,7 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path):
     config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32"}
     done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
     assert done["ok"], done
+    assert done["metrics"]["split"] == "dev" and "looks" not in done["metrics"]
     payload = tmp_path / "job" / "out" / "payload"
     rows, table = read_rows(payload / "rows.jsonl"), json.loads((payload / "scores.json").read_text())
     assert len(rows) == 4 * 16

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,16 @@ def test_evaluation_shows_how_rows_are_read_tokenised_verified_and_compared(
     assert evaluate.run(config, inputs, a_job(tmp_path / "job"))["rows"] == 12
     assert beats(told, "reading rows") >= 2 and beats(told, "comparing policies") >= 2
     assert counted(told, "tokenising") == [(n, 12) for n in range(12)] and counted(told, "verifying") == [(n, 12) for n in range(12)]
+
+
+def test_an_evaluation_on_an_unseen_suite_says_how_many_models_it_looked_at(tmp_path: Path, policy: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(evaluate, "generate", answered)
+    suite = dataset(tmp_path / "suite", "item", PROMPTS)
+    secret = replace(suite, record=suite.record.model_copy(update={"config": {"split": "unseen"}}))
+    inputs: Inputs = {"policies": {"a": policy, "again": policy}, "suites": {"s": secret}}
+    config = config_of("evaluate", sampling={"max_tokens": 4}, resamples=200)
+    metrics = evaluate.run(config, inputs, a_job(tmp_path / "job"))
+    assert (metrics["split"], metrics["looks"]) == ("unseen", 1)  # twice the same bytes
 
 
 def test_judging_shows_how_rows_are_read_verified_and_tokenised_and_the_model_loaded(
