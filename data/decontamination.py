@@ -9,14 +9,16 @@ repeated n-gram counts; nothing is capped.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from configs.problems import PedigreeError
 from data.messages import ROLES, user_turns
-from data.reading import readings
+from data.reading import ASCII_OPERATORS, readings
 from data.screening import Screen
 
 Gram = tuple[bytes, ...]
+OPERATORS = frozenset(bytes([code]) for code in ASCII_OPERATORS)
 
 
 class NoText(PedigreeError):
@@ -62,21 +64,26 @@ class Index:
         self._ngram, self._turns = ngram, frozenset(turns)
         self._items: list[_Item] = []
         self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
-        self._lengths: dict[bytes, set[int]] = defaultdict(set)
+        self._singles: set[bytes] = set()
+        """The n-grams of one token."""
+        self._lengths: dict[Gram, set[int]] = defaultdict(set)
+        """First two tokens → lengths of the n-grams that begin with them."""
         self._known: dict[tuple[frozenset[Gram], float], list[Overlap]] = {}
         """Comparisons made: rows that share a common preamble with every item share it with each other."""
         for benchmark, rows in benchmarks.items():
             for row in rows:
                 self._add(benchmark, row)
-        self._screen = Screen(self._places)
+        self._screen = Screen({tuple(token for token in gram if token not in OPERATORS) for gram in self._places})
 
     def overlaps(self, rows: Sequence[dict[str, Any]], threshold: float) -> list[list[Overlap]]:
         """For each row the items of which it covers more than `threshold`; the most covered first, then by benchmark and id."""
-        read = [[line for lines in readings(searched(row, self._turns)) for line in lines] for row in rows]
-        return [
-            self._compared(self._shared(lines), threshold) if passes else []
-            for lines, passes in zip(read, self._screen.passes(read), strict=True)
-        ]
+        texts = [(number, text) for number, row in enumerate(rows) for text in searched(row, self._turns)]
+        passes = self._screen.passes([_lines(text, operators=False) for _, text in texts])
+        shared: dict[int, set[Gram]] = {}
+        for (number, text), might in zip(texts, passes, strict=True):
+            if might:
+                shared.setdefault(number, set()).update(self._shared(_lines(text)))
+        return [self._compared(frozenset(shared.get(number, ())), threshold) for number in range(len(rows))]
 
     def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
         if (shared, threshold) not in self._known:
@@ -111,26 +118,35 @@ class Index:
                     gram = turn[offset : offset + length]
                     places = self._places[gram]
                     places[number] = places.get(number, 0) | ((1 << length) - 1) << (start + offset)
-                    self._lengths[gram[0]].add(length)
+                    if length == 1:
+                        self._singles.add(gram[0])
+                    else:
+                        self._lengths[gram[:2]].add(length)
                 start += len(turn)
 
-    def _shared(self, lines: Sequence[bytes]) -> frozenset[Gram]:
+    def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
         """The indexed n-grams that stand in one of the lines."""
-        shared = set()
+        shared: set[Gram] = set()
         for line in lines:
             turn = tuple(line.split())
-            for start, first in enumerate(turn):
-                for length in self._lengths.get(first, ()):
+            shared.update((token,) for token in self._singles.intersection(turn))
+            for start in [start for start, head in enumerate(pairwise(turn)) if head in self._lengths]:
+                for length in self._lengths[turn[start : start + 2]]:
                     gram = turn[start : start + length]
                     if gram in self._places:
                         shared.add(gram)
-        return frozenset(shared)
+        return shared
 
 
 def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
     """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant."""
     found = [message["content"] for message in row["messages"] if message["role"] in turns]
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
+
+
+def _lines(text: str, operators: bool = True) -> list[bytes]:
+    """All readings of a text."""
+    return [line for (line,) in readings([text], operators)]
 
 
 def _stretches(item: Gram, places: int) -> str:

@@ -13,6 +13,8 @@ BATCH_BYTES = 1 << 18
 BITS_PER_GRAM = 16
 LEAST_BITS = 16
 """As a power of two: the smallest table of bits."""
+LENGTHS = (0, 1, 2, 3, 4, 8)
+"""Of the beginnings that are looked for, in tokens."""
 WORD = 8
 """Bytes of a token's beginning, and of its end, that its hash is made of."""
 BETWEEN = b" \x7f "
@@ -30,12 +32,15 @@ class Screen:
     """A set of token sequences, known by their hashes."""
 
     def __init__(self, grams: Iterable[Sequence[bytes]]) -> None:
-        """Takes sequences of one token or more."""
+        """Takes sequences of tokens; an empty one is in every text."""
         by_length: dict[int, list[bytes]] = {}
         for gram in grams:
-            by_length.setdefault(len(gram), []).append(b" ".join(gram))
+            length = max(one for one in LENGTHS if one <= len(gram))
+            by_length.setdefault(length, []).append(b" ".join(gram[:length]))
         self._known: dict[int, tuple[Hashes, np.uint64, NDArray[np.bool_]]] = {}
         """Length in tokens → hashes, sorted; and a table of their upper bits, with how far to shift for it."""
+        self._all = 0 in by_length
+        by_length.pop(0, None)
         for length, lines in sorted(by_length.items()):
             tokens, _ = _token_hashes(BETWEEN.join(lines))
             hashes = np.unique(_gram_hashes(tokens, [length])[length][:: length + 1])
@@ -46,7 +51,7 @@ class Screen:
 
     def passes(self, texts: Sequence[Sequence[bytes]]) -> list[bool]:
         """For each group of lines, whether one of them may hold one of the sequences."""
-        found = np.zeros(len(texts), np.bool_)
+        found = np.full(len(texts), self._all, np.bool_)
         lines: list[bytes] = []
         owners: list[int] = []
         size = 0
@@ -83,10 +88,15 @@ def _token_hashes(text: bytes) -> tuple[Hashes, Places]:
     starts, ends = edges[0::2], edges[1::2]
     words = np.ndarray((len(padded) - WORD,), np.dtype("<u8"), padded, strides=(1,))  # the 8 bytes from every place on
     lengths = ends - starts
-    first = words[starts + (WORD + 1)] & _FIRST[np.minimum(lengths, WORD)]
+    first = words[starts + (WORD + 1)]
+    first &= _FIRST[np.minimum(lengths, WORD)]
     last = words[ends + 1]
     last[lengths <= WORD] = 0
-    return _spread((first * _ODD + last) * _ODD + lengths.astype(np.uint64)), starts
+    first *= _ODD
+    first += last
+    first *= _ODD
+    first += lengths.view(np.uint64)
+    return _spread(first), starts
 
 
 def _gram_hashes(tokens: Hashes, lengths: Iterable[int]) -> dict[int, Hashes]:
@@ -95,7 +105,9 @@ def _gram_hashes(tokens: Hashes, lengths: Iterable[int]) -> dict[int, Hashes]:
 
     def join(left: Hashes, right: Hashes, offset: int) -> Hashes:
         count = max(0, len(right) - offset)
-        return _spread(left[:count] * _ODD + right[offset : offset + count])
+        joined = left[:count] * np.uint64(int(_ODD) + 2 * offset)  # another factor for each length: the order counts
+        joined += right[offset : offset + count]
+        return joined
 
     def of(length: int) -> Hashes:
         power = 1 << length.bit_length() - 1
@@ -107,6 +119,8 @@ def _gram_hashes(tokens: Hashes, lengths: Iterable[int]) -> dict[int, Hashes]:
 
 
 def _spread(values: Hashes) -> Hashes:
-    """Lets every bit of a value reach the upper ones."""
-    values = (values ^ (values >> _HALF)) * _MIX
-    return values ^ (values >> _HALF)
+    """Lets every bit of a value reach the upper ones; in place."""
+    values ^= values >> _HALF
+    values *= _MIX
+    values ^= values >> _HALF
+    return values
