@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from reproduction_lab import Clone
 
+from configs.declarations import DECLARATIONS
 from configs.project import Project
 from pipelines.ledger.by_id import bring
 from pipelines.ledger.ledger import Ledger
@@ -279,10 +280,11 @@ def test_an_interrupted_reproduction_goes_on(first, tmp_path):
 def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_path):
     clone = fresh(first, tmp_path)
     text = (clone.root / "configs/declarations.py").read_text()
-    before, after = text.split('kind="decontaminate",\n            version=1', 1)
-    clone.write("configs/declarations.py", f'{before}kind="decontaminate",\n            version=2{after}')
+    version = DECLARATIONS["decontaminate"].version
+    before, after = text.split(f'kind="decontaminate",\n            version={version}', 1)
+    clone.write("configs/declarations.py", f'{before}kind="decontaminate",\n            version={version + 1}{after}')
     said = clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
-    assert "the code makes another stage of it: version 1 -> 2" in said
+    assert f"the code makes another stage of it: version {version} -> {version + 1}" in said
     assert clone.verdicts() == {"raw": "not run", "suite": "not run", "clean": "different", "cleaner": "different"}
     assert clone.ran() == []
 
