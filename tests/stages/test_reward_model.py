@@ -13,7 +13,7 @@ from data.artifacts import read_rows
 from data.chat import Chat
 from stages import reward_model
 from stages.core.batches import collate, document
-from stages.core.logprobs import IsolationError
+from stages.core.probe import IsolationError
 from stages.engines.feed import feed
 from stages.engines.models import load_reward_model
 from stages.job import StageError

@@ -18,9 +18,9 @@ from data.procedural import SourceError
 from data.storage import StoreError
 from stages.__main__ import cause_of
 from stages.core.attention import AttentionError
-from stages.core.logprobs import IsolationError
 from stages.core.merging import WeightsError
 from stages.core.postconditions import unmet
+from stages.core.probe import IsolationError
 from stages.core.verifiers import VerifierError
 from stages.engines.sampler import EngineLost
 from stages.job import Job, NotFinite, StageError
