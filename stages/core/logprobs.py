@@ -180,7 +180,7 @@ class _Given(nn.Module):
         return self.answer
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_body"][0], name)
+        return self if name == "decoder" else getattr(self.__dict__["_body"][0], name)  # which OPT calls, past its own body
 
 
 def _own_logits(model: Any, seen: Any) -> Tensor:

@@ -129,11 +129,11 @@ def hold(job):
             time.sleep(0.02)
 
 
-def work_model(job):
-    """A model of one weight, 1.0."""
+def work_model(job, weight):
+    """A model of one weight."""
     numbers = work(job, [{"weights": 1}])
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-    (job.out / "payload" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 1.0))
+    (job.out / "payload" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", weight))
     for name in ("config.json", "tokenizer.json"):
         (job.out / "payload" / name).write_text("{}")
     return numbers
@@ -149,11 +149,11 @@ def work_beside(job):
 KINDS = {
     "source_model": """
         def run(config, inputs, job):
-            return work_model(job)
+            return work_model(job, 1.0)
         """,
     "sft": """
         def run(config, inputs, job):
-            return work_model(job) if job.rank == 0 else work_beside(job)
+            return work_model(job, 2.0) if job.rank == 0 else work_beside(job)
         """,
     "prepare_data": """
         def run(config, inputs, job):

@@ -119,13 +119,13 @@ def test_the_attention_that_is_asked_for_is_the_one_that_runs_and_varlen_shares_
         config = models.config_of("preference_train", **BATCHES, loss={"type": "orpo"})
         job = models.a_job(tmp_path / name, Numerics(threads=1, attention=name))
         preference_train.run(config, {"policy": {"p": policy}, "preferences": {"d": preferences}}, job)
-        assert list(attending) == [name]
+        assert set(attending) == {name, "eager"}  # with which the probe compares
         tokens[name] = sum(rows * width for rows, width in passes)
     assert tokens["varlen"] < 0.8 * tokens["sdpa"] and tokens["sdpa"] == tokens["eager"]
 
 
 def test_attention_that_is_not_installed_is_refused_by_name(policy):
-    with pytest.raises(StageError, match="cannot load the model with attention 'flash_attention_2' of the profile"):
+    with pytest.raises(StageError, match=r"with attention flash_attention_2 .*: set another `attention` in the execution profile"):
         load_policy(policy, Numerics(attention="flash_attention_2"))
 
 
@@ -134,7 +134,7 @@ def test_no_more_logits_exist_at_once_than_a_chunk(policy):
     """12 trained tokens by 5: three calls of the head with four each, and again in the backward pass."""
     trainer = trainer_of(policy, {"logprob_chunk": 5})
     rows: list[int] = []
-    trainer.engine.module.model.lm_head.register_forward_pre_hook(lambda head, given: rows.append(given[0].shape[0]))
+    trainer.engine.module.model.lm_head.register_forward_pre_hook(lambda head, given: rows.append(given[0].shape[-2]))
     loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
     assert rows == [4, 4, 4]
     trainer.backward(loss)

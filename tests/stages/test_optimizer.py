@@ -127,7 +127,7 @@ def rates(made: Learner, by_step: list[list[TrainingSample]], name: str = "learn
 @pytest.mark.slow
 def test_a_step_without_a_signal_moves_the_schedule(tmp_path, policy):
     """Linear from 1 to 0 over four steps, whatever becomes of the second and the third."""
-    made, answers = learner_of(tmp_path, policy, {"type": "grpo"})
+    made, answers = learner_of(tmp_path, policy, {"type": "grpo", "kl": None})
     solved = [replace(answer, reward=1.0) for answer in answers]
     assert rates(made, [answers, solved, solved, answers]) == pytest.approx([1.0, None, None, 0.25])
 
@@ -136,7 +136,7 @@ def test_a_step_without_a_signal_moves_the_schedule(tmp_path, policy):
 def test_a_step_with_fewer_mini_batches_moves_the_schedule_as_planned(tmp_path, policy):
     """Two updates a step are planned, eight in all: the last of steps 1 and 3 are the second and the sixth. Step 2 has one prompt with
     a signal, so a single update, the third."""
-    made, answers = learner_of(tmp_path, policy, {"type": "grpo", "updates_per_rollout": 2})
+    made, answers = learner_of(tmp_path, policy, {"type": "grpo", "kl": None, "updates_per_rollout": 2})
     one = [answer if answer.prompt == "p1" else replace(answer, reward=1.0) for answer in answers]
     assert rates(made, [answers, one, answers]) == pytest.approx([1 - 1 / 8, 1 - 2 / 8, 1 - 5 / 8])
 

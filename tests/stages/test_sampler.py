@@ -242,7 +242,8 @@ vllm.LLMEngine.from_engine_args = lambda args: None
 placement = t.Placement(sampler_memory_gb=0.25, gpu_memory_utilization=0.3).model_dump()
 for device in ("cuda", "cpu"):
     numerics = t.Numerics(device=device).model_dump()
-    t.Inline({{"numerics": numerics, "placement": placement, "model_folder": {str(models["a"])!r}, "context": 256, "dtype": "fp32"}})
+    told = {{"numerics": numerics, "placement": placement, "context": 256, "dtype": "fp32", "adapter_rank": None}}
+    t.Inline(told | {{"model_folder": {str(models["a"])!r}}})
 print([(given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes")) for given in asked])
 """
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}"}

@@ -123,10 +123,11 @@ def test_the_configured_batch_is_the_batch(sft_curve, cut):
         assert ours == pytest.approx(reference, rel=2e-4)
 
 
-def test_the_sum_loss_has_no_denominator(sft_curve):
-    """The first gradient is that of the mean times the trained tokens; Adam hides the factor from the weights, not from the norm."""
+def test_the_sum_loss_is_divided_by_the_global_batch(sft_curve):
+    """The first gradient is that of the mean times the trained tokens of a sequence; Adam hides the factor from the weights, not from the
+    norm."""
     (_, norm, tokens), (_, sum_norm, _) = sft_curve()[0], sft_curve("sum")[0]
-    assert sum_norm == pytest.approx(norm * tokens, rel=1e-4)
+    assert sum_norm == pytest.approx(norm * tokens / SFT["global_batch"], rel=1e-4)
 
 
 def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(tmp_path):
