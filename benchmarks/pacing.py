@@ -1,6 +1,6 @@
-"""Two training processes that step in turn: what slows the machine down slows both down.
+"""Training processes that step in turn: what slows the machine down slows all of them down.
 
-A worker tells how long each of its optimizer steps took, and waits to be told to go on; so one side rests while the other is timed.
+A worker tells how long each of its optimizer steps took, and waits to be told to go on; so the others rest while one is timed.
 It speaks through the descriptor that was its standard output, one line of JSON a message; what libraries print goes to the log.
 """
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -130,19 +131,19 @@ def _pipe(stream: IO[str] | None) -> IO[str]:
     return stream
 
 
-def race(first: Worker, second: Worker, steps: int) -> tuple[Laps, Laps]:
-    """Both workers take `steps` steps in turn, the one that begins changing every time."""
-    workers = (first, second)
-    seconds: tuple[list[float], list[float]] = ([], [])
+def race(workers: Mapping[str, Worker], steps: int) -> dict[str, Laps]:
+    """All workers take `steps` steps in turn, another one first every time."""
+    names = list(workers)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     try:
-        for worker in workers:
+        for worker in workers.values():
             worker.hear()
         for number in range(steps):
-            for side in (0, 1) if number % 2 == 0 else (1, 0):
-                seconds[side].append(workers[side].step())
-        ends = [worker.hear() for worker in workers]
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                seconds[name].append(workers[name].step())
+        ends = {name: worker.hear() for name, worker in workers.items()}
     finally:
-        for worker in workers:
+        for worker in workers.values():
             worker.close()
-    ours, theirs = (Laps(times, end["first"], end["peak_bytes"]) for times, end in zip(seconds, ends, strict=True))
-    return ours, theirs
+    return {name: Laps(seconds[name], end["first"], end["peak_bytes"]) for name, end in ends.items()}

@@ -1,18 +1,37 @@
-"""What every benchmark writes: one JSON file of readings, each a ratio of two things measured in one run on one machine."""
+"""What every benchmark writes: one JSON file of readings, each a ratio of two things measured side by side on one machine, several times.
+
+One measurement of a shared machine says little: a peer's rate has been seen to differ by half from one day to the next. So a reading
+is never a number but at least three, and what is claimed of it is its worst.
+"""
 
 import json
+import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.provenance import hardware
 
 RESULTS = Path(__file__).resolve().parent / "results"
+RUNS = 3
+"""Fewest runs of both sides that make a reading."""
+
+
+class Interval(NamedTuple):
+    """Of what several runs gave: the median, the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Interval":
+        return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
@@ -20,8 +39,10 @@ class Reading:
     """Ours beside the peer."""
 
     name: str
-    ours: float
-    peer: float
+    ours: Sequence[float]
+    """What each run gave."""
+    peer: Sequence[float]
+    """What the peer gave in the same runs."""
     unit: str
     higher_is_better: bool = True
     goal: float | None = None
@@ -29,33 +50,84 @@ class Reading:
     notes: dict[str, Any] = field(default_factory=dict)
     """What a reader must know to judge it: settings, counts, how far both sides' work agrees."""
 
+    def __post_init__(self) -> None:
+        if len(self.ours) != len(self.peer) or len(self.ours) < RUNS:
+            raise ValueError(
+                f"{self.name}: {len(self.ours)} runs of ours and {len(self.peer)} of the peer: a reading is {RUNS} of each, or more"
+            )
+
     @property
-    def ratio(self) -> float:
-        return self.ours / self.peer if self.higher_is_better else self.peer / self.ours
+    def ratio(self) -> Interval:
+        """Of the runs' own ratios: what slowed the machine down in one of them slowed both sides down. Above 1 is better here."""
+        over = zip(self.ours, self.peer, strict=True)
+        return Interval.of([mine / theirs if self.higher_is_better else theirs / mine for mine, theirs in over])
+
+    def row(self) -> dict[str, Any]:
+        """As it lies in a file of results."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "higher_is_better": self.higher_is_better,
+            "goal": self.goal,
+            "notes": self.notes,
+            "runs": {"ours": [rounded(one) for one in self.ours], "peer": [rounded(one) for one in self.peer]},
+            "ours": described(Interval.of(self.ours)),
+            "peer": described(Interval.of(self.peer)),
+            "ratio": described(self.ratio),
+        }
 
 
-def in_turn(ours: Callable[[], object], peer: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """Median seconds of both, called in turn: what slows the machine down slows both down."""
-    found: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        for function, seconds in zip((ours, peer), found, strict=True):
-            began = time.perf_counter()
-            function()
-            seconds.append(time.perf_counter() - began)
-    return statistics.median(found[0]), statistics.median(found[1])
+def rounded(value: float) -> float:
+    """To four digits that say something."""
+    return float(f"{value:.4g}")
 
 
-def write(name: str, readings: list[Reading], packages: tuple[str, ...]) -> Path:
-    """Writes `results/NAME.json` and prints one line per reading."""
+def described(interval: Interval) -> dict[str, float]:
+    return {name: rounded(value) for name, value in interval._asdict().items()}
+
+
+class Watch:
+    """What else the machine did, from the watch's making to its reading."""
+
+    def __init__(self) -> None:
+        self.load = os.getloadavg()[0]
+        self._began = cpu_ticks()
+
+    def read(self) -> dict[str, float]:
+        """The load when it began, and which share of its cores' time the host gave to others since."""
+        total, stolen = (now - then for now, then in zip(cpu_ticks(), self._began, strict=True))
+        return {"load_before": round(self.load, 2), "stolen": round(stolen / max(total, 1), 4)}
+
+
+def cpu_ticks() -> tuple[int, int]:
+    """All of the cores' time since the machine began and what the host gave away of it; `proc(5)`, line `cpu`, its first eight columns."""
+    columns = [int(value) for value in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return sum(columns), columns[7]
+
+
+def in_turn(ours: Callable[[], object], peer: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of both, called one after the other."""
+    seconds = []
+    for function in (ours, peer):
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return seconds[0], seconds[1]
+
+
+def write(name: str, readings: list[Reading], packages: tuple[str, ...], machine: dict[str, Any]) -> Path:
+    """Writes `results/NAME.json` and prints one line per reading. `machine`: its state while they were taken."""
     shared = {
         "versions": {package: version(package) for package in packages},
         "hardware": hardware(),
+        "machine": machine,
         "date": datetime.now(UTC).date().isoformat(),
     }
-    rows = [{**asdict(reading), "ratio": round(reading.ratio, 3), **shared} for reading in readings]
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    path.write_text(json.dumps([reading.row() | shared for reading in readings], indent=1, sort_keys=True) + "\n")
     for reading in readings:
-        print(f"{reading.name}: {reading.ours:.3g} against {reading.peer:.3g} {reading.unit}, ratio {reading.ratio:.2f}")
+        ours, peer, ratio = Interval.of(reading.ours), Interval.of(reading.peer), reading.ratio
+        held = f"ratio {ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+        print(f"{reading.name}: {ours.median:.3g} against {peer.median:.3g} {reading.unit}, {held}")
     return path

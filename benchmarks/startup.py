@@ -26,11 +26,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Reading, write
+from benchmarks.report import RUNS, Reading, Watch, write
 from benchmarks.workloads import THREADS, Workload, read
 
 JOB = Workload("sft", "llama-tiny", 256, 4, 3, 2, "start of a training job", 1.0)
-STARTS, RUNS, STAGES = 3, 3, 8
+STARTS, STAGES = 3, 8
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "deepspeed", "trl", "dvc", "prefect")
 GOAL_S = 1.0
@@ -177,11 +177,12 @@ def startup(folder: Path) -> list[Reading]:
             for side, found in taken.items():
                 sides[side].append(found)
     ours, theirs = (median_parts(sides[side]) for side in ("job", "peer"))
+    whole = {side: [start["all"] for start in starts] for side, starts in sides.items()}
     return [
         Reading(
             "start of an SFT job until its first step, against TRL",
-            ours["all"],
-            theirs["all"],
+            whole["job"],
+            whole["peer"],
             "s",
             higher_is_better=False,
             goal=1.0,
@@ -189,8 +190,8 @@ def startup(folder: Path) -> list[Reading]:
         ),
         Reading(
             "start of an SFT job until its first step, against its bare imports",
-            ours["all"],
-            statistics.median(imports),
+            whole["job"],
+            imports,
             "s",
             higher_is_better=False,
             notes={"text": "the peer is `import torch, transformers, deepspeed` and nothing else"},
@@ -335,14 +336,13 @@ def orchestration(folder: Path) -> list[Reading]:
     for number in range(RUNS):
         ours.append(orchestrated(folder / f"ours-{number}"))
         theirs.append(reproduced(folder / f"peer-{number}"))
-    found, peer = median_parts(ours), median_parts(theirs)
+    found = median_parts(ours)
 
     def reading(name: str, part: str, goal_s: float, more: str = "") -> Reading:
-        readings = [round(one[part], 2) for one in ours]
-        held = "held" if found[part] < goal_s else "missed"
-        text = f"the goal is below {goal_s:g} s, {held}; readings {', '.join(f'{one:g}' for one in readings)} s{more}"
-        notes = {"text": text, "readings": readings} | rounded(found)
-        return Reading(f"{name}, against `dvc repro`", found[part], peer[part], "s", higher_is_better=False, notes=notes)
+        taken, peer = ([one[part] for one in side] for side in (ours, theirs))
+        held = "held" if max(taken) < goal_s else "missed"
+        notes = {"text": f"the goal is below {goal_s:g} s, {held}{more}"} | rounded(found)
+        return Reading(f"{name}, against `dvc repro`", taken, peer, "s", higher_is_better=False, notes=notes)
 
     sign = f"; the job's first sign of life after {found['first sign']:.1f} s"
     return [
@@ -362,7 +362,8 @@ def main(arguments: Sequence[str]) -> None:
         return
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as temporary:
         folder = Path(temporary)
-        write("startup", [*startup(folder / "start"), *orchestration(folder)], PACKAGES)
+        watch = Watch()
+        write("startup", [*startup(folder / "start"), *orchestration(folder)], PACKAGES, watch.read())
 
 
 if __name__ == "__main__":

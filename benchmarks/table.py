@@ -4,10 +4,13 @@ python -m benchmarks.table
 """
 
 import json
+import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.report import RESULTS
+from benchmarks.training import AS_DOCUMENTED, MEMORY
 
 ROOT = RESULTS.parents[1]
 PAGE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
@@ -15,29 +18,28 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 
 HEAD = """# Benchmarks
 
-Made by `python -m benchmarks.table` from `benchmarks/results`; `make bench` measures anew. Every ratio is of two things measured in
-one run on one machine; above 1 is better here, also where less is better. What misses its goal stands here too.
+Made by `python -m benchmarks.table` from `benchmarks/results`; `make bench` measures anew. Every reading is of two things measured in
+turn on one machine, at least three times, and given as median [lowest, highest]. A ratio is the median of the runs' own ratios; above
+1 is better here, also where less is better. A goal is held when the lowest ratio holds it. What misses its goal stands here too.
 
 The training benchmarks run our stages and [TRL](https://github.com/huggingface/trl) in processes of their own, which take their
 optimizer steps in turn over the same documents in the same order. *Useful tokens* are those of prompts and answers without padding,
-each counted once per document on both sides, whether it was computed once or several times; a rate is of all counted steps together,
-and the ratio in the median step stands among the settings. Both sides compute in bf16 over fp32
-weights with AdamW and without gradient checkpointing; loss and gradient norm of their first steps must agree, or nothing is written.
-Memory is the most that the process ever held, from its first import on. TRL is configured as its documentation advises for a machine
-without flash-attention: rows of similar length side by side. Its packing is meant for flash-attention, and is left out. Our
-jobs also set how glibc keeps memory and how idle threads wait; a reading of its own lends TRL's process the same settings. A cached
-reference is computed before the first step on both sides. A GRPO update trains on made answers, so that nobody's sampler is timed.
+each counted once per document on all sides, whether it was computed once or several times; a rate is of all counted steps together.
+All sides compute in bf16 over fp32 weights with AdamW and without gradient checkpointing; loss and gradient norm of their first steps
+must agree, or nothing is written. Memory is the most that the process ever held, from its first import on. TRL takes rows of similar
+length side by side, as its documentation advises for a machine without flash-attention, and as many at once as are fastest. Its
+packing is meant for flash-attention, and is left out. Our jobs set how glibc keeps memory and how idle threads wait; TRL's process is
+given the same, and a second TRL, *as documented*, is not. A cached reference is computed before the first step on all sides. A GRPO
+update trains on made answers, so that nobody's sampler is timed.
 
 The start of a job is that of its process, up to the first forward pass of a tiny model, again with TRL and ours in turn. What a stage
 costs besides its job is measured inside `pedigree run` on a chain of stages that do next to nothing.
+
+The state of the machine is that while a file's readings were taken: its load before, the share of its cores' time that the host gave
+to others, and what it makes of products of bf16 matrices, before and after.
 """
 
-WHY_MISSED = {
-    "Reward model, 20M Llama": "two pairs a pass are TRL's fastest setting here, and a reward model has no vocabulary to save work on",
-    "SFT, 20M Llama": "TRL takes small passes of rows of one length almost without padding, and much of a step of so small a model is "
-    "operations that both sides do alike",
-    "SFT, SmolLM2-135M, peer with our allocator and threads": "TRL is nearly twice as fast with them (its other readings are without)",
-}
+WHY_MISSED: dict[str, str] = {}
 """Said beside the settings of a reading that misses its goal."""
 
 
@@ -50,11 +52,19 @@ def number(value: float) -> str:
     return f"{value:,.0f}".replace(",", " ") if value >= 100 else f"{value:.3g}"
 
 
+def interval(values: dict[str, float], form: Callable[[float], str]) -> str:
+    return f"{form(values['median'])} [{form(values['low'])}, {form(values['high'])}]"
+
+
+def missed(row: dict[str, Any]) -> bool:
+    """Whether the worst run is below the goal."""
+    return row["goal"] is not None and row["ratio"]["low"] < row["goal"]
+
+
 def verdict(row: dict[str, Any]) -> str:
-    goal = row.get("goal")
-    if goal is None:
+    if row["goal"] is None:
         return ""
-    return f"{goal:g}" if row["ratio"] >= goal else f"{goal:g}, missed"
+    return f"{row['goal']:g}, missed" if missed(row) else f"{row['goal']:g}"
 
 
 def machine(row: dict[str, Any]) -> str:
@@ -66,7 +76,9 @@ def machine(row: dict[str, Any]) -> str:
 def table(readings: list[dict[str, Any]]) -> str:
     lines = ["| reading | ours | peer | unit | ratio | goal |", "|---|---|---|---|---|---|"]
     for row in readings:
-        cells = (row["name"], number(row["ours"]), number(row["peer"]), row["unit"], f"**{row['ratio']:.2f}**", verdict(row))
+        ratio = row["ratio"]
+        times = f"**{ratio['median']:.2f}** [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+        cells = (row["name"], interval(row["ours"], number), interval(row["peer"], number), row["unit"], times, verdict(row))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -75,20 +87,24 @@ def details(readings: list[dict[str, Any]]) -> str:
     """Settings and agreement of each reading that says them, and where it was measured."""
     lines = []
     for row in readings:
-        notes = row.get("notes", {})
-        missed = row.get("goal") is not None and row["ratio"] < row["goal"]
+        notes = row["notes"]
         said = [notes["setting"]] if "setting" in notes else []
         if "apart" in notes:
             ours, theirs = notes["first_ours"], notes["first_peer"]
             said.append("first step " + ", ".join(f"{name.replace('_', ' ')} {ours[name]:.4f} and {theirs[name]:.4f}" for name in ours))
-            said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps")
-            said.append(f"ratio of the median step {notes['median_ratio']:.2f}")
-            said += [f"missed because {WHY_MISSED[row['name']]}"] if missed and row["name"] in WHY_MISSED else []
+            said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps of each of {len(row['runs']['ours'])} runs")
+            said.append(state(row["machine"]))
+            said += [f"missed because {WHY_MISSED[row['name']]}"] if missed(row) and row["name"] in WHY_MISSED else []
             lines.append(f"- {row['name']}: {'; '.join(said)}.")
         elif "text" in notes:
             lines.append(f"- {row['name']}: {notes['text']}.")
     places = dict.fromkeys(machine(row) for row in readings)
     return "\n".join(lines) + "\n\nMeasured on: " + "; and on: ".join(places) + ".\n"
+
+
+def state(machine: dict[str, Any]) -> str:
+    before, after = machine["matrix_gflops"]
+    return f"load {machine['load_before']:g} before, {machine['stolen']:.1%} given to others, {before} and {after} GFLOP/s in matrices"
 
 
 def page() -> str:
@@ -97,15 +113,21 @@ def page() -> str:
 
 
 def readme_lines() -> str:
-    """The ratios of speed and memory against the peer, one line a task."""
+    """What every run of a task held, of speed and memory, one line a task."""
     readings = {row["name"]: row for row in rows()}
     lines = []
-    for name, row in readings.items():
-        memory = readings.get(f"{name}, peak memory")
-        if memory is not None:
-            times = f"{row['ratio']:.2f} × TRL's useful tokens per second"
-            lines.append(f"- {name}: {times}, {memory['ours'] / memory['peer']:.2f} × its peak memory")
+    for name in readings:
+        documented, memory = readings.get(f"{name}, {AS_DOCUMENTED}"), readings.get(f"{name}, {MEMORY}")
+        if documented and memory:
+            tuned, as_documented = (down(row["ratio"]["low"]) for row in (readings[name], documented))
+            share = math.ceil(100 / memory["ratio"]["low"]) / 100
+            lines.append(f"- {name}: {tuned} × ({as_documented} × TRL as documented), {share:.2f} × its peak memory")
     return "\n".join(lines)
+
+
+def down(ratio: float) -> str:
+    """Rounded to what is held."""
+    return f"{math.floor(10 * ratio) / 10:.1f}"
 
 
 def with_lines(readme: str) -> str:

@@ -1,12 +1,12 @@
-"""Our training stages against TRL on this machine: useful tokens per second and peak memory, same model, rows and batches.
+"""Our training stages against TRL on one machine: useful tokens per second and peak memory, same model, rows and batches.
 
     python -m benchmarks.training [--only NAME,NAME] [--keep FOLDER]
 
-Both sides run in processes of their own and take their optimizer steps in turn (`benchmarks/pacing.py`), over the same documents in
-the same order. Useful tokens are those of prompts and answers, no padding, counted once per document on both sides. Work is equal:
-losses and gradient norms of the first step must agree. The first steps warm up and are not counted; a reading is all useful tokens
-of the others over all their seconds. Steps are of very unequal size, since rows of similar length stand side by side: what the median
-step gives stands beside it.
+Three processes take their optimizer steps in turn (`benchmarks/pacing.py`), over the same documents in the same order: ours, TRL with
+the allocator and thread settings of our jobs, and TRL with what its documentation asks for. Useful tokens are those of prompts and
+answers, no padding, counted once per document on all sides. Work is equal: losses and gradient norms of the first step must agree.
+The first steps warm up and are not counted; a run gives all useful tokens of the others over all their seconds. There are several
+runs, each with new processes.
 """
 
 import argparse
@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pacing import Laps, Worker, race
-from benchmarks.report import Reading, write
-from benchmarks.workloads import THREADS, WORKLOADS, Workload
+from benchmarks.report import RUNS, Reading, Watch, write
+from benchmarks.workloads import PEERS, THREADS, WORKLOADS, Workload
 from pipelines.jobs.launcher import device_settings
 
 PACKAGES = ("torch", "transformers", "deepspeed", "trl", "accelerate")
+AS_DOCUMENTED, MEMORY = "TRL as documented", "peak memory"
+"""What follows a workload's title in the names of its further readings."""
 
 
 def tokens_per_step(workload: Workload, folder: Path) -> list[int]:
@@ -37,11 +39,6 @@ def tokens_per_step(workload: Workload, folder: Path) -> list[int]:
 def speed(laps: Laps, tokens: list[int], warmup: int) -> float:
     """Useful tokens per second of the counted steps together."""
     return sum(tokens[warmup:]) / sum(laps.seconds[warmup:])
-
-
-def median_ratio(ours: Laps, peer: Laps, warmup: int) -> float:
-    """How many times longer the peer takes for a step, in the median over the counted steps."""
-    return statistics.median(theirs / own for own, theirs in list(zip(ours.seconds, peer.seconds, strict=True))[warmup:])
 
 
 def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> dict[str, float]:
@@ -58,54 +55,64 @@ def refuse_unequal(workload: Workload, ours: Laps, peer: Laps) -> dict[str, floa
         if not gap <= bounds[name]:
             raise SystemExit(
                 f"{workload.title}: the first {name} is {ours.first[name]:.5f} here and {peer.first[name]:.5f} at the peer, {gap:.2%} "
-                f"apart (bound {bounds[name]:.2%}): the two sides do not train the same"
+                f"apart (bound {bounds[name]:.2%}): the sides do not train the same"
             )
     return {name: round(gap, 6) for name, gap in apart.items()}
 
 
-def readings_of(workload: Workload, tokens: list[int], ours: Laps, peer: Laps) -> list[Reading]:
-    apart = refuse_unequal(workload, ours, peer)
-    counted = workload.steps - workload.warmup
+def readings_of(workload: Workload, tokens: list[int], runs: list[dict[str, Laps]]) -> list[Reading]:
+    """Of each run's laps by the side's name, `ours` and the peers'."""
+    apart, *_ = [refuse_unequal(workload, run["ours"], run[peer]) for run in runs for peer in PEERS]
+    speeds = {side: [speed(run[side], tokens, workload.warmup) for run in runs] for side in runs[0]}
+    peaks = {side: [run[side].peak_bytes / 2**30 for run in runs] for side in runs[0]}
+    setting = {"setting": workload.setting}
     notes = {
-        "first_ours": {name: round(ours.first[name], 5) for name in apart},
-        "first_peer": {name: round(peer.first[name], 5) for name in apart},
+        "first_ours": {name: round(runs[0]["ours"].first[name], 5) for name in apart},
+        "first_peer": {name: round(runs[0]["tuned"].first[name], 5) for name in apart},
         "apart": apart,
-        "steps": counted,
+        "steps": workload.steps - workload.warmup,
         "useful_tokens": sum(tokens[workload.warmup :]),
-        "median_ratio": round(median_ratio(ours, peer, workload.warmup), 2),
-        "setting": workload.setting,
     }
+    unit = "useful tokens/s"
     return [
-        Reading(
-            workload.title,
-            ours=round(speed(ours, tokens, workload.warmup), 1),
-            peer=round(speed(peer, tokens, workload.warmup), 1),
-            unit="useful tokens/s",
-            goal=workload.goal,
-            notes=notes,
-        ),
-        Reading(
-            f"{workload.title}, peak memory",
-            ours=round(ours.peak_bytes / 2**30, 2),
-            peer=round(peer.peak_bytes / 2**30, 2),
-            unit="GiB",
-            higher_is_better=False,
-            goal=1.0,
-            notes={"setting": workload.setting},
-        ),
+        Reading(workload.title, speeds["ours"], speeds["tuned"], unit, goal=workload.goal, notes=notes | setting),
+        Reading(f"{workload.title}, {AS_DOCUMENTED}", speeds["ours"], speeds["documented"], unit),
+        Reading(f"{workload.title}, {MEMORY}", peaks["ours"], peaks["tuned"], "GiB", higher_is_better=False, goal=1.0, notes=setting),
     ]
 
 
-def measure(workload: Workload, folder: Path) -> list[Reading]:
-    """One workload, both sides."""
+def measure(workload: Workload, folder: Path, runs: int = RUNS) -> list[Reading]:
+    """One workload, all sides, `runs` times with new processes."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "units.json").exists():
         workload.write(folder)
         subprocess.run([sys.executable, "-m", "benchmarks.workloads", str(folder)], check=True)
-    settings = {"ours": device_settings(workload.our_numerics()), "peer": {"OMP_NUM_THREADS": str(THREADS)} | workload.peer_environment}
-    sides = [Worker([sys.executable, "-m", f"benchmarks.{side}", str(folder)], folder / f"{side}.log", settings[side]) for side in settings]
-    ours, peer = race(sides[0], sides[1], workload.steps)
-    return readings_of(workload, tokens_per_step(workload, folder), ours, peer)
+    tokens = tokens_per_step(workload, folder)
+    return readings_of(workload, tokens, [race(workers(workload, folder), workload.steps) for _ in range(runs)])
+
+
+def workers(workload: Workload, folder: Path) -> dict[str, Worker]:
+    """A process for each side."""
+
+    def worker(side: str, module: str, settings: dict[str, str]) -> Worker:
+        return Worker([sys.executable, "-m", f"benchmarks.{module}", str(folder)], folder / f"{side}.log", settings)
+
+    ours = {"ours": worker("ours", "ours", device_settings(workload.our_numerics()))}
+    return ours | {peer: worker(peer, "peer", settings) for peer, settings in PEERS.items()}
+
+
+def matrix_rate() -> float:
+    """Billions of operations a second in products of bf16 matrices of 2048 rows: what the machine gives at the moment."""
+    import torch
+
+    torch.set_num_threads(THREADS)
+    one, other = (torch.randn(2048, 2048).bfloat16() for _ in range(2))
+    seconds = []
+    for _ in range(12):
+        began = time.perf_counter()
+        one @ other
+        seconds.append(time.perf_counter() - began)
+    return 2 * 2048**3 / statistics.median(seconds[2:]) / 1e9
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -119,8 +126,10 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error(f"there is no {', '.join(unknown)}: choose from {', '.join(WORKLOADS)}")
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
-            began = time.monotonic()
-            write(f"training-{name}", measure(WORKLOADS[name], (given.keep or Path(temporary)) / name), PACKAGES)
+            began, watch, rate = time.monotonic(), Watch(), matrix_rate()
+            readings = measure(WORKLOADS[name], (given.keep or Path(temporary)) / name)
+            machine = watch.read() | {"matrix_gflops": [round(rate), round(matrix_rate())]}
+            write(f"training-{name}", readings, PACKAGES, machine)
             print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
 
 

@@ -40,8 +40,6 @@ class Workload:
     _: KW_ONLY
     cached_reference: bool = False
     """Both sides know the reference's log-probabilities before the first step."""
-    peer_environment: dict[str, str] = field(default_factory=dict)
-    """More of the environment of the peer's process."""
     warmup: int = 1
     group: int = 1
     """Answers to a prompt."""
@@ -68,29 +66,30 @@ def read(folder: Path) -> Workload:
     return Workload(**json.loads((folder / "workload.json").read_text()))
 
 
-OUR_SETTINGS = device_settings(Numerics(device="cpu", threads=THREADS))
+PEERS: dict[str, dict[str, str]] = {
+    "tuned": device_settings(Numerics(device="cpu", threads=THREADS)),
+    "documented": {"OMP_NUM_THREADS": str(THREADS)},
+}
+"""What the peer's process has in its environment: how our jobs keep memory and let idle threads wait, or what the user would have."""
 
 TWO_PAIRS = {"micro_batch_tokens": 2048}
 """Room for two long pairs. Since our pass was chosen for speed, so was the peer's: of 1, 2 and 4 pairs, and of 2, 4 and 8."""
 
 WORKLOADS: dict[str, Workload] = {
-    "sft": Workload("sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M", 2.5),
-    "sft-same-process": Workload(
-        "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, peer with our allocator and threads", 2.0, peer_environment=OUR_SETTINGS
-    ),
+    "sft": Workload("sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M", 2.0),
     "sft-compiled": Workload(
-        "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, our kernels compiled", 2.5, numerics={"kernels": "compiled"}
+        "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, our kernels compiled", 2.0, numerics={"kernels": "compiled"}
     ),
-    "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 4, "SFT, 20M Llama", 2.5),
+    "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 4, "SFT, 20M Llama", 2.0),
     "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0, numerics=TWO_PAIRS),
     "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 2, "Reward model, 20M Llama", 2.0, numerics=TWO_PAIRS),
-    "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 3.0),
+    "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 4.0),
     "dpo-cached": Workload(
         "preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M, reference cached by both", 2.0, cached_reference=True
     ),
-    "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 7, 4, "DPO, 20M Llama", 3.0),
-    "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 5, 4, "GRPO update, SmolLM2-135M", 2.0, group=4),
-    "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 7, 8, "GRPO update, 20M Llama", 2.0, group=8),
+    "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 7, 4, "DPO, 20M Llama", 4.0),
+    "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 5, 4, "GRPO update, SmolLM2-135M", 4.0, group=4),
+    "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 7, 8, "GRPO update, 20M Llama", 4.0, group=8),
 }
 
 MODELS: dict[str, dict[str, Any]] = {

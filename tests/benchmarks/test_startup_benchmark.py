@@ -33,6 +33,6 @@ def test_the_chain_is_a_recipe_in_which_each_stage_needs_the_one_before(tmp_path
 def test_the_page_says_what_a_reading_is_made_of(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(table, "RESULTS", tmp_path)
-    reading = Reading("start", 4.0, 6.0, "s", higher_is_better=False, goal=1.0, notes={"text": "imports 3.0 s"})
-    report.write("startup", [reading], ("torch",))
-    assert "| start | 4 | 6 | s | **1.50** | 1 |" in table.page() and "- start: imports 3.0 s." in table.page()
+    reading = Reading("start", [4.0] * 3, [6.0, 5.0, 7.0], "s", higher_is_better=False, goal=1.0, notes={"text": "imports 3.0 s"})
+    report.write("startup", [reading], ("torch",), {})
+    assert "| start | 4 [4, 4] | 6 [5, 7] | s | **1.50** [1.25, 1.75] | 1 |" in table.page() and "- start: imports 3.0 s." in table.page()
