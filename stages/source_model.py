@@ -232,7 +232,6 @@ def refuse(model: Any, tokenizer: Any) -> None:
     damaged = [name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()]
     if damaged:
         raise StageError(f"parameters {', '.join(damaged[:5])} hold values that are not finite: the source is damaged")
-    if len(tokenizer) > model.config.vocab_size:
-        raise StageError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model embeds {model.config.vocab_size}: they do not belong together"
-        )
+    embedded = model.config.get_text_config().vocab_size
+    if len(tokenizer) > embedded:
+        raise StageError(f"the tokenizer has {len(tokenizer)} tokens, the model embeds {embedded}: they do not belong together")

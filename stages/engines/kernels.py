@@ -162,8 +162,8 @@ def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, dev
     """
     if numerics.kernels != "compiled":
         return
-    config = module.model.config
-    length = min(WARMUP_TOKENS, config.max_position_embeddings)
+    config = module.model.config.get_text_config()
+    length = min(WARMUP_TOKENS, getattr(config, "max_position_embeddings", WARMUP_TOKENS))
     count = max(1, numerics.micro_batch_tokens // length) if numerics.packing else numerics.micro_batch_sequences
     ids = [3 + 7 * place % max(1, config.vocab_size - 4) for place in range(length)]
     found = module(collate([(document(ids[:1], ids[1:]),)] * count, numerics, 0).to(device))

@@ -164,11 +164,17 @@ def architecture(model_folder: Path) -> dict[str, Any]:
 
 
 def model_context(model_folder: Path) -> int:
-    """Context length of the model, in tokens."""
-    config = json.loads((model_folder / "config.json").read_text())
-    found = config.get("max_position_embeddings")
+    """Context length of the model, in tokens, whatever its config calls it and in whichever part it stands.
+
+    Raises:
+        StageError: the config does not say, as that of a model without positions.
+    """
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    found = getattr(config, "max_position_embeddings", None)
     if not isinstance(found, int):
-        raise StageError(f"{model_folder}/config.json has no max_position_embeddings: its context is unknown")
+        raise StageError(f"{model_folder}/config.json does not say how many positions the model has: its context is unknown")
     return found
 
 

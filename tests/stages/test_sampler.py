@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.execution import Numerics, Placement
 from configs.training import Sampling
-from stages.engines.sampler import EngineLost, Inline, Request, architecture, check_lengths, open_sampler
+from stages.engines.sampler import EngineLost, Inline, Request, architecture, check_lengths, model_context, open_sampler
 from stages.job import StageError
 
 PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
@@ -249,6 +249,17 @@ print([(given.get("gpu_memory_utilization"), given.get("kv_cache_memory_bytes"))
     environment = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[2]}:{Path(__file__).parent}"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=240)
     assert done.stdout.splitlines()[-1:] == ["[(0.3, None), (None, 268435456)]"], done.stderr[-2000:]
+
+
+def test_a_context_is_found_under_whichever_name_and_in_the_part_that_reads_text(tmp_path):
+    from transformers import BloomConfig, Gemma3Config, GPT2Config
+
+    for number, (config, context) in enumerate([(GPT2Config(n_positions=77), 77), (Gemma3Config(), 131072)]):
+        config.save_pretrained(tmp_path / str(number))
+        assert model_context(tmp_path / str(number)) == context
+    BloomConfig().save_pretrained(tmp_path / "alibi")
+    with pytest.raises(StageError, match="does not say how many positions the model has"):
+        model_context(tmp_path / "alibi")
 
 
 def test_a_prompt_longer_than_the_context_is_refused_before_the_engine_starts(models):
