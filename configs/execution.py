@@ -38,8 +38,8 @@ class Numerics(Frozen):
     attention: Literal["varlen", "sdpa", "flash_attention_2", "eager"] = "varlen"
     """`varlen`: packed documents one by one, their common prompts once, and `sdpa` for padded rows; the others are transformers' own."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
-    """Norms, rotary embeddings and gated MLPs as `torch` computes them; `compiled` into fused code by torch's compiler, with the
-    log-softmax; or by the Triton kernels of `liger`, on GPUs."""
+    """How norms, rotary embeddings, gated MLPs and what lies between them are computed: as `torch` does; `compiled` into fused code by
+    torch's compiler, with the log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU."""
     logprob_chunk: int = Field(default=1024, ge=1)

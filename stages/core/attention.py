@@ -15,21 +15,19 @@ softmax and gives nothing (gpt-oss, arXiv 2508.10925, section 2.2). What this mo
 Shapes: T tokens of the row, H heads, K key heads, D width of a head.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from configs.problems import PedigreeError
+from stages.core.cpu_attention import by_flash
+from stages.core.spans import Spans, calls
 
 NAME = "varlen"
-SMALL = 256
-"""On CPUs a prompt and its answers with fewer tokens than this are computed by one masked call: many tiny calls cost more."""
 
 
 class AttentionError(PedigreeError):
@@ -52,105 +50,12 @@ class Rule:
         return self.softcap is None and self.sinks_H is None
 
 
-@dataclass(frozen=True)
-class Span:
-    """A run of tokens of the row."""
-
-    start: int
-    length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
-
-
-@dataclass(frozen=True)
-class Spans:
-    """The spans of a row in order, without gaps, in the forms that attention kernels take."""
-
-    all: tuple[Span, ...]
-    queries_S1: Tensor
-    """Cumulative lengths of spans, int32."""
-    keys_S1: Tensor
-    """Cumulative lengths of spans with their prefixes, int32."""
-    key_places: Tensor | None
-    """Positions of these keys in the row; None when every prefix is empty."""
-    _masks: dict[int | None, tuple[Tensor | None, ...]] = field(default_factory=dict, compare=False)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest document."""
-        return max(span.prefix_length + span.length for span in self.all)
-
-    def masks(self, window: int | None) -> tuple[Tensor | None, ...]:
-        """Of each of `calls`: queries × keys, True where seen; None when plainly causal. Made by the first layer that needs them: GPU
-        kernels need none."""
-        if window is not None and window >= self.longest:
-            window = None
-        if window not in self._masks:
-            self._masks[window] = tuple(_mask(call, window, self.queries_S1.device) for call in calls(self.all))
-        return self._masks[window]
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Spans":
-        """The same with every tensor changed."""
-        places = None if self.key_places is None else change(self.key_places)
-        return replace(self, queries_S1=change(self.queries_S1), keys_S1=change(self.keys_S1), key_places=places, _masks={})
-
-
-def spans_of(all_spans: Sequence[Span]) -> Spans:
-    lengths = [span.length for span in all_spans]
-    with_prefix = [span.prefix_length + span.length for span in all_spans]
-    places = None
-    if any(span.prefix_length for span in all_spans):
-        both = [((span.prefix_start, span.prefix_length), (span.start, span.length)) for span in all_spans]
-        runs = [run for prefix_and_span in both for run in prefix_and_span]
-        places = torch.from_numpy(np.concatenate([np.arange(start, start + length) for start, length in runs]))
-    return Spans(
-        all=tuple(all_spans),
-        queries_S1=torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
-        keys_S1=torch.tensor([0, *accumulate(with_prefix)], dtype=torch.int32),
-        key_places=places,
-    )
-
-
-def calls(all_spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans that are computed by one call on a CPU: a small prompt with its answers, or one span."""
-    grouped: list[list[Span]] = []
-    for span in all_spans:
-        last = grouped[-1] if grouped else []
-        shares = bool(last) and span.prefix_length > 0 and span.prefix_start == last[0].start
-        if shares and sum(other.length for other in last) + span.length <= SMALL:
-            last.append(span)
-        else:
-            grouped.append([span])
-    return grouped
-
-
-def _mask(call: Sequence[Span], window: int | None, device: torch.device) -> Tensor | None:
-    """True where a query sees a key; the keys of a single span are its prefix and itself, of several all their tokens."""
-    first = call[0]
-    if len(call) == 1:
-        keys = first.prefix_length + first.length
-        if window is not None and keys > window:
-            seen = torch.ones(keys, keys, dtype=torch.bool, device=device).tril().triu(1 - window)
-            return seen[first.prefix_length :]
-        if not first.prefix_length:
-            return None
-        return torch.ones(first.length, keys, dtype=torch.bool, device=device).tril(first.prefix_length)
-    width = sum(span.length for span in call)
-    mask = torch.zeros(width, width, dtype=torch.bool, device=device)
-    times = torch.empty(width, dtype=torch.long, device=device)
-    """Place of each token in its document."""
-    for span in call:
-        begin, end = span.start - first.start, span.start - first.start + span.length
-        mask[begin:end, begin:end] = torch.ones(span.length, span.length, dtype=torch.bool, device=device).tril()
-        mask[begin:end, : span.prefix_length].fill_(True)
-        times[begin:end] = torch.arange(span.prefix_length, span.prefix_length + span.length, device=device)
-    return mask if window is None else mask & (times[:, None] - times[None, :] < window)
-
-
 def attend(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
     """Attention within spans and to their prefixes, shape (T, H, D)."""
     if query_THD.is_cuda and query_THD.dtype in (torch.bfloat16, torch.float16) and rule.is_plain:
         return _on_gpu(query_THD, key_TKD, value_TKD, spans, rule)
+    if query_THD.device.type == "cpu" and rule.is_plain and value_TKD.shape[-1] == query_THD.shape[-1]:
+        return by_flash(query_THD, key_TKD, value_TKD, spans.table_S4, rule.scale, rule.window)
     return _call_by_call(query_THD, key_TKD, value_TKD, spans, rule)
 
 
@@ -236,31 +141,36 @@ def varlen_attention(
         features = ", ".join(unknown)
         raise AttentionError(f"the attention of {type(module).__name__} has {features}: set `attention: sdpa` in the execution profile")
     scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
-    rule = Rule(scale, _window(module, asked, spans.longest), asked.get("softcap"), asked.get("s_aux"))
+    rule = Rule(scale, _window(module, asked, spans), asked.get("softcap"), asked.get("s_aux"))
     found = attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), spans, rule)
     return found[None], None
 
 
-def _window(module: Any, asked: Mapping[str, Any], longest: int) -> int | None:
+def _window(module: Any, asked: Mapping[str, Any], spans: Spans) -> int | None:
     """The window of a layer: what it is called with, or else what its config says, from which transformers would make a mask.
 
     Raises:
         AttentionError: the layer sees pieces of a document, and the longest document has several.
     """
-    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
-    types = getattr(config, "layer_types", None)
-    kind = types[layer] if types and layer is not None else None
+    config = getattr(module, "config", None)
     piece = getattr(config, "attention_chunk_size", None)
-    if kind == "chunked_attention" and piece is not None and longest > piece:
+    if piece is not None and _kind(module) == "chunked_attention" and spans.longest > piece:
         raise AttentionError(
-            f"layer {layer} of the model attends within pieces of {piece} tokens, and a document has {longest}: set `packing: false` and "
-            "`attention: eager` in the execution profile"
+            f"layer {module.layer_idx} of the model attends within pieces of {piece} tokens, and a document has {spans.longest}: set "
+            "`packing: false` and `attention: eager` in the execution profile"
         )
     if "sliding_window" in asked:
         return asked["sliding_window"]
+    kind = _kind(module)
     if kind is not None:
         return getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
     return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+
+
+def _kind(module: Any) -> str | None:
+    """Of a layer's attention, where a model has several."""
+    types, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+    return types[layer] if types and layer is not None else None
 
 
 def register() -> None:

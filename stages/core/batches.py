@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from configs.execution import Numerics
-from stages.core.attention import Span, Spans, spans_of
+from stages.core.spans import Span, Spans, spans_of
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ architecture in this process keep their kernels.
 a batch, and every loss here is made of log-probabilities of tokens. Its `fused_selective_log_softmax` has no gradient, and its
 cross-entropy without reduction has no entropy and takes no temperature in fp32, so the log-softmax stays ours.
 
-`compiled`: the same parts and the log-softmax through `torch.compile`, each once per class and model, for any number of tokens. Whole
-layers would have a graph break at attention, whose spans are data, and would be recompiled for every number of spans. The generated
+`compiled`: by `torch.compile`, each once per class and model, for any number of tokens, with the log-softmax. On a CPU those are whole
+layers, since attention of packed rows is one operation there, whatever the row holds (`stages/core/cpu_attention.py`); elsewhere the
+parts above, since a layer has a break at attention and would be compiled again for every number of documents. The generated
 code depends on the sizes that the compiler sees first, and so does the order in which a norm's gradient is summed: `settle` runs a row
 of a fixed size before the first step, and the compiler's cache on disk is not used, so that a resumed job computes the same bits.
 """
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any
@@ -76,7 +77,7 @@ def fuse(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
     """Gives a loaded model the kernels that the numerics ask for.
 
     Raises:
-        StageError: no part of the model can be compiled.
+        StageError: there is nothing in the model to compile.
     """
     if numerics.kernels == "liger":
         _liger(module.model)
@@ -101,25 +102,43 @@ def _compiled(module: PolicyModule | RewardModule, numerics: Numerics) -> None:
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     options: dict[str, Any] = {"fx_graph_cache": False, "deterministic": numerics.deterministic}
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, fullgraph=True, dynamic=True, options=dict(options))
 
     body = module.model.base_model
+    whole_layers = numerics.device == "cpu" and numerics.shares_prompts
     forms: dict[type, Callable[..., Any]] = {}
-    for part in body.modules():
-        if _is_norm(part) or _is_gated(part):
-            kind = type(part)
-            forms[kind] = forms.get(kind) or compiled(kind.forward)
-            part.forward = MethodType(forms[kind], part)
+    for part in _parts(body, whole_layers):
+        kind = type(part)
+        forms[kind] = forms.get(kind) or compiled(kind.forward)
+        part.forward = MethodType(forms[kind], part)
     if not forms:
-        raise StageError(f"kernels compiled: a {type(body).__name__} has no norm or gated MLP that can be compiled: set kernels to torch")
+        raise StageError(f"kernels compiled: a {type(body).__name__} has no layer, norm or gated MLP to compile: set kernels to torch")
     rotate = getattr(sys.modules[type(body).__module__], ROTATE, None)
-    if rotate is not None:
+    if rotate is not None and not any(_is_layer(kind) for kind in forms):
         _rotate_by(module.model, compiled(rotate))
     if isinstance(module, PolicyModule):
         module.rows = RowKernels(compiled(rows_forward), compiled(fusable_rows_backward))
+
+
+def _parts(module: nn.Module, whole_layers: bool) -> Iterator[nn.Module]:
+    """What is compiled of a model. A layer with experts is not compiled as a whole: transformers' own product of grouped matrices has
+    no backward pass that the compiler can use."""
+    for part in module.children():
+        whole = whole_layers and _is_layer(type(part)) and not any("Expert" in type(inner).__name__ for inner in part.modules())
+        if whole or _is_norm(part) or _is_gated(part):
+            yield part
+        else:
+            yield from _parts(part, whole_layers)
+
+
+def _is_layer(kind: type) -> bool:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return issubclass(kind, GradientCheckpointingLayer)
 
 
 def _is_norm(part: nn.Module) -> bool:
@@ -159,13 +178,23 @@ def settle(module: Any, trained: Sequence[nn.Parameter], numerics: Numerics, dev
         trained: its parameters with gradients.
         numerics: decide the size of the pass.
         device: of the module.
+
+    Raises:
+        StageError: the compiler refuses the model.
     """
     if numerics.kernels != "compiled":
         return
+    import torch._dynamo.exc
+
     config = module.model.config.get_text_config()
     length = min(WARMUP_TOKENS, getattr(config, "max_position_embeddings", WARMUP_TOKENS))
     count = max(1, numerics.micro_batch_tokens // length) if numerics.packing else numerics.micro_batch_sequences
     ids = [3 + 7 * place % max(1, config.vocab_size - 4) for place in range(length)]
-    found = module(collate([(document(ids[:1], ids[1:]),)] * count, numerics, 0).to(device))
-    total = (found[0] if isinstance(found, tuple) else found).sum()
-    torch.autograd.grad(total, tuple(trained), allow_unused=True)
+    batch = collate([(document(ids[:1], ids[1:]),)] * count, numerics, 0).to(device)
+    try:
+        found = module(batch)
+        total = (found[0] if isinstance(found, tuple) else found).sum()
+        torch.autograd.grad(total, tuple(trained), allow_unused=True)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        why = str(error).splitlines()[0]
+        raise StageError(f"kernels compiled: torch cannot compile this model ({why}): set kernels to torch") from error

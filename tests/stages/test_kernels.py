@@ -24,6 +24,8 @@ from stages.engines.trainer import Trainer
 from stages.job import StageError
 
 COMPILED = Numerics(kernels="compiled", threads=1)
+IN_PARTS = COMPILED.model_copy(update={"device": "cuda"})
+"""What is compiled for a GPU; it computes on a CPU as well."""
 LIGER = Numerics().model_copy(update={"kernels": "liger"})
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,20 +41,27 @@ def fresh_compiler():
         torch.compiler.reset()
 
 
-def fused(architecture, kind="policy", **fields):
+def fused(architecture, kind="policy", numerics=COMPILED, **fields):
     module = made(architecture, kind, **fields)
-    fuse(module, COMPILED)
+    fuse(module, numerics)
     return module
 
 
 @pytest.mark.slow
 @pytest.mark.rotated(3)
 @pytest.mark.parametrize(
-    ("architecture", "kind"),
-    [("qwen3", "policy"), ("llama", "adapters"), ("llama", "value")],
+    ("architecture", "kind", "numerics"),
+    [
+        ("qwen3", "policy", COMPILED),
+        ("llama", "adapters", COMPILED),
+        ("gemma2", "value", COMPILED),
+        ("qwen3_moe", "policy", COMPILED),
+        ("qwen3", "value", IN_PARTS),
+        ("llama", "adapters", IN_PARTS),
+    ],
 )
-def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind):
-    found = compared(made(architecture, kind), fused(architecture, kind), row())
+def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind, numerics):
+    found = compared(made(architecture, kind), fused(architecture, kind, numerics), row())
     assert found["values"] < 1e-5 and found["gradients"] < 1e-5
 
 
@@ -77,8 +86,9 @@ def lengths_of(seed):
 
 
 @pytest.mark.slow
-def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before():
-    plain, module = made("llama"), fused("llama")
+@pytest.mark.parametrize("numerics", [COMPILED, IN_PARTS], ids=["layers", "parts"])
+def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before(numerics):
+    plain, module = made("llama"), fused("llama", numerics=numerics)
     before = outputs(plain, row())
     for batch in (lengths_of(0), lengths_of(1)):  # with one document and with several
         gradients(module, batch)
@@ -135,12 +145,22 @@ def test_what_training_computes_is_compiled_before_the_first_step_and_leaves_no_
         trainer.close()
 
 
+@pytest.mark.slow
+@pytest.mark.proves("numerics.kernels")
+def test_all_layers_of_a_model_are_one_graph_each_way():
+    """Besides them there are the last norm and the two passes of the log-softmax."""
+    module, counted = fused("llama", num_hidden_layers=3), torch._dynamo.utils.counters
+    counted.clear()
+    gradients(module, lengths_of(0))
+    assert counted["stats"]["unique_graphs"] == 4 and not counted["graph_break"], counted
+
+
 def test_a_model_without_known_parts_is_not_compiled_in_silence():
     model = torch.nn.Module()
     model.base_model = torch.nn.Linear(2, 2)
     module = torch.nn.Module()
     module.model = model
-    with pytest.raises(StageError, match="a Linear has no norm or gated MLP that can be compiled: set kernels to torch"):
+    with pytest.raises(StageError, match="a Linear has no layer, norm or gated MLP to compile: set kernels to torch"):
         fuse(module, COMPILED)
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from configs.execution import Numerics
-from stages.core.attention import Span
 from stages.core.batches import (
     Document,
     best_fit,
@@ -17,6 +16,7 @@ from stages.core.batches import (
     step_rows,
     unit_tokens,
 )
+from stages.core.spans import Span
 
 
 def docs(*lengths):

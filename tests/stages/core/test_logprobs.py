@@ -8,9 +8,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from configs.execution import Numerics
-from stages.core import attention
-from stages.core.attention import AttentionError, Span, register, spans_of, varlen_attention
+from stages.core import spans as row_spans
+from stages.core.attention import AttentionError, register, varlen_attention
 from stages.core.batches import collate, document
+from stages.core.cpu_attention import planned
 from stages.core.logprobs import (
     PolicyModule,
     RowKernels,
@@ -19,6 +20,7 @@ from stages.core.logprobs import (
     rows_backward,
     rows_forward,
 )
+from stages.core.spans import Span, spans_of
 from stages.engines.kernels import fusable_rows_backward
 
 DOCS = [document([5, 6, 7], [8, 9, 2]), document([11], [12, 2]), document([20, 21, 22, 23], [24, 2])]
@@ -109,7 +111,8 @@ def by_definition(query_HTD, key_KTD, value_KTD, window=None, softcap=None, sink
 @pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
 def test_windows_caps_and_sinks_are_those_of_each_document_alone(monkeypatch, small, window, softcap, sinks):
     """A prompt with two answers, and a document of its own, in one row."""
-    monkeypatch.setattr(attention, "SMALL", small)
+    monkeypatch.setattr(row_spans, "SMALL", small)
+    planned.cache_clear()
     torch.manual_seed(0)
     spans = spans_of([Span(0, 6), Span(6, 5, 0, 6), Span(11, 3, 0, 6), Span(14, 7)])
     query, key, value = torch.randn(1, 4, 21, 8), torch.randn(1, 2, 21, 8), torch.randn(1, 2, 21, 8)

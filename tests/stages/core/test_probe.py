@@ -11,9 +11,9 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from benchmarks.architectures import ALL
 from configs.execution import Numerics
 from configs.training import Lora
-from stages.core.attention import Span, spans_of
 from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
 from stages.core.probe import IsolationError, ProbeError, probe
+from stages.core.spans import Span, spans_of
 from stages.engines.adapters import add_adapters
 
 __all__ = ["llama"]  # a fixture
