@@ -81,14 +81,19 @@ def readings_of(workload: Workload, tokens: list[int], runs: list[dict[str, Laps
     ]
 
 
-def measure(workload: Workload, folder: Path, runs: int = RUNS) -> list[Reading]:
-    """One workload, all sides, `runs` times with new processes."""
+def measure(workload: Workload, folder: Path) -> list[Reading]:
+    """One workload, all sides, several times with new processes."""
+    prepare(workload, folder)
+    runs = [race(workers(workload, folder), workload.steps) for _ in range(RUNS)]
+    return readings_of(workload, tokens_per_step(workload, folder), runs)
+
+
+def prepare(workload: Workload, folder: Path) -> None:
+    """Makes model and rows, where they are not there yet."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "units.json").exists():
         workload.write(folder)
         subprocess.run([sys.executable, "-m", "benchmarks.workloads", str(folder)], check=True)
-    tokens = tokens_per_step(workload, folder)
-    return readings_of(workload, tokens, [race(workers(workload, folder), workload.steps) for _ in range(runs)])
 
 
 def workers(workload: Workload, folder: Path) -> dict[str, Worker]:

@@ -75,21 +75,22 @@ PEERS: dict[str, dict[str, str]] = {
 TWO_PAIRS = {"micro_batch_tokens": 2048}
 """Room for two long pairs. Since our pass was chosen for speed, so was the peer's: of 1, 2 and 4 pairs, and of 2, 4 and 8."""
 
+COMPILED = {"kernels": "compiled"}
+
 WORKLOADS: dict[str, Workload] = {
-    "sft": Workload("sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M", 2.0),
-    "sft-compiled": Workload(
-        "sft", "smollm2-135m", 256, 16, 7, 8, "SFT, SmolLM2-135M, our kernels compiled", 2.0, numerics={"kernels": "compiled"}
-    ),
-    "sft-20m": Workload("sft", "llama-20m", 512, 32, 8, 4, "SFT, 20M Llama", 2.0),
+    "sft": Workload("sft", "smollm2-135m", 256, 16, 5, 8, "SFT, SmolLM2-135M", 2.0),
+    "sft-compiled": Workload("sft", "smollm2-135m", 256, 16, 5, 8, "SFT, SmolLM2-135M, compiled here", 2.0, numerics=COMPILED),
+    "sft-20m": Workload("sft", "llama-20m", 512, 32, 6, 4, "SFT, 20M Llama", 2.0),
+    "sft-20m-compiled": Workload("sft", "llama-20m", 512, 32, 6, 4, "SFT, 20M Llama, compiled here", 2.0, numerics=COMPILED),
     "reward_model": Workload("reward_model", "smollm2-135m", 384, 4, 5, 2, "Reward model, SmolLM2-135M", 2.0, numerics=TWO_PAIRS),
-    "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 7, 2, "Reward model, 20M Llama", 2.0, numerics=TWO_PAIRS),
-    "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M", 4.0),
+    "reward_model-20m": Workload("reward_model", "llama-20m", 512, 8, 6, 2, "Reward model, 20M Llama", 2.0, numerics=TWO_PAIRS),
+    "dpo": Workload("preference_train", "smollm2-135m", 384, 4, 4, 2, "DPO, SmolLM2-135M", 4.0),
     "dpo-cached": Workload(
-        "preference_train", "smollm2-135m", 384, 4, 5, 2, "DPO, SmolLM2-135M, reference cached by both", 2.0, cached_reference=True
+        "preference_train", "smollm2-135m", 384, 4, 4, 2, "DPO, SmolLM2-135M, reference cached by both", 2.0, cached_reference=True
     ),
-    "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 7, 4, "DPO, 20M Llama", 4.0),
-    "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 5, 4, "GRPO update, SmolLM2-135M", 4.0, group=4),
-    "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 7, 8, "GRPO update, 20M Llama", 4.0, group=8),
+    "dpo-20m": Workload("preference_train", "llama-20m", 512, 8, 5, 4, "DPO, 20M Llama", 4.0),
+    "grpo": Workload("rlvr", "smollm2-135m", 256, 4, 4, 4, "GRPO update, SmolLM2-135M", 4.0, group=4),
+    "grpo-20m": Workload("rlvr", "llama-20m", 512, 8, 4, 8, "GRPO update, 20M Llama", 4.0, group=8),
 }
 
 MODELS: dict[str, dict[str, Any]] = {

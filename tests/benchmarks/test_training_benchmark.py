@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import report, table
-from benchmarks.pacing import Laps
-from benchmarks.training import measure, readings_of, speed
+from benchmarks.pacing import Laps, race
+from benchmarks.training import prepare, readings_of, speed, tokens_per_step, workers
 from benchmarks.workloads import WORKLOADS, Workload, drawn
 
 FIRST = {"loss": 2.0, "grad_norm": 1.0}
@@ -23,7 +23,10 @@ TINY = Workload("sft", "llama-tiny", 256, 4, 3, 2, "tiny", 1.0)
 )
 def test_both_sides_do_the_same_work(tmp_path, changes):
     """Rows, order, masks, reduction and model: if one of them differed, so would the gradient of the first step."""
-    fast, documented, memory = measure(replace(TINY, tolerance=1e-3, **changes), tmp_path)
+    workload = replace(TINY, tolerance=1e-3, **changes)
+    prepare(workload, tmp_path)
+    run = race(workers(workload, tmp_path), workload.steps)
+    fast, documented, memory = readings_of(workload, tokens_per_step(workload, tmp_path), [run] * 3)
     assert fast.notes["apart"]["grad_norm"] < 5e-3 and min(*fast.ours, *fast.peer, *documented.peer) > 0
     assert 0.1 < min(*memory.ours, *memory.peer) and max(*memory.ours, *memory.peer) < 4
     units = json.loads((tmp_path / "units.json").read_text())
