@@ -121,7 +121,7 @@ def readme_lines() -> str:
         if documented and memory:
             tuned, as_documented = (down(row["ratio"]["low"]) for row in (readings[name], documented))
             share = math.ceil(100 / memory["ratio"]["low"]) / 100
-            lines.append(f"- {name}: {tuned} × ({as_documented} × TRL as documented), {share:.2f} × its peak memory")
+            lines.append(f"- {name}: {tuned} × ({as_documented} × as documented), {share:.2f} × its peak memory")
     return "\n".join(lines)
 
 

@@ -96,7 +96,7 @@ def test_the_table_claims_what_the_worst_run_holds(tmp_path, monkeypatch):
     assert "0.0% given to others, 250 and 240 GFLOP/s in matrices" in table.page().replace("1.0%", "0.0%")
     monkeypatch.setattr(table, "WHY_MISSED", {"tiny": "it is a test"})
     assert "useful tokens in 2 steps of each of 3 runs; " in table.page() and "; missed because it is a test." in table.page()
-    assert table.readme_lines() == "- tiny: 1.5 × (4.0 × TRL as documented), 0.67 × its peak memory"
+    assert table.readme_lines() == "- tiny: 1.5 × (4.0 × as documented), 0.67 × its peak memory"
     assert table.with_lines("a\n<!-- benchmarks -->\nold\n<!-- /benchmarks -->\nb").splitlines()[2] == table.readme_lines()
 
 
