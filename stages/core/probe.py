@@ -26,6 +26,8 @@ PAST_WINDOW = 9
 """Tokens of the probed document that do not see its beginning."""
 LONGEST_WINDOW = 8192
 """No longer document is probed."""
+PROBED = 64
+"""Fewest tokens of the probed document, where the model takes so many: a mean over a handful is one token's."""
 INSTEAD = "set `packing: false` and `attention: eager` in the execution profile"
 
 
@@ -103,7 +105,9 @@ def _probed_length(config: Any) -> int:
     windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
     shortest = min((window for window in windows if window), default=0)
     most = getattr(config, "max_position_embeddings", None) or LONGEST_WINDOW
-    return shortest + PAST_WINDOW if 0 < shortest + PAST_WINDOW <= min(most, LONGEST_WINDOW) else min(15, most)
+    if shortest + PAST_WINDOW > min(most, LONGEST_WINDOW):
+        return min(PROBED, most)
+    return max(shortest + PAST_WINDOW, min(PROBED, most))
 
 
 def _by_transformers(module: Module, doc: Document, device: torch.device) -> Tensor:
@@ -152,8 +156,13 @@ def _last(module: Module, units: Sequence[Unit], trained: int, numerics: Numeric
 
 
 def _made_up(vocabulary: int, *pieces: tuple[int, int]) -> Document:
-    """Prompt and answer, each as (factor, length): ids that depend on nothing else."""
-    prompt, answer = (tuple(3 + factor * place % (vocabulary - 4) for place in range(length)) for factor, length in pieces)
+    """Prompt and answer, each as (factor, length): ids that depend on nothing else.
+
+    They come from the middle of the vocabulary. Rare and special tokens stand at its ends, where a trained model's activations can be
+    so large that bf16 rounds log-probabilities by whole nats.
+    """
+    first, several = vocabulary // 3, max(1, vocabulary // 3)
+    prompt, answer = (tuple(first + factor * place % several for place in range(length)) for factor, length in pieces)
     return document(prompt, answer)
 
 
