@@ -147,8 +147,9 @@ def _is_norm(part: nn.Module) -> bool:
 
 
 def _is_gated(part: nn.Module) -> bool:
-    """Whether it is a gated MLP, act(gate) · up, with separate or fused projections."""
-    return hasattr(part, "down_proj") and (hasattr(part, "gate_up_proj") or (hasattr(part, "gate_proj") and hasattr(part, "up_proj")))
+    """Whether it is a gated MLP, act(gate) · up, with separate or fused projections; experts have parameters by these names instead."""
+    ups = ("gate_up_proj",) if hasattr(part, "gate_up_proj") else ("gate_proj", "up_proj")
+    return all(isinstance(getattr(part, name, None), nn.Module) for name in ("down_proj", *ups))
 
 
 def _rotate_by(model: nn.Module, rotate: Callable[..., Any]) -> None:
