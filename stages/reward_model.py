@@ -28,6 +28,7 @@ from data.chat import Chat
 from stages.core import calibration, losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
 from stages.core.probe import probe
+from stages.core.statistics import wilson
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import GlobalBatch, PreparedMicroBatch
 from stages.engines.models import load_reward_model
@@ -197,8 +198,12 @@ def held_out_report(held: list[Example], scores: list[tuple[float, float]], job:
     }
     labelled = [(gap, row["margin"]) for gap, (row, _) in zip(gaps, held, strict=True) if row["margin"] is not None]
     in_order, triples = list_agreement(held, scores)
+    # Pairs of one ranked list share answers: only the lists are independent of each other.
+    accuracy = wilson(statistics.fmean(gap > 0 for gap in gaps), len({row["list"] for row, _ in held}))
     numbers = {
-        "accuracy": calibration.accuracy(gaps),
+        "accuracy": accuracy.mean,
+        "accuracy_low": accuracy.low,
+        "accuracy_high": accuracy.high,
         "margin": statistics.fmean(gaps),
         **calibrated,
         "length_correlation": calibration.spearman([one for pair in scores for one in pair], [one for pair in lengths for one in pair]),

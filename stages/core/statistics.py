@@ -1,6 +1,8 @@
 """Intervals over benchmark items."""
 
+import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -49,3 +51,24 @@ def paired_difference(candidate: Sequence[float], baseline: Sequence[float], *, 
     """
     differences = [a - b for a, b in zip(candidate, baseline, strict=True)]
     return bootstrap_mean(differences, resamples=resamples, seed=seed)
+
+
+def wilson(share: float, trials: int) -> Interval:
+    """Score interval of a proportion (Wilson 1927, J. Am. Stat. Assoc. 22:209), which says something about 10 of 10, too.
+
+    (p + z²/2n ± z √(p(1 - p)/n + z²/4n²)) / (1 + z²/n)
+
+    Args:
+        share: p, of the trials that succeeded.
+        trials: n, independent of each other.
+
+    Raises:
+        ValueError: no trials, or a share outside [0, 1].
+    """
+    if trials < 1 or not 0 <= share <= 1:
+        raise ValueError(f"a share of {share} of {trials} trials has no interval: it lies in [0, 1], of at least one trial")
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    centre = share + z**2 / (2 * trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
+    scale = 1 + z**2 / trials
+    return Interval(share, max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))

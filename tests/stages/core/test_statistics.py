@@ -2,8 +2,9 @@ import math
 import random
 
 import pytest
+from scipy.stats import binomtest
 
-from stages.core.statistics import bootstrap_mean, paired_difference
+from stages.core.statistics import bootstrap_mean, paired_difference, wilson
 
 
 def test_the_interval_agrees_with_the_normal_one_for_many_items():
@@ -41,3 +42,15 @@ def test_nothing_to_average_is_an_error(scores):
 def test_unpaired_scores_are_an_error():
     with pytest.raises(ValueError):
         paired_difference([1.0], [1.0, 0.0], resamples=100, seed=0)
+
+
+@pytest.mark.parametrize(("right", "trials"), [(0, 1), (10, 10), (9, 14), (300, 1000)])
+def test_the_interval_of_a_proportion_is_scipys(right, trials):
+    expected = binomtest(right, trials).proportion_ci(0.95, method="wilson")
+    assert wilson(right / trials, trials) == pytest.approx((right / trials, expected.low, expected.high))
+
+
+@pytest.mark.parametrize(("share", "trials"), [(0.5, 0), (1.2, 5), (float("nan"), 5)])
+def test_a_proportion_of_nothing_is_an_error(share, trials):
+    with pytest.raises(ValueError, match="at least one trial"):
+        wilson(share, trials)
