@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 
 def win_rates(scores: Sequence[float], scale: float | None) -> list[float]:
-    """P(y_i beats the policy) = 1/K Σ_k P(y_i beats y_k) over the K answers to a prompt, itself among them (Wu et al. 2024, arXiv
-    2405.00675, algorithm 1), with P(y_i beats y_k) = σ(scale (s_i - s_k)) (Bradley & Terry 1952).
+    """P(y_i beats the policy) = 1/K Σ_k P(y_i beats y_k) over the K answers to a prompt, with P(y_i beats y_k) = σ(scale (s_i - s_k)).
+
+    Wu et al. 2024, arXiv 2405.00675, algorithm 1; that y_i itself is among the K is from the authors' program (uclaml/SPPO,
+    scripts/compute_prob.py). The probability of one answer against another is that of Bradley & Terry 1952.
 
     Args:
         scores: s_1 … s_K.
