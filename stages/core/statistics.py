@@ -68,7 +68,10 @@ def wilson(share: float, trials: int) -> Interval:
     if trials < 1 or not 0 <= share <= 1:
         raise ValueError(f"a share of {share} of {trials} trials has no interval: it lies in [0, 1], of at least one trial")
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    centre = share + z**2 / (2 * trials)
     half = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    scale = 1 + z**2 / trials
-    return Interval(share, max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale))
+
+    def lower(p: float) -> float:
+        """The product of both ends is p² / (1 + z²/n): so without a difference that rounds, and exactly 0 for 0."""
+        return p**2 / (p + z**2 / (2 * trials) + half)
+
+    return Interval(share, lower(share), 1 - lower(1 - share))

@@ -50,6 +50,11 @@ def test_the_interval_of_a_proportion_is_scipys(right, trials):
     assert wilson(right / trials, trials) == pytest.approx((right / trials, expected.low, expected.high))
 
 
+@pytest.mark.parametrize("trials", [1, 5, 6, 105, 10**6])
+def test_none_and_all_of_the_trials_are_ends_without_rounding(trials):
+    assert wilson(0.0, trials).low == 0.0 and wilson(1.0, trials).high == 1.0
+
+
 @pytest.mark.parametrize(("share", "trials"), [(0.5, 0), (1.2, 5), (float("nan"), 5)])
 def test_a_proportion_of_nothing_is_an_error(share, trials):
     with pytest.raises(ValueError, match="at least one trial"):
