@@ -4,7 +4,7 @@
 FROM python:3.11-slim-bookworm
 
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ git make tini \
+    && apt-get install --yes --no-install-recommends bubblewrap g++ git make tini \
     && rm -rf /var/lib/apt/lists/*
 
 COPY requirements/gpu.txt requirements/dev.txt /tmp/requirements/

@@ -75,6 +75,7 @@ TORCH := $(call stamp,torch,$(LOCK))
 PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt)
 PROJECT := $(call stamp,project,pyproject.toml)
 ASSETS := $(call stamp,assets,configs/assets.py data/assets.py)
+SANDBOX := $(call stamp,sandbox,/dev/null)
 ENGINE := $(call stamp,engine,$(LOCK))
 MERGES := $(call stamp,merges,.gitattributes pipelines/ledger/lock_merge.py)
 
@@ -91,7 +92,7 @@ INSTALL := .venv/bin/python -m pip --disable-pip-version-check --no-input instal
 begin = echo '==> $(1)'
 end = rm -f $(STAMPS)/$(firstword $(subst -, ,$(@F)))-*; mkdir -p $(STAMPS); touch $@; echo "    done in $$SECONDS s"
 
-setup: $(VENV) $(TORCH) $(PACKAGES) $(PROJECT) $(ASSETS) $(ENGINE) $(MERGES)
+setup: $(VENV) $(TORCH) $(PACKAGES) $(PROJECT) $(ASSETS) $(SANDBOX) $(ENGINE) $(MERGES)
 
 $(VENV):
 	@$(call begin,environment .venv: seconds)
@@ -131,6 +132,19 @@ $(PACKAGES): $(TORCH)
 $(PROJECT): $(PACKAGES)
 	@$(call begin,the command pedigree: seconds)
 	$(INSTALL) --quiet --editable .
+	$(call end)
+
+$(SANDBOX): $(VENV)
+	@$(call begin,sandbox for programs that models write: seconds)
+	if command -v bwrap >/dev/null; then
+		echo "    bubblewrap is installed"
+	elif command -v apt-get >/dev/null && ( mkdir -p .venv/deb && cd .venv/deb && apt-get --quiet=2 download bubblewrap \
+			&& dpkg-deb --extract bubblewrap_*.deb . && mv usr/bin/bwrap ../bin/ ) 2>.venv/bubblewrap.log; then
+		echo "    bubblewrap of this system's packages, unpacked into .venv"
+	else
+		echo '    bubblewrap is not to be had: suites of programs (HumanEval) are refused until it is installed'
+	fi
+	rm -rf .venv/deb
 	$(call end)
 
 $(MERGES): $(PROJECT)

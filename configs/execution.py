@@ -3,9 +3,9 @@ bits but not meaning; numerics are recorded, and a checkpoint made under other n
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.declarations import DECLARATIONS
 from configs.frozen import Frozen
@@ -14,6 +14,31 @@ from configs.training import Rlvr, Training
 
 SMALLEST_TOKENS = 64
 """A packed micro-batch is not halved below it: one document is as long."""
+
+
+class Gpu(NamedTuple):
+    """A GPU by its maker's data sheet."""
+
+    memory_gb: float
+    """GiB, as the driver tells it."""
+    peak_tflops: float
+    """Dense, in bf16."""
+    bandwidth_gbs: float
+
+
+GPUS: dict[str, Gpu] = {
+    "a100-40gb": Gpu(40, 312, 1555),
+    "a100-80gb": Gpu(80, 312, 2039),
+    "h100": Gpu(79.6, 989, 3350),
+    "h100-pcie": Gpu(79.6, 756, 2000),
+    "h200": Gpu(140.4, 989, 4800),
+    "b200": Gpu(178.4, 2250, 8000),
+    "l40s": Gpu(45, 362, 864),
+    "a10g": Gpu(22.5, 70, 600),
+    "l4": Gpu(22.5, 121, 300),
+    "rtx4090": Gpu(24, 165, 1008),
+}
+"""By the name that a profile gives."""
 
 
 class Numerics(Frozen):
@@ -32,6 +57,9 @@ class Numerics(Frozen):
     zero_stage: Literal[0, 1, 2, 3] = 1
     """DeepSpeed ZeRO stage: ranks share the optimizer's state from 1 on, gradients from 2 on, weights with 3. Up to 1 gradients are
     exchanged once a step, above after each micro-batch."""
+    offload_optimizer: bool = False
+    """On GPUs: the optimizer's state and the gradients lie in host memory, and the update is computed there; slower, for models that a
+    GPU cannot hold otherwise."""
     gradient_checkpointing: bool = False
     """Each layer is computed a second time in the backward pass instead of keeping what it has computed: less memory, about a third more
     time."""
@@ -58,6 +86,14 @@ class Numerics(Frozen):
                 "kernels compiled need weights that are whole, and zero_stage 3 parts them: set zero_stage to 2 or less, or kernels to "
                 "liger or torch"
             )
+        return self
+
+    @model_validator(mode="after")
+    def there_is_somewhere_to_offload_to(self) -> "Numerics":
+        if self.offload_optimizer and self.device == "cpu":
+            raise ValueError("offload_optimizer moves state from the GPU to host memory, and device is cpu: leave it out")
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs a state that ZeRO manages, and zero_stage is 0: set zero_stage to 1, 2 or 3")
         return self
 
     @property
@@ -101,9 +137,45 @@ class Placement(Frozen):
     """Also after every so many steps."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest ones; older ones are deleted."""
+    endpoint_concurrency: int = Field(default=16, ge=1)
+    """Most requests that a judge's endpoint is working on at one time."""
+    endpoint_timeout_s: float = Field(default=120, gt=0)
+    """A request that an endpoint has not answered after so long has failed; at most nine tenths of `heartbeat_timeout_s` count."""
+    endpoint_retries: int = Field(default=5, ge=0)
+    """Further tries of a request to an endpoint that fails for a reason that may pass. The pauses between them double from a second up to
+    a minute, or are as long as the server asks for."""
     checkpoint_url: StoreUrl | None = None
     """`s3://BUCKET/PREFIX` or `file:///FOLDER` (one that other machines see): the checkpoints and chunks of running jobs go there too,
     so that another machine goes on when this one is gone."""
+
+
+class Machine(Frozen):
+    """What a profile runs on, for `pedigree plan`: nothing that runs is changed by it, and a run that cannot fit is refused."""
+
+    gpu: str | None = None
+    """One of the GPUs that docs/plan.md lists, e.g. `h100`: its memory, speed and bandwidth. Where nothing is said the driver is asked."""
+    gpu_memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of one GPU, in GiB, where it is another than the GPU's usual one."""
+    peak_tflops: float | None = Field(default=None, gt=0)
+    """Most operations of a GPU, in 10¹² a second: dense, in bf16."""
+    bandwidth_gbs: float | None = Field(default=None, gt=0)
+    """How fast a GPU reads its memory, in 10⁹ bytes a second."""
+    gpus_per_node: int = Field(default=8, ge=1)
+    """GPUs that share the host memory of one machine."""
+    host_memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of one machine, in GiB. With device cpu, and nothing said, it is that of the machine that plans."""
+    utilization: float = Field(default=0.3, gt=0, le=1)
+    """Share of the peak that training reaches, recomputed layers counted. 0.4 and more is good for long, full passes, 0.2 usual for short
+    ones. Where finished stages of the same kind ran on such a machine, their speed is taken instead."""
+    bandwidth_utilization: float = Field(default=0.5, gt=0, le=1)
+    """Share of the bandwidth that generation reaches."""
+
+    @field_validator("gpu")
+    @classmethod
+    def known(cls, value: str | None) -> str | None:
+        if value is not None and value not in GPUS:
+            raise ValueError(f"gpu {value!r} is none of {', '.join(GPUS)}: name one of them, or give gpu_memory_gb and peak_tflops instead")
+        return value
 
 
 class Execution(Frozen):
@@ -111,6 +183,8 @@ class Execution(Frozen):
 
     slots: int = Field(ge=1)
     """How many slots the machine has, for all clones of projects on it: stages run side by side while their slots fit."""
+    machine: Machine = Machine()
+    """What it runs on, as far as plans need to know."""
     numerics: Numerics = Numerics()
     placement: Placement = Placement()
     kinds: dict[str, dict[str, Any]] = Field(default_factory=dict)

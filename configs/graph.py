@@ -8,6 +8,7 @@ from configs.declarations import DECLARATIONS, Declaration
 from configs.frozen import Frozen
 from configs.naming import Model
 from configs.problems import UsageProblem
+from configs.published import Published
 
 
 def postorder(names: Iterable[str], parents: Callable[[str], Iterable[str]]) -> list[str]:
@@ -90,8 +91,14 @@ class Graph:
     """The `--set` values that made this variant; empty for a committed recipe."""
     source: str = ""
     """What was loaded: the name of a recipe, or the path of its file as it was given."""
+    extends: str = ""
+    """The recipe that it starts from: what its file says, and of a variant its recipe; empty: none."""
+    written: tuple[str, ...] = ()
+    """The names of its stages, those that it inherits among them; stages of other recipes that it only reads are not."""
     models: Mapping[str, Model] = field(default_factory=dict)
     """The names that the recipe, or one that it extends, gives to models; empty: each model goes by its stage's name."""
+    published: Published | None = None
+    """The work that the recipe follows."""
 
     @property
     def own(self) -> list[Node]:

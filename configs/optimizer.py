@@ -1,8 +1,8 @@
 """Identity of an optimizer, for every model that is trained."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.frozen import Frozen
 
@@ -17,6 +17,8 @@ class Optimizer(Frozen):
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """Share of all planned updates spent in linear warm-up. A planned update that is not made, because a step of reinforcement learning has
     nothing to learn from, still moves the schedule."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Updates in linear warm-up, instead of a share of all."""
     weight_decay: float = Field(default=0.0, ge=0)
     """λ: each update takes learning rate · λ off a decayed weight, as a share of it."""
     decayed: Literal["matrices", "all"] = "matrices"
@@ -26,6 +28,12 @@ class Optimizer(Frozen):
     epsilon: float = Field(default=1e-8, gt=0)
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Gradients are clipped to this global L2 norm; `null` for none."""
+
+    @model_validator(mode="after")
+    def warmup_is_said_once(self) -> Self:
+        if self.warmup_steps is not None and self.warmup_ratio:
+            raise ValueError(f"warmup_ratio {self.warmup_ratio} and warmup_steps {self.warmup_steps} are both given: leave one out")
+        return self
 
     @field_validator("max_grad_norm", mode="before")
     @classmethod

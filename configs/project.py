@@ -62,6 +62,19 @@ class Project:
         """A snapshot of our code, which jobs run."""
         return self.private / "code" / sha256
 
+    def rehearsal(self, profile: str) -> "Project":
+        """Where rehearsals under a profile (its name or path) lie: a project of its own, which shares nothing with this one."""
+        return Project(self.private / "rehearsals" / Path(profile).stem)
+
+    @property
+    def rehearsals(self) -> "list[Project]":
+        """Those that there are."""
+        return [Project(folder) for folder in sorted((self.private / "rehearsals").glob("*/"))]
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self.root.parent.name == "rehearsals" and self.root.parent.parent.name == ".pedigree"
+
     def lease(self, name: str) -> Path:
         """The folder of a lease's claims; `name` is a key, or an address with dashes."""
         return self.private / "leases" / name

@@ -5,8 +5,9 @@ A recipe is YAML:
     description: one line
     execution: cpu                      # default profile
     reproduce: {score_tolerance: 0.02}  # optional: how far scores may be off where `pedigree reproduce` cannot get equal bits
-    extends: other                      # optional: start from another recipe's stages
+    extends: other                      # optional: start from another recipe's stages; `STAGE: null` leaves one of them out
     models: {final: {stage: rlvr}}      # optional: names for models, with `desc` and `labels`
+    published: {sources: [...]}         # optional: the work that it follows, see `configs/published.py`
     stages:
       sft:
         kind: sft
@@ -32,19 +33,21 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from configs import suites
+from configs.datasets import PrepareData
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
 from configs.frozen import Frozen, Given, digest
 from configs.graph import Edge, Graph, Node, postorder
 from configs.naming import MODEL_NAME, Model
 from configs.problems import UsageProblem
+from configs.published import Published
 from configs.rounds import is_stage, unroll
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 RECIPE_NAME = re.compile(r"[a-z][a-z0-9_-]*")
-RECIPE_KEYS = {"description", "execution", "extends", "models", "reproduce", "stages"}
+RECIPE_KEYS = {"description", "execution", "extends", "models", "published", "reproduce", "stages"}
 MODELS = ("policy", "reward_model")
 
 
@@ -127,6 +130,19 @@ def _models(document: YamlDocument, problems: list[Problem]) -> dict[str, tuple[
     return found
 
 
+def _published(document: YamlDocument, problems: list[Problem]) -> Published | None:
+    """What a file says of the work that it follows; what is wrong with it is collected."""
+    if "published" not in document.value:
+        return None
+    try:
+        return Published.model_validate(document.value["published"])
+    except ValidationError as error:
+        for detail in error.errors():
+            place: Place = ("published", *detail["loc"])
+            problems.append(document.problem(place, f"{'.'.join(map(str, place))}: {detail['msg'].removeprefix('Value error, ')}"))
+        return None
+
+
 def recipe_file(folder: Path, name: str) -> Path:
     """A recipe's file, by name in `folder` or by path."""
     return Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
@@ -159,6 +175,8 @@ class _Written:
     """What a group of rounds stands for elsewhere: the last stage of its last round."""
     models: dict[str, tuple[YamlDocument, Model]]
     """Names of models, each with the file that gives it."""
+    published: Published | None
+    """Its own, or that of the recipe that it extends."""
     problems: tuple[Problem, ...]
     """What is wrong with what stands around the stages."""
 
@@ -194,7 +212,8 @@ class _Loading:
                 except ConfigError as error:  # this recipe's own problems are to be told with them
                     problems += error.problems
             variant = f"{recipe}+{digest(changes)[:8]}" if changes else recipe
-            graph = replace(_Building(self, variant, written, shared, changes, problems).graph(), source=name)
+            built = _Building(self, variant, written, shared, changes, problems).graph()
+            graph = replace(built, source=name, extends=recipe if changes else written.extends or "")
         finally:
             self.open.pop()
         if not overrides:
@@ -231,6 +250,7 @@ class _Loading:
         stages: dict[str, _Raw] = {}
         groups: dict[str, str] = {}
         models: dict[str, tuple[YamlDocument, Model]] = {}
+        published = _published(document, problems)
         extends = document.value.get("extends")
         if extends is not None and not (isinstance(extends, str) and RECIPE_NAME.fullmatch(extends)):
             problems.append(document.problem(("extends",), f"extends {extends!r}: it must be the name of a recipe in {self.folder.name}/"))
@@ -238,8 +258,14 @@ class _Loading:
         elif extends is not None:
             parent = self._written(self.folder / f"{extends}.yaml", {}, (*below, path.stem))
             stages, groups, models = dict(parent.stages), dict(parent.groups), dict(parent.models)
+            published = published.over(parent.published) if published else parent.published
             problems += parent.problems
         before = len(problems)
+        for name in [name for name, body in own.items() if body is None]:
+            del own[name]
+            if stages.pop(name, None) is None:
+                what = f"{extends} has {', '.join(stages)}" if extends else "this recipe extends none"
+                problems.append(document.problem(("stages", name), f"stage {name} is null, which leaves out an inherited one: {what}"))
         unrolled, last = _unroll(document, own, problems)
         if len(problems) > before:  # stages are missing: whatever names them would complain of that
             raise ConfigError(problems)
@@ -255,7 +281,7 @@ class _Loading:
             body = copy.deepcopy(stages[name].body)
             _set(body, place.split(".")[1:], value)
             stages[name] = replace(stages[name], body=body)
-        return _Written(document, extends, stages, groups | last, models, tuple(problems))
+        return _Written(document, extends, stages, groups | last, models, published, tuple(problems))
 
 
 class _Building:
@@ -279,6 +305,7 @@ class _Building:
             self._gate()
             self._unseen()
         models = self._models()
+        self._followed()
         if self.problems:
             unique = list(dict.fromkeys(self.problems))
             raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
@@ -290,6 +317,8 @@ class _Building:
             nodes=self.nodes,
             overrides=dict(self.changes),
             models=models,
+            written=tuple(written.stages),
+            published=written.published,
         )
 
     def _models(self) -> dict[str, Model]:
@@ -309,6 +338,24 @@ class _Building:
             elif node is not None:
                 found[name] = model.model_copy(update={"stage": node.address})
         return found
+
+    def _followed(self) -> None:
+        """What the file itself says of published work names its stages and tasks."""
+        document, published = self.written.document, self.written.published
+        if published is None or "published" not in document.value:
+            return
+        tasks = {node.config.task for node in self.nodes.values() if isinstance(node.config, PrepareData) and node.config.task}
+        named: list[tuple[Place, str]] = [(("published", "hardware", stage), stage) for stage in published.hardware]
+        for task, expected in published.scores.items():
+            if task not in tasks:
+                known = ", ".join(sorted(tasks))
+                message = f"published: no suite has the task {task!r}: there are {known}"
+                self.problems.append(document.problem(("published", "scores", task), message))
+            named += [(("published", "scores", task, "of", stage), stage) for stage in expected.of]
+        for place, stage in named:
+            if stage not in self.written.stages:
+                known = ", ".join(self.written.stages)
+                self.problems.append(document.problem(place, f"published: there is no stage {stage!r}: there are {known}"))
 
     def _complain(self, name: str, place: Place, message: str) -> None:
         self.problems.append(self.written.stages[name].problem(place, f"stage {name}: {message}"))

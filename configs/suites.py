@@ -5,9 +5,10 @@ of it. A look is one model that one evaluation scores on it: whoever reads the s
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from typing import Any
 
-from configs.datasets import PrepareData, title
+from configs.datasets import Hub, PrepareData, title
 from configs.document import Place
 from configs.frozen import canonical_json
 from configs.graph import Node
@@ -15,8 +16,8 @@ from configs.graph import Node
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
 """Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
-DRAW = {"count", "seed", "licence", "url"}
-"""Their fields that do not say where."""
+DRAW = {"columns", "config", "config_as", "count", "licence", "max_bad_rows", "seed", "split", "url"}
+"""Their fields that do not say where; of a data set's configurations and splits each is a place by itself."""
 
 
 def unseen_suites(nodes: Mapping[str, Node]) -> list[str]:
@@ -67,7 +68,7 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
 
 def _shares(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
     """A dev suite or training rows of a source that an unseen suite is made of."""
-    own = dict(_origins(node))
+    own = dict(_origins(node, shots=True))
     for suite in sorted(unseen):
         for origin, name in _origins(nodes[suite]):
             if origin in own:
@@ -75,15 +76,21 @@ def _shares(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator
                 yield node, ("sources",), f"{what} of {name}, which the unseen suite {suite} is made of: give one of them another source"
 
 
-def _origins(node: Node) -> Iterator[tuple[str, str]]:
-    """(what tells where rows come from, its name) for each source of a stage."""
-    for source in node.config.sources if isinstance(node.config, PrepareData) else ():
+def _origins(node: Node, shots: bool = False) -> Iterator[tuple[str, str]]:
+    """(what tells where rows come from, its name) for each source of a stage; with those of worked examples, which a suite only shows."""
+    config = node.config
+    if not isinstance(config, PrepareData):
+        return
+    for source in (*config.sources, *([config.shots.source] if shots and config.shots else [])):
         given: dict[str, Any] = source.model_dump(mode="json")
         if given["type"] == "leaks":
             continue
         drawn = given["type"] in DRAWN
         where = {name: value for name, value in given.items() if not (drawn and name in DRAW)}
-        yield canonical_json(where), f"the {given['type']} source {title(given)}" if drawn else f"the same {given['type']} source"
+        named = f"the {given['type']} source {title(given)}" if drawn else f"the same {given['type']} source"
+        places = product(source.configs, source.splits) if isinstance(source, Hub) else [(None, None)]
+        for config, split in places:
+            yield canonical_json([where, config, split]), named
 
 
 def _at(node: Node, port: str) -> list[str]:

@@ -40,6 +40,11 @@ class Lora(Frozen):
         return value
 
 
+TooLong = Literal["drop", "truncate"]
+"""What becomes of rows that are longer than `max_length`: they are dropped, or lose their end, and with it what tells an answer's end.
+Both are counted. Open-instruct, and so Tülu 3 and OLMo 2, truncate."""
+
+
 class Training(Frozen):
     """What every trained model states. Weights are kept in fp32 by the optimizer whatever the compute dtype."""
 
@@ -48,7 +53,9 @@ class Training(Frozen):
     epochs: int = Field(default=1, ge=1)
     """Passes over the data; each is shuffled by (seed, epoch). The last, incomplete batch of an epoch is trained on."""
     max_length: int = Field(ge=8)
-    """Longest sequence in tokens, prompt and answer together; longer rows are dropped and counted."""
+    """Longest sequence in tokens, prompt and answer together."""
+    too_long: TooLong = "drop"
+    """Rows with a longer one."""
     dtype: Dtype = "bf16"
     """Compute dtype of forward and backward."""
     optimizer: Optimizer
@@ -148,7 +155,9 @@ class ReferenceLogprobs(Frozen):
     """Log-probabilities of all answers under a fixed policy, for `preference_train` to take as its `reference`."""
 
     max_length: int = Field(ge=8)
-    """Longest sequence in tokens, prompt and answer together; longer answers are dropped and counted."""
+    """Longest sequence in tokens, prompt and answer together."""
+    too_long: TooLong = "drop"
+    """Longer answers; as the training says it."""
     dtype: Dtype = "bf16"
     """Compute dtype; that of the training, so that rounding is alike."""
 
@@ -166,6 +175,18 @@ class Sampling(Frozen):
     """Longest answer, in tokens."""
 
 
+class Reward(Frozen):
+    """What an answer is worth to the policy, given its verifier's score."""
+
+    formula: ClassVar[str] = "R = right · score; R = truncated for an answer without an end, where that is given"
+    source: ClassVar[str] = "Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), §6.2: right 10; open-instruct, non_stop_penalty: truncated −10"
+
+    right: float = Field(default=1.0, gt=0)
+    """Reward of a score of 1. It weighs rewards against a KL penalty, and leaves normalised advantages as they are."""
+    truncated: float | None = None
+    """Reward of an answer that was cut off by `max_tokens`, whatever its score; `null`: that of its score."""
+
+
 class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
@@ -176,6 +197,8 @@ class Rlvr(Frozen):
     samples_per_prompt: int = Field(ge=1)
     """Answers to each prompt: a group."""
     sampling: Sampling
+    reward: Reward = Reward()
+    """What an answer earns beside what its verifier says."""
     max_prompt_length: int = Field(ge=1)
     """Longest prompt in tokens; longer prompts are dropped and counted."""
     max_logprob_gap: float = Field(default=0.1, gt=0)

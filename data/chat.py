@@ -8,6 +8,7 @@ A prompt is what vLLM's server makes of the same messages, with one exception: a
 tokens that it was given with, where a server that gets it as text may merge them with the template's.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +24,8 @@ PROBE: list[Message] = [
     {"role": "assistant", "content": "It is 4."},
 ]
 
-
+CONTROL = re.compile(r"<\|\w+\|>")
+"""How templates write control tokens. Where turns end with the tokenizer's EOS token these are plain text, as in Tülu's template."""
 HALF_CHARACTER = "\ufffd"
 """What a character is decoded to whose last bytes were cut off."""
 
@@ -71,6 +73,28 @@ class Chat:
         """
         self._refuse_control_tokens(messages)
         return [token for piece in self._pieces(messages, ask=True) for token in self._encode(*piece)]
+
+    def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
+        """Ids of a conversation up to where the assistant has said `beginning`, and goes on.
+
+        Raises:
+            ChatError: a message or the beginning spells out a control token.
+        """
+        self._refuse_control_tokens([{"role": "assistant", "content": beginning}])
+        return [*self.prompt(messages), *self.said(beginning)]
+
+    def said(self, text: str) -> list[int]:
+        """Ids of a text as the assistant says it, without the end of its turn; control tokens in it are plain characters."""
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def plain(self, text: str) -> list[int]:
+        """Ids of a text without a chat template, with what the tokenizer puts before every text.
+
+        Raises:
+            ChatError: the text spells out a control token.
+        """
+        self._refuse_control_tokens([{"role": "user", "content": text}])
+        return self.tokenizer(text)["input_ids"]
 
     def training(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> tuple[list[int], list[bool]]:
         """Ids of a whole conversation, and which of them are trained; a turn of the assistant is its text and its end-of-turn token.
@@ -197,6 +221,21 @@ class Chat:
                 "special tokens"
             )
         self.answer(PROBE[:3], "4")
+
+
+def end_of_turn(template: str) -> str | None:
+    """The token with which a template ends the assistant's turns; None where that is the tokenizer's EOS token, or is not to be found."""
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    said, eos = "what it says", "the EOS token"
+    conversation = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": said}]
+    try:
+        (text,), _ = cast(Any, render_jinja_template)(conversations=[conversation], chat_template=template, bos_token="", eos_token=eos)
+    except TemplateError:
+        return None  # `Chat` says what is wrong with it
+    found = CONTROL.match(text.partition(said)[2])
+    return found.group() if found else None
 
 
 def trained_turns(turns: Sequence[Message], train_on: TrainOn) -> list[bool]:

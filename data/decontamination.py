@@ -1,7 +1,8 @@
 """Which training rows share text with which benchmark items: exact n-gram coverage.
 
 As in Tülu 3 (Lambert et al. 2024, arXiv 2411.15124, §3.2), an item's score with a row is the share of the item's tokens that lie in
-n-grams which the row holds too; of an item its user's turns count, as there, of a row all turns that are asked for. One reader serves
+n-grams which the row holds too; of an item its question counts (its user's turns where it has no form), as there, and neither instructions
+nor worked examples, which many items share; of a row all turns that are asked for. One reader serves
 both sides (`data/reading.py`); an item's turn that is shorter than n tokens counts as one n-gram of its own length; every place of a
 repeated n-gram counts; nothing is capped.
 """
@@ -51,7 +52,7 @@ class Index:
     """All n-grams of all benchmark items, with every place where they stand."""
 
     def __init__(self, benchmarks: Mapping[str, Sequence[dict[str, Any]]], ngram: int, turns: Sequence[str] = ROLES) -> None:
-        """Indexes the user's turns of `benchmarks` (label → items).
+        """Indexes the questions of `benchmarks` (label → items).
 
         Args:
             benchmarks: label → items.
@@ -105,7 +106,7 @@ class Index:
         return sorted(best.values(), key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
 
     def _add(self, benchmark: str, row: dict[str, Any]) -> None:
-        read = [[tuple(line.split()) for line in lines] for lines in readings(user_turns(row["messages"]))]
+        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row))]
         for turns in read:
             every = tuple(token for turn in turns for token in turn)
             if not every:
@@ -136,6 +137,11 @@ class Index:
                     if gram in self._places:
                         shared.add(gram)
         return shared
+
+
+def compared(item: Mapping[str, Any]) -> list[str]:
+    """The texts of a benchmark item that rows are compared with."""
+    return [item["question"]] if "question" in item else user_turns(item["messages"])
 
 
 def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:

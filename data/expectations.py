@@ -18,7 +18,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "item": ("id", "source", "task", "messages", "verifier"),
     "preference": ("id", "source", "messages", "answers", "strength"),
 }
-OPTIONAL = {"finish_reason", "win_rate"}
+OF_FORMS = {"question", "category", "prefix", "choices", "others", "weights"}
+"""Columns that an item may have besides, see `data/records.py`."""
+OPTIONAL = {"finish_reason", "win_rate", "policy", "policy_content", "on_policy"}
 """What an answer may have besides its text and score."""
 LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
 
@@ -56,17 +58,25 @@ def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
     }
 
 
+def row_problem(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> str | None:
+    """What a row by itself breaks, in one sentence, or None; its id and what it shares with other rows are not looked at."""
+    facts = _facts(row, record_type, check_verifier)
+    return next((facts[column] for column in ("messages", "verifier", "answers") if facts.get(column)), None)
+
+
 def _facts(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
     """One flat line of a table: what the expectations look at. A problem is a sentence, or None where there is none."""
     columns = COLUMNS[record_type]
     facts = {
         "id": row.get("id"),
         "source": row.get("source"),
-        "columns": ",".join(sorted(row)),
+        "columns": ",".join(sorted(set(row) - (OF_FORMS if record_type == "item" else set()))),
         "messages": message_problem(row.get("messages"), LAST_TURN[record_type]),
     }
     if "verifier" in columns:
-        facts["verifier"] = _verifier_problem(row.get("verifier"), record_type == "prompt", check_verifier)
+        verifiers = [row.get("verifier"), *row.get("others", {}).values()]
+        found = (_verifier_problem(one, record_type == "prompt", check_verifier) for one in verifiers)
+        facts["verifier"] = next((problem for problem in found if problem), None)
     if "task" in columns:
         facts["task"] = row.get("task")
     if record_type == "preference":

@@ -1,40 +1,73 @@
 """Data files to examples: the usual formats and layouts, row by row, with a place for every complaint."""
 
+import gzip
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
 
 from data.messages import message_problem
 from data.procedural import Example, SourceError
 from data.records import Answer, Message
+from data.verifiable import verifier_of
 
-SHOWN = 5
+
+class Unreadable(NamedTuple):
+    """Stands for a row that cannot be read by itself, where those around it can."""
+
+    text: str
+    reason: str
 
 
 def read(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row) of every row of a file, or of every data file below a folder."""
-    files = sorted(file for file in path.rglob("*") if file.suffix in READERS) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*") if ending(file) in READERS) if path.is_dir() else [path]
     if not files:
         raise SourceError(f"{path.name} holds no {', '.join(sorted(READERS))} file")
     for file in files:
-        if file.suffix not in READERS:
+        if ending(file) not in READERS:
             raise SourceError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
-        yield from READERS[file.suffix](file)
+        yield from READERS[ending(file)](file)
+
+
+def ending(file: PurePath) -> str:
+    """How a file ends, with what it is packed in."""
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
 
 
 def read_jsonl(file: Path) -> Iterator[tuple[str, Any]]:
     with _utf8(file), file.open() as stream:
-        for number, line in enumerate(stream, start=1):
-            if line.strip():
-                yield f"{file.name}:{number}", _json(f"{file.name}:{number}", line)
+        yield from _lines(file, stream)
+
+
+def _read_packed(file: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        with _utf8(file), gzip.open(file, "rt", encoding="utf-8") as stream:
+            yield from _lines(file, stream)
+    except (OSError, EOFError) as error:
+        raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
+
+
+def _lines(file: Path, stream: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            yield f"{file.name}:{number}", _line(line)
+
+
+def _line(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(text.rstrip("\n"), f"is not JSON: {error}")
 
 
 def _read_json(file: Path) -> Iterator[tuple[str, Any]]:
     with _utf8(file):
-        rows = _json(file.name, file.read_text())
+        rows = _line(file.read_text())
+    if isinstance(rows, Unreadable):
+        raise SourceError(f"{file.name} {rows.reason}")
     if not isinstance(rows, list):
         raise SourceError(f"{file.name} is not a JSON list of rows")
     yield from ((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
@@ -46,13 +79,6 @@ def _utf8(file: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise SourceError(f"{file.name} is not UTF-8: {error}") from error
-
-
-def _json(place: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{place} is not JSON: {error}") from error
 
 
 def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
@@ -67,15 +93,17 @@ def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
 
 READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".jsonl": read_jsonl,
+    ".jsonl.gz": _read_packed,
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
 
 
-def parse(rows: Iterable[tuple[str, Any]]) -> list[Example]:
-    """Examples of rows in one of the usual layouts; columns that none of them names are ignored.
+def example_of(row: Any) -> Example:
+    """The example of a row in one of the usual layouts; columns that none of them names are ignored.
 
         messages [, verifier]                               chat; the last turn is the user's or the assistant's
+        messages | prompt, dataset, ground_truth            a prompt for RLVR, see `data/verifiable.py`
         prompt, completion                                  a chat and its last turn
         instruction [, input], output                       Alpaca
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
@@ -88,23 +116,21 @@ def parse(rows: Iterable[tuple[str, Any]]) -> list[Example]:
     a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
 
     Raises:
-        SourceError: rows with missing, empty or wrong-role messages; all are counted, the first five shown.
+        ValueError: the row cannot be read, or has missing, empty or wrong-role messages; with one sentence why.
     """
-    examples, problems = [], []
-    for place, row in rows:
-        try:
-            examples.append(_checked(_parse(row)))
-        except (ValueError, OverflowError) as error:  # the latter: an integer that no float holds
-            problems.append(f"{place}: {error}")
-    if problems:
-        more = f"\n  ... and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-        raise SourceError(f"{len(problems)} malformed rows; mend or remove them:\n  " + "\n  ".join(problems[:SHOWN]) + more)
-    return examples
+    if isinstance(row, Unreadable):
+        raise ValueError(row.reason)
+    try:
+        return _checked(_parse(row))
+    except OverflowError as error:  # an integer that no float holds
+        raise ValueError(str(error)) from error
 
 
 def _parse(row: Any) -> Example:
     if not isinstance(row, dict):
         raise ValueError("the row is not an object with named fields")
+    named = [row[column] for column in ("dataset", "ground_truth") if column in row]
+    verifiable = len(named) == 2 and any(value is not None for value in named)
     row = {name: value for name, value in row.items() if value is not None}
     own = row["source"] if isinstance(row.get("source"), str) else None
     if {"chosen", "rejected"} & set(row):
@@ -119,6 +145,8 @@ def _parse(row: Any) -> Example:
         answers = (_single(row["output"], row),) if "output" in row else ()
         return Example([{"role": "user", "content": question}], answers, source=own)
     messages = _turns(row)
+    if verifiable:
+        row["verifier"] = verifier_of(row.get("dataset"), row.get("ground_truth"))
     if "completion" in row:
         messages = [*messages, *_chat(row["completion"])]
     if messages and messages[-1]["role"] == "assistant":

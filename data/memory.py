@@ -1,6 +1,8 @@
-"""How much memory is left for this process: of its control group, or of the machine."""
+"""How much memory is left for this process: of its control group, or of the machine; and the most that it has taken."""
 
 import re
+import resource
+import sys
 from pathlib import Path
 
 LOW_SHARE = 0.1
@@ -22,3 +24,14 @@ def share_left() -> float:
     except (OSError, ValueError):
         pass
     return round(min(shares), 3)
+
+
+def peak() -> dict[str, int]:
+    """The most bytes that this process has had so far: `host` in memory, `gpu` allocated by torch, `child` of the largest process that it
+    has started and waited for. What is 0 is left out."""
+    found = {"host": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+    found["child"] = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        found["gpu"] = torch.cuda.max_memory_allocated()
+    return {name: count for name, count in found.items() if count}

@@ -152,6 +152,16 @@ def constraints(config: Constraints) -> list[Example]:
     return list(made.values())
 
 
+IDS = {
+    "lowercase": "change_case:english_lowercase",
+    "no_comma": "punctuation:no_comma",
+    "quotation": "startend:quotation",
+    "title": "detectable_format:title",
+    "word_count": "length_constraints:number_words",
+}
+"""Of our names of checks, IFEval's."""
+
+
 def _formatted(check: str, opening: str, topic: str) -> Example:
     name = topic.capitalize()
     sentence = SENTENCE.format(name)
@@ -161,7 +171,7 @@ def _formatted(check: str, opening: str, topic: str) -> Example:
         "quotation": ("{} and wrap it in double quotation marks.", f'"{sentence}"', sentence),
         "title": ("{} with a title in double angular brackets.", f"<<{name}>>\n{sentence}", f"{name}\n{sentence}"),
     }[check]
-    return _asked(instruction.format(opening.format(topic)), good, bad, {"name": "ifeval", "checks": [{"name": check}]})
+    return _asked(instruction.format(opening.format(topic)), good, bad, {"name": "ifeval", "instructions": [{"id": IDS[check]}]})
 
 
 def _word_count(opening: str, topic: str, draw: random.Random) -> Example:
@@ -169,5 +179,6 @@ def _word_count(opening: str, topic: str, draw: random.Random) -> Example:
     words = draw.choice(LEAST if relation == "at least" else MOST)
     long, short = SENTENCE.format(topic.capitalize()), SHORT.format(topic.capitalize())
     good, bad = (long, short) if relation == "at least" else (short, long)
-    check = {"name": "word_count", "relation": relation, "words": words}
-    return _asked(f"{opening} in {relation} {words} words.", good, bad, {"name": "ifeval", "checks": [check]})
+    bound = ("at least", words) if relation == "at least" else ("less than", words + 1)
+    check = {"id": IDS["word_count"], "relation": bound[0], "num_words": bound[1]}
+    return _asked(f"{opening} in {relation} {words} words.", good, bad, {"name": "ifeval", "instructions": [check]})

@@ -127,7 +127,7 @@ def hardware() -> dict[str, Any]:
     found = {
         "machine": platform.machine(),
         "kernel": platform.release(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
@@ -146,7 +146,8 @@ def gpus() -> list[str]:
     return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The processor's model, as Linux tells it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -8,10 +8,14 @@ An answer that was cut off by its length limit has the `finish_reason` `length` 
 no end-of-turn token is added to what did not end, so that nothing is taught to stop there.
 """
 
-from collections.abc import Mapping
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
+from configs.problems import PedigreeError
+from configs.suite_forms import Form
 from data.artifacts import Artifact, read_rows, write_rows
 
 FinishReason = Literal["stop", "length"]
@@ -45,13 +49,26 @@ class Prompt(TypedDict):
 
 
 class Item(TypedDict):
-    """A prompt of a benchmark."""
+    """A prompt of a benchmark. What a form adds (`configs/suite_forms.py`) is there only where the form has it."""
 
     id: str
     source: str
     task: str
     messages: list[Message]
+    """With instructions and worked examples."""
     verifier: dict[str, Any]
+    """Of the primary metric."""
+    question: NotRequired[str]
+    """The question alone: what decontamination compares; the turns of the user where it is absent."""
+    category: NotRequired[str]
+    prefix: NotRequired[str]
+    """How the assistant's turn begins."""
+    choices: NotRequired[list[str]]
+    """What the assistant might say, to be compared by likelihood."""
+    others: NotRequired[dict[str, dict[str, Any]]]
+    """Metric → its verifier, where that is not the primary one's."""
+    weights: NotRequired[dict[str, float]]
+    """Metric → how much the item counts in its average."""
 
 
 class Answer(TypedDict):
@@ -63,6 +80,12 @@ class Answer(TypedDict):
     """`stop` where it is absent."""
     win_rate: NotRequired[float | None]
     """P(it is better than an answer that the sampled policies give to the prompt), see `stages.core.win_rates`."""
+    policy: NotRequired[str]
+    """Of a sampled answer: the label of the policy that gave it,"""
+    policy_content: NotRequired[str]
+    """its content hash,"""
+    on_policy: NotRequired[bool]
+    """and whether it is the one to be trained."""
 
 
 class Preference(TypedDict):
@@ -89,6 +112,8 @@ class Completion(TypedDict):
     """Label of the policy at the stage's input."""
     policy_content: str
     """Content hash of that policy."""
+    on_policy: bool
+    """Whether that policy is the one to be trained, as the recipe says (`on_policy`)."""
     index: int
     seed: int
     prompt_ids: list[int]
@@ -100,6 +125,15 @@ class Completion(TypedDict):
     """`stop`: the end token was drawn, and is the last of `response_ids`."""
 
 
+class AspectRating(TypedDict):
+    """What a language model said of one answer and one aspect."""
+
+    rating: int | None
+    """1 to 5; null where it gave none that can be told for certain."""
+    text: str | None
+    """All that it said; null where it said nothing."""
+
+
 class Judgment(TypedDict):
     """One answer and its scores; a judge that could not score leaves null, never a number."""
 
@@ -108,6 +142,8 @@ class Judgment(TypedDict):
     source: str
     messages: list[Message]
     policy: str
+    policy_content: str
+    on_policy: bool
     text: str
     finish_reason: FinishReason
     response_length: int
@@ -118,27 +154,77 @@ class Judgment(TypedDict):
     """What the ensemble makes of them: in standard deviations of the members' held-out answers."""
     disagreement: float | None
     """Standard deviation of the normalised rewards over the members, of two or more."""
+    ratings: dict[str, AspectRating]
+    """Name of a rubric → what a language model made of the answer; empty where none was asked."""
+    rating: float | None
+    """Mean of `ratings`; null unless all of them are there."""
     score: float | None
     win_rate: float | None
     """Of the scored answers: P(it is better than one of them, itself included, drawn at random), see `stages.core.win_rates`."""
 
 
+class AnswerScore(TypedDict):
+    """One of several answers to a benchmark item."""
+
+    text: str
+    answer: str | None
+    """What the primary verifier extracted."""
+    scores: dict[str, float | None]
+    """Metric → score; null where nobody can say."""
+    reason: str
+
+
 class ItemScore(TypedDict):
-    """One policy's answer to one benchmark item."""
+    """One policy's answer to one benchmark item, or its answers."""
 
     id: str
     task: str
     policy: str
     text: str
+    """Of several answers the first."""
     answer: str | None
-    """What the verifier extracted."""
-    score: float
+    """What the verifier extracted from it."""
+    score: float | None
+    """By the primary metric; null where it is unknown, which is not the same as wrong."""
     reason: str
+    scores: dict[str, float | None]
+    """Every metric → score."""
+    category: NotRequired[str]
+    """The item's, where the task's score is an average over categories."""
+    answers: NotRequired[list[AnswerScore]]
+    """All of several answers."""
+    logprobs: NotRequired[list[float]]
+    """Of choices that were compared: Σ log P over the tokens of each."""
 
 
 def ended(row: Mapping[str, Any]) -> bool:
     """Whether an answer, completion, judgment or message came to its end."""
     return row.get("finish_reason") != "length"
+
+
+FORM_FILE = "form.json"
+"""In the payload of a suite with a form: the form, with its name."""
+
+
+def form_of(suite: Artifact) -> Form | None:
+    """How a suite is asked and scored; None where its items are prompts with verifiers and no more."""
+    file = suite.payload / FORM_FILE
+    if not file.is_file():
+        return None
+    given = json.loads(file.read_text())
+    name = given.pop("name")
+    return Form.model_validate({"description": name, "origin": f"configs/forms/{name}.yaml", **given})
+
+
+def check_once(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Every row has an id of its own.
+
+    Raises:
+        PedigreeError: one stands there twice, e.g. because a part was read twice: its answer would count twice.
+    """
+    twice = [name for name, count in Counter(row["id"] for row in rows).items() if count > 1]
+    if twice:
+        raise PedigreeError(f"{len(twice)} ids stand in the rows more than once, e.g. {twice[0]!r}: make the stage before this one again")
 
 
 def load(artifact: Artifact) -> list[dict[str, Any]]:

@@ -52,6 +52,8 @@ class _Tried(Frozen):
     """Checkpoint that it went on from."""
     checkpoints: dict[Word, Setting] = Field(default_factory=dict)
     """What writing and sending them took."""
+    peak: dict[Word, Setting] = Field(default_factory=dict)
+    """Bytes that its first rank had at most (`data.memory.peak`)."""
 
 
 class Attempt(_Tried):

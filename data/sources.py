@@ -4,30 +4,50 @@ Each source gives `Example`s; one function gives them the form of a record. An i
 so it depends on nothing but the row itself.
 """
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, RecordType, Stored
+from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, Read, RecordType, RowSource, Shots, Stored
 from configs.frozen import digest
-from data import assets, layouts, procedural, storage
+from configs.suite_forms import Form
+from data import assets, forms, hub, layouts, procedural, storage
 from data.artifacts import sha256_file
+from data.expectations import row_problem
 from data.procedural import Example, SourceError, unscored
 from data.records import Item, Message, ended
 from data.storage import ContentChanged, Missing
+from data.verifiable import instructions_of
 
 LEAK = "leak-"
 """The sources of planted leaks begin with it."""
+SHOWN = 5
+"""Bad rows that an error shows."""
+EXCERPT = 200
+"""Characters of a bad row that its evidence shows."""
+
+
+class BadRow(NamedTuple):
+    """A row that nothing can be made of."""
+
+    place: str
+    """File and line, or data set, split and number."""
+    reason: str
+    text: str
+    """How it begins."""
 
 
 class Loaded(NamedTuple):
-    """The rows of one source, and how many of its rows were not taken, by reason."""
+    """The rows of one source, how many of its rows were not taken, by reason, and which of them were bad."""
 
     name: str
     rows: list[dict[str, Any]]
     left_out: dict[str, int]
+    bad: tuple[BadRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,24 +60,58 @@ class Outside:
     """Project path → where it lies."""
     beat: Callable[[], None] = lambda: None
     """Called now and then while something large is fetched."""
+    mark: Callable[[str], None] = lambda mark: None
+    """Told what a reader of the result must know of where the rows came from."""
+    check_verifier: Callable[[Any], None] = lambda verifier: None
+    """Raises an error that people meet for a malformed verifier (`stages.core.verifiers.check`)."""
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
     """All rows of a source as records of one type, in a fixed order.
 
     Raises:
-        SourceError: malformed rows (file and line of the first five, and how many there are), a source that cannot give this
-            type of record, or fewer rows than `count`.
+        SourceError: more bad rows than the source allows (places and reasons of the first five, and how many there are), a source that
+            cannot give this type of record, or fewer rows than `count`.
+        StoreError: what it names cannot be fetched.
     """
-    name, examples, left_out = _examples(source, record, outside)
-    rows = with_ids([_record(example, record, task, example.source or name) for example in examples])
-    count = getattr(source, "count", None)
-    if isinstance(source, (Packaged, Files, Stored, Hub)) and count is not None:
-        if count > len(rows):
-            raise SourceError(f"{name}: count {count} > {len(rows)} usable rows: lower count, or leave it out to take all")
-        left_out = left_out | {"not drawn": len(rows) - count}
-        rows = shuffled(rows, source.seed)[:count]
-    return Loaded(name, rows, {reason: number for reason, number in left_out.items() if number})
+    if isinstance(source, (Arithmetic, Constraints, Leaks)):
+        name, examples = _made(source, record, outside)
+        return Loaded(name, with_ids([_own(example, record, task, name) for example in examples]), {})
+    name, given = _given(source, outside)
+    made, bad = [], []
+    for place, row in given:
+        try:
+            made.append(_record_of(row, record, task, name, outside))
+        except ValueError as error:
+            bad.append(BadRow(place, str(error), _text(row)[:EXCERPT]))
+    _refuse_too_many(name, bad, len(made) + len(bad), _allowed_of(source))
+    return _counted(name, with_ids(made), bad, {"malformed": len(bad)}, source)
+
+
+def _counted(name: str, rows: list[dict[str, Any]], bad: Sequence[BadRow], left_out: dict[str, int], source: RowSource) -> Loaded:
+    """As many rows as the source says, drawn by its seed."""
+    if source.count is not None:
+        if source.count > len(rows):
+            raise SourceError(f"{name}: count {source.count} > {len(rows)} usable rows: lower count, or leave it out to take all")
+        left_out = left_out | {"not drawn": len(rows) - source.count}
+        rows = shuffled(rows, source.seed)[: source.count]
+    return Loaded(name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
+
+
+def _text(row: Any) -> str:
+    return row.text if isinstance(row, layouts.Unreadable) else json.dumps(row, ensure_ascii=False, default=str)
+
+
+def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
+    """Raises SourceError for more bad rows than `limit`, a number or a share of all that were read."""
+    allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
+    if len(bad) > allowed:
+        shown = "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN])
+        more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        raise SourceError(
+            f"{name}: {len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}: mend or remove them, or raise it:\n"
+            f"  {shown}{more}"
+        )
 
 
 def shuffled(rows: Sequence[Any], seed: int) -> list[dict[str, Any]]:
@@ -80,25 +134,57 @@ def with_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return named
 
 
-def _examples(source: DataSource, record: RecordType, outside: Outside) -> tuple[str, list[Example], dict[str, int]]:
-    """(name of the source, its examples, rows it does not offer by reason)."""
+def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside: Outside) -> tuple[str, list[Example]]:
+    """(name of the source, its examples) of what is made here."""
     match source:
         case Arithmetic():
-            return "arithmetic", procedural.arithmetic(source), {}
+            return "arithmetic", procedural.arithmetic(source)
         case Constraints():
-            return "constraints", procedural.constraints(source), {}
+            return "constraints", procedural.constraints(source)
         case Leaks():
-            return "leak", plant(source, record, outside.suites), {}
+            return "leak", plant(source, record, outside.suites)
+
+
+def _given(source: RowSource, outside: Outside) -> tuple[str, Iterable[tuple[str, Any]]]:
+    """(name of the source, place and content of each row) of what others have written."""
+    match source:
         case Packaged(asset="ifeval"):
-            return "ifeval", *_ifeval(assets.path("ifeval"))
+            return "ifeval", _ifeval(assets.path("ifeval"))
+        case _:
+            return raw(source, outside)
+
+
+def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, Any]]]:
+    """(name of the source, (place, row) of each of its rows in its own columns)."""
+    match source:
         case Packaged(asset=asset):
-            return asset, layouts.parse(layouts.read(assets.path(asset))), {}
+            return asset, layouts.read(assets.path(asset))
         case Files(path=path):
-            return Path(path).stem, layouts.parse(layouts.read(outside.files[path])), {}
+            return Path(path).stem, layouts.read(outside.files[path])
         case Stored(name=name):
-            return name, layouts.parse(layouts.read(fetched(source, outside.beat))), {}
+            return name, layouts.read(fetched(source, outside.beat))
         case Hub():
-            return source.repo.rpartition("/")[2], layouts.parse(_read_hub(source)), {}
+            return source.repo.rpartition("/")[2], hub.rows(source, outside.beat, outside.mark)
+
+
+def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
+    """All rows of a benchmark as items, asked and scored as a form says.
+
+    Raises:
+        SourceError: more rows than the source allows lack what the form reads from them, too few worked examples, or fewer rows than
+            `count`.
+        StoreError: what it names cannot be fetched.
+    """
+    name, rows = raw(source, outside)
+    examples = list(raw(shots.source, outside)[1]) if shots else None
+    made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None)
+    bad = [BadRow(place, reason, _text(row)[:EXCERPT]) for place, row, reason in made.bad]
+    _refuse_too_many(name, bad, len(made.items) + len(bad), _allowed_of(source))
+    return _counted(name, with_ids(made.items), bad, made.left_out | {"malformed": len(bad)}, source)
+
+
+def _allowed_of(source: RowSource) -> int | float:
+    return source.max_bad_rows if isinstance(source, Read) else 0
 
 
 def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
@@ -107,7 +193,7 @@ def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
     Raises:
         StoreError: it cannot be fetched, or another file lies at its URL; the message says both hashes.
     """
-    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{PurePosixPath(source.url).suffix}"
+    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{layouts.ending(PurePosixPath(source.url))}"
     if file.is_file() and sha256_file(file) != source.sha256:
         print(f"{file} is damaged and is fetched again", flush=True)
         file.unlink()
@@ -122,46 +208,11 @@ def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
     return file
 
 
-def _read_hub(source: Hub) -> Iterator[tuple[str, Any]]:
-    import datasets
-
-    if Path(source.repo).exists():  # the library would take the folder instead
-        raise SourceError(f"hub source {source.repo}: a file or folder of that name lies here, and would be read instead: rename it")
-    try:
-        rows: Any = datasets.load_dataset(source.repo, split=source.split, revision=source.revision)
-    except ValueError as error:  # e.g. a split that it does not have
-        raise SourceError(f"hub source {source.repo}: {error}") from error
-    yield from ((f"{source.repo}/{source.split}[{number}]", dict(row)) for number, row in enumerate(rows))
-
-
-IFEVAL_CHECKS = {
-    "change_case:english_lowercase": "lowercase",
-    "punctuation:no_comma": "no_comma",
-    "startend:quotation": "quotation",
-    "detectable_format:title": "title",
-    "length_constraints:number_words": "word_count",
-}
-
-
-def _ifeval(file: Path) -> tuple[list[Example], dict[str, int]]:
-    """The prompts of IFEval whose instructions are all among our checks."""
-    examples, others = [], 0
-    for _, row in layouts.read_jsonl(file):
-        if not set(row["instruction_id_list"]) <= set(IFEVAL_CHECKS):
-            others += 1
-            continue
-        checks = [_ifeval_check(name, given) for name, given in zip(row["instruction_id_list"], row["kwargs"], strict=True)]
-        verifier = {"name": "ifeval", "checks": checks}
-        examples.append(Example([{"role": "user", "content": row["prompt"]}], verifier=verifier))
-    return examples, {"checks that we lack": others}
-
-
-def _ifeval_check(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    if IFEVAL_CHECKS[name] != "word_count":
-        return {"name": IFEVAL_CHECKS[name]}
-    if given["relation"] == "at least":
-        return {"name": "word_count", "relation": "at least", "words": given["num_words"]}
-    return {"name": "word_count", "relation": "at most", "words": given["num_words"] - 1}  # "less than"
+def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
+    """The prompts of IFEval, each with its instructions."""
+    for place, row in layouts.read_jsonl(file):
+        instructions = instructions_of(row["instruction_id_list"], row["kwargs"])
+        yield place, {"prompt": row["prompt"], "verifier": {"name": "ifeval", "instructions": instructions}}
 
 
 def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Example]:
@@ -186,11 +237,13 @@ def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Exa
 
 
 def _leak(item: Item, style: str) -> Example:
+    """The item's own question, without instructions and worked examples where it has a form."""
+    turns: list[Message] = [{"role": "user", "content": item["question"]}] if "question" in item else item["messages"]
     messages: list[Message] = [
         {"role": turn["role"], "content": DISGUISES[style](turn["content"]) if turn["role"] == "user" else turn["content"]}
-        for turn in item["messages"]
+        for turn in turns
     ]
-    answer = item["verifier"].get("answer", "Of course.")
+    answer = str(item["verifier"].get("answer", "Of course."))
     return Example(messages, unscored(answer, "I would rather not say."), item["verifier"], source=f"{LEAK}{style}")
 
 
@@ -206,16 +259,36 @@ def _rewrapped(text: str) -> str:
 DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "embedded": _embedded, "rewrapped": _rewrapped}
 
 
+def _record_of(row: Any, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
+    """What others have written as a row of one type, without its id.
+
+    Raises:
+        ValueError: it is in no layout, lacks what the type needs, or breaks an expectation; with one sentence why.
+    """
+    example = layouts.example_of(row)
+    made = _record(example, record, task, example.source or name)
+    problem = row_problem(made, record, outside.check_verifier)
+    if problem:
+        raise ValueError(problem)
+    return made
+
+
+def _own(example: Example, record: RecordType, task: str | None, name: str) -> dict[str, Any]:
+    try:
+        return _record(example, record, task, example.source or name)
+    except ValueError as error:
+        raise SourceError(f"{name}: {error}") from error
+
+
 def _record(example: Example, record: RecordType, task: str | None, source: str) -> dict[str, Any]:
     """The example as a row of one type, without its id.
 
     Raises:
-        SourceError: the example lacks what the type needs.
+        ValueError: the example lacks what the type needs.
     """
     lacks, need = NEEDS.get(record, (lambda example: False, ""))
     if lacks(example):
-        question = example.messages[-1]["content"][:80]
-        raise SourceError(f"{source}: {record} rows need {need}, which the row {question!r} lacks")
+        raise ValueError(f"{record} rows need {need}, which this one lacks")
     row: dict[str, Any] = {"source": source, "messages": example.messages}
     match record:
         case "conversation":

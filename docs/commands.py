@@ -26,9 +26,9 @@ PowerShell); `pedigree --show-completion` prints the script, to install it by ha
 """
 DOCUMENTS = """## Output for programs
 
-`run`, `plan`, `status` and `jobs` take `--json`: stdout holds one JSON document, printed at the end, and everything else goes to stderr.
-Exit codes stay the same. Where a command ends with 2 or 70, stdout is empty. `schema_version` is raised when a field changes its name
-or meaning; new fields may come without that.
+`run`, `rehearse`, `plan`, `status` and `jobs` take `--json`: stdout holds one JSON document, printed at the end, and everything else
+goes to stderr. Exit codes stay the same. Where a command ends with 2 or 70, stdout is empty. `schema_version` is raised when a field
+changes its name or meaning; new fields may come without that.
 
 All but `jobs` begin with `schema_version` (1), `command`, `recipe` (for a variant `RECIPE+HASH`), `source` (what was typed) and
 `overrides` (a list of `STAGE.FIELD=JSON`). Sizes are bytes, times seconds, `address` is `RECIPE/STAGE`.
@@ -39,6 +39,14 @@ All but `jobs` begin with `schema_version` (1), `command`, `recipe` (for a varia
 | `state` | `up_to_date`, `in_the_remote`, `cached` (it will be restored), `will_run`, `depends` (on a stage that will run) |
 | `to_run` | how many stages are neither `up_to_date` nor `in_the_remote` |
 | `disk` | `needed_bytes`, `stages_of_unknown_size`, `free_bytes` |
+| `time` | of the stages to run, one after another: `seconds`, `gpu_hours`, `stages_of_unknown_time` |
+| `published` | what the recipe says of the work that it follows (`sources`, `harness`, `scores`, `hardware`, `differs`, `lacks`), or null |
+| `fits` | whether no stage to run needs more memory than the profile's machine has; else the exit code is 1 |
+| `estimate` of a stage | `parameters`, `memory` (where a model takes part, unless `unknown` says why not), `amounts`, `time`, `gpus`, |
+| | `gpu_hours`, `checkpoint_bytes`, `misfit` (what is lacking, and `remedies`, or null); formulas: [plan.md](plan.md) |
+| `memory` | `per_rank` and `loading` (term → bytes), `peak_bytes`, `bound_bytes`, `ranks`, `host_bytes_per_rank`, `tokens_a_pass`; |
+| | `engine` of stages with vLLM: `ranks`, `weights`, `overhead`, `kv_cache`, `least_kv_cache`, `share_bytes`, `room_for_kv_cache` |
+| `amounts` | `rows`, `document_tokens`, `steps`, `tokens`: null, or `value` and `how` (`counted`, `estimated`, `at_most`) |
 
 | `status` | |
 |---|---|
@@ -62,6 +70,13 @@ All but `jobs` begin with `schema_version` (1), `command`, `recipe` (for a varia
 | | with `seconds`, `id` and `content` where it is done; `cause`, `message` and `log` where it failed; `message` where it was not run |
 | `scores` | evaluation → scores, as in `evidence/scores.json` |
 | `report`, `commit`, `notes` | path of the report or null; `id` and `title` of the commit that `--commit` made, or null; list of texts |
+
+| `rehearse` | what `run` says of the rehearsal, and |
+|---|---|
+| `recipe`, `source`, `overrides` | those of the real recipe |
+| `project`, `profile` | folder of the rehearsal's project; name of its profile |
+| `proved` | `rows`, `decontamination`, `models`, `training`, `suites` (lists), `verifiers` (name → `right`, `wrong`, `unknown`) |
+| `not_proved` of `proved` | each with `what` and `changes`: `where` (address or profile), `setting`, `real`, `rehearsed`, `reason` |
 
 ## Commands
 """

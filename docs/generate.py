@@ -1,4 +1,5 @@
-"""Reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md` and `cli.md` in `docs/`."""
+"""Reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md`, `cli.md`, `plan.md` and
+`flagship.md` in `docs/`."""
 
 import inspect
 import types
@@ -11,10 +12,10 @@ from typing import Annotated, Any, Literal, Union
 from pydantic.fields import FieldInfo
 
 from configs.declarations import DECLARATIONS, Declaration
-from configs.execution import Execution, Numerics, Placement
+from configs.execution import Execution, Machine, Numerics, Placement
 from configs.frozen import Frozen
 from configs.policy_gradient import AGGREGATIONS, AdaptiveKl
-from docs import commands
+from docs import commands, flagship, planning
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HEAD = """# Stages
@@ -34,7 +35,7 @@ for one stage; the later wins. Nothing here is part of what a result is. `numeri
 recorded, and a checkpoint made under others is not resumed unless asked; `placement` changes no bit.
 
 The tests show each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. What these fields do to
-training is told in [training.md](training.md), how jobs end and go on in [resume.md](resume.md).
+training is told in [training.md](training.md), how jobs end and go on in [resume.md](resume.md), what stages need in [plan.md](plan.md).
 """
 METHODS_HEAD = """# Methods
 
@@ -61,12 +62,13 @@ FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive"}
 
 def pages() -> dict[str, str]:
     """File name in `docs/` → text."""
-    return {"stages.md": page(), "profiles.md": profiles_page(), "methods.md": methods_page(), "cli.md": commands.page()}
+    return {"stages.md": page(), "profiles.md": profiles_page(), "methods.md": methods_page(), "cli.md": commands.page(),
+            "plan.md": planning.page(), "flagship.md": flagship.page()}  # fmt: skip
 
 
 def profiles_page() -> str:
     """All fields of an execution profile."""
-    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Numerics, Placement))]).rstrip() + "\n"
+    return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Machine, Numerics, Placement))]).rstrip() + "\n"
 
 
 def methods() -> dict[str, list[type[Frozen]]]:

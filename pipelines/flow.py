@@ -1,49 +1,66 @@
-"""The one door to Prefect: a run as one flow run, each stage as one task run of it.
+"""A run as Prefect shows it: one flow run, each stage one task run of it; and the flow that schedules start.
 
 Prefect shows, schedules and cancels; it decides nothing about what is done. Stages are worked off by `runs.run_graph`, with Prefect
 or without; what Prefect is told goes through an observer, so a server that is slow, away or forgetful holds nothing up.
 """
 
+import asyncio
 import json
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from contextvars import Context, copy_context
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
-from uuid import UUID, uuid4
+from typing import Any, TypeVar
+from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
-from prefect import flow
+from prefect import flow, get_run_logger
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, FlowRunCreate, LogCreate, StateCreate, TaskRunCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterIdempotencyKey
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.objects import TaskRunResult as Parent
+from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.flows import Flow
 from prefect.runtime import flow_run as current_flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Completed
+from prefect.states import AwaitingRetry, Cancelled, Completed
 
 from configs.compile import overrides_of
 from configs.frozen import finite
 from configs.graph import Node
 from configs.project import Project
+from configs.texts import command
 from data import pulse
 from data.artifacts import ArtifactError, write_json
 from data.pulse import Listener, Pulse
+from pipelines.ensure import log_file
+from pipelines.jobs.attempts import CANCELLED
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.launcher import LocalLauncher
 from pipelines.jobs.processes import Process
+from pipelines.ledger.git import GitSilent, run_git
 from pipelines.observer import End, Forgotten, Note, StageView, run_observed
-from pipelines.publish.report import tables
-from pipelines.runs import open_run
+from pipelines.publish.falls import Fall, fallen, measured, remember, remembered
+from pipelines.publish.report import report_path, tables, write_report
+from pipelines.rehearsal.proof import proof_of, said
+from pipelines.request import Request, all_done, already_made, opened, wanted
+from pipelines.runs import StageEnd
 
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 FLOW_NAME = "post-train"
+TAG, REHEARSAL = "pedigree", "rehearsal"
+FELL = "pedigree.score.fell"
+"""Event: a score lies below the interval of the one before it."""
+RETRIES, RETRY_S = 3, 10.0
+"""A deployment's run whose process died is started again so often, after a pause."""
 CALL_S = 5.0
 """A call that takes longer has failed: the server hangs."""
 ARTIFACT_INTERVAL_S = 5.0
@@ -76,38 +93,170 @@ class StagesFailed(Exception):
 
 def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
     """Hook: ends the jobs of a cancelled flow run. It runs in the worker's process: that of the flow run may have been killed."""
-    project = Project(Path(flow_run.parameters["project"]))
-    record = FlowRecord.read(project, str(flow_run.id))
-    launcher = LocalLauncher(project)
-    for folder in record.folders:
-        handle = launcher.find(folder)
-        if handle is not None:
-            launcher.cancel(handle)
-    record.remove()
+    real = Project(Path(flow_run.parameters["project"]))
+    for project in (real, *real.rehearsals):
+        record = FlowRecord.read(project, str(flow_run.id))
+        launcher = LocalLauncher(project)
+        for folder in record.folders:
+            handle = launcher.find(folder)
+            if handle is not None:
+                launcher.cancel(handle)
+        record.remove()
 
 
-@flow(name=FLOW_NAME, persist_result=False, on_cancellation=[end_jobs])
-def post_train(recipe: str, project: str, overrides: list[str] | None = None, profile: str | None = None) -> Any:
-    """Makes every stage of a recipe current: the entry point of deployments and schedules.
+def go_on(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
+    """Hook: a flow run whose process died is started again and takes over the jobs that outlived it. It runs in the worker's process."""
+    if flow_run.deployment_id is None:
+        return
+    with get_client(sync_client=True) as client:
+        deaths = sum(past.type == StateType.CRASHED for past in client.read_flow_run_states(flow_run.id))
+        if deaths <= RETRIES:
+            when = datetime.now(UTC) + timedelta(seconds=RETRY_S)
+            client.set_flow_run_state(
+                flow_run.id, AwaitingRetry(scheduled_time=when, message="its process died; the next one takes its jobs over")
+            )
 
-    Only a cancellation ends its jobs. Whatever else befalls this process or its worker, they go on, and the next run re-attaches.
+
+@flow(name=FLOW_NAME, persist_result=False, on_cancellation=[end_jobs], on_crashed=[go_on])
+def post_train(
+    recipe: str,
+    project: str,
+    overrides: list[str] | None = None,
+    profile: str | None = None,
+    start: list[str] | None = None,
+    until: list[str] | None = None,
+    force: list[str] | None = None,
+    gpu_pool: str | None = None,
+    rehearse: bool = False,
+) -> Any:
+    """Makes the stages of a recipe current: the entry point of deployments and schedules, for `pedigree deploy` to fill in.
+
+    Only a cancellation ends its jobs. Whatever else befalls this process or its worker, they go on, and the next attempt re-attaches.
 
     Args:
-        recipe: name or path.
-        project: folder of the project, absolute.
-        overrides: as with `--set`.
-        profile: execution profile; the recipe's own when absent.
+        recipe: Name or path.
+        project: Folder of the project, absolute.
+        overrides: STAGE.FIELD=VALUE, as with `--set`: makes a variant.
+        profile: Execution profile; the recipe's own when absent.
+        start: These stages and all below them, as with `--from`.
+        until: These stages and all they need, as with `--until`.
+        force: Stages to run again although they are up to date, as with `--force`.
+        gpu_pool: Global concurrency limit of which this run holds a slot while jobs run.
+        rehearse: Made rows and tiny models on the CPU, in a project of its own, as with `pedigree rehearse`. No slot of a GPU pool is held.
     """
-    run = open_run(Project(Path(project)), recipe, overrides or (), profile=profile)
+    wishes = (tuple(names or ()) for names in (start, until, force))
+    request = Request(recipe, tuple(overrides or ()), profile, (), *wishes, rehearse=rehearse)
+    run = opened(Project(Path(project)), request)
     run.keep_jobs = True
+    chosen, forced = wanted(run, request)
     flow_run_id = UUID(str(current_flow_run.get_id()))
-    ends = run_observed(run, lambda addresses: connected(run, addresses, flow_run_id), LOG.warning)
+    introduce(run, flow_run_id)
+    done = already_made(run, chosen, forced)
+    if done is not None:
+        return Completed(message=all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
+    if remembered(run.project, run.graph.recipe) is None:
+        remember(run.project, run.graph.recipe, measured(run.project, run.graph))
+    try:
+        with _slot_of(None if rehearse else gpu_pool):
+            ends = _undisturbed(
+                run, lambda: run_observed(run, lambda chosen: connected(run, chosen, flow_run_id), LOG.warning, chosen, forced)
+            )
+    except KeyboardInterrupt:
+        if _is_cancelled_by_command(run, flow_run_id):
+            return Cancelled(message=BY_COMMAND)
+        raise
+    write_report(run.project, run.graph)
+    if rehearse:
+        get_run_logger().info("%s", "\n".join(said(proof_of(run.project, run.graph, run.changes))))
+    return _outcome(run, ends)
+
+
+BY_COMMAND = "cancelled by `pedigree cancel`; finished stages and checkpoints are kept"
+
+
+def _outcome(run: RunContext, ends: Collection[StageEnd]) -> State:
     if run.cancelled.is_set():
         return Cancelled(message="cancelled in Prefect; finished stages and checkpoints are kept")
     failed = [end for end in ends if isinstance(end, StageFailed)]
+    if failed and all(end.cause == "cancelled" for end in failed):
+        return Cancelled(message=BY_COMMAND)
     if failed:
         raise StagesFailed("; ".join(map(str, failed)))
     return Completed(message=f"{len(ends)} stages are current")
+
+
+def _is_cancelled_by_command(run: RunContext, flow_run_id: UUID) -> bool:
+    return any((folder / CANCELLED).exists() for folder in FlowRecord.read(run.project, str(flow_run_id)).folders)
+
+
+def _undisturbed(run: RunContext, work: Callable[[], T]) -> T:
+    """Does the work in a thread of its own; what ends this process ends it.
+
+    Prefect throws an error into the flow's thread when it cannot renew the lease of a concurrency limit (its server was away, or has
+    forgotten it). That ends no run here: two runs of a recipe do each other no harm, as stages have leases of their own.
+    """
+    future: Future[T] = Future()
+    thread = threading.Thread(target=_fulfil, args=(future, copy_context(), work), name="run")
+    starting = True
+    while True:
+        try:
+            if starting:
+                starting = False
+                thread.start()
+            return future.result()
+        except asyncio.CancelledError:
+            LOG.warning("Prefect has lost the slot of this run, which goes on")
+        except BaseException:
+            run.cancelled.set()
+            wait([future])
+            raise
+
+
+def _fulfil(future: "Future[T]", context: Context, work: Callable[[], T]) -> None:
+    try:
+        future.set_result(context.run(work))
+    except BaseException as error:  # whoever waits for it raises it
+        future.set_exception(error)
+
+
+@contextmanager
+def _slot_of(pool: str | None) -> Iterator[None]:
+    """Holds a slot of a pool that several recipes share, where one is named."""
+    if pool is None:
+        yield
+        return
+    get_run_logger().info("Waiting for a slot of %s", pool)
+    with concurrency(pool, strict=True, raise_on_lease_renewal_failure=False):
+        get_run_logger().info("It has a slot of %s", pool)
+        yield
+
+
+def tags_of(project: Project, recipe: str) -> list[str]:
+    """By which runs and deployments are found: recipe, variant, and the commit that the project is at."""
+    name, _, variant = recipe.partition("+")
+    commit = commit_of(project)
+    kind = [REHEARSAL] if project.is_rehearsal else []
+    return [TAG, *kind, f"recipe:{name}", *([f"variant:{variant}"] if variant else []), *([f"commit:{commit}"] if commit else [])]
+
+
+def shown_recipe(run: RunContext) -> str:
+    """What a run is called: a rehearsal has another name than what it rehearses."""
+    return f"{run.graph.recipe}-{REHEARSAL}" if run.project.is_rehearsal else run.graph.recipe
+
+
+def commit_of(project: Project) -> str | None:
+    """The commit that the project is at, in short; None where git does not tell."""
+    try:
+        return run_git(project.root, "rev-parse", "--short=12", "HEAD", timeout_s=CALL_S).stdout.decode().strip() or None
+    except (OSError, GitSilent):
+        return None
+
+
+def introduce(run: RunContext, flow_run_id: UUID) -> None:
+    """Gives a flow run that a schedule has made the name and the tags of what it runs now; those of its deployment may be older."""
+    with suppress(Exception), get_client({"timeout": CALL_S}, sync_client=True) as client:
+        about = {"name": shown_recipe(run), "tags": tags_of(run.project, run.graph.recipe)}
+        client.request("PATCH", "/flow_runs/{id}", json=about, path_params={"id": flow_run_id})
 
 
 @dataclass
@@ -150,7 +299,7 @@ class PrefectRun:
         self._stages: dict[str, _Told] = {}
         self._heard: dict[str, Listener] = {}
         """Name of a flow run of another machine → who listens to its runner."""
-        self._begun = False
+        self._begun = self._summed_up = False
 
     @property
     def flow_run_id(self) -> UUID:
@@ -220,9 +369,43 @@ class PrefectRun:
         sweep(self.run.project, self._client, self._heard)
 
     def end(self, end: End) -> None:
+        if not self._summed_up:
+            with _for_show():
+                self._sum_up()
+            self._summed_up = True
         if self.own:  # else Prefect ends it; should it fail to, the next run does
             _set_state(self._client, "flow_runs", self.flow_run_id, _state(ENDS[end[0]], None, end[1]))
             self.record.remove()
+
+    def _sum_up(self) -> None:
+        """Where to read on, and which scores fell since the last run."""
+        project, recipe = self.run.project, self.run.graph.recipe
+        now, before = measured(project, self.run.graph), remembered(project, recipe)
+        falls = fallen(before or {}, now)
+        for fall in falls:
+            self._tell_fall(fall)
+        text = _summary(self.run, self.addresses, falls)
+        _post(self._client, "/artifacts/", {
+            "key": _slug(f"{shown_recipe(self.run)}-report"), "type": "markdown", "description": f"report and logs of {recipe}",
+            "data": text, "flow_run_id": str(self.flow_run_id),
+        })  # fmt: skip
+        remember(project, recipe, now)
+
+    def _tell_fall(self, fall: Fall) -> None:
+        recipe, flow_run = self.run.graph.recipe, self._flow_run()
+        related = {"flow-run": flow_run.id, "flow": flow_run.flow_id, "deployment": flow_run.deployment_id}
+        name = f"{recipe}.{fall.evaluation}.{fall.policy}.{fall.task}"
+        event = {
+            "id": str(uuid5(NAMESPACE_URL, f"{flow_run.id}/{name}")),  # told again after an answer that was lost, it is the same event
+            "occurred": datetime.now(UTC).isoformat(),
+            "event": FELL,
+            "resource": {"prefect.resource.id": f"pedigree.score.{name}", "prefect.resource.name": f"{recipe}: {fall}"},
+            "related": [
+                {"prefect.resource.id": f"prefect.{role}.{id_}", "prefect.resource.role": role} for role, id_ in related.items() if id_
+            ],
+            "payload": fall.as_json() | {"recipe": recipe},
+        }
+        self._client.request("POST", "/events", json=[event])  # pyright: ignore[reportArgumentType]
 
     # --- requests that can be made again ---------------------------------------------------------------------------------
 
@@ -236,9 +419,10 @@ class PrefectRun:
     def _create(self) -> UUID:
         parameters = {"recipe": self.run.graph.source or self.run.graph.recipe, "overrides": overrides_of(self.run.graph)}
         made = FlowRunCreate(
-            name=self.run.graph.recipe,
+            name=shown_recipe(self.run),
             flow_id=self._client.create_flow_from_name(FLOW_NAME),
             parameters=parameters | {"project": str(self.run.project.root)},
+            tags=tags_of(self.run.project, self.run.graph.recipe),
             state=_state(*RUNNING),
             idempotency_key=self.record.name,  # a request that was answered too late, made again, makes no second flow run
         )
@@ -279,6 +463,15 @@ class PrefectRun:
         self._client.request("PATCH", "/artifacts/{id}", json={"data": share}, path_params={"id": bar})
 
 
+def _summary(run: RunContext, addresses: Collection[str], falls: Collection[Fall]) -> str:
+    """Markdown: scores that fell, and where report and logs lie."""
+    lines = [f"**{run.graph.recipe}** at commit `{commit_of(run.project) or 'unknown'}`, in `{run.project.root}`", ""]
+    lines += [f"- fell: {fall}" for fall in falls]
+    lines += ["", f"Report: `{report_path(run.project, run.graph.recipe)}`", "", "| stage | log | prints it |", "|---|---|---|"]
+    lines += [f"| {address} | `{log_file(run.project, address)}` | {command('logs', address)} |" for address in addresses]
+    return "\n".join(lines)
+
+
 def sweep(project: Project, client: SyncPrefectClient, heard: dict[str, Listener]) -> None:
     """Tells Prefect how those of our flow runs ended which it shows as running, although their process is gone.
 
@@ -293,7 +486,8 @@ def sweep(project: Project, client: SyncPrefectClient, heard: dict[str, Listener
         made = FlowRunFilterIdempotencyKey(any_=[record.name]) if record.flow_run_id is None else None
         known = FlowRunFilterId(any_=[record.flow_run_id]) if record.flow_run_id is not None else None
         for found in client.read_flow_runs(flow_run_filter=FlowRunFilter(id=known, idempotency_key=made)):  # none: on another server
-            if found.state is None or not found.state.is_final():
+            state = found.state
+            if state is None or not (state.is_final() or state.is_scheduled() or state.is_pending()):  # those are about to be tried again
                 _end_for(client, found.id, record)
         record.remove()
 

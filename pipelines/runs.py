@@ -20,14 +20,18 @@ from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipes
 from configs.texts import command, shown
+from data import provenance
+from data.artifacts import read_run
 from data.untrusted import RESTORE, ArtifactError, read_source
 from pipelines.ensure import Result, at_rest, ensure, log_file, run_under_dvc
+from pipelines.estimate.estimates import refusals
 from pipelines.identity import standing
 from pipelines.jobs.attempts import BUG
 from pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
 from pipelines.jobs.scratch_state import address_of
 from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.store import RemoteError
+from pipelines.pins import refuse_unpinned
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,17 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         )
 
 
+def refuse_what_cannot_fit(run: RunContext, addresses: Collection[str]) -> None:
+    """Says before anything runs which of these stages need more memory than the profile's machine has.
+
+    Raises:
+        ConfigError: with each stage, what it lacks, by how much, and the settings that would make it fit.
+    """
+    found = refusals(run.project, run.graph, run.execution, addresses)
+    if found:
+        raise ConfigError([Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found])
+
+
 def load_execution(project: Project, name: str) -> Execution:
     """An execution profile, by name or path.
 
@@ -244,6 +259,7 @@ def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) ->
     if compiled.get(name) != node.identity():
         message = f"{params_file(recipe)} is not what the recipe says now; {_recompile(run.graph)}"
         raise StageFailed(address, "refused", message)
+    refuse_unpinned(run.graph, [address])
     return run_under_dvc(run, node)
 
 
@@ -290,6 +306,16 @@ def _reasons(run: RunContext, node: Node, waits: bool) -> tuple[list[str], bool]
         return standing(run.project, run.graph, run.ledger, node, beat)
     except RemoteError as error:
         return [f"whether it is up to date cannot be told: {error}"], False
+
+
+def drift(run: RunContext, node: Node) -> list[str]:
+    """Files of our code that are not what they were when the stage's artifact was made; comments and formatting do not count."""
+    try:
+        recorded = read_run(run.project.artifact(node.address) / "run.json").fingerprint.files
+    except ArtifactError:  # `verify` names it
+        return []
+    now = provenance.fingerprint(node.kind, run.code_root)["files"]
+    return sorted(name for name in recorded.keys() | now.keys() if recorded.get(name) != now.get(name)) if recorded else []
 
 
 def unchanged(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Result]:

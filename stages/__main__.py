@@ -19,13 +19,14 @@ from pydantic import ValidationError
 
 from configs.declarations import DECLARATIONS
 from configs.problems import PedigreeError
+from data import memory
 from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from data.durable import sync_tree
 from data.faults import fault_point
 from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError
 from data.untrusted import described
-from stages.core.postconditions import not_trained, unmet
+from stages.core.postconditions import not_trained, other_template, templates_of, unmet
 from stages.inputs import check_untouched, open_inputs
 from stages.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
 
@@ -106,7 +107,8 @@ def listen() -> None:
 def end(job: Job, **said: Any) -> None:
     """The job's last word, unless another submission has taken over."""
     job.seal()
-    write_json(job.folder / "done.json", said | {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from})
+    told = {"checkpoints": job.checkpoint_cost, "resumed_from": job.resumed_from, "peak": memory.peak()}
+    write_json(job.folder / "done.json", said | told)
 
 
 def run(spec: JobSpec, job: Job) -> dict[str, Any]:
@@ -123,6 +125,10 @@ def run(spec: JobSpec, job: Job) -> dict[str, Any]:
         types = {port: [artifact.type for artifact in given.values()] for port, given in inputs.items()}
         with job.busy("checking the result"):
             problem = unmet(declaration.output(config, types), metrics, job)
+            templates = templates_of(inputs, job.out / "payload")
+            metrics |= {"chat_templates": templates} if templates else {}
+            if not problem and declaration.trains:
+                problem = other_template(templates)
             if not problem and declaration.trains:
                 metrics, problem = with_update(metrics, only(inputs, "policy"), job)
         if problem:

@@ -1,27 +1,48 @@
 """Scores of policies on suites, item by item, all by one engine.
 
-    payload/rows.jsonl        one line per policy and item, with what the verifier read and why
-    payload/scores.json       per policy and task: n, mean and 95 % interval; paired differences between policies
+    payload/rows.jsonl        one line per policy and item: its score by every metric, what the verifier read and why; all of several
+                              answers
+    payload/scores.json       per policy and task: n, mean and 95 % interval by every metric; paired differences between policies; per task
+                              its hash, which says what scores may be compared with it
     evidence/samples.jsonl    the first items of each task with every policy's answer, side by side
 
 The record says whether the suites are dev or unseen and, of unseen ones, how many looks this evaluation took: one for each different
 model. It knows of itself and of what its models are made from; how often a whole recipe looks is counted in its report.
 
-Policies answer the same items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items.
+A suite with a form (`configs/suite_forms.py`) says itself how its answers are drawn, or its choices compared. Policies answer the same
+items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items, within categories where the
+average is over these. A score that nobody could tell is null, counted, and left out.
 """
 
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count, pairwise
 from typing import Any
 
-from configs.datasets import Evaluate
+from configs.answers import Evaluate
+from configs.suite_forms import Form
+from configs.training import Sampling
 from data import records
 from data.artifacts import Artifact, read_lineage, write_json, write_rows
 from data.chat import Chat
 from data.records import ItemScore
-from stages.core.statistics import bootstrap_mean, paired_difference
-from stages.core.verifiers import verify
-from stages.engines.chunks import Ask, generate
-from stages.engines.sampler import Request, seed_of
+from stages.core.suite_scores import (
+    Draws,
+    Task,
+    cut,
+    metrics_of,
+    score_answer,
+    score_choices,
+    score_item,
+    tabulate,
+    task_hash,
+    verifiers_of,
+)
+from stages.core.verifiers import sandbox
+from stages.engines.chunks import Ask, Score, generate
+from stages.engines.sampler import Continuation, Generation, Request, seed_of
 from stages.job import Inputs, Job, StageError
 
 FROZEN = ("select", "source_model")
@@ -30,47 +51,169 @@ SHOWN_ITEMS = 8
 """Items per task in the evidence."""
 
 
+@dataclass(frozen=True)
+class Suite:
+    """Items that are asked and scored alike."""
+
+    label: str
+    items: list[dict[str, Any]]
+    form: Form | None
+    sampling: Sampling | None
+    """None where choices are compared."""
+    hash: str
+
+    @property
+    def samples(self) -> int:
+        return self.form.draw.samples if self.form and self.form.draw else 1
+
+    @property
+    def has_programs(self) -> bool:
+        return any(one["name"] == "python" for item in self.items for one in verifiers_of(item, metrics_of(self.form)).values())
+
+
 def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Generates, verifies, and compares.
 
     Raises:
-        StageError: a suite is empty, two items have one name, an item does not fit into a policy's context, or an unseen suite is
-            evaluated together with a dev suite or with a model that was not frozen or that it had a part in.
+        StageError: a suite is empty, two items have one name, an item does not fit into a policy's context, an unseen suite is
+            evaluated together with a dev suite or with a model that was not frozen or that it had a part in, or too many scores
+            are unknown.
+        NoSandbox: a suite has programs, and they cannot be locked in on this machine.
         EngineLost: the engine died or stopped responding; finished chunks are kept.
     """
     split = split_of(inputs)
     with job.busy("reading rows"):
-        items = gather(inputs)
-    asks: dict[str, Ask] = {}
-    total = len(items) * len(inputs["policies"])
-    for label, policy in inputs["policies"].items():
-        chat, requests = Chat(policy.payload), []
-        for number, item in enumerate(items):
-            job.doing("tokenising", len(asks) * len(items) + number, total, "prompts")
-            requests.append(Request(chat.prompt(item["messages"]), seed_of(config.seed, item["task"], item["id"])))
-        asks[label] = Ask(policy, chat, requests)
-    answers = generate(asks, config.sampling, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
+        suites = gather(config, inputs)
+        tasks = tasks_of(suites)
+        if any(suite.has_programs for suite in suites):
+            sandbox.require()
+    chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
+    total, tokenised = sum(len(suite.items) for suite in suites) * len(chats), count()
+
+    def beat() -> None:
+        job.doing("tokenising", next(tokenised), total, "items")
+
+    asks = {
+        (label, suite.label): asked(config, suite, policy, chats[label], beat)
+        for label, policy in inputs["policies"].items()
+        for suite in suites
+    }
+    answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
 
     rows: list[ItemScore] = []
-    for label, ask in asks.items():
-        for item, answer in zip(items, answers[label], strict=True):
-            job.doing("verifying", len(rows), total, "answers")
-            rows.append(score(label, item, ask.chat.decode(answer.response_ids)))
+    for label, chat in chats.items():
+        for suite in suites:
+            for row in scored(label, suite, answers[label, suite.label], chat, job):
+                job.doing("verifying", len(rows), total, "items")
+                rows.append(row)
+    refuse_unknown(config, rows)
     with job.busy("comparing policies"):
-        table = tabulate(rows, list(asks), config)
-    for label, ask in asks.items():
-        table["policies"][label]["content"] = ask.policy.record.content
+        labels = list(chats)
+        table = tabulate(rows, labels, tasks, comparisons(labels), Draws(config.resamples, config.seed))
+    for label, policy in inputs["policies"].items():
+        table["policies"][label]["content"] = policy.record.content
     with job.busy("writing rows"):
         records.save(job.out, rows)
     write_json(job.out / "payload" / "scores.json", table)
+    items = [item for suite in suites for item in suite.items]
     write_rows(job.evidence / "samples.jsonl", samples(rows, items))
-    truncated = sum(answer.finish_reason == "length" for one in answers.values() for answer in one)
+    drawn = [answer for given in answers.values() for answer in given if isinstance(answer, Generation)]
     means: dict[str, float] = {}
     for label, policy in table["policies"].items():
         means |= {f"{label}/{task}": entry["mean"] for task, entry in policy["tasks"].items()}
         means[f"{label}/mean"] = policy["mean"]
     taken = {"looks": len({policy.record.content for policy in inputs["policies"].values()})} if split == "unseen" else {}
-    return {"split": split, **taken, "items": len(items), "rows": len(rows), "truncated_share": truncated / len(rows), **means}
+    return {
+        "split": split,
+        **taken,
+        "items": len(items),
+        "rows": len(rows),
+        "truncated_share": sum(answer.finish_reason == "length" for answer in drawn) / len(drawn) if drawn else 0.0,
+        "unknown": sum(row["score"] is None for row in rows),
+        "hashes": {name: task.hash for name, task in tasks.items()},
+        **means,
+    }
+
+
+def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, beat: Callable[[], None]) -> Ask | Score:
+    """The requests of a suite to a policy: each item as often as it is answered, or with each of its choices. `beat` is called at each."""
+    requests: list[Request] = []
+    continuations: list[Continuation] = []
+    for item in suite.items:
+        beat()
+        prompt = prompt_ids(suite, item, chat)
+        if suite.sampling is None:
+            continuations += [Continuation(prompt, chat.said(choice)) for choice in item["choices"]]
+        else:
+            requests += [Request(prompt, seed_of(*seed_parts(config, item, index))) for index in range(suite.samples)]
+    return Score(policy, continuations) if suite.sampling is None else Ask(policy, chat, requests, suite.sampling)
+
+
+def seed_parts(config: Evaluate, item: dict[str, Any], index: int) -> list[str | int]:
+    """What an answer's seed is made of; the first of several has that of a single one."""
+    return [config.seed, item["task"], item["id"], *([index] if index else [])]
+
+
+def prompt_ids(suite: Suite, item: dict[str, Any], chat: Chat) -> list[int]:
+    if suite.form and not suite.form.prompt.chat:
+        return chat.plain(item["messages"][-1]["content"] + item.get("prefix", ""))
+    return chat.begun(item["messages"], item["prefix"]) if "prefix" in item else chat.prompt(item["messages"])
+
+
+def by_item(suite: Suite, answers: list[Any]) -> Iterator[list[Any]]:
+    """The answers to each item, or the log-probabilities of each of its choices."""
+    start = 0
+    for item in suite.items:
+        count = len(item["choices"]) if suite.sampling is None else suite.samples
+        yield answers[start : start + count]
+        start += count
+
+
+def scored(label: str, suite: Suite, answers: list[Any], chat: Chat, job: Job) -> Iterator[ItemScore]:
+    """A suite's rows, in its order; programs run in their sandboxes side by side, as many as the job has threads."""
+    with ThreadPoolExecutor(job.numerics.threads if suite.has_programs else 1) as threads:
+        yield from threads.map(lambda item, given: score(label, suite, item, given, chat), suite.items, by_item(suite, answers))
+
+
+def score(label: str, suite: Suite, item: dict[str, Any], given: list[Any], chat: Chat) -> ItemScore:
+    metrics, macro = metrics_of(suite.form), suite.form is not None and suite.form.average == "macro"
+    if suite.sampling is None:
+        row = score_item(label, item, metrics, [score_choices(item, metrics, given)], macro=macro)
+        return {**row, "logprobs": [sum(own) for own in given]}
+    stop = suite.form.draw.stop if suite.form and suite.form.draw else ()
+    texts = [cut(chat.decode(answer.response_ids), stop) for answer in given]
+    return score_item(label, item, metrics, [score_answer(item, metrics, text) for text in texts], macro=macro)
+
+
+def tasks_of(suites: list[Suite]) -> dict[str, Task]:
+    """By name, in order of first appearance.
+
+    Raises:
+        StageError: a task's items are in two suites, which may be asked in two ways.
+    """
+    items: dict[str, dict[str, Any]] = {}
+    found: dict[str, Suite] = {}
+    for suite in suites:
+        for item in suite.items:
+            first = found.setdefault(item["task"], suite)
+            if first is not suite and (first.form or suite.form):
+                raise StageError(f"task {item['task']} is in the suites {first.label} and {suite.label}: give each a task name of its own")
+            items.setdefault(item["task"], {})[item["id"]] = item
+    return {name: Task(suite.label, suite.hash, suite.form, items[name]) for name, suite in found.items()}
+
+
+def refuse_unknown(config: Evaluate, rows: list[ItemScore]) -> None:
+    """Raises StageError when so many scores of a policy on a task are unknown that the others say little."""
+    asked: Counter[tuple[str, str]] = Counter((row["policy"], row["task"]) for row in rows)
+    unknown = Counter((row["policy"], row["task"]) for row in rows if None in row["scores"].values())
+    for (policy, task), number in unknown.items():
+        if number / asked[policy, task] > config.max_unknown:
+            own = (row for row in rows if (row["policy"], row["task"]) == (policy, task))
+            reason = next(row["reason"] for row in own if None in row["scores"].values())
+            raise StageError(
+                f"{number} of {asked[policy, task]} scores of {policy} on {task} are unknown, more than max_unknown "
+                f"{config.max_unknown:g}: e.g. {reason}; mend what keeps them from being told, or raise max_unknown"
+            )
 
 
 def split_of(inputs: Inputs) -> str:
@@ -103,63 +246,36 @@ def refuse_seen(label: str, policy: Artifact, unseen: dict[str, str]) -> None:
                 )
 
 
-def gather(inputs: Inputs) -> list[dict[str, Any]]:
-    """The items of all suites, in the recipe's order."""
-    items = []
-    for label, suite in inputs["suites"].items():
-        found = records.load(suite)
-        if not found:
-            raise StageError(f"suite {label} has no items: nothing can be measured on it")
-        items += found
-    seen: set[tuple[str, str]] = set()
-    for item in items:
-        name = (item["task"], item["id"])
-        if name in seen:
-            raise StageError(f"item {item['id']} of task {item['task']} is in the suites twice: give each suite a task name of its own")
-        seen.add(name)
-    return items
+def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
+    """The suites with their items, in the recipe's order.
 
-
-def score(label: str, item: dict[str, Any], text: str) -> ItemScore:
-    verdict = verify(item["verifier"], text)
-    return {
-        "id": item["id"],
-        "task": item["task"],
-        "policy": label,
-        "text": text,
-        "answer": verdict.answer,
-        "score": verdict.score,
-        "reason": verdict.reason,
-    }
-
-
-def tabulate(rows: list[ItemScore], labels: list[str], config: Evaluate) -> dict[str, Any]:
-    """Means with intervals, and each policy's paired difference to the first and to the one before it.
-
-    Returns:
-        {"policies": {label: {"tasks": {task: {n, mean, low, high}}, "mean": mean over tasks}},
-         "differences": [{candidate, baseline, task, n, mean, low, high}]}
+    Raises:
+        StageError: a suite is empty or needs `sampling`, or an item is there twice.
     """
-    scores: dict[str, dict[str, list[float]]] = {label: {} for label in labels}
-    for row in rows:
-        scores[row["policy"]].setdefault(row["task"], []).append(row["score"])
-    draws: dict[str, Any] = {"resamples": config.resamples, "seed": config.seed}
-    policies = {}
-    for label, by_task in scores.items():
-        tasks = {task: {"n": len(values), **bootstrap_mean(values, **draws)._asdict()} for task, values in by_task.items()}
-        policies[label] = {"tasks": tasks, "mean": sum(entry["mean"] for entry in tasks.values()) / len(tasks)}
-    differences = [
-        {
-            "candidate": candidate,
-            "baseline": baseline,
-            "task": task,
-            "n": len(values),
-            **paired_difference(values, scores[baseline][task], **draws)._asdict(),
-        }
-        for baseline, candidate in comparisons(labels)
-        for task, values in scores[candidate].items()
-    ]
-    return {"policies": policies, "differences": differences}
+    suites = []
+    seen: set[tuple[str, str]] = set()
+    for label, artifact in inputs["suites"].items():
+        items, form = records.load(artifact), records.form_of(artifact)
+        if not items:
+            raise StageError(f"suite {label} has no items: nothing can be measured on it")
+        for item in items:
+            name = (item["task"], item["id"])
+            if name in seen:
+                raise StageError(f"item {item['id']} of task {item['task']} is in the suites twice: give each suite a task name of its own")
+            seen.add(name)
+        sampling = sampling_of(config, label, form)
+        rows = next(entry.sha256 for entry in artifact.record.files if entry.path == "rows.jsonl")
+        names = {verifier["name"] for item in items for verifier in (item["verifier"], *item.get("others", {}).values())}
+        drawn = sampling.model_dump(mode="json") if sampling else None
+        suites.append(Suite(label, items, form, sampling, task_hash(form, rows, sorted(names), sampling=drawn)))
+    return suites
+
+
+def sampling_of(config: Evaluate, label: str, form: Form | None) -> Sampling | None:
+    """How a suite's answers are drawn; None where its choices are compared."""
+    if form is None and config.sampling is None:
+        raise StageError(f"suite {label} has no form, which would say how answers are drawn: set sampling")
+    return config.sampling_of(form)
 
 
 def comparisons(labels: list[str]) -> list[tuple[str, str]]:
@@ -170,13 +286,14 @@ def comparisons(labels: list[str]) -> list[tuple[str, str]]:
 
 def samples(rows: list[ItemScore], items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The first items of each task: one line per policy, an item's lines together."""
-    by_item: dict[tuple[str, str], list[ItemScore]] = {}
+    of_item: dict[tuple[str, str], list[ItemScore]] = {}
     for row in rows:
-        by_item.setdefault((row["task"], row["id"]), []).append(row)
+        of_item.setdefault((row["task"], row["id"]), []).append(row)
     shown: dict[str, int] = {}
     found = []
     for item in items:
         shown[item["task"]] = shown.get(item["task"], 0) + 1
         if shown[item["task"]] <= SHOWN_ITEMS:
-            found += [{**row, "messages": item["messages"]} for row in by_item[item["task"], item["id"]]]
+            shown_rows = [{name: value for name, value in row.items() if name != "answers"} for row in of_item[item["task"], item["id"]]]
+            found += [{**row, "messages": item["messages"]} for row in shown_rows]
     return found

@@ -154,6 +154,8 @@ Number = Annotated[int, Field(ge=-(1 << 64), le=1 << 64)]
 class _Ended(Frozen):
     checkpoints: dict[Word, Setting] = Field(default_factory=dict)
     """What writing and sending them took."""
+    peak: dict[Word, Setting] = Field(default_factory=dict)
+    """Bytes that the job's first rank had at most."""
     resumed_from: Line | None = None
 
 

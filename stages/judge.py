@@ -1,42 +1,44 @@
-"""Completions to judgments: the scores of a verifier and of reward models for each answer.
+"""Completions to judgments: the scores of a verifier, of reward models and of a language model for each answer.
 
     payload/rows.jsonl       judgments, in the order of the completions; a judge that could not score leaves null
     evidence/failures.jsonl  which judge failed on what, and why
     evidence/agreement.json  of several reward models: the share of pairs of answers that each two rank alike
+    evidence/questions.jsonl what a language model was asked about the first answers, and what it said
 
-    score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i)
+    score = verifier_weight * verifier + reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating)
     win_rate = mean over the scored answers to the prompt of P(this one is better), see `win_rate_scale`
 
 Rewards are normalised by the mean and standard deviation of each reward model's held-out answers (`reward_stats.json`), so that
 weights mean the same for every reward model. The row keeps the raw rewards. A term of weight zero is not part of the score, nor is
 the verifier where a prompt has none. Where one member could not score, the ensemble has no reward: a mean of the others would be
-another ensemble. An answer that was cut off is shown to them as it is, without an end-of-turn token: its reward is read at its last token.
+another ensemble; nor has an answer a rating where one aspect has none. An answer that was cut off is shown to reward models as it is,
+without an end-of-turn token: its reward is read at its last token.
 """
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from configs.datasets import Judge
+from configs.answers import Judge
 from data import records
 from data.artifacts import write_json, write_rows
 from data.chat import Chat, ChatError
-from data.records import Judgment
+from data.records import AspectRating, Judgment
 from stages.core.ensembles import agreement, combine, disagreement
+from stages.core.rating import mean_rating
 from stages.core.verifiers import VerifierError, verify
 from stages.core.win_rates import win_rates
-from stages.job import Inputs, Job, StageError, only
+from stages.job import Inputs, Job, StageError, only, only_or_none
 
-MAX_UNSCORED_SHARE = 0.1
-"""Largest accepted share of answers without a score: above it, the judges do not fit the prompts, and pairs would be biased."""
-
+if TYPE_CHECKING:  # it loads engines, which a verifier does without
+    from stages.engines.raters import Ratings
 
 @dataclass(frozen=True)
 class Member:
@@ -55,28 +57,32 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Scores every completion.
 
     Raises:
-        StageError: too many answers have no score, or a reward model's statistics are missing.
+        StageError: too many answers have no score, a completion stands there twice, or a reward model's statistics are missing.
+        EngineLost: the language model is down; what it has said is kept.
     """
     with job.busy("reading rows"):
         completions = records.load(only(inputs, "completions"))
+    records.check_once(completions)
     failures: list[dict[str, Any]] = []
     verified: list[float | None] = []
     for row in completions:
         job.doing("verifying", len(verified), len(completions), "answers")
         verified.append(verifier_score(row, failures))
     members = ask_members(config, inputs, job, completions, failures)
-    scored = zip(completions, verified, strict=True)
+    rated = ask_ratings(config, inputs, job, completions, failures)
+    by_answer = rated.by_answer if rated else [{} for _ in completions]
+    scored = zip(completions, verified, by_answer, strict=True)
     rows = with_win_rates(
-        [judgment(row, verifier, members, number, config) for number, (row, verifier) in enumerate(scored)],
+        [judgment(row, verifier, members, number, ratings, config) for number, (row, verifier, ratings) in enumerate(scored)],
         win_rate_scale(config, members),
     )
     write_rows(job.evidence / "failures.jsonl", failures)
     unscored = sum(row["score"] is None for row in rows)
-    if not rows or unscored > MAX_UNSCORED_SHARE * len(rows):
+    if not rows or unscored > config.max_unscored_share * len(rows):
         reason = failures[0]["reason"] if failures else "their prompts have no verifier"
         raise StageError(
-            f"{unscored} of {len(rows)} answers have no score, more than {MAX_UNSCORED_SHARE:.0%} ({reason}): "
-            "give reward_weight and a reward model, or prompts with verifiers"
+            f"{unscored} of {len(rows)} answers have no score, more than {config.max_unscored_share:.0%} ({reason}): give "
+            "reward_weight and a reward model, rating_weight and a rating, or prompts with verifiers; or raise max_unscored_share"
         )
     agreed = member_agreement(rows)
     if agreed:
@@ -89,7 +95,25 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
         "failures": len(failures),
         **means(rows),
         **({"agreement": fmean(one["agreement"] for one in agreed)} if agreed else {}),
+        **({"ratings": rating_metrics(rows), **({"reported": rated.reported} if rated.reported else {})} if rated else {}),
     }
+
+
+def ask_ratings(
+    config: Judge, inputs: Inputs, job: Job, completions: list[dict[str, Any]], failures: list[dict[str, Any]]
+) -> "Ratings | None":
+    """The ratings of a language model; None where none is asked."""
+    if config.rating is None:
+        return None
+    from stages.engines.raters import rate
+
+    judge = only_or_none(inputs, "judge")
+    found = rate(config.rating, judge, completions, job, max_unanswered_share=config.max_unscored_share)
+    failures += found.failures
+    models = found.reported.get("model", {})
+    if len(models) > 1:
+        job.marks.append(f"rated by {len(models)} models: {', '.join(models)}")
+    return found
 
 
 def ask_members(
@@ -113,8 +137,11 @@ def _progress(job: Job, before: int, total: int, done: int) -> None:
     job.progress(before + done, total)
 
 
-def judgment(row: dict[str, Any], verifier: float | None, members: dict[str, Member], place: int, config: Judge) -> Judgment:
+def judgment(
+    row: dict[str, Any], verifier: float | None, members: dict[str, Member], place: int, ratings: dict[str, AspectRating], config: Judge
+) -> Judgment:
     """One answer with its scores."""
+    rating = mean_rating(one["rating"] for one in ratings.values())
     rewards = [member.normalised(place) for member in members.values()]
     known = [reward for reward in rewards if reward is not None]
     whole = bool(known) and len(known) == len(rewards)
@@ -124,12 +151,16 @@ def judgment(row: dict[str, Any], verifier: float | None, members: dict[str, Mem
         terms.append(None if verifier is None else config.verifier_weight * verifier)
     if config.reward_weight > 0:
         terms.append(None if reward is None else config.reward_weight * reward)
+    if config.rating_weight > 0:
+        terms.append(None if rating is None else config.rating_weight * rating)
     return {
         "id": row["id"],
         "prompt_id": row["prompt_id"],
         "source": row["source"],
         "messages": row["messages"],
         "policy": row["policy"],
+        "policy_content": row["policy_content"],
+        "on_policy": row["on_policy"],
         "text": row["text"],
         "finish_reason": row["finish_reason"],
         "response_length": len(row["response_ids"]),
@@ -137,6 +168,8 @@ def judgment(row: dict[str, Any], verifier: float | None, members: dict[str, Mem
         "rewards": {label: member.raw[place] for label, member in members.items()},
         "reward": reward,
         "disagreement": disagreement(known) if whole and len(known) > 1 else None,
+        "ratings": ratings,
+        "rating": rating,
         "score": total(terms),
         "win_rate": None,
     }
@@ -259,6 +292,17 @@ def score_by_model(
     return rewards, problems
 
 
+def rating_metrics(rows: list[Judgment]) -> dict[str, dict[str, Any]]:
+    """Rubric → mean of its ratings, how often each was given, and how many answers have none."""
+    found = {}
+    for name in rows[0]["ratings"]:
+        given = [row["ratings"][name]["rating"] for row in rows]
+        known = [rating for rating in given if rating is not None]
+        counts = {str(rating): count for rating, count in sorted(Counter(known).items())}
+        found[name] = {"mean": fmean(known) if known else None, "counts": counts, "unrated": len(given) - len(known)}
+    return found
+
+
 def means(rows: list[Judgment]) -> dict[str, Any]:
     """Mean of each kind of score, over the rows that have it; by policy for the total."""
 
@@ -268,6 +312,7 @@ def means(rows: list[Judgment]) -> dict[str, Any]:
                 "verifier": row["verifier_score"],
                 "reward": row["reward"],
                 "disagreement": row["disagreement"],
+                "rating": row["rating"],
                 "score": row["score"],
             }
             for name, value in scores.items():

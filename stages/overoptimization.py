@@ -13,7 +13,7 @@ over-optimised: answers get better by its measure only.
 from collections import defaultdict
 from typing import Any
 
-from configs.datasets import Overoptimization
+from configs.answers import Overoptimization
 from data import records
 from data.artifacts import write_rows
 from stages.core.overoptimization import best_of_n, kl_best_of_n

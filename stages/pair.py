@@ -1,4 +1,4 @@
-"""Judged answers to preferences: of each prompt the best against the worst, or all of them by rank.
+"""Judged answers to preferences: of each prompt the best against the worst or a lower one, or all of them by rank.
 
     payload/rows.jsonl      preferences, sorted by id
     evidence/counts.json    prompts, preferences, and why prompts gave none
@@ -9,9 +9,10 @@ Answers are joined by prompt id and never by position: the order of the rows, or
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
-from configs.datasets import Pair
+from configs.answers import Pair
 from configs.frozen import digest
 from data import records
 from data.artifacts import write_json
@@ -20,15 +21,19 @@ from data.records import Answer, Judgment, Preference
 from stages.core.verifiers import check
 from stages.job import Inputs, Job, StageError, only
 
+Scored = tuple[float, Judgment]
+
 
 def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
     """Ranks the answers of each prompt.
 
     Raises:
         StageError: fewer than `min_pairs`; the message counts the reasons.
+        PedigreeError: a judgment stands there twice.
     """
     with job.busy("reading rows"):
         rows: list[Any] = records.load(only(inputs, "judgments"))
+    records.check_once(rows)
     groups: dict[str, list[Judgment]] = defaultdict(list)
     for row in rows:
         groups[row["prompt_id"]].append(row)
@@ -62,6 +67,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         "dropped": drops,
         "unscored": counts["unscored"],
         "truncated": counts["truncated"],
+        "on_policy": on_policy_shares(made),
         "mean_margin": sum(one["answers"][0]["score"] - one["answers"][-1]["score"] for one in made) / len(made),
         "validation": verdict,
     }
@@ -88,11 +94,7 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
         return "tie"
     if gap < config.min_gap:
         return "gap below min_gap"
-    if config.strategy == "ranked":
-        by_text = {row["text"]: (value, row) for value, row in sorted(drawn, key=score)}  # of equal texts the best-scored one
-        ranked = sorted(by_text.values(), key=score, reverse=True)
-    else:
-        ranked = [max(drawn, key=score), min(drawn, key=score)]  # the first of equals
+    ranked = RANKINGS[config.strategy](drawn, config.min_gap)
     answers = [answer(value, row, row) for value, row in ranked]
     first = ranked[0][1]
     name = f"{first['prompt_id']}/{config.strategy}"
@@ -105,9 +107,52 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
     return {"id": name, "source": first["source"], "messages": first["messages"], "answers": answers, "strength": None}
 
 
+def best_and_worst(drawn: list[Scored], min_gap: float) -> list[Scored]:
+    """The first of the best answers, and the first of the worst."""
+    return [max(drawn, key=score), min(drawn, key=score)]
+
+
+def best_and_one_lower(drawn: list[Scored], min_gap: float) -> list[Scored]:
+    """The first of the best answers, and the first one that is lower than it by `min_gap`, and lower at all: which comes first among them
+    is chance. An answer with the words of the best one is not taken: the judge did not agree with itself."""
+    best = max(drawn, key=score)
+    lower = [entry for entry in drawn if score(entry) < score(best) and score(best) - score(entry) >= min_gap]
+    return [best, next((entry for entry in lower if entry[1]["text"] != best[1]["text"]), lower[0])]
+
+
+def all_by_rank(drawn: list[Scored], min_gap: float) -> list[Scored]:
+    """Every text once, with the best score that it got, the best first."""
+    by_text = {row["text"]: (value, row) for value, row in sorted(drawn, key=score)}
+    return sorted(by_text.values(), key=score, reverse=True)
+
+
+RANKINGS: dict[str, Callable[[list[Scored], float], list[Scored]]] = {
+    "best_vs_worst": best_and_worst,
+    "best_vs_random_lower": best_and_one_lower,
+    "ranked": all_by_rank,
+}
+"""Strategy → which answers make a preference, best first, of those to one prompt in an order that is chance. Their best score is above
+their worst, by `min_gap` at least."""
+
+
 def answer(value: float, said: Judgment, judged: Judgment) -> Answer:
-    """One answer's text and how it ended, with the verdict on one (mostly the same)."""
-    return {"text": said["text"], "score": value, "finish_reason": said["finish_reason"], "win_rate": judged.get("win_rate")}
+    """One answer's text, who gave it and how it ended, with the verdict on one (mostly the same)."""
+    return {
+        "text": said["text"],
+        "score": value,
+        "finish_reason": said["finish_reason"],
+        "win_rate": judged.get("win_rate"),
+        "policy": said["policy"],
+        "policy_content": said["policy_content"],
+        "on_policy": said["on_policy"],
+    }
+
+
+def on_policy_shares(made: list[Preference]) -> dict[str, float]:
+    """Share of the preferences with an answer of the policy to be trained in them, in the first place, and in one after it."""
+    places = [[one.get("on_policy", False) for one in preference["answers"]] for preference in made]
+    counts = {"any": sum(map(any, places)), "best": sum(found[0] for found in places), "worse": sum(any(found[1:]) for found in places)}
+    return {name: count / len(made) for name, count in counts.items()}
 
 
 def truncated(rows: list[Judgment], made: list[Preference]) -> dict[str, int]:
@@ -120,7 +165,7 @@ def truncated(rows: list[Judgment], made: list[Preference]) -> dict[str, int]:
     }
 
 
-def score(entry: tuple[float, Judgment]) -> float:
+def score(entry: Scored) -> float:
     return entry[0]
 
 

@@ -18,7 +18,7 @@ from configs.training import PreferenceTrain
 from data import records
 from data.artifacts import Artifact
 from data.chat import Chat
-from stages.core.batches import Unit, step_rows, steps_per_epoch
+from stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.core.probe import probe
 from stages.engines.checkpoints import Checkpoints
@@ -106,7 +106,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     chat = Chat(policy.payload)
     with job.busy("reading rows"):
         rows = comparisons(config, gather(inputs["preferences"].values()))
-    kept, units = to_units(rows, documents_of(config.loss, chat), config.max_length, job)
+    kept, units = to_units(rows, documents_of(config.loss, chat), config.max_length, job, config.too_long)
     examples = [PreferenceExample(unit, row["label"], row.get("win_rates")) for row, unit in zip(kept, units, strict=True)]
     cached = None
     if given and given.type == "logprobs":
@@ -149,7 +149,9 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
             if check:
                 check_first_loss(numbers["loss"], numbers.pop("loss_at_reference"), config)
             speed = sum(len(doc) for example in batch for doc in example.unit) / (time.monotonic() - started)
-            job.log(step + 1, **numbers, grad_norm=grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
+            tokens = sum(unit_tokens(example.unit, numerics) for example in batch)
+            rate = stats.learning_rate
+            job.log(step + 1, **numbers, grad_norm=grad_norm, learning_rate=rate, tokens=tokens, tokens_per_second=speed)
             job.progress(step + 1, total, loss=numbers["loss"], accuracy=numbers["accuracy"], tokens_per_second=speed)
             first_loss = numbers["loss"] if state["first_loss"] is None else state["first_loss"]
             trained = state["trained_tokens"] + sum(doc.num_trained for example in batch for doc in example.unit)

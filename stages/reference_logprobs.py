@@ -49,7 +49,7 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
             for row in gather(inputs["preferences"].values())
             for answer in row["answers"]
         ]
-    kept, units = to_units(answers, single_answer(chat), config.max_length, job)
+    kept, units = to_units(answers, single_answer(chat), config.max_length, job, config.too_long)
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
     files = [chunk_file(chunk, policy.record.content, config, job) for chunk in chunks]

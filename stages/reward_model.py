@@ -26,7 +26,7 @@ from configs.training import BradleyTerry, RewardModel
 from data.artifacts import write_json, write_rows
 from data.chat import Chat
 from stages.core import calibration, losses
-from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
+from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
 from stages.core.probe import probe
 from stages.core.statistics import wilson
 from stages.engines.checkpoints import Checkpoints
@@ -70,7 +70,9 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
 
             trainer.refuse_not_finite(step + 1, means["loss"], grad_norm)
             speed = sum(len(doc) for _, unit in batch for doc in unit) / (time.monotonic() - started)
-            job.log(step + 1, **means, grad_norm=grad_norm, learning_rate=stats.learning_rate, tokens_per_second=speed)
+            tokens = sum(unit_tokens(unit, job.numerics) for _, unit in batch)
+            rate = stats.learning_rate
+            job.log(step + 1, **means, grad_norm=grad_norm, learning_rate=rate, tokens=tokens, tokens_per_second=speed)
             job.progress(step + 1, total, loss=means["loss"], accuracy=means["accuracy"], tokens_per_second=speed)
             state = {"step": step + 1, "last": means}
             if step + 1 < total:
@@ -98,7 +100,7 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[li
     """
     with job.busy("reading rows"):
         given = pairs(gather(inputs["preferences"].values()), config.lists)
-    rows, units = to_units(given, preference(chat), config.max_length, job)
+    rows, units = to_units(given, preference(chat), config.max_length, job, config.too_long)
     if config.loss.margin_weight and all(row["margin"] is None for row in rows):
         raise StageError(
             f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and none of {len(rows)} pairs has "

@@ -5,8 +5,8 @@ algorithms are in `configs/policy_gradient.py`, the update in `stages/engines/po
 Rank 0 owns the sampler and hands the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
 rollouts with seeds from (seed, step, prompt id, index): the step number is the only data position.
 
-Not implemented: replacing groups without a learning signal by new ones; length shaping (a truncated answer gets its verifier's score;
-their share is logged). A reward that cannot be computed is missing, never 0.
+Not implemented: replacing groups without a learning signal by new ones; length shaping beyond `reward.truncated`. A reward that cannot
+be computed is missing, never 0.
 """
 
 import json
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from configs.policy_gradient import Ppo
-from configs.training import Rlvr, Sampling
+from configs.training import Reward, Rlvr, Sampling
 from data import records
 from data.artifacts import Artifact, write_rows
 from data.chat import Chat
@@ -44,12 +44,13 @@ SHOWN_STEPS, SHOWN_PROMPTS, SHOWN_ANSWERS = 10, 2, 4
 
 @dataclass(frozen=True)
 class Rollout:
-    """One answer with its verifier's score; the reward is NaN where the verifier could not run."""
+    """One answer with its verifier's score and its reward; NaN where they are not known."""
 
     prompt: dict[str, Any]
     prompt_ids: list[int]
     answer: Generation
     text: str
+    score: float
     reward: float
 
 
@@ -83,7 +84,7 @@ def run(config: Rlvr, inputs: Inputs, job: Job) -> dict[str, Any]:
             numbers = reward_numbers(rollouts) | ({} if greedy is None else {"greedy_reward": mean(present(greedy))}) | done.metrics
             speed = sum(len(rollout.answer.response_ids) for rollout in rollouts) / (time.monotonic() - started)
             informative = {"informative_groups": numbers["informative_groups"]}
-            job.log(step + 1, **numbers, tokens_per_second=speed)
+            job.log(step + 1, **numbers, tokens=tokens_of(rollouts, config, job), tokens_per_second=speed)
             job.progress(step + 1, config.steps, reward=numbers["reward"], **informative, tokens_per_second=speed)
             state = {
                 "step": step + 1,
@@ -263,9 +264,12 @@ def roll_out(
         for start in range(0, len(requests), ROLLOUT_CHUNK):
             chunk = requests[start : start + ROLLOUT_CHUNK]
             found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-        texts = [chat.decode(one.response_ids) for one in found]
-        answered = zip(drawn, found, texts, strict=True)
-        return [Rollout(prompt, ids, one, text, reward(prompt, text)) for (prompt, ids, _), one, text in answered]
+        return [rollout(prompt, ids, one) for (prompt, ids, _), one in zip(drawn, found, strict=True)]
+
+    def rollout(prompt: dict[str, Any], ids: list[int], one: Generation) -> Rollout:
+        text = chat.decode(one.response_ids)
+        score = score_of(prompt, text)
+        return Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward))
 
     rollouts = answer([(prompt, ids, index) for prompt, ids in batch for index in range(config.samples_per_prompt)], config.sampling)
     if config.algorithm.advantage != "greedy":
@@ -274,25 +278,36 @@ def roll_out(
     return rollouts, [rollout.reward for rollout in greedy]
 
 
-def reward(prompt: dict[str, Any], text: str) -> float:
+def reward(score: float, finish_reason: str, given: Reward) -> float:
+    """See `configs.training.Reward`."""
+    return given.truncated if given.truncated is not None and finish_reason == "length" else given.right * score
+
+
+def score_of(prompt: dict[str, Any], text: str) -> float:
     """The verifier's score; NaN where the verifier cannot run, which is no verdict on the answer."""
     try:
         return verify(prompt["verifier"], text).score
     except VerifierError as error:
-        print(f"no reward for an answer to {prompt['id']}: {error}", flush=True)
+        print(f"no score for an answer to {prompt['id']}: {error}", flush=True)
         return math.nan
+
+
+def tokens_of(rollouts: list[Rollout], config: Rlvr, job: Job) -> int:
+    """Tokens of prompts and answers, prompts once where answers share them."""
+    answers = config.samples_per_prompt if job.numerics.shares_prompts else 1
+    return sum(len(one.answer.response_ids) for one in rollouts) + sum(len(one.prompt_ids) for one in rollouts[::answers])
 
 
 def reward_numbers(rollouts: list[Rollout]) -> dict[str, float]:
     """Metrics of one step's rollouts: rewards where there are any, lengths, truncation."""
     by_verifier: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
-        if not math.isnan(rollout.reward):
-            by_verifier[rollout.prompt["verifier"]["name"]].append(rollout.reward)
+        if not math.isnan(rollout.score):
+            by_verifier[rollout.prompt["verifier"]["name"]].append(rollout.score)
     rewards = [rollout.reward for rollout in rollouts]
     return {
         "reward": mean(present(rewards)),
-        **{f"reward_{name}": mean(own) for name, own in sorted(by_verifier.items())},
+        **{f"score_{name}": mean(own) for name, own in sorted(by_verifier.items())},
         "missing_rewards": float(len(rewards) - len(present(rewards))),
         "response_length": mean([float(len(rollout.answer.response_ids)) for rollout in rollouts]),
         "truncated": mean([float(rollout.answer.finish_reason == "length") for rollout in rollouts]),

@@ -1,4 +1,4 @@
-"""Answers of one or several policies to a window of a prompt pool.
+"""Answers of one or several policies to a window of a prompt pool: of all of them to each prompt, or of some that are drawn for it.
 
     payload/rows.jsonl        completions: by policy, then prompt, then index
     evidence/samples.jsonl    the answers to the first prompts
@@ -7,22 +7,36 @@ Every answer has a seed of its own, from (config.seed, policy label, prompt id, 
 """
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
-from configs.datasets import Sample, Window
+from configs.answers import Sample, Window
+from configs.training import Sampling
 from data import records
-from data.artifacts import write_rows
+from data.artifacts import Artifact, write_rows
 from data.chat import Chat
 from data.records import Completion
+from stages.core.drawing import draw_policies
 from stages.engines.chunks import Ask, generate
-from stages.engines.sampler import Request, seed_of
+from stages.engines.sampler import Generation, Request, seed_of
 from stages.job import Inputs, Job, StageError, only
 
 SHOWN_PROMPTS = 8
 
 
+@dataclass(frozen=True)
+class Draw:
+    """One answer to be generated."""
+
+    prompt: dict[str, Any]
+    index: int
+    seed: int
+
+
 def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Samples `samples_per_prompt` answers per policy and prompt.
+    """Samples `samples_per_prompt` answers per prompt and policy that is drawn for it.
 
     Raises:
         StageError: the pool ends before the window does, or a prompt does not fit into a policy's context.
@@ -30,41 +44,20 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
     """
     with job.busy("reading rows"):
         prompts = window(records.load(only(inputs, "prompts")), config.prompts)
-    asks: dict[str, Ask] = {}
-    total = len(prompts) * len(inputs["policies"])
-    for label, policy in inputs["policies"].items():
-        chat, requests = Chat(policy.payload), []
-        for number, prompt in enumerate(prompts):
-            job.doing("tokenising", len(asks) * len(prompts) + number, total, "prompts")
-            ids = chat.prompt(prompt["messages"])
-            requests += [Request(ids, seed_of(config.seed, label, prompt["id"], index)) for index in range(config.samples_per_prompt)]
-        asks[label] = Ask(policy, chat, requests)
-    answers = generate(asks, config.sampling, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
+    draws = draws_of(config, list(inputs["policies"]), prompts)
+    total, tokenised = sum(map(len, draws.values())), count()
 
+    def beat() -> None:
+        job.doing("tokenising", next(tokenised), total, "answers")
+
+    asks = {label: ask(inputs["policies"][label], drawn, config.sampling, beat) for label, drawn in draws.items()}
+    answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
+    own = config.on_policy.policies if config.on_policy else ()
     rows: list[Completion] = []
-    total = sum(len(ask.requests) for ask in asks.values())
-    for label, ask in asks.items():
-        draws = ((prompt, index) for prompt in prompts for index in range(config.samples_per_prompt))
-        for (prompt, index), request, answer in zip(draws, ask.requests, answers[label], strict=True):
+    for label, drawn in draws.items():
+        for one, request, answer in zip(drawn, asks[label].requests, answers[label], strict=True):
             job.doing("decoding", len(rows), total, "answers")
-            rows.append(
-                {
-                    "id": f"{prompt['id']}/{label}/{index}",
-                    "prompt_id": prompt["id"],
-                    "source": prompt["source"],
-                    "messages": prompt["messages"],
-                    "verifier": prompt["verifier"],
-                    "policy": label,
-                    "policy_content": ask.policy.record.content,
-                    "index": index,
-                    "seed": request.seed,
-                    "prompt_ids": request.prompt_ids,
-                    "response_ids": answer.response_ids,
-                    "logprobs": answer.logprobs,
-                    "text": ask.chat.decode(answer.response_ids),
-                    "finish_reason": answer.finish_reason,
-                }
-            )
+            rows.append(completion(one, label, label in own, asks[label], request, answer))
     with job.busy("writing rows"):
         records.save(job.out, rows)
     shown = {prompt["id"] for prompt in prompts[:SHOWN_PROMPTS]}
@@ -74,10 +67,65 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
         "rows": len(rows),
         "prompts": len(prompts),
         "policies": len(asks),
+        "answers": {label: len(draws.get(label, [])) for label in inputs["policies"]},
+        **({"on_policy": on_policy_shares(rows)} if own else {}),
         "finish_reasons": dict(sorted(Counter(row["finish_reason"] for row in rows).items())),
         "empty": sum(not row["text"].strip() for row in rows),
         "mean_response_length": sum(len(row["response_ids"]) for row in rows) / len(rows),
     }
+
+
+def draws_of(config: Sample, labels: list[str], prompts: list[dict[str, Any]]) -> dict[str, list[Draw]]:
+    """Label → its answers by prompt, then index; policies that nobody has drawn are left out."""
+    share = config.on_policy.share if config.on_policy else None
+    own = config.on_policy.policies if config.on_policy else ()
+    found: dict[str, list[Draw]] = {label: [] for label in labels}
+    for prompt in prompts:
+        name = prompt["id"]
+        for label in draw_policies(labels, name, seed=config.seed, count=config.policies_per_prompt, on_policy=own, share=share):
+            found[label] += [
+                Draw(prompt, index, seed_of(config.seed, label, name, index)) for index in range(config.samples_per_prompt)
+            ]
+    return {label: drawn for label, drawn in found.items() if drawn}
+
+
+def ask(policy: Artifact, drawn: list[Draw], sampling: Sampling, beat: Callable[[], None]) -> Ask:
+    """The requests to one policy, in the order of its draws; `beat` is called before each."""
+    chat, requests = Chat(policy.payload), []
+    ids: list[int] = []
+    for one in drawn:
+        beat()
+        if one.index == 0:
+            ids = chat.prompt(one.prompt["messages"])
+        requests.append(Request(ids, one.seed))
+    return Ask(policy, chat, requests, sampling)
+
+
+def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Request, answer: Generation) -> Completion:
+    """One answer, with all that says where it came from."""
+    return {
+        "id": f"{drawn.prompt['id']}/{label}/{drawn.index}",
+        "prompt_id": drawn.prompt["id"],
+        "source": drawn.prompt["source"],
+        "messages": drawn.prompt["messages"],
+        "verifier": drawn.prompt["verifier"],
+        "policy": label,
+        "policy_content": asked.policy.record.content,
+        "on_policy": on_policy,
+        "index": drawn.index,
+        "seed": request.seed,
+        "prompt_ids": request.prompt_ids,
+        "response_ids": answer.response_ids,
+        "logprobs": answer.logprobs,
+        "text": asked.chat.decode(answer.response_ids),
+        "finish_reason": answer.finish_reason,
+    }
+
+
+def on_policy_shares(rows: list[Completion]) -> dict[str, float]:
+    """Share of the prompts that the policy to be trained has answered, and of the answers that are its own."""
+    prompts, own = {row["prompt_id"] for row in rows}, {row["prompt_id"] for row in rows if row["on_policy"]}
+    return {"prompts": len(own) / len(prompts), "answers": sum(row["on_policy"] for row in rows) / len(rows)}
 
 
 def window(pool: list[dict[str, Any]], wanted: Window) -> list[dict[str, Any]]:

@@ -6,9 +6,10 @@ evidence/choice.json    every candidate's score, best first
 
 import json
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
-from configs.datasets import Select
+from configs.answers import Select
 from data.artifacts import Artifact, write_json
 from stages.job import Inputs, Job, StageError, only
 
@@ -39,7 +40,9 @@ def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {"chosen": chosen, "chosen_content": choice["content"], "scores": scored}
 
 
-def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str, Any], task: str | None) -> float:
+def score_of(
+    label: str, candidate: Artifact, scores: Artifact, table: dict[str, Any], task: str | Sequence[str] | None
+) -> float:
     """The development score of exactly this model: it must have been evaluated with these bytes, under whatever label."""
     evaluated = {edge.label: edge.content for edge in scores.record.inputs if edge.port == "policies"}
     content = candidate.record.content
@@ -53,6 +56,8 @@ def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str,
         )
     if task is None:
         return table[name]["mean"]
-    if task not in table[name]["tasks"]:
-        raise StageError(f"{label} has no score for task {task!r}: the scores have {', '.join(sorted(table[name]['tasks']))}")
-    return table[name]["tasks"][task]["mean"]
+    wanted, tasks = [task] if isinstance(task, str) else task, table[name]["tasks"]
+    for one in wanted:
+        if one not in tasks:
+            raise StageError(f"{label} has no score for task {one!r}: the scores have {', '.join(sorted(tasks))}")
+    return sum(tasks[one]["mean"] for one in wanted) / len(wanted)

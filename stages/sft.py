@@ -30,7 +30,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         given = gather(inputs["data"].values())
     refuse_without_marks(given, config)
-    rows, units = to_units(given, conversation(chat, config.train_on), config.max_length, job)
+    rows, units = to_units(given, conversation(chat, config.train_on), config.max_length, job, config.too_long)
     epoch = steps_per_epoch(len(units), config.global_batch)
     total = config.epochs * epoch
     with job.busy("loading the model"):

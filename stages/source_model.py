@@ -4,6 +4,7 @@ payload/                  model.safetensors, config.json, generation_config.json
 evidence/model.json       parameters, vocabulary, special tokens
 """
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
-from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar
 
-from configs.datasets import TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
-from data import assets, records
+from configs.datasets import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from data import assets, hub, records
 from data.artifacts import load_record, write_json
-from data.chat import Chat
+from data.chat import CONTROL, Chat, end_of_turn
 from stages.job import BUGS, Inputs, Job, StageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -45,9 +45,9 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     disable_progress_bar()
     with job.busy("loading the model"):
         model, tokenizer = load(config, inputs, job)
-    template = (TEMPLATES / f"{config.chat_template}.jinja").read_text()
-    adopt(model, tokenizer, template)
     refuse(model, tokenizer)
+    template = chat_template(config, tokenizer)
+    added = adopt(model, tokenizer, template)
     folder = job.out / "payload"
     with job.busy("writing the model"):
         model.to(DTYPES[config.dtype]).save_pretrained(folder)
@@ -58,7 +58,8 @@ def run(config: SourceModel, inputs: Inputs, job: Job) -> dict[str, Any]:
         "vocabulary": len(tokenizer),
         "eos_id": chat.eos_id,
         "pad_id": chat.pad_id,
-        "chat_template_sha256": config.chat_template_sha256,
+        "chat_template_sha256": hashlib.sha256(template.encode()).hexdigest(),
+        "added_tokens": added,
     }
     write_json(job.evidence / "model.json", facts)
     return facts
@@ -73,18 +74,12 @@ def load(config: SourceModel, inputs: Inputs, job: Job) -> tuple[Any, Any]:
             tokenizer = train_tokenizer(corpus(inputs), wanted.vocabulary)
             return random_llama(wanted, tokenizer), tokenizer
         case FolderModel(path=path):
-            folder = job.source_files[path]
-            if (folder / MADE_HERE).exists() or (folder / "record.json").exists():
-                refuse_made_here(f"folder {path}", folder / MADE_HERE if (folder / MADE_HERE).exists() else folder / "record.json")
-            return load_folder(str(folder), local_files_only=True)
+            return load_folder(f"folder {path}", job.source_files[path])
         case HubModel(repo=repo, revision=revision):
-            if Path(repo).exists():  # the library would take the folder instead
-                raise StageError(f"hub model {repo}: a file or folder of that name lies here, and would be read instead: rename it")
-            optional = {f"_raise_exceptions_for_{what}": False for what in ("gated_repo", "missing_entries", "connection_errors")}
-            record = cached_file(repo, MADE_HERE, revision=revision, **optional)
-            if record is not None:
-                refuse_made_here(f"hub model {repo}", Path(record))
-            return load_folder(repo, revision=revision)
+            found = hub.model(hub.Repository("model", repo, revision), beat=lambda: job.progress(0, 0))
+            if found.unproved:
+                job.marks.append(found.unproved)
+            return load_folder(f"hub model {repo}", found.folder)
 
 
 def refuse_made_here(what: str, record: Path) -> None:
@@ -146,16 +141,22 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {"smollm": digits_then_words}
 """`tokenizer.ggml.pre` → what it means: in llama.cpp (src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM) `\\p{N}`, then GPT-2's pattern."""
 
 
-def load_folder(name: str, **place: Any) -> tuple[Any, Any]:
+def load_folder(what: str, folder: Path) -> tuple[Any, Any]:
     """Safetensors only, and no code from the folder.
 
     Raises:
-        StageError: transformers has no class for such a model, or its files lack something.
+        StageError: a recipe made it, transformers has no class for such a model, or its files lack something.
     """
+    for record in (folder / MADE_HERE, folder / "record.json"):
+        if record.exists():
+            refuse_made_here(what, record)
+    ours: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, **place)
-        return model, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **place)
-    except BUGS as error:  # what lies there is the user's, and this is how transformers says that it cannot use it
+        model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32, use_safetensors=True, **ours)
+        return model, AutoTokenizer.from_pretrained(str(folder), **ours)
+    except (*BUGS, OSError) as error:  # what lies there is the user's, and this is how transformers says that it cannot use it
+        if isinstance(error, OSError) and error.errno is not None:  # a disk's; of a file that is missing transformers gives no number
+            raise
         raise StageError(f"transformers cannot load this model ({type(error).__name__}: {error})") from error
 
 
@@ -208,15 +209,16 @@ def random_llama(wanted: RandomLlama, tokenizer: Any) -> Any:
         return LlamaForCausalLM(config)
 
 
-def adopt(model: Any, tokenizer: Any, template: str) -> None:
-    """Sets our chat template, and the same end-of-turn and padding tokens in tokenizer, model and generation config."""
+def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
+    """Sets a chat template, and the same end-of-turn and padding tokens in tokenizer, model and generation config.
+
+    Returns:
+        the template's tokens that the tokenizer lacked: it has them now, and the model embeds them, each as the mean of its other tokens.
+    """
+    end = end_of_turn(template)
+    added = [] if end is None else add_tokens(model, tokenizer, sorted({end, *CONTROL.findall(template)}))
+    tokenizer.eos_token = end or tokenizer.eos_token
     vocabulary = tokenizer.get_vocab()
-    if END in template:
-        if END not in vocabulary:
-            raise StageError(
-                f"the chat template ends turns with {END}, which the tokenizer lacks: add a template with the model's own tokens"
-            )
-        tokenizer.eos_token = END
     if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
         spare = [token for token in (PAD, tokenizer.unk_token, tokenizer.bos_token) if token in vocabulary and token != tokenizer.eos_token]
         tokenizer.pad_token = spare[0] if spare else tokenizer.eos_token
@@ -226,6 +228,45 @@ def adopt(model: Any, tokenizer: Any, template: str) -> None:
     model.generation_config = GenerationConfig(
         bos_token_id=model.config.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
     )
+    return added
+
+
+def chat_template(config: SourceModel, tokenizer: Any) -> str:
+    """The configured template, which begins with the BOS token where that is asked for.
+
+    Raises:
+        StageError: the model comes without one; it has no token to begin with, or its template begins with it already.
+    """
+    own = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+    template = own if config.chat_template == OWN else (TEMPLATES / f"{config.chat_template}.jinja").read_text()
+    if not template:
+        raise StageError("chat_template: own, and the model comes without one: name one of configs/templates")
+    if not config.add_bos:
+        return template
+    tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token  # OLMo's tokenizer has one token for both
+    if tokenizer.bos_token is None:
+        raise StageError("add_bos: true, and the tokenizer has neither a BOS nor an EOS token: leave add_bos out")
+    if template.lstrip().startswith(("{{ bos_token", "{{- bos_token", f"{{{{ '{tokenizer.bos_token}'")):
+        raise StageError(f"add_bos: true, and the template {config.chat_template} begins with the BOS token already: leave add_bos out")
+    return "{{ bos_token }}" + template
+
+
+def add_tokens(model: Any, tokenizer: Any, tokens: list[str]) -> list[str]:
+    """Makes these control tokens of tokenizer and model; returns those that were not there."""
+    from tokenizers import AddedToken
+
+    vocabulary = tokenizer.get_vocab()
+    lacking = [token for token in tokens if token not in vocabulary]
+    tokenizer.add_tokens([AddedToken(token, special=True, normalized=False) for token in tokens], special_tokens=True)
+    known = model.config.get_text_config().vocab_size
+    if len(tokenizer) > known:
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if embedding is not None and lacking:
+            rows = tokenizer.convert_tokens_to_ids(lacking)
+            with torch.no_grad():
+                embedding.weight[rows] = embedding.weight[: len(vocabulary)].mean(dim=0)
+    return lacking
 
 
 def refuse(model: Any, tokenizer: Any) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PREFECT = str(Path(sys.executable).parent / "prefect")
-START_S = 120.0
+START_S = 300.0
 AWAY_S = (2.0, 20.0)
 
 

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -33,17 +34,22 @@ MAY_IMPORT = {
 }
 ROOMS = (
     "quantities",  # numbers in words
+    "pins",  # what comes from the hub
     "ledger",  # what is done
     "lineage",  # what it was made from, and whether that is so
+    "estimate",  # what it will need
     "identity",  # what a stage would be made from now
     "jobs",  # one running job
     "gc",
     "ensure",  # one stage
     "runs",  # one recipe
     "publish",
+    "rehearsal",  # a recipe with made rows and tiny models
+    "request",  # what is asked of a run, by a person or a schedule
     "reproduce",
     "observer",
     "flow",  # one recipe under Prefect
+    "deployments",  # its schedules
     "cli",
 )
 """The folders and files of `pipelines/`: each imports itself and those above it in this table; so nobody imports the command line."""
@@ -52,14 +58,16 @@ DOORS = {
     "vllm": "stages/engines/sampler.py",
     "peft": "stages/engines/adapters.py",
     "liger_kernel": "stages/engines/kernels.py",
-    "datasets": "data/sources.py",
+    "datasets": "data/hub.py",
     "great_expectations": "data/expectations.py",
     "dvc": "pipelines/ledger/store.py",
-    "prefect": "pipelines/flow.py",
+    "prefect": {"pipelines/flow.py", "pipelines/deployments.py"},  # runs, and what starts them
     "s3fs": "data/storage.py",
-    "huggingface_hub": "pipelines/publish/card.py",
+    "huggingface_hub": "data/hub.py",
+    "huggingface_hub.repocard_data": "pipelines/publish/card.py",
     "packaging": "configs/licences.py",
     "model_signing": "pipelines/publish/signing.py",
+    "httpx": {"stages/engines/endpoint.py", "pipelines/deployments.py"},  # the second for the errors that Prefect's client raises
 }
 HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numpy", "pandas"}
 LONGEST_FUNCTION, LONGEST_FILE = 80, 700
@@ -101,6 +109,13 @@ def test_rooms_import_one_way(name):
             assert other in ROOMS[: room + 1], f"{name}:{line} imports {module}; {ROOMS[room]} may import {', '.join(ROOMS[: room + 1])}"
 
 
+def test_every_package_is_installed():
+    """One that is left out is missed only where Pedigree is not run from its folder."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {Path(name).parent.as_posix().replace("/", ".") for name in NAMES if name.endswith("/__init__.py")}
+    assert sorted(listed) == sorted(folders)
+
+
 def test_no_two_modules_import_each_other():
     """Not even for the type checker: who reads one must be able to read it without the other."""
     dotted = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in NAMES]
@@ -114,8 +129,11 @@ def test_no_two_modules_import_each_other():
 
 @pytest.mark.parametrize("library", DOORS)
 def test_a_foreign_library_has_one_door(library):
-    users = {name for name, path in zip(NAMES, MODULES, strict=True) for module, _ in imports_of(path) if module.split(".")[0] == library}
-    assert users == {DOORS[library]}
+    parts = {other for other in DOORS if other.startswith(f"{library}.")}  # which have doors of their own
+    imported = {(name, module) for name, path in zip(NAMES, MODULES, strict=True) for module, _ in imports_of(path)}
+    users = {name for name, module in imported if is_below(module, {library}) and not is_below(module, parts)}
+    door = DOORS[library]
+    assert users == ({door} if isinstance(door, str) else door)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("configs/", "pipelines/"))])

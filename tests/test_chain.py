@@ -58,6 +58,15 @@ def test_every_stage_has_its_whole_ancestry(project, chain):
     assert {"prepare_data", "decontaminate", "source_model", "sft", "sample", "judge", "pair", "reward_model", "preference_train"} <= kinds
 
 
+def test_every_model_that_takes_part_has_the_template_that_the_chain_began_with(project, chain):
+    records = [json.loads((project / f"artifacts/tiny/{stage}/record.json").read_text()) for stage in chain]
+    named = {record["kind"]: record["metrics"]["chat_templates"] for record in records if "chat_templates" in record["metrics"]}
+    base = json.loads((project / "artifacts/tiny/base/record.json").read_text())["metrics"]["chat_template_sha256"]
+    assert {sha256 for templates in named.values() for sha256 in templates.values()} == {base}
+    assert {"source_model", "sft", "sample", "judge", "reward_model", "preference_train", "rlvr", "evaluate", "select"} <= named.keys()
+    assert named["preference_train"].keys() in ({"policy/sft", "reference/sft", "out"}, {"policy/dpo_1", "reference/sft", "out"})
+
+
 def test_the_same_command_again_does_nothing(project, chain):
     jobs = started_jobs(project)
     start = time.monotonic()

@@ -13,10 +13,13 @@ import yaml
 from typer.main import get_command
 
 from benchmarks import table as benchmarks
+from configs.answers import Judge
 from configs.datasets import PrepareData
 from configs.declarations import DECLARATIONS
 from configs.document import parse_value
 from configs.execution import Numerics, Placement
+from configs.published import Published
+from configs.rating import key_variable
 from configs.recipe import load_recipe
 from docs import generate
 from pipelines.cli.main import app
@@ -67,7 +70,7 @@ def test_every_command_exists_with_its_options(name, line):
     words = shlex.split(line)[1:]
     command = get_command(app).commands[words[0]]  # pyright: ignore[reportAttributeAccessIssue]
     with command.make_context(words[0], words[1:], resilient_parsing=False) as context:
-        assert context.params or words[0] in ("recipes", "doctor", "jobs")
+        assert context.params or words[0] in ("recipes", "doctor", "jobs", "deployments")
 
 
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in PEDIGREE if line.split()[1] in CHEAP))
@@ -171,6 +174,9 @@ def test_the_rounds_of_the_manual_unroll_as_it_says(tmp_path):
     assert "manual/dpo_1" in graph.nodes["manual/sample_2"].parents
 
 
+SMALL = "{type: packaged, asset: smollm2-135m-instruct}"
+
+
 def with_pairs(folder, part):
     """The first recipe of the manual with preferences, and the part of it that names `part`."""
     added = next(block for block in blocks("docs/recipes.md", "yaml") if part in block)
@@ -195,6 +201,23 @@ def test_the_soup_of_the_manual_is_a_reference(tmp_path):
         ("reference", "manual/soup")
     ]
     assert graph.nodes["manual/sft_3"].config.model_dump()["seed"] == 3
+
+
+def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
+    block = next(block for block in blocks("docs/recipes.md", "yaml") if "best_vs_random_lower" in block)
+    more = "".join(f"  {name}: {{kind: source_model, source: {SMALL}, chat_template: tulu}}\n" for name in ("first", "second", "third"))
+    more += (
+        "  prompts_raw: {kind: prepare_data, record: prompt, "
+        "sources: [{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}]}\n"
+        "  prompts: {kind: decontaminate, in: {data: prompts_raw, benchmarks: [suite]}}\n"
+    )
+    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block.removeprefix("stages:\n"))
+    graph = load_recipe(tmp_path, "manual")
+    assert [graph.find(name).output for name in ("pool", "rated", "pairs")] == ["completion", "judgment", "preference"]
+    config = graph.find("rated").config
+    assert isinstance(config, Judge) and config.rating is not None and config.rating.by.type == "endpoint"
+    variable = key_variable(config.rating.by.base_url)
+    assert variable in (ROOT / "docs" / "recipes.md").read_text()
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
@@ -225,6 +248,11 @@ def test_the_examples_of_stores_are_valid():
     sources = parse_value(blocks("docs/recipes.md", "yaml")[3])
     assert PrepareData.model_validate({"record": "conversation", **sources}).sources[0].type == "stored"
     assert Placement.model_validate(parse_value(blocks("docs/resume.md", "yaml")[0])["placement"]).checkpoint_url
+
+
+def test_the_example_of_published_work_is_valid():
+    block = next(block for block in blocks("docs/recipes.md", "yaml") if block.startswith("published:"))
+    assert Published.model_validate(parse_value(block)["published"]).hardware["sft"].gpu_hours == 72
 
 
 def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -64,34 +64,11 @@ def opened_run(
     compiled: bool = True,
     watch: "Watch | None" = None,
 ) -> "RunContext":
-    """The run of a recipe; `compiled=False` for commands that only look: they write nothing. `watch` is told what takes long.
-
-    Raises:
-        UsageProblem: another command would have to write, and cannot.
-    """
+    """The run of a recipe; `compiled=False` for commands that only look: they write nothing. `watch` is told what takes long."""
     from pipelines.jobs.context import unwatched
-    from pipelines.ledger.lock_merge import refuse_conflicts
-    from pipelines.runs import load_run
+    from pipelines.request import Request, opened
 
-    if compiled:
-        refuse_read_only(project)
-    context = load_run(project, recipe, overrides or (), profile=execution, compiled=compiled, watch=watch or unwatched)
-    refuse_conflicts(project, context.graph)
-    return context
-
-
-def refuse_read_only(project: "Project") -> None:
-    """Says before any work which folder must be writable; the bug reports and temporary files that could not be written tell nobody.
-
-    Raises:
-        UsageProblem: one is not.
-    """
-    from configs.problems import UsageProblem
-
-    for folder in (project.root, project.root / ".dvc", project.private, project.artifacts):
-        if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            remedy = "mount it so, or mend its permissions; `pedigree plan`, `status` and `verify` work all the same"
-            raise UsageProblem(f"{folder} must be writable, for results and for what is known of them: {remedy}")
+    return opened(project, Request(recipe, tuple(overrides or ()), execution), compiled=compiled, watch=watch or unwatched)
 
 
 def selection(
@@ -102,26 +79,11 @@ def selection(
     force: Sequence[str] | None,
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Addresses of the stages that the options choose, and of those to run again."""
-    from pipelines.runs import selected
+    from pipelines.request import Request, selection
 
-    chosen = selected(context.graph, only=only or (), start=start or (), until=until or ())
-    return chosen, named("--force", context, force, chosen)
-
-
-def named(option: str, context: "RunContext", names: Sequence[str] | None, chosen: Collection[str]) -> frozenset[str]:
-    """Addresses of the stages that an option names.
-
-    Raises:
-        UsageProblem: there is no such stage, or it is not among the chosen ones.
-    """
-    from configs.problems import UsageProblem
-
-    found = frozenset(context.graph.find(name).address for name in names or ())
-    left = sorted(found - set(chosen))
-    if left:
-        remedy = f"leave out {option} for it, or widen the selection"
-        raise UsageProblem(f"{option} names {', '.join(left)}, which --only, --from and --until leave out: {remedy}")
-    return found
+    given = (tuple(stages or ()) for stages in (only, start, until, force))
+    wishes = dict(zip(("only", "start", "until", "force"), given, strict=True))
+    return selection(context.graph, Request(context.graph.recipe, **wishes))
 
 
 def interrupt_on_sigterm() -> None:

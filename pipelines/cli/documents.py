@@ -7,14 +7,17 @@ from typing import Any
 
 from configs.compile import overrides_of
 from data.artifacts import ArtifactError
-from pipelines.cli.plan import SETTLED, PlanRow, disk_total
+from pipelines.cli.plan import SETTLED, PlanRow, disk_total, misfits, totals
 from pipelines.cli.status import StageStatus
 from pipelines.ensure import Result
+from pipelines.estimate.estimates import document_of
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.live import LiveJob
 from pipelines.ledger.store import LedgerError
 from pipelines.publish.commits import Commit
 from pipelines.publish.report import report_path, scores_of
+from pipelines.rehearsal.preparing import Rehearsal
+from pipelines.rehearsal.proof import Proof
 from pipelines.runs import NotRun, StageEnd
 
 SCHEMA_VERSION = 1
@@ -31,14 +34,19 @@ def plan_document(run: RunContext, rows: Sequence[PlanRow]) -> dict[str, Any]:
             "reasons": list(row.reasons),
             "disk_bytes": row.disk,
             "batch": row.batch or None,
+            "estimate": document_of(row.estimate),
         }
         for row in rows
     ]
+    seconds, hours, untimed = totals(rows)
     free = shutil.disk_usage(run.project.root).free
     return _head("plan", run) | {
         "stages": stages,
         "to_run": sum(row.state not in SETTLED for row in rows),
         "disk": {"needed_bytes": known, "stages_of_unknown_size": unknown, "free_bytes": free},
+        "time": {"seconds": round(seconds, 1), "gpu_hours": round(hours, 3), "stages_of_unknown_time": untimed},
+        "fits": not misfits(rows),
+        "published": run.graph.published.model_dump(mode="json") if run.graph.published else None,
     }
 
 
@@ -76,6 +84,15 @@ def run_document(run: RunContext, ends: Sequence[StageEnd] | None, seconds: floa
         "commit": {"id": commit.id, "title": commit.title} if commit else None,
         "notes": list(run.ledger.notices),
     }
+
+
+def rehearse_document(
+    run: RunContext, rehearsal: Rehearsal, ends: Sequence[StageEnd] | None, proof: Proof, seconds: float
+) -> dict[str, Any]:
+    """`pedigree rehearse --json`: what `run` says of the rehearsal, and what it has proved."""
+    about = {"recipe": rehearsal.real.recipe, "source": rehearsal.real.source, "overrides": overrides_of(rehearsal.real)}
+    where = {"project": rehearsal.project.root.as_posix(), "profile": rehearsal.profile}
+    return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof.document()}
 
 
 def _head(command: str, run: RunContext) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The commands that look: plan, status, jobs, logs, report, doctor. None starts a job."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,14 +23,15 @@ from pipelines.cli.console import (
     say,
     selection,
 )
-from pipelines.cli.running import all_done
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
+    from configs.graph import Graph
     from configs.project import Project
     from pipelines.cli.plan import PlanRow
     from pipelines.cli.status import StageStatus
+    from pipelines.jobs.context import RunContext
 
 commands = typer.Typer()
 
@@ -45,7 +47,10 @@ def plan(
     execution: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would do, and why: stale stages, disk, batches. Runs nothing."""
+    """Show what a run would do, why, and what it needs: stale stages, memory, tokens, time, disk, batches. Runs nothing.
+
+    Exit code 1 where a stage that would run cannot fit into the memory of the profile's machine; `run` refuses it.
+    """
     from pipelines.cli import plan as planning
     from pipelines.cli.documents import plan_document
     from pipelines.cli.telling import Telling
@@ -59,13 +64,21 @@ def plan(
         tell(plan_document(context, rows))
         if not as_json:
             _print_plan(project, recipe, rows)
+            _print_published(context.graph, rows)
+            _print_unpinned(context, chosen)
+        missing = planning.misfits(rows)
+        for line in missing:
+            say(f"does not fit: {line}", file=sys.stderr)
+        if missing:
+            raise typer.Exit(1)
 
 
 def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> None:
     import shutil
 
     from pipelines.cli import plan as planning
-    from pipelines.quantities import counted, size
+    from pipelines.quantities import counted, duration, size
+    from pipelines.request import all_done
 
     cells = [
         (row.shown, row.node.kind, row.state, row.why, "" if row.disk == 0 else "?" if row.disk is None else size(row.disk))
@@ -76,6 +89,10 @@ def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> N
     if batches:
         say()
         print_table(("stage", "batch"), batches)
+    needed = [(row.shown, *cells) for row in rows if (cells := planning.needs_cells(row))]
+    if needed:
+        say()
+        print_table(("stage", "memory", "tokens", "steps", "time", "GPU-hours", "checkpoints"), needed)
     say()
     stale = [row for row in rows if row.state not in planning.SETTLED]
     if not stale:
@@ -85,9 +102,49 @@ def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> N
     sized = [f"about {size(known)}"] if len(rows) > unknown else []
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
     say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}; {size(shutil.disk_usage(project.root).free)} are free.")
+    seconds, hours, untimed = planning.totals(rows)
+    if untimed < len(stale):
+        gpus = f", {hours:.2f} GPU-hours" if hours else ""
+        others = f"; {counted(untimed, 'stage')} of unknown time come on top" if untimed else ""
+        say(f"Time: about {duration(seconds)} one after another{gpus}{others}.")
+    for note in planning.notes(rows):
+        say(note)
+    if needed:
+        say(planning.HOW_NEEDED)
     say("A stage that waits for another runs only if that one's content turns out different.")
     say(planning.HOW_ESTIMATED)
     say(f"{command('run', recipe)} runs them, with the same options.")
+
+
+def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
+    """What the recipe says of the work that it follows, beside the estimates."""
+    from pipelines.publish import following
+
+    published = graph.published
+    if published is None:
+        return
+    hours = following.hardware_cells(graph, {row.node.address: row.estimate.gpu_hours for row in rows})
+    if hours:
+        say()
+        print_table(("stage", "published", "GPU-hours", "estimated"), hours)
+    columns, scores = following.score_cells(graph)
+    if scores:
+        say(f"\nPublished scores, in percent ({published.harness}):")
+        print_table(columns, scores)
+    for title, sentences in (("What differs from the original", published.differs), ("What it cannot express yet", published.lacks)):
+        if sentences:
+            say("\n".join([f"\n{title}:", *(f"- {sentence}" for sentence in sentences)]))
+    if published.sources:
+        say("\nIt follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
+
+
+def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
+    from pipelines.pins import unpinned
+
+    found = unpinned(context.graph, chosen)
+    if found:
+        say(f"\nNot pinned yet: {', '.join(repo.name for repo in found)}.")
+        say(f"{command('pin', context.graph.source)} writes their newest commits into the recipe; a run is refused before.")
 
 
 @commands.command()

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli import artifacts, git, looking, recipes, running, scratch
+from pipelines.cli import artifacts, git, looking, recipes, rehearsing, running, schedules, scratch
 from pipelines.cli.console import say
 from pipelines.cli.quiet import no_telemetry
 
@@ -19,6 +19,7 @@ changed is not run again, so typing the same command after a crash goes on where
 An example:
   pedigree recipes                                   what there is
   pedigree plan tiny                                 what would run, and why
+  pedigree rehearse tiny                             run it small, on the CPU, with made rows and tiny models
   pedigree run tiny                                  run it; again after Ctrl-C or a crash
   pedigree run tiny --set dpo_2.loss.beta=2.0        a variant: shares every stage that the change does not touch
   pedigree run tiny --commit                         commit its results to git, with ids and scores in the message
@@ -28,6 +29,7 @@ An example:
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
   pedigree verify                                    hash every byte again and check the chain of records
   pedigree reproduce ./my-model                      make it again from its records, and compare
+  pedigree deploy tiny --cron "0 3 * * *" --work-pool here   every night; what has not changed is not run again
   pedigree push tiny                                 send artifacts to the DVC remote; `pull` brings them
 
 \b
@@ -41,7 +43,7 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
-for part in (running, looking, recipes, scratch, artifacts, git):
+for part in (running, rehearsing, looking, schedules, recipes, scratch, artifacts, git):
     app.add_typer(part.commands)
 
 

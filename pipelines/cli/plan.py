@@ -12,19 +12,28 @@ from configs.preference import Kto
 from configs.project import Project
 from configs.training import PreferenceTrain, Rlvr, Training
 from pipelines import runs
+from pipelines.estimate.amounts import Amount
+from pipelines.estimate.estimates import Estimate, Estimates
 from pipelines.jobs.context import RunContext
 from pipelines.lineage.ancestry import opened
+from pipelines.quantities import duration, size
 
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")
 """Nothing is to be done about a stage in one of these states."""
+NAMED = 3
+"""Stages that a reason names where there are more."""
 OUTPUT = re.compile(r"output (\S+) (.+)")
 MODELS = ("policy", "reward_model")
 ROW_UNITS = {"sft": "sequences", "reward_model": "pairs", "preference_train": "pairs"}
 HOW_ESTIMATED = (
-    "Disk: a stage is taken to need what it needed last time, else (models) what the model it starts from needs, else the mean of "
-    "artifacts of its kind; `?` where nothing is known. Checkpoints during training and the DVC cache come on top."
+    "Disk: a stage is taken to need what it needed last time, else (models) its weights, else the mean of artifacts of its kind; `?` "
+    "where nothing is known. Checkpoints lie there while a stage trains; the DVC cache comes on top."
 )
+HOW_NEEDED = (
+    "Memory: the peak of one rank. `~` is estimated, `<` an upper bound, `?` unknown; docs/plan.md has the formulas and their error."
+)
+MARKS = {"counted": "", "estimated": "~", "at most": "<"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class PlanRow:
     """Estimated bytes of its artifact; 0 where it is up to date; None where nothing is known."""
     batch: str
     """How a training stage's global batch is made up."""
+    estimate: Estimate
 
 
 @dataclass
@@ -49,6 +59,7 @@ class Sizes:
 
     project: Project
     graph: Graph
+    estimates: Estimates
     _known: dict[str, int | None] = field(default_factory=dict)
 
     def of(self, node: Node) -> int | None:
@@ -61,6 +72,9 @@ class Sizes:
         if own is not None:
             return own
         if node.output in MODELS:
+            weights = self.estimates.of(node).artifact
+            if weights is not None:
+                return weights
             bases = [edge.source for edge in node.edges if edge.port in ("policy", "candidates")]
             sizes = [size for size in (self.of(self.graph.nodes[base]) for base in bases) if size is not None]
             if sizes:
@@ -76,7 +90,8 @@ class Sizes:
 
 def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[PlanRow]:
     """One row per selected stage, in order."""
-    sizes = Sizes(run.project, run.graph)
+    estimates = Estimates(run.project, run.graph, run.execution)
+    sizes = Sizes(run.project, run.graph, estimates)
     planned = runs.plan(run, selection, forced)
     stale = {entry.node.address for entry in planned if entry.reasons}
     return [_row(run, entry, stale, sizes, forced) for entry in planned]
@@ -85,6 +100,68 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
 def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
     """(bytes that new artifacts are estimated to need, number of stages without an estimate)."""
     return sum(row.disk or 0 for row in rows), sum(row.disk is None for row in rows)
+
+
+def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
+    """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage that will run; None where
+    there is nothing to say."""
+    estimate = row.estimate
+    if row.state in SETTLED or (estimate.needs is None and estimate.time is None and not estimate.unknown):
+        return None
+    mark = MARKS[estimate.time.tokens] or "~" if estimate.time else ""
+    time = f"{mark}{duration(estimate.time.seconds)}" if estimate.time else "?"
+    hours = f"{mark}{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
+    checkpoints = size(estimate.scratch) if estimate.scratch else ""
+    return memory_text(estimate), _amount(estimate.amounts.tokens), _amount(estimate.amounts.steps), time, hours, checkpoints
+
+
+def memory_text(estimate: Estimate) -> str:
+    """`8 x 41.2 GB, 48 %`: ranks, the peak of one, and its share of what there is."""
+    if estimate.needs is None or not estimate.needs.device:
+        return "?" if estimate.unknown else ""
+    bound, ranks = estimate.hardware.bytes_per_rank, estimate.needs.ranks
+    share = f", {100 * estimate.needs.peak / bound:.0f} %" if bound else ""
+    return f"{ranks} x {size(estimate.needs.peak)}{share}" if ranks > 1 else f"{size(estimate.needs.peak)}{share}"
+
+
+def _amount(amount: Amount | None) -> str:
+    if amount is None:
+        return ""
+    value = amount.value
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= unit:
+            return f"{MARKS[amount.how]}{value / min(unit, 1e3 if letter == 'k' else unit):.3g}{letter}"
+    return f"{MARKS[amount.how]}{value:.0f}"
+
+
+def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:
+    """(seconds of stages that will run, one after another; their GPU-hours; how many have no estimate of their time)."""
+    due = [row.estimate for row in rows if row.state not in SETTLED]
+    seconds = sum(estimate.time.seconds for estimate in due if estimate.time)
+    hours = sum(estimate.gpu_hours or 0 for estimate in due)
+    return seconds, hours, sum(estimate.time is None for estimate in due)
+
+
+def notes(rows: Collection[PlanRow]) -> list[str]:
+    """What the tables do not say: shapes that are unknown, and chunks of requests that fit only if prompts are short."""
+    found = []
+    for row in rows:
+        if row.state in SETTLED:
+            continue
+        if row.estimate.unknown:
+            found.append(f"{row.shown}: memory and time are unknown: {row.estimate.unknown}")
+        engine = row.estimate.needs.engine if row.estimate.needs else None
+        if engine is not None and engine.room is not None and engine.least_cache <= engine.room < engine.cache:
+            found.append(
+                f"{row.shown}: with prompts as long as they may be, a chunk of requests needs {size(engine.cache)} of KV cache, and there "
+                f"are {size(engine.room)}: it is refused then"
+            )
+    return found
+
+
+def misfits(rows: Collection[PlanRow]) -> list[str]:
+    """What cannot fit, of the stages that would run."""
+    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in SETTLED and row.estimate.misfit]
 
 
 def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
@@ -117,9 +194,17 @@ def why(reasons: Sequence[str], recipe: str) -> str:
         if match:
             by_state.setdefault(match[2], []).append(match[1])
         else:
-            others.append(reason)
+            others.append(_shortened(reason))
     said = [f"its artifact {state}" if len(parts) > 2 else f"{', '.join(parts)} {state}" for state, parts in by_state.items()]
     return "; ".join([*others, *said])
+
+
+def _shortened(reason: str) -> str:
+    """A long list of stages that another one waits for, with the first ones named; the whole of it is in the JSON form."""
+    stages = reason.removeprefix("waits for ").split(", ")
+    if not reason.startswith("waits for ") or len(stages) <= NAMED + 1:
+        return reason
+    return f"waits for {', '.join(stages[:NAMED])} and {len(stages) - NAMED} more"
 
 
 def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes, forced: Collection[str]) -> PlanRow:
@@ -138,6 +223,7 @@ def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes
         why=why(entry.reasons, run.graph.recipe),
         disk=0 if not entry.reasons else sizes.of(node),
         batch=batch_text(node, numerics, _training_rows(run.project, run.graph, node)),
+        estimate=sizes.estimates.of(node),
     )
 
 

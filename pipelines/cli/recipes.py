@@ -1,4 +1,4 @@
-"""The commands on recipes: recipes, show, validate, compile, variants."""
+"""The commands on recipes: recipes, show, validate, pin, compile, variants."""
 
 from pathlib import Path
 from typing import Annotated
@@ -79,6 +79,30 @@ def validate(
         raise ConfigError(sorted(found, key=lambda problem: (problem.file, problem.line or 0)))
     also = f" and {counted(len(profiles), 'profile')}" if profiles else ""
     say(f"{counted(len(names), 'recipe')}{also}: no problems")
+
+
+@commands.command()
+def pin(recipe: Recipe) -> None:
+    """Write the newest commit of the hub (HF_ENDPOINT, or the mirror PEDIGREE_HUB) in the place of every `revision: pin me`.
+
+    Comments and layout of the file stay. Recipes that it extends or takes stages from are pinned too.
+    """
+    import os
+
+    from pipelines.pins import pin as write_pins
+    from pipelines.quantities import counted
+
+    found = write_pins(project_here(), recipe)
+    if not found:
+        say(f"nothing to pin: {recipe} names a commit wherever it names a repository of the hub")
+        return
+    for one in found:
+        said = one.commit or f"still `pin me`: {one.problem}"
+        say(f"{os.path.relpath(one.file)}:{one.line}: {one.repo}: {said}")
+    left = sum(one.commit is None for one in found)
+    say(f"{counted(len(found) - left, 'revision')} written" + (f", {left} left open" if left else f"; {command('plan', recipe)} goes on"))
+    if left:
+        raise typer.Exit(1)
 
 
 @commands.command("compile")

@@ -30,6 +30,8 @@ def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) 
             name: model.model_dump(mode="json", exclude_defaults=True) | {"stage": graph.nodes[model.stage].name}
             for name, model in graph.models.items()
         }
+    if graph.published:
+        value["published"] = graph.published.model_dump(mode="json", exclude_unset=True)
     stages = {node.name: _stage(node, names) for node in written.values()}
     return value | {"stages": stages}
 

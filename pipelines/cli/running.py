@@ -21,7 +21,6 @@ from pipelines.cli.console import (
     Until,
     for_programs,
     interrupt_on_sigterm,
-    named,
     opened_run,
     print_table,
     project_here,
@@ -41,7 +40,14 @@ if TYPE_CHECKING:
     from pipelines.runs import StageEnd
 
 commands = typer.Typer()
-
+ShowInPrefect = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(
+        "--prefect",
+        envvar="PEDIGREE_PREFECT",
+        help="Show the run in Prefect: auto where a server is configured (PREFECT_API_URL, a profile), always or not at all.",
+    ),
+]
 
 
 @commands.command()
@@ -52,14 +58,7 @@ def run(
     start: From = None,
     until: Until = None,
     force: Force = None,
-    prefect: Annotated[
-        Literal["auto", "always", "never"],
-        typer.Option(
-            "--prefect",
-            envvar="PEDIGREE_PREFECT",
-            help="Show the run in Prefect: auto where a server is configured (PREFECT_API_URL, a profile), always or not at all.",
-        ),
-    ] = "auto",
+    prefect: ShowInPrefect = "auto",
     execution: Profile = None,
     keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="On Ctrl-C leave jobs running; the next run re-attaches.")] = False,
     require_checkpoint: Annotated[
@@ -93,6 +92,7 @@ def run(
     """Bring every stage of a recipe up to date; finished stages are not run again."""
     from pipelines.cli.documents import run_document
     from pipelines.publish.commits import check_commit
+    from pipelines.request import named, whose_code_has_changed
 
     began = time.monotonic()
     with for_programs(as_json) as tell:
@@ -104,38 +104,36 @@ def run(
         context.on_code_change, context.record_new_files = on_code_change, record_new_files
         chosen, forced = selection(context, only, start, until, force)
         if on_code_change == "rerun":
-            forced |= _whose_code_has_changed(context, chosen)
-        context.require_checkpoint = named("--require-checkpoint", context, require_checkpoint, chosen)
+            forced |= whose_code_has_changed(context, chosen)
+        context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
             _refuse_beside_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
             bring(context, chosen)
             return
-        ends = _run_what_is_due(project, context, chosen, forced, prefect)
+        ends = run_what_is_due(project, context, chosen, forced, prefect)
         made = _commit_or_say_why_not(context, chosen, ends) if commit else None
         tell(run_document(context, ends, time.monotonic() - began, made))
         if ends is None:
             raise typer.Exit(130)
-        if _failed(ends):
+        if failed(ends):
             raise typer.Exit(1)
 
 
-def _run_what_is_due(
+def run_what_is_due(
     project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
 ) -> "list[StageEnd] | None":
     """Runs what is not up to date, and shows what came of it; returns how each stage ended, None when it was interrupted."""
     from pipelines.cli.telling import Telling
-    from pipelines.runs import refuse_missing_engines, unchanged
+    from pipelines.request import all_done, already_made
 
     with Telling() as telling:
         context.watch = telling.watch
-        done = unchanged(context, chosen, forced)
-    if len(done) == len(chosen):
+        done = already_made(context, chosen, forced)
+    if done is not None:
         say(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
         _print_scores(project, context)
         _print_report_path(project, context)
         return list(done)
-    due = [address for address in chosen if address not in {end.address for end in done}]
-    refuse_missing_engines(context.graph, due, context.execution)
     try:
         ends = _watched(project, context, chosen, forced, prefect)
     except KeyboardInterrupt:
@@ -173,7 +171,10 @@ def cancel(
         str, typer.Argument(help="Recipe, stage, or RECIPE/STAGE.", show_default=False, autocompletion=completion.recipes)
     ],
 ) -> None:  # fmt: skip
-    """End running jobs, on whatever machine, with all their processes. Checkpoints are kept: `pedigree run` goes on from them."""
+    """End running jobs, on whatever machine, with all their processes. Checkpoints are kept: `pedigree run` goes on from them.
+
+    For a recipe that is deployed (`pedigree deploy`), the run that its schedule has started is cancelled; the schedule stays.
+    """
     from pipelines.cli import status as state
     from pipelines.jobs.live import LiveJob
 
@@ -181,12 +182,36 @@ def cancel(
         say(f"{job.address} runs on {job.place}: it ends itself when it sees that it is no longer wanted", flush=True)
 
     project = project_here()
-    for job in state.cancel(project, name, waiting):
+    scheduled = _cancel_scheduled(project, name)
+    try:
+        ended = state.cancel(project, name, waiting)
+    except state.NoSuchStage:
+        if not scheduled:
+            raise
+        return
+    for job in ended:
         where = f", which ran on {job.place}" if job.elsewhere else ""
         say(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} goes on from its last checkpoint", flush=True)
     if state.runs_elsewhere(project, name):
         say(f"{command('run', name)} runs on another machine and may go on with other stages: end it there, with Ctrl-C", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def _cancel_scheduled(project: "Project", name: str) -> int:
+    """Cancels what a schedule has started of a recipe, first of all: Prefect would take it for crashed, and start it again."""
+    if "/" in name or prefect_server() is None:
+        return 0
+    quiet_prefect()
+    from pipelines.deployments import ServerAway, cancel_runs
+
+    try:
+        count = cancel_runs(project, name)
+    except ServerAway as error:
+        say(f"note: {error}; a run that a schedule has started is not cancelled there", file=sys.stderr)
+        return 0
+    if count:
+        say(f"cancelled what the schedule of {name} had started; {command('pause', name)} stops the schedule itself", flush=True)
+    return count
 
 
 @commands.command(hidden=True)
@@ -201,26 +226,12 @@ def stage(address: str) -> None:
         stage_under_dvc(project_here(), address, watch=board.tell)
 
 
-def all_done(count: int, away: int, recipe: str) -> str:
-    """One line on a recipe that needs no run."""
-    from pipelines.quantities import counted
-
-    said = f"{counted(count, 'stage')} up to date, nothing to do"
-    return f"{said}; the files of {away} are in the remote: {command('pull', recipe)} brings them" if away else said
-
-
 def _refuse_beside_pull(others: object) -> None:
     from configs.problems import UsageProblem
 
     if others:
         beside = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit and --json"
         raise UsageProblem(f"--pull runs nothing: leave out {beside}, or leave out --pull")
-
-
-def _whose_code_has_changed(context: "RunContext", chosen: frozenset[str]) -> frozenset[str]:
-    from pipelines.cli.status import drift
-
-    return frozenset(address for address in chosen if drift(context, context.graph.nodes[address]))
 
 
 def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str, board: Any) -> "list[StageEnd]":
@@ -256,7 +267,7 @@ def _tell_not_run(board: Any, ends: "Sequence[StageEnd]") -> None:
             board.tell(end.address, "skipped", end.because)
 
 
-def _failed(ends: "Sequence[StageEnd]") -> bool:
+def failed(ends: "Sequence[StageEnd]") -> bool:
     from pipelines.ensure import Result
 
     return not all(isinstance(end, Result) for end in ends)
@@ -316,7 +327,7 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
 def _commit_or_say_why_not(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
     from pipelines.publish.commits import commit
 
-    if ends is None or _failed(ends):
+    if ends is None or failed(ends):
         say("not committed: --commit waits until every selected stage is up to date", file=sys.stderr)
         return None
     made = commit(context.project, context.graph, chosen)

@@ -11,8 +11,8 @@ from typing import Literal
 from configs.graph import Node, shown_name
 from configs.problems import PedigreeError, UsageProblem
 from configs.project import Project
-from data import provenance, pulse
-from data.artifacts import ArtifactError, read_run, write_json
+from data import pulse
+from data.artifacts import write_json
 from data.fence import Fence, Overtaken
 from pipelines import runs
 from pipelines.cli.plan import why
@@ -71,7 +71,7 @@ def stages(run: RunContext) -> list[StageStatus]:
         job = is_live(jobs, node)
         done: State = "in the remote" if entry.remote else "done"
         state: State = "running" if job else done if not entry.reasons else "stale" if artifact else "not built"
-        changed = tuple(drift(run, node))
+        changed = tuple(runs.drift(run, node))
         name = shown_name(run.graph, node)
         found.append(StageStatus(node, name, state, entry.reasons, why(entry.reasons, run.graph.recipe), changed, job))
     return found
@@ -172,16 +172,6 @@ def follow(project: Project, address: str, log: Path) -> Iterator[str]:
         if not alive:
             return
         time.sleep(FOLLOW_POLL_S)
-
-
-def drift(run: RunContext, node: Node) -> list[str]:
-    """Files of our code that are not what they were when the stage's artifact was made; comments and formatting do not count."""
-    try:
-        recorded = read_run(run.project.artifact(node.address) / "run.json").fingerprint.files
-    except ArtifactError:  # `verify` names it
-        return []
-    now = provenance.fingerprint(node.kind, run.code_root)["files"]
-    return sorted(name for name in recorded.keys() | now.keys() if recorded.get(name) != now.get(name)) if recorded else []
 
 
 def running_word(job: LiveJob) -> str:

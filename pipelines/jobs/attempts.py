@@ -371,12 +371,14 @@ def _shrink(node: Node, scratch: Path, message: str) -> str:
 
 
 def _told(scratch: Path) -> dict[str, Any]:
-    """What an attempt that lived to tell says of itself: the checkpoint that it went on from, and what its own took."""
+    """What an attempt that lived to tell says of itself: the checkpoint that it went on from, what its own took, and its
+    peak memory."""
     try:
         done = read_done(scratch)
     except ArtifactError:
         done = None
     costs = {"checkpoints": done.checkpoints} if done and any(done.checkpoints.values()) else {}
+    costs |= {"peak": done.peak} if done and done.peak else {}
     return {"resumed_from": done.resumed_from} | costs if done else {}
 
 

@@ -9,6 +9,7 @@ from configs.execution import Execution
 from configs.graph import Graph
 from configs.problems import PedigreeError
 from configs.project import Project
+from configs.rehearsing import Reduced
 from configs.texts import command
 from data.hashing import LONG_BYTES
 from data.provenance import CODE_ROOT
@@ -68,6 +69,8 @@ class RunContext:
     (the record is marked), or begins again. `rerun` makes finished stages again, too."""
     code_root: Path = CODE_ROOT
     """Folder of our packages, of which jobs get a snapshot; a project may use the code of another clone."""
+    changes: tuple[Reduced, ...] = ()
+    """Of a rehearsal: all that is otherwise than in the real recipe and profile."""
     require_checkpoint: frozenset[str] = frozenset()
     """Addresses of stages that are refused where there is nothing to go on from."""
 

@@ -373,20 +373,22 @@ def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tupl
 
 def _paired(one: Evaluation, other: Evaluation) -> list[ScoreChange]:
     """Per task, over the items that both answered; draws are those that the first evaluation's config names."""
-    from stages.core.statistics import paired_difference
+    from stages.core.statistics import bootstrap_average
 
     try:
-        before, after = one.scores(), other.scores()
+        before, after, categories = one.scores(), other.scores(), one.categories()
     except ArtifactError:  # of an evaluation the records alone are known
         return []
     config, found = one.pedigree.record.config, []
     shared = sorted(before.keys() & after.keys())
     for task in sorted({task for task, _ in shared}):
-        first, second = ([side[item] for item in shared if item[0] == task] for side in (before, after))
-        mean, low, high = paired_difference(second, first, resamples=config["resamples"], seed=config["seed"])
+        items = [item for item in shared if item[0] == task]
+        groups = [categories[item] for item in items] if all(item in categories for item in items) else None
+        draws: dict[str, Any] = {"groups": groups, "resamples": config["resamples"], "seed": config["seed"]}
+        first, second = (bootstrap_average([side[item] for item in items], **draws).mean for side in (before, after))
+        mean, low, high = bootstrap_average([after[item] - before[item] for item in items], **draws)
         policies = one.label if one.label == other.label else f"{one.label} -> {other.label}"
-        means = sum(first) / len(first), sum(second) / len(second)
-        found.append(ScoreChange(task, policies, len(first), *means, mean, low, high))
+        found.append(ScoreChange(task, policies, len(items), first, second, mean, low, high))
     return found
 
 

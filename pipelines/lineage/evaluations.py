@@ -1,7 +1,7 @@
 """What evaluations of the project say of a policy."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,10 @@ class Evaluation:
 
     @property
     def measure(self) -> tuple[Any, ...]:
-        """What must be equal for two evaluations to be comparable: suites and settings."""
+        """What must be equal for two evaluations to be comparable: suites, settings, and what tasks' hashes stand for."""
         record = self.pedigree.record
         suites = sorted(given.content for given in record.inputs if given.port == "suites")
-        return (record.version, json.dumps(record.config, sort_keys=True), *suites)
+        return (record.version, json.dumps([record.config, record.metrics.get("hashes")], sort_keys=True), *suites)
 
     def table(self) -> dict[str, Any]:
         """Task → n, mean and interval."""
@@ -43,11 +43,23 @@ class Evaluation:
         return tasks
 
     def scores(self) -> Scores:
-        with self.pedigree.open_file("rows.jsonl") as stream:
-            rows = [row for row in read_lines(stream, "rows.jsonl") if row.get("policy") == self.label]
+        """Of items whose score is known."""
+        rows = [row for row in self._rows() if row.get("score", "") is not None]
         if not all(isinstance(row.get("score"), int | float) for row in rows):
             raise ArtifactError(f"rows.jsonl of {self.pedigree.address} holds a row whose score is no number")
-        return {(str(row.get("task")), str(row.get("id"))): row["score"] for row in rows}
+        return {_name(row): row["score"] for row in rows}
+
+    def categories(self) -> Mapping[tuple[str, str], str]:
+        """Of items of tasks whose score is an average over categories."""
+        return {_name(row): str(row["category"]) for row in self._rows() if "category" in row}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        with self.pedigree.open_file("rows.jsonl") as stream:
+            return [row for row in read_lines(stream, "rows.jsonl") if row.get("policy") == self.label]
+
+
+def _name(row: Mapping[str, Any]) -> tuple[str, str]:
+    return str(row.get("task")), str(row.get("id"))
 
 
 def labels_of(pedigree: Pedigree) -> list[Evaluation]:

@@ -5,7 +5,7 @@ recorded one shows its problem and nothing else.
 """
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -14,14 +14,19 @@ from typing import Any
 
 from configs.compile import CURVES
 from configs.declarations import DECLARATIONS
+from configs.document import ConfigError
+from configs.execution import Execution
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.suites import looks
 from configs.texts import shown
 from data.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
 from data.untrusted import open_plain, read_lines
+from pipelines.estimate.reality import Outcome, outcomes_of
 from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
+from pipelines.publish.following import Comparison, comparisons
 from pipelines.quantities import duration, size
+from pipelines.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
 SAMPLES_PER_TASK = 6
@@ -39,6 +44,7 @@ SECTIONS = (
     ("data", "Data"),
     ("contamination", "Contamination"),
     ("validation", "Validation"),
+    ("plan", "Plan and run"),
     ("lineage", "Lineage"),
     ("environment", "Environment"),
 )
@@ -113,6 +119,8 @@ class Page:
     stages: Sequence[Stage]
     sections: Sequence[tuple[str, str]] = SECTIONS
     problems: list[str] = field(default_factory=list)
+    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
+    """Address of a stage that has run → what was planned of it, and what it took."""
 
     @property
     def recipe(self) -> str:
@@ -200,6 +208,30 @@ class Page:
         return [_lineage(stage) for stage in self.stages]
 
     @property
+    def plan(self) -> list[dict[str, str]]:
+        """A row per stage in which a model took part: planned and measured, as text."""
+        return [
+            {
+                "name": stage.shown,
+                "planned_memory": _told(outcome.planned_bytes, size),
+                "memory": _told(outcome.measured_bytes, size),
+                "planned_tokens": f"{outcome.planned_tokens.value:,.0f}" if outcome.planned_tokens else "",
+                "how": outcome.planned_tokens.how if outcome.planned_tokens else "",
+                "tokens": _told(outcome.measured_tokens, "{:,}".format),
+                "planned_time": _told(outcome.planned_seconds, duration),
+                "time": _told(outcome.measured_seconds, duration),
+            }
+            for stage in self.stages
+            if (outcome := self.outcomes.get(stage.node.address))
+        ]
+
+    @property
+    def published(self) -> list[Comparison]:
+        """Scores that the recipe's source has published, beside those of its evaluations."""
+        evaluations = {stage.shown: scores for stage in self.stages if stage.node.kind == "evaluate" and (scores := _scores(stage))}
+        return list(comparisons(self.graph_, evaluations))
+
+    @property
     def environment(self) -> list[list[tuple[str, str]]]:
         """The distinct environments that the artifacts were made in."""
         found = [_environment(stage.run) for stage in self.stages if stage.run]
@@ -230,7 +262,7 @@ def _without_undrawable(page: Page) -> Page:
             said = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
             problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({said}): ask `pedigree verify`")
             stages.append(Stage(stage.node, stage.shown, None, problems[-1]))
-    return Page(page.graph_, stages, problems=problems)
+    return Page(page.graph_, stages, problems=problems, outcomes=page.outcomes)
 
 
 def report_path(project: Project, recipe: str) -> Path:
@@ -240,7 +272,16 @@ def report_path(project: Project, recipe: str) -> Path:
 def gather(project: Project, graph: Graph) -> Page:
     stages = [_stage(project, graph, node) for node in graph.nodes.values()]
     damaged = [stage.problem for stage in stages if stage.artifact is None and project.artifact(stage.node.address).is_dir()]
-    return Page(graph, stages, problems=damaged)
+    return Page(graph, stages, problems=damaged, outcomes=outcomes(project, graph))
+
+
+def outcomes(project: Project, graph: Graph) -> dict[str, Outcome]:
+    """Address → what was planned and what it took, of stages that have run with a model."""
+    try:
+        execution = load_execution(project, graph.execution)
+    except ConfigError:  # a profile that somebody is editing
+        execution = Execution(slots=1)
+    return outcomes_of(project, graph, execution)
 
 
 def render(page: Page) -> str:
@@ -301,6 +342,10 @@ def _stage(project: Project, graph: Graph, node: Node) -> Stage:
         return Stage(node, shown, None, "not built yet" if missing else text)
 
 
+def _told(value: Any, words: Callable[[Any], str]) -> str:
+    return "" if value is None else words(value)
+
+
 def _hover(stage: Stage) -> str:
     lines = [f"{stage.shown} ({stage.node.kind} → {stage.node.output})"]
     if stage.artifact is None:
@@ -323,6 +368,11 @@ def _estimate(label: str, value: Mapping[str, Any]) -> Estimate:
     return Estimate(label, float(value["mean"]), float(value["low"]), float(value["high"]))
 
 
+def _how(task: Mapping[str, Any] | None) -> str:
+    """By which metric and average a task is scored, and its hash: scores with equal hashes are scores of the same thing."""
+    return f"{task['metric']} ({task['average']} average, task {task['hash'][:12]})" if task else "mean score"
+
+
 def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     scores = _scores(stage)
     policies: dict[str, Any] = scores["policies"]
@@ -332,7 +382,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
     for task in tasks:
         measured = [(label, policies[label]["tasks"][task]) for label in labels if task in policies[label]["tasks"]]
         counts = {value["n"] for _, value in measured}
-        note = f"{min(counts)} items, mean score and 95 % interval" if counts else ""
+        note = f"{min(counts)} items, {_how(scores.get('tasks', {}).get(task))} with 95 % interval" if counts else ""
         charts.append(Chart(task, intervals_svg([_estimate(label, value) for label, value in measured], f"Scores on {task}"), note))
     return {
         "name": stage.shown,
@@ -413,7 +463,7 @@ def _samples(stage: Stage) -> list[dict[str, Any]]:
         by_item.setdefault((str(row["task"]), str(row["id"])), {})[str(row["policy"])] = row
     groups: dict[str, list[dict[str, Any]]] = {}
     for (task, _), answers in by_item.items():
-        if before in answers and after in answers:
+        if before in answers and after in answers and None not in (answers[before]["score"], answers[after]["score"]):
             pair = [answers[before], answers[after]]
             pair = [answer | {"text": _shown_answer(answer["text"])} for answer in pair]
             groups.setdefault(task, []).append({"prompt": _prompt(pair[0]), "answers": pair, "change": pair[1]["score"] - pair[0]["score"]})

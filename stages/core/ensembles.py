@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from statistics import fmean, pstdev, pvariance
 
-from configs.datasets import Ensemble, Mean, UncertaintyWeighted, WorstCase
+from configs.answers import Ensemble, Mean, UncertaintyWeighted, WorstCase
 
 
 def combine(rewards: Sequence[float], ensemble: Ensemble) -> float:

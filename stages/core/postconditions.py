@@ -2,15 +2,18 @@
 trained model that training has changed it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from data.artifacts import Artifact, sha256_file
+from stages.job import Job, read_curve
 
 if TYPE_CHECKING:  # it loads torch, which stages that train nothing do without
     from stages.core.updates import Update
 
-from stages.job import Job, read_curve
-
+TEMPLATE_FILE = "chat_template.jinja"
+"""In the folder of a model: how its conversations are written."""
 EXPONENTS = {"F32": ("uint32", 0x7F800000), "F16": ("uint16", 0x7C00), "BF16": ("uint16", 0x7F80)}
 """safetensors dtype → unsigned type of the same width, and the exponent bits: all of them set is NaN or infinity (IEEE 754)."""
 PIECE_BYTES = 64 << 20
@@ -24,6 +27,21 @@ def unmet(artifact_type: str, metrics: dict[str, Any], job: Job) -> str | None:
     if artifact_type in ("policy", "reward_model"):
         return _model_problem(payload) or _steps_problem(metrics, job)
     return _rows_problem(payload / "rows.jsonl", metrics)
+
+
+def templates_of(inputs: Mapping[str, Mapping[str, Artifact]], payload: Path) -> dict[str, str]:
+    """sha256 of the chat template of every model that took part, by port and label, and of the one that was made, under `out`."""
+    folders = {f"{port}/{label}": model.payload for port, given in inputs.items() for label, model in given.items()}
+    files = {name: folder / TEMPLATE_FILE for name, folder in (folders | {"out": payload}).items()}
+    return {name: sha256_file(file) for name, file in files.items() if file.is_file()}
+
+
+def other_template(templates: Mapping[str, str]) -> str | None:
+    """Why a trained model would be asked otherwise than it was trained, or None."""
+    start = next((sha256 for name, sha256 in templates.items() if name.startswith("policy/")), None)
+    if templates.get("out") == start:
+        return None
+    return f"the model that it wrote has the chat template {templates.get('out')}, and the policy that it began with {start}"
 
 
 def not_trained(update: "Update", metrics: dict[str, Any]) -> str | None:

@@ -26,17 +26,59 @@ def bootstrap_mean(scores: Sequence[float], *, resamples: int, seed: int) -> Int
     Raises:
         ValueError: no scores, or one that is not finite.
     """
-    values = np.asarray(scores, dtype=np.float64)
-    if values.size == 0:
-        raise ValueError("no scores: an interval needs at least one item")
-    if not np.isfinite(values).all():
-        raise ValueError(f"score {int(np.flatnonzero(~np.isfinite(values))[0])} is not finite")
-    generator = np.random.default_rng([seed, values.size])
-    means = np.empty(resamples)
+    return bootstrap_average(scores, resamples=resamples, seed=seed)
+
+
+def bootstrap_average(
+    scores: Sequence[float],
+    *,
+    groups: Sequence[str] | None = None,
+    weights: Sequence[float] | None = None,
+    resamples: int,
+    seed: int,
+) -> Interval:
+    """Percentile bootstrap of an average over items, resampled within their groups (stratified; Efron & Tibshirani 1993, §8.3).
+
+    (1/G) Σ_g Σ_{i in g} w_i s_i / Σ_{i in g} w_i: with groups the macro average, every group counting alike; with one group and equal
+    weights the mean over items.
+
+    Args:
+        scores: [N], one per item.
+        groups: [N], names; all items are one group when absent. Groups are drawn from in the order of their names.
+        weights: [N], above 0, e.g. the instructions of a prompt; all 1 when absent.
+
+    Raises:
+        ValueError: no scores, one that is not finite, a weight of 0 or less, or lists of unequal length.
+    """
+    values_N = np.asarray(scores, dtype=np.float64)
+    weights_N = np.ones_like(values_N) if weights is None else np.asarray(weights, dtype=np.float64)
+    names = [""] * values_N.size if groups is None else list(groups)
+    if values_N.size == 0:
+        raise ValueError("no scores: an average needs at least one item")
+    if not len(names) == weights_N.size == values_N.size:
+        raise ValueError(f"{values_N.size} scores with {len(names)} groups and {weights_N.size} weights: these must be as many")
+    if not np.isfinite(values_N).all():
+        raise ValueError(f"score {int(np.flatnonzero(~np.isfinite(values_N))[0])} is not finite")
+    if not (weights_N > 0).all():
+        raise ValueError(f"weight {int(np.flatnonzero(~(weights_N > 0))[0])} is not above 0")
+    members: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        members.setdefault(name, []).append(place)
+    parts = [(values_N[places], weights_N[places]) for _, places in sorted(members.items())]
+    generator = np.random.default_rng([seed, values_N.size])
+    averages = np.empty(resamples)
     for number in range(resamples):  # one resample at a time: resamples x items need not fit in memory
-        means[number] = values[generator.integers(0, values.size, values.size)].mean()
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(values.mean()), float(low), float(high))
+        drawn = [generator.integers(0, values.size, values.size) for values, _ in parts]
+        averages[number] = _average([(values[places], shares[places]) for places, (values, shares) in zip(drawn, parts, strict=True)])
+    low, high = np.quantile(averages, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(_average(parts), float(low), float(high))
+
+
+def _average(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """The mean over (values, weights) of the weighted mean of each."""
+    if len(parts) == 1 and (parts[0][1] == 1).all():
+        return float(parts[0][0].mean())
+    return float(np.mean([np.average(values, weights=weights) for values, weights in parts]))
 
 
 def paired_difference(candidate: Sequence[float], baseline: Sequence[float], *, resamples: int, seed: int) -> Interval:

@@ -1,13 +1,14 @@
-"""Generation of many answers by several policies, in chunks that are each generated once and kept across restarts.
+"""Answers of several policies to many requests, drawn or only scored, in chunks that are each made once and kept across restarts.
 
 A chunk's file is named after everything that determines its answers (weights, requests in order, sampling, dtype, context, numerics)
-and is written atomically; a chunk that a kill interrupted is generated again from its beginning.
+and is written atomically; a chunk that a kill interrupted is made again from its beginning.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from configs.frozen import digest
 from configs.training import Sampling
@@ -15,44 +16,95 @@ from data.artifacts import Artifact, write_text
 from data.chat import Chat
 from data.faults import fault_point
 from stages.engines.mirroring import open_mirror
-from stages.engines.sampler import Generation, Request, architecture, model_context, open_sampler
+from stages.engines.sampler import (
+    Beat,
+    Continuation,
+    Generation,
+    Request,
+    Sampler,
+    architecture,
+    model_context,
+    open_sampler,
+)
 from stages.job import Job
 
 CONTEXT_STEP = 128
 """The engine's context is a multiple of this, or the model's own."""
 
 
+K = TypeVar("K", bound=Hashable)
+
+
 @dataclass(frozen=True)
 class Ask:
-    """The requests to one policy."""
+    """Requests to one policy, to be answered alike."""
 
     policy: Artifact
     chat: Chat
-    requests: list[Request]
+    requests: Sequence[Request]
+    sampling: Sampling
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a request with its answer."""
+        return max(len(request.prompt_ids) for request in self.requests) + self.sampling.max_tokens
+
+    def made(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
+        """Answers to some of the requests, as JSON has them."""
+        return [asdict(answer) for answer in sampler.generate(requests, self.sampling, [self.chat.eos_id], beat)]
+
+    def read(self, kept: Any) -> Any:
+        return Generation(**kept)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the answers beside requests and weights."""
+        return {"sampling": self.sampling.model_dump(), "stop": self.chat.eos_id}
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    label: str
-    requests: list[Request]
+class Score:
+    """Texts whose likelihood one policy is asked for."""
+
+    policy: Artifact
+    requests: Sequence[Continuation]
+
+    @property
+    def longest(self) -> int:
+        return max(len(one.prompt_ids) + len(one.response_ids) for one in self.requests) + 1
+
+    def made(self, sampler: Sampler, requests: Sequence[Any], beat: Beat) -> list[Any]:
+        return sampler.score(requests, beat)
+
+    def read(self, kept: Any) -> Any:
+        return kept
+
+    def settings(self) -> dict[str, Any]:
+        return {"likelihood": True}
+
+
+@dataclass(frozen=True)
+class _Chunk(Generic[K]):
+    label: K
+    requests: Sequence[Any]
     file: Path
 
 
-def generate(asks: Mapping[str, Ask], sampling: Sampling, *, chunk_size: int, dtype: str, job: Job) -> dict[str, list[Generation]]:
-    """Label → answers, in the order of its requests.
+def generate(asks: Mapping[K, Ask | Score], *, chunk_size: int, dtype: str, job: Job) -> dict[K, list[Any]]:
+    """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token.
 
-    Policies of one architecture share an engine, whose weights are replaced; another architecture takes another engine.
+    Policies of one architecture share an engine, whose weights are replaced; another architecture takes another engine. Labels of one
+    policy stand together, so that its weights are loaded once.
 
     Raises:
         StageError: a prompt with its answer is longer than the policy's context.
         EngineLost: the engine died or stopped responding; finished chunks are kept for the next attempt.
     """
-    answers: dict[str, list[Generation]] = {label: [] for label in asks}
+    answers: dict[K, list[Any]] = {label: [] for label in asks}
     total, done = sum(len(ask.requests) for ask in asks.values()), 0
     for labels in _by_architecture(asks):
-        context = _context([asks[label] for label in labels], sampling)
+        context = _context([asks[label] for label in labels])
         with job.busy("preparing requests"):
-            chunks = [chunk for label in labels for chunk in _cut(label, asks[label], sampling, chunk_size, dtype, context, job)]
+            chunks = [chunk for label in labels for chunk in _cut(label, asks[label], chunk_size, dtype, context, job)]
         mirror = open_mirror(job)
         if mirror is not None:
             mirror.fetch_chunks([chunk.file for chunk in chunks if not chunk.file.exists()])
@@ -60,17 +112,15 @@ def generate(asks: Mapping[str, Ask], sampling: Sampling, *, chunk_size: int, dt
         done += sum(len(chunk.requests) for chunk in chunks) - sum(len(chunk.requests) for chunk in missing)
         job.progress(done, total)
         if missing:
-            _fill(missing, asks, sampling, dtype, context, job, done, total)
+            _fill(missing, asks, dtype, context, job, done, total)
             done += sum(len(chunk.requests) for chunk in missing)
         for number, chunk in enumerate(chunks):
             job.doing("reading answers", number, len(chunks), "chunks")
-            answers[chunk.label] += [Generation(**answer) for answer in json.loads(chunk.file.read_text())]
+            answers[chunk.label] += [asks[chunk.label].read(kept) for kept in json.loads(chunk.file.read_text())]
     return answers
 
 
-def _fill(
-    missing: list[_Chunk], asks: Mapping[str, Ask], sampling: Sampling, dtype: str, context: int, job: Job, done: int, total: int
-) -> None:
+def _fill(missing: list[_Chunk[K]], asks: Mapping[K, Ask | Score], dtype: str, context: int, job: Job, done: int, total: int) -> None:
     loaded = asks[missing[0].label].policy
     job.doing("starting vLLM")
     with open_sampler(
@@ -86,12 +136,10 @@ def _fill(
                 sampler.load(ask.policy.payload)
                 loaded = ask.policy
             before = done
-            made = sampler.generate(
-                chunk.requests, sampling, [ask.chat.eos_id], lambda finished, before=before: job.progress(before + finished, total)
-            )
+            made = ask.made(sampler, chunk.requests, lambda finished, before=before: job.progress(before + finished, total))
             fault_point("chunk generated")
             job.seal()
-            write_text(chunk.file, json.dumps([asdict(answer) for answer in made]))
+            write_text(chunk.file, json.dumps(made))
             mirror = open_mirror(job)
             if mirror is not None:
                 mirror.offer_chunk(chunk.file)
@@ -99,30 +147,29 @@ def _fill(
             job.progress(done, total)
 
 
-def _by_architecture(asks: Mapping[str, Ask]) -> Iterator[list[str]]:
+def _by_architecture(asks: Mapping[K, Ask | Score]) -> Iterator[list[K]]:
     """Labels grouped by architecture, in order of first appearance."""
-    families: dict[str, list[str]] = {}
+    families: dict[str, list[K]] = {}
     for label, ask in asks.items():
         families.setdefault(digest(architecture(ask.policy.payload)), []).append(label)
     yield from families.values()
 
 
-def _context(asks: list[Ask], sampling: Sampling) -> int:
+def _context(asks: list[Ask | Score]) -> int:
     """What the longest request needs, rounded up where the model allows: a short context saves memory and start-up time."""
-    needed = max(len(request.prompt_ids) for ask in asks for request in ask.requests) + sampling.max_tokens
+    needed = max(ask.longest for ask in asks)
     rounded = -(-needed // CONTEXT_STEP) * CONTEXT_STEP
     return max(needed, min(rounded, model_context(asks[0].policy.payload)))
 
 
-def _cut(label: str, ask: Ask, sampling: Sampling, chunk_size: int, dtype: str, context: int, job: Job) -> list[_Chunk]:
+def _cut(label: K, ask: Ask | Score, chunk_size: int, dtype: str, context: int, job: Job) -> list[_Chunk[K]]:
     chunks = []
     for start in range(0, len(ask.requests), chunk_size):
         requests = ask.requests[start : start + chunk_size]
         decides = {
             "weights": ask.policy.record.content,
             "requests": [asdict(request) for request in requests],
-            "sampling": sampling.model_dump(),
-            "stop": ask.chat.eos_id,
+            **ask.settings(),
             "dtype": dtype,
             "context": context,
             "numerics": job.numerics.model_dump(),

@@ -157,6 +157,21 @@ class Mirroring:
                 raise
             _say(f"the store fails, and the job goes on with the chunks that lie here: {error}")
 
+    def fetch_all_chunks(self, folder: Path) -> None:
+        """Fetches every chunk that was finished elsewhere, whatever its name, into a folder.
+
+        Raises:
+            StoreError: the store fails, on a machine that has nothing of its own yet.
+        """
+        try:
+            names = self.mirror.chunks()
+        except StoreError as error:
+            if not self._known:
+                raise
+            _say(f"the store fails, and the job goes on with what lies here: {error}")
+            return
+        self.fetch_chunks([folder / f"{name}.json" for name in sorted(names) if not (folder / f"{name}.json").exists()])
+
     def _fetch_chunks(self, files: Sequence[Path]) -> None:
         there, fetched = self.mirror.chunks(), 0
         for file in dict.fromkeys(files):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
-from configs.training import Lists, TrainOn
+from configs.training import Lists, TooLong, TrainOn
 from data import records
 from data.artifacts import Artifact, write_json, write_rows
 from data.chat import Chat
@@ -63,22 +63,24 @@ def gap(better: float | None, worse: float | None) -> float | None:
 
 
 def to_units(
-    rows: list[dict[str, Any]], make: Callable[[dict[str, Any]], Unit], max_length: int, job: Job
+    rows: list[dict[str, Any]], make: Callable[[dict[str, Any]], Unit], max_length: int, job: Job, too_long: TooLong = "drop"
 ) -> tuple[list[dict[str, Any]], list[Unit]]:
-    """The rows that fit and their documents.
+    """The rows that fit, or are cut to fit, and their documents.
 
     Raises:
         StageError: none is left.
     """
-    kept, units, drops = [], [], []
+    kept, units, drops, cut = [], [], [], 0
     for number, row in enumerate(rows):
         job.doing("tokenising", number, len(rows), "rows")
         unit = make(row)
         longest = max(len(doc) for doc in unit)
         reason = None
-        if longest > max_length:
+        if longest > max_length and too_long == "truncate":
+            unit, cut = tuple(Document(doc.ids[:max_length], doc.trained[:max_length]) for doc in unit), cut + 1
+        elif longest > max_length:
             reason = f"longer than max_length {max_length}"
-        elif any(doc.num_trained == 0 for doc in unit):
+        if reason is None and any(doc.num_trained == 0 for doc in unit):
             reason = "no trained token"
         if reason:
             drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": longest})
@@ -89,7 +91,7 @@ def to_units(
         write_rows(job.evidence / "drops.jsonl", drops)
         counts = Counter((drop["source"], drop["reason"]) for drop in drops)
         summary = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in sorted(counts.items())]
-        write_json(job.evidence / "counts.json", {"rows": len(rows), "kept": len(kept), "dropped": summary})
+        write_json(job.evidence / "counts.json", {"rows": len(rows), "kept": len(kept), "truncated": cut, "dropped": summary})
     if not units:
         raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")
     return kept, units

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
@@ -43,6 +43,9 @@ IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtyp
 """Keys of config.json in which two models of one architecture may differ."""
 
 
+T = TypeVar("T")
+
+
 class EngineLost(Exception):
     """The engine died or stopped responding; another attempt may succeed."""
 
@@ -53,6 +56,14 @@ class Request:
 
     prompt_ids: list[int]
     seed: int
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """One prompt and a text that might come after it, as token ids."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,17 @@ class Sampler(Protocol):
 
         Raises:
             StageError: a prompt with its answer is longer than the context, or the chunk does not fit into the KV cache.
+            EngineLost: the engine died or stopped responding.
+        """
+        ...
+
+    def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
+        """The log-probability of each token of each response after its prompt, for one chunk, in its order; nothing is drawn.
+
+        They are those of the model itself, without temperature.
+
+        Raises:
+            StageError: a prompt with its response is longer than the context, or one of them has no tokens.
             EngineLost: the engine died or stopped responding.
         """
         ...
@@ -195,6 +217,23 @@ def check_lengths(requests: Sequence[Request], sampling: Sampling, context: int)
             )
 
 
+def check_continuations(continuations: Sequence[Continuation], context: int) -> None:
+    """Every prompt and response has tokens, and both fit into the context with one token that the engine draws in any case.
+
+    Raises:
+        StageError: one does not.
+    """
+    for number, one in enumerate(continuations):
+        if not one.prompt_ids or not one.response_ids:
+            raise StageError(f"choice {number} of the chunk has no tokens in its {'text' if one.prompt_ids else 'prompt'}: check its item")
+        length = len(one.prompt_ids) + len(one.response_ids)
+        if length + 1 > context:
+            raise StageError(
+                f"choice {number} of the chunk has {length} tokens with its prompt, and the context {context}: drop the item, show fewer "
+                "worked examples, or take a model with a longer context"
+            )
+
+
 class Inline:
     """vLLM inside this process."""
 
@@ -249,7 +288,7 @@ class Inline:
         self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], beat: Beat | None = None
     ) -> list[Generation]:
         check_lengths(requests, sampling, self._context)
-        self._check_cache(requests, sampling)
+        self._check_cache([len(request.prompt_ids) + sampling.max_tokens for request in requests])
         self._forget()
         for number, request in enumerate(requests):
             params = self._params(
@@ -265,16 +304,38 @@ class Inline:
                 output_kind=self._at_end,
             )
             self._engine.add_request(str(number), self._prompt(list(request.prompt_ids)), params, lora_request=self._adapters)
-        finished: dict[int, Generation] = {}
+        return self._finished(len(requests), _generation, beat)
+
+    def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
+        check_continuations(continuations, self._context)
+        self._check_cache([len(one.prompt_ids) + len(one.response_ids) + 1 for one in continuations])
+        self._forget()
+        for number, one in enumerate(continuations):
+            params = self._params(
+                temperature=0.0,
+                max_tokens=1,  # the least that the engine takes
+                prompt_logprobs=0,  # of the prompt's own tokens only
+                ignore_eos=True,
+                detokenize=False,
+                output_kind=self._at_end,
+            )
+            prompt = self._prompt([*one.prompt_ids, *one.response_ids])
+            self._engine.add_request(str(number), prompt, params, lora_request=self._adapters)
+        all_of_prompts = self._finished(len(continuations), _prompt_logprobs, beat)
+        return [found[len(one.prompt_ids) :] for one, found in zip(continuations, all_of_prompts, strict=True)]
+
+    def _finished(self, requests: int, read: Callable[[Any], T], beat: Beat | None) -> list[T]:
+        """What is read of each request's output, when all have ended."""
+        finished: dict[int, T] = {}
         steps = 0
         while self._engine.has_unfinished_requests():
             outputs: Any = self._engine.step()  # typed as if it could be of a pooling model too
             for output in outputs:
-                finished[int(output.request_id)] = _generation(output)
+                finished[int(output.request_id)] = read(output)
             steps += 1
             if beat is not None and steps % BEAT_EVERY_STEPS == 0:
                 beat(len(finished))
-        return [finished[number] for number in range(len(requests))]
+        return [finished[number] for number in range(requests)]
 
     def load(self, model_folder: Path) -> None:
         wanted, present = architecture(model_folder), architecture(self._folder)
@@ -303,13 +364,13 @@ class Inline:
         if not self._engine.reset_prefix_cache():
             raise EngineLost("vLLM could not empty its prefix cache: requests of an earlier chunk are still in flight")
 
-    def _check_cache(self, requests: Sequence[Request], sampling: Sampling) -> None:
+    def _check_cache(self, lengths: Sequence[int]) -> None:
         """Checks that the whole chunk fits: with eviction and preemption, rounding would depend on the size of the memory."""
         cache = self._engine.vllm_config.cache_config
-        blocks = sum(-(-(len(request.prompt_ids) + sampling.max_tokens) // cache.block_size) for request in requests)
+        blocks = sum(-(-length // cache.block_size) for length in lengths)
         if cache.num_gpu_blocks is not None and blocks > cache.num_gpu_blocks - 1:  # one block is vLLM's own
             raise StageError(
-                f"a chunk of {len(requests)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, the engine has "
+                f"a chunk of {len(lengths)} requests needs up to {blocks} KV-cache blocks of {cache.block_size} tokens, the engine has "
                 f"{cache.num_gpu_blocks - 1}: raise placement.sampler_memory_gb (CPU) or gpu_memory_utilization, or lower the chunk size"
             )
 
@@ -330,6 +391,12 @@ def _generation(output: Any) -> Generation:
         raise EngineLost(f"vLLM ended request {output.request_id} with {answer.finish_reason!r}")
     ids = list(answer.token_ids)
     return Generation(ids, [step[token].logprob for token, step in zip(ids, answer.logprobs, strict=True)], answer.finish_reason)
+
+
+def _prompt_logprobs(output: Any) -> list[float]:
+    """Of each token of the prompt; 0 of the first, before which nothing stands."""
+    ids, found = list(output.prompt_token_ids), list(output.prompt_logprobs)
+    return [0.0, *(step[token].logprob for token, step in zip(ids[1:], found[1:], strict=True))]
 
 
 def _prepare_environment(numerics: Numerics) -> None:
@@ -379,6 +446,10 @@ class Child:
             "stop_ids": list(stop_ids),
         }
         return [Generation(**answer) for answer in self._ask(order, beat)]
+
+    def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
+        check_continuations(continuations, self._context)
+        return self._ask({"do": "score", "continuations": [asdict(one) for one in continuations]}, beat)
 
     def load(self, model_folder: Path) -> None:
         self._ask({"do": "load", "model_folder": str(model_folder)})
@@ -496,6 +567,8 @@ def _obey(engine: Inline, order: dict[str, Any], beat: Beat) -> Any:
         return engine.load(Path(order["model_folder"]))
     if order["do"] == "load_adapters":
         return engine.load_adapters(Path(order["folder"]))
+    if order["do"] == "score":
+        return engine.score([Continuation(**one) for one in order["continuations"]], beat)
     requests = [Request(**request) for request in order["requests"]]
     answers = engine.generate(requests, Sampling.model_validate(order["sampling"]), order["stop_ids"], beat)
     return [asdict(answer) for answer in answers]

@@ -69,8 +69,10 @@ class MetricSums:
 
 
 def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
-    """Of a 0-based step: linear warm-up over ⌈ratio · total⌉ steps, then the schedule, which would reach 0 after the last step."""
-    warmup = math.ceil(optimizer.warmup_ratio * total_steps)
+    """Of a 0-based step: linear warm-up over `warmup_steps` or ⌈ratio · total⌉ steps, then the schedule, which would reach 0 after the
+    last step."""
+    given = optimizer.warmup_steps
+    warmup = math.ceil(optimizer.warmup_ratio * total_steps) if given is None else given
     if step < warmup:
         return optimizer.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)
@@ -163,8 +165,10 @@ class Trainer:
                 "overlap_comm": False,
                 "contiguous_gradients": True,
                 "reduce_scatter": True,
+                **({"offload_optimizer": {"device": "cpu", "pin_memory": numerics.device == "cuda"}} if numerics.offload_optimizer else {}),
             },
             "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW computes on CPUs too, and needs no compiler
             "steps_per_print": 10**9,
         }
 

@@ -464,6 +464,65 @@ def test_an_unseen_suite_shares_no_file_with_rows_or_with_a_dev_suite(recipes, r
     assert "stage suite: is a dev suite of the packaged source ifeval, which the unseen suite chain/secret" in recipes.problem("chain")
 
 
+@pytest.mark.parametrize(
+    ("rows", "shares"),
+    [
+        ("split: [train, test]", True),
+        ("split: test, columns: {prompt: text}, max_bad_rows: 3", True),
+        ("split: train", False),
+        ("split: test, config: other", False),
+        ("split: test, config: [other, another]", False),
+    ],
+)
+def test_an_unseen_suite_shares_no_split_with_rows(recipes, rows, shares):
+    place = f"type: hub, repo: lab/sums, revision: {'a' * 40}"
+    recipes.write("chain", UNSEEN.replace(OTHER_SUMS, f"{{{place}, split: test}}").replace(SUMS, f"{{{place}, {rows}}}", 1))
+    if shares:
+        assert "stage suite: is a dev suite of the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
+    else:
+        recipes.load("chain")
+
+
+@pytest.mark.parametrize(("configs", "shares"), [("[a, b]", True), ("b, config_as: part", True), ("[c, d]", False)])
+def test_an_unseen_suite_shares_no_configuration_with_rows(recipes, configs, shares):
+    place = f"type: hub, repo: lab/sums, revision: {'a' * 40}, split: test"
+    recipes.write("chain", UNSEEN.replace(OTHER_SUMS, f"{{{place}, config: [b, e]}}").replace(SUMS, f"{{{place}, config: {configs}}}", 1))
+    if shares:
+        assert "stage suite: is a dev suite of the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
+    else:
+        recipes.load("chain")
+
+
+PUBLISHED = """description: A suite in its published form.
+stages:
+  secret: {kind: prepare_data, record: item, task: gsm8k, form: gsm8k, split: unseen, SHOTS sources: [{type: files, path: test.jsonl}]}
+  other: {kind: prepare_data, record: item, task: bbh, form: bbh, shots: {source: {type: files, path: shots.jsonl}}, sources: [ROWS]}
+  rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: train.jsonl}]}
+"""
+PUBLISHED = PUBLISHED.replace("SHOTS ", "shots: {source: {type: files, path: train.jsonl}, seed: 1}, ")
+PUBLISHED = PUBLISHED.replace("ROWS", "{type: files, path: bbh.jsonl}")
+
+
+def test_worked_examples_are_an_input_and_may_be_training_rows_but_no_unseen_items(recipes):
+    recipes.write("published", PUBLISHED)
+    graph = recipes.load("published")
+    assert graph.nodes["published/other"].files == ("shots.jsonl", "bbh.jsonl")
+    assert graph.nodes["published/secret"].files == ("train.jsonl", "test.jsonl")
+    recipes.write("published", PUBLISHED.replace("shots.jsonl", "test.jsonl"))
+    problem = "stage other: is a dev suite of the files source test.jsonl, which the unseen suite published/secret"
+    assert problem in recipes.problem("published")
+
+
+def test_what_does_not_go_with_a_form_is_refused_with_its_line(recipes):
+    recipes.write("published", PUBLISHED.replace("form: bbh", "form: nonsense"))
+    problem = recipes.problem("published")
+    assert "published.yaml:4: stage other: " in problem and "form 'nonsense' is none of agieval, bbh" in problem
+    scores = "  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}\n  scores: {kind: evaluate, "
+    scores += "in: {policies: [base], suites: [other]}, sampling: {max_tokens: 4}}\n"
+    recipes.write("published", PUBLISHED + scores)
+    assert "all suites have forms (other), which say how answers are drawn: leave sampling out" in recipes.problem("published")
+
+
 def test_a_suite_of_another_recipe_stays_what_it_is(recipes):
     recipes.write("chain", UNSEEN)
     again = "again: {kind: evaluate, in: {policies: [chain/sft], suites: [chain/secret]}, sampling: {max_tokens: 4}}"

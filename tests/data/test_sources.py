@@ -275,7 +275,7 @@ def test_of_many_malformed_rows_five_are_shown(tmp_path):
 
 def test_a_line_that_is_no_json_is_named(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"messages": []}\n{"mess')
-    with pytest.raises(SourceError, match=r"x.jsonl:2 is not JSON"):
+    with pytest.raises(SourceError, match=r"x.jsonl:2: is not JSON"):
         list(read(tmp_path / "x.jsonl"))
 
 
@@ -305,3 +305,48 @@ def test_leaks_are_spread_over_items_and_styles():
     }
     with pytest.raises(SourceError, match="count 19 > 6 items x 3 styles"):
         load(config.model_copy(update={"count": 19}), "conversation", None, Outside(suites=suite))
+
+
+# --- bad rows
+
+
+def good(number: int) -> dict:
+    return {"messages": [turn("user", f"question {number}"), turn("assistant", "x")]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "allowed", "limit"),
+    [(10, 3, 3), (10, 3, 0.3), (10, 2, 0.29), (1000, 1, 0.001), (100, 29, 0.29), (10, 0, 0)],
+    ids=["number", "share", "rounded down", "small share", "no binary fraction", "none"],
+)
+def test_as_many_bad_rows_as_stated_are_left_out_and_listed_and_no_more(tmp_path, rows, allowed, limit):
+    def with_bad(count):
+        return write(tmp_path / "x.jsonl", *[{"messages": []}] * count, *map(good, range(rows - count)))
+
+    loaded = read(with_bad(allowed), max_bad_rows=limit)
+    assert len(loaded.rows) == rows - allowed and [one.place for one in loaded.bad] == [f"x.jsonl:{n + 1}" for n in range(allowed)]
+    assert loaded.left_out == ({"malformed": allowed} if allowed else {})
+    with pytest.raises(SourceError, match=f"x: {allowed + 1} malformed rows of {rows}, and max_bad_rows {limit} allows {allowed}"):
+        read(with_bad(allowed + 1), max_bad_rows=limit)
+
+
+def test_a_budget_covers_whatever_makes_a_row_bad(tmp_path):
+    path = write(tmp_path / "x.jsonl", good(0), {"messages": [turn("user", "no answer")]}, {"text": "no layout"})
+    path.write_text(path.read_text() + '{"mess\n')
+    loaded = read(path, max_bad_rows=3)
+    assert [(one.place, one.text) for one in loaded.bad][1:] == [("x.jsonl:3", '{"text": "no layout"}'), ("x.jsonl:4", '{"mess')]
+    assert [one.reason for one in loaded.bad][:2] == ["conversation rows need an answer, which this one lacks", "there are no messages"]
+    assert loaded.bad[2].reason.startswith("is not JSON")
+
+
+def test_rows_are_drawn_from_the_good_ones(tmp_path):
+    path = write(tmp_path / "x.jsonl", *map(good, range(5)), {"messages": []})
+    assert read(path, max_bad_rows=1, count=5).left_out == {"malformed": 1}
+    with pytest.raises(SourceError, match="count 6 > 5 usable rows"):
+        read(path, max_bad_rows=1, count=6)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.0, 0.0, 1.5, "3"])
+def test_a_budget_is_a_number_or_a_share(limit):
+    with pytest.raises(ValueError, match="max_bad_rows"):
+        Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": limit})

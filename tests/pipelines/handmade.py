@@ -85,7 +85,8 @@ def everything(project: Project, recipe: str = "tiny") -> Graph:
 
 
 def _rows(node: Node, index: int):
-    rows = "".join(json.dumps({"id": f"{node.name}-{i}"}) + "\n" for i in range(20 + index))
+    said = [{"role": "user", "content": f"What is {index} + 4?"}]
+    rows = "".join(json.dumps({"id": f"{node.name}-{i}", "messages": said}) + "\n" for i in range(20 + index))
     counts = {
         "read": 24 + index,
         "kept": 20 + index,

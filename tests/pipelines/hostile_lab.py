@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from configs.datasets import PrepareData
+from configs.declarations import DECLARATIONS
 from configs.frozen import digest
 from data.artifacts import stage_key
 
@@ -28,7 +30,7 @@ RUN = {
     "hardware": {"cpu": "A processor", "cores": 2, "memory_gib": 23.5},
 }
 SOURCE = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 1, "style": "plain"}
-CONFIG = {"record": "conversation", "task": None, "split": "dev", "sources": [SOURCE], "filters": [], "seed": 0}
+CONFIG = PrepareData.model_validate({"record": "conversation", "sources": [SOURCE]}).model_dump(mode="json")
 ROWS = b"".join(b'{"id":"r%d","n":%d}\n' % (n, n) for n in range(3))
 
 
@@ -48,8 +50,8 @@ def record_of(files: Mapping[str, bytes], **changes: Any) -> dict[str, Any]:
     """A sealed record of a data stage."""
     entries = [{"path": name, "size": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())]
     body = {
-        "schema_version": 1, "kind": "prepare_data", "version": 3, "type": "conversation", "config": CONFIG, "inputs": [],
-        "source_files": {}, "key": "", "content": "", "files": entries, "metrics": {"rows": 3}, "marks": [],
+        "schema_version": 1, "kind": "prepare_data", "version": DECLARATIONS["prepare_data"].version, "type": "conversation",
+        "config": CONFIG, "inputs": [], "source_files": {}, "key": "", "content": "", "files": entries, "metrics": {"rows": 3}, "marks": [],
     }  # fmt: skip
     return sealed(body | changes)
 

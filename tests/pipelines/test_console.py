@@ -49,7 +49,7 @@ def test_the_version_is_told_without_loading_anything(project):
 @pytest.mark.parametrize(
     ("line", "names"),
     [
-        ("pedigree run t", ["tiny"]),
+        ("pedigree run ti", ["tiny"]),
         ("pedigree plan de", ["demo"]),
         ("pedigree show tiny rl", ["rlvr"]),
         ("pedigree run tiny --only sf", ["sft"]),

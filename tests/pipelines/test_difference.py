@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from handmade import build, project_at
 from configs.project import Project
 from configs.recipe import load_recipe
 from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.difference import compare, row_changes, text
+from pipelines.lineage.difference import _paired, compare, row_changes, text
 
 SUITE = (
     "{kind: prepare_data, record: item, task: arithmetic, sources: [{type: arithmetic, operations: [add], digits: [1], count: 4, seed: 1}]}"
@@ -153,6 +154,24 @@ def test_rows_without_a_key_of_their_own_are_a_multiset():
     assert (found.by, found.before, found.after) == ("", 3, 4)
     assert (found.added, found.removed, found.changed, found.kept) == (2, 1, 0, 2)
     assert found.examples["added"] == ['{"id":"b"}', '{"id":"c"}'] and found.examples["removed"] == ['{"id":"a"}']
+
+
+def test_scores_of_a_task_that_averages_over_categories_are_compared_so():
+    record = SimpleNamespace(config={"resamples": 100, "seed": 0})
+
+    def evaluation(*scores: float, macro: bool) -> Any:
+        names = [("t", name) for name in "abcd"]
+        categories = dict(zip(names, "xxxy", strict=True)) if macro else {}
+        return SimpleNamespace(
+            label="p",
+            pedigree=SimpleNamespace(record=record),
+            scores=lambda: dict(zip(names, scores, strict=True)),
+            categories=lambda: categories,
+        )
+
+    for macro, (first, second) in {False: (0.75, 1.0), True: (0.5, 1.0)}.items():
+        (found,) = _paired(evaluation(1, 1, 1, 0, macro=macro), evaluation(1, 1, 1, 1, macro=macro))
+        assert (found.first, found.second, found.mean) == (first, second, second - first)
 
 
 def test_scores_are_matched_by_task_policy_and_item():

@@ -36,8 +36,12 @@ class Server(PrefectServer):
                 with urllib.request.urlopen(request, timeout=20) as answer:
                     return answer.read()
             except urllib.error.HTTPError as error:  # its database is locked for a moment, now and then
-                assert error.code == 503 and busy < 9
+                if error.code != 503 or busy == 9:
+                    raise
                 time.sleep(0.5)
+            except TimeoutError:  # the machine is busy; what only looks may look again
+                if method != "GET" or busy == 9:
+                    raise
         raise AssertionError
 
     def until_shown(self, run: dict[str, Any], stages: int) -> None:
@@ -289,7 +293,7 @@ def test_a_flow_process_that_is_killed_ends_no_job_and_the_next_run_goes_on_with
     run, process = worker()
     os.kill(flow_process(run), signal.SIGTERM)
     process.communicate(timeout=60)
-    assert server.state(run)["type"] == "CRASHED" and command.jobs()
+    assert server.state(run)["name"] == "AwaitingRetry" and command.jobs()
     assert "job of an earlier run" in command("run", "lab")
     assert command.lab.runs().count("clean") == 1
 

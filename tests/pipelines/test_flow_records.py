@@ -80,7 +80,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 @contextmanager
 def observed(project: Project) -> Iterator[None]:
     """A run that goes on and has nothing to tell but of others."""
-    graph = SimpleNamespace(recipe="quiet", source=None, overrides={})
+    graph = SimpleNamespace(recipe="quiet", source=None, overrides={}, nodes={})
     run: Any = SimpleNamespace(project=project, graph=graph, watch=unwatched, keep_jobs=False, cancelled=threading.Event())
     with Observer(run, [], lambda addresses: connected(run, addresses), print) as watching:
         watching.wait_for_answer()

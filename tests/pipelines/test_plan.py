@@ -1,11 +1,24 @@
-"""What a plan says of a batch before anything runs."""
+"""What a plan says of a batch, and of what stages need, before anything runs; what cannot fit is refused before anything starts."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+from handmade import everything, project_at
+from projects import environment, fresh_project
 
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics
 from configs.graph import Node
+from configs.recipe import load_recipe
 from pipelines.cli.plan import batch_text
+from pipelines.estimate import machines
+from pipelines.estimate.estimates import Estimates
+from pipelines.publish.report import write_report
+from pipelines.runs import load_execution
 
 
 @pytest.mark.parametrize(
@@ -21,3 +34,140 @@ def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
     config = DECLARATIONS["preference_train"].config.model_validate(fields)
     node = Node("r", "it", "preference_train", config, (), "policy", (), "spec")
     assert batch_text(node, Numerics(**numerics), 20) == text
+
+
+LLAMA = """
+description: A model of eight billion parameters.
+execution: gpu8
+stages:
+  suite:
+    {kind: prepare_data, record: item, task: sums, sources: [{type: arithmetic, operations: [add], digits: [2], count: 9, seed: 1}]}
+  raw:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: hub, repo: allenai/tulu-3-sft-mixture, revision: 55e9fd6d41c3cd1a98270dff07557bc2a1e1ba91, split: train}]
+  data: {kind: decontaminate, in: {data: raw, benchmarks: [suite]}}
+  base:
+    kind: source_model
+    source: {type: hub, repo: meta-llama/Llama-3.1-8B, revision: d04e592bb4f6aa9cfee91e2e20afa771667e1d4b}
+    dtype: bf16
+  sft:
+    kind: sft
+    in: {policy: base, data: [data]}
+    global_batch: 128
+    epochs: 2
+    max_length: 4096
+    too_long: truncate
+    optimizer: {learning_rate: 5.0e-6}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    root = fresh_project(tmp_path_factory.mktemp("plan"))
+    (root / "configs" / "recipes" / "llama.yaml").write_text(LLAMA)
+    profile = "slots: 2\nmachine: {host_memory_gb: 0.5}\nnumerics: {zero_stage: 1, threads: 1}\n"
+    (root / "configs" / "execution" / "narrow.yaml").write_text(profile)
+    return root
+
+
+def pedigree(project: Path, *arguments: str, code: int = 0) -> tuple[str, str]:
+    command = [sys.executable, "-m", "pipelines.cli", *arguments]
+    done = subprocess.run(command, cwd=project, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(project):
+    out, _ = pedigree(project, "plan", "llama")
+    (line,) = [line for line in out.splitlines() if line.startswith("sft ") and " x " in line and "GB" in line]
+    memory, share = line.split("8 x ")[1].split(" GB, ")
+    assert 30 < float(memory) < 45 and share.startswith(("3", "4", "5"))
+    # 939,343 rows / 128, rounded up, twice; the data are not here, so that it is a bound, as are tokens and time: 4096 each
+    assert "<14.7k" in line and "<7.7G" in line and " <" in line
+
+
+def test_the_document_has_every_term(project):
+    found = json.loads(pedigree(project, "plan", "llama", "--json")[0])
+    (sft,) = [stage for stage in found["stages"] if stage["address"] == "llama/sft"]
+    estimate = sft["estimate"]
+    assert estimate["parameters"] == 8_030_261_248 and estimate["memory"]["ranks"] == 8
+    assert estimate["memory"]["per_rank"]["optimizer"] == 12 * 8_030_261_248 // 8
+    assert set(estimate["memory"]["per_rank"]) == {
+        "weights", "gradients", "optimizer", "buckets", "activations", "working", "logits", "runtime"
+    }  # fmt: skip
+    assert estimate["memory"]["peak_bytes"] == sum(estimate["memory"]["per_rank"].values()) < estimate["memory"]["bound_bytes"]
+    assert estimate["amounts"]["tokens"] == {"value": 2 * 939_343 * 4096, "how": "at_most"} and estimate["misfit"] is None
+    assert sft["disk_bytes"] == 2 * 8_030_261_248 and estimate["checkpoint_bytes"] == 3 * 14 * 8_030_261_248
+    hours = estimate["time"]["seconds"] / 3600 * 8
+    assert estimate["gpu_hours"] == pytest.approx(hours, abs=0.01) and found["fits"] is True
+
+
+def test_what_cannot_fit_is_refused_before_anything_starts(project):
+    out, err = pedigree(project, "plan", "tiny", "--execution", "narrow", code=1)
+    assert "24 of 24 stages to run" in out and "does not fit: sft: memory needs" in err and "and has 536.9 MB" in err
+    assert json.loads(pedigree(project, "plan", "tiny", "--execution", "narrow", "--json", code=1)[0])["fits"] is False
+    _, err = pedigree(project, "run", "tiny", "--execution", "narrow", code=2)
+    assert "stage sft: memory needs" in err and "too little" in err
+    assert not (project / ".pedigree" / "scratch").exists() and not list((project / "artifacts").glob("*/*/record.json"))
+
+
+def test_what_cannot_be_made_here_can_be_brought_here(project):
+    """Nothing runs where artifacts are only fetched: how much memory their making took is no matter."""
+    remote = project.parent / "remote"
+    dvc = Path(sys.executable).with_name("dvc")
+    subprocess.run([dvc, "remote", "add", "--local", "--default", "there", str(remote)], cwd=project, check=True, capture_output=True)
+    out, err = pedigree(project, "run", "tiny", "--execution", "narrow", "--pull")
+    assert "too little" not in out + err and "neither the cache nor the remote has it whole" in out + err
+
+
+def test_a_shape_that_nobody_knows_is_said_and_refuses_nothing(project):
+    recipe = LLAMA.replace("meta-llama/Llama-3.1-8B", "somebody/something")
+    (project / "configs" / "recipes" / "unheard.yaml").write_text(recipe)
+    out, _ = pedigree(project, "plan", "unheard")
+    assert "sft: memory and time are unknown: the shape of somebody/something is not known before it is here" in out
+
+
+def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path, monkeypatch):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    nodes = {node.name: node for node in graph.nodes.values()}
+    execution = load_execution(project, "cpu")
+    assert Estimates(project, graph, execution).of(nodes["dpo_1"]).time is None  # they ran on another machine
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        run["numerics"] |= {"kernels": "torch", "packing": True}
+        path.write_text(json.dumps(run))
+    estimates = Estimates(project, graph, execution)
+    own = estimates.of(nodes["dpo_1"])
+    assert own.time is not None and own.time.seconds == 125 and own.time.how == "its last run"
+    other = estimates.under(nodes["dpo_1"], *execution.of("preference_train", "dpo_1"), new=True)
+    assert other.time is not None and other.time.how == "finished stages of kind preference_train on such a machine"
+    # dpo_2, from which the speed is, has rows of its own: time goes with the tokens
+    tokens = [amount.value for name in ("dpo_1", "dpo_2") if (amount := estimates.of(nodes[name]).amounts.tokens)]
+    assert other.time.seconds == pytest.approx(125 * tokens[0] / tokens[1], rel=0.05)
+
+
+def test_the_report_has_plan_beside_run(tmp_path):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.kind == "sft")
+    folder = project.artifact(node.address)
+    run = json.loads((folder / "run.json").read_text())
+    run["attempts"][0]["peak"] = {"host": 1_234_000_000}
+    (folder / "run.json").write_text(json.dumps(run))
+    (folder / "evidence" / "curve.csv").write_text("step,loss,tokens\n1,2.0,700\n2,1.0,811\n")
+    page = write_report(project, graph).read_text()
+    row = page.split('<section id="plan">')[1].split("<th>sft</th>")[1].split("</tr>")[0]
+    assert "1.2 GB" in row and "1,511" in row and "2m 05s" in row
+
+
+def test_a_plan_is_made_in_no_time(project):
+    there = project_at(project / "again")
+    graph, execution = load_recipe(there.recipes, "demo"), load_execution(there, "gpu8")
+    began = time.process_time()
+    estimates = Estimates(there, graph, execution)
+    for node in graph.nodes.values():
+        estimates.of(node)
+    assert time.process_time() - began < 1

@@ -3,12 +3,14 @@
 As a script it runs on as many ranks as it is started with, and prints on the first.
 """
 
+import gc
 import hashlib
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +61,11 @@ def kept_for_backward(weights: Iterator[nn.Parameter]) -> Iterator[Counter[str]]
         yield found
 
 
-def trainer_of(policy: Artifact, fields: dict[str, Any], lora: bool = False, dtype: Any = "fp32", **optimizer: Any) -> Trainer:
-    numerics = Numerics.model_validate({"threads": 1, **fields})
+def trainer_of(
+    policy: Artifact, fields: dict[str, Any], lora: bool = False, dtype: Any = "fp32", offload: bool = False, **optimizer: Any
+) -> Trainer:
+    """`offload` is refused on CPUs, where all memory is the host's; DeepSpeed goes the same way there as with a GPU."""
+    numerics = Numerics.model_validate({"threads": 1, **fields}).model_copy(update={"offload_optimizer": offload})
     module = load_policy(policy, numerics, Lora(rank=4) if lora else None)
     settings = Optimizer.model_validate({"learning_rate": 1e-3, "schedule": "constant", **optimizer})
     return Trainer(module, optimizer=settings, total_steps=3, dtype=dtype, numerics=numerics, seed=0)
@@ -135,6 +140,53 @@ def held(policy: Artifact, **fields: Any) -> dict[str, int]:
 
 def elements(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
+
+
+def offloading(policy: Artifact, offload: bool, **fields: Any) -> dict[str, Any]:
+    """Two steps: losses, weights, and what DeepSpeed keeps on the host."""
+    trainer = trainer_of(policy, fields, dtype="bf16", offload=offload)
+    losses = []
+    for _ in range(2):
+        for _ in range(2):
+            loss = -trainer.module(collate(DOCUMENTS, trainer.numerics, 0))[0].sum()
+            trainer.backward(loss)
+        losses.append([loss.item(), float(trainer.step().grad_norm)])
+    optimizer, found = trainer.engine.optimizer, {name: tensor.tolist() for name, tensor in weights_of(trainer).items()}
+    on_host = any(getattr(optimizer, name, False) is True for name in ("cpu_offload", "offload_optimizer"))
+    trainer.close()
+    return {"losses": losses, "weights": found, "on_host": on_host}
+
+
+def footprint(policy: Artifact, dtype: str, documents: int = 16, length: int = 64, **fields: Any) -> dict[str, int]:
+    """Bytes of all tensors: between steps, and at most within one, by torch's own account; tokens of a pass."""
+    gc.collect()
+    before = living_bytes()  # what earlier cases have left behind
+    trainer = trainer_of(policy, fields, dtype=dtype)
+    units = [(document([5, 6, 7], [8 + number % 9] * (length - 3)),) for number in range(documents)]
+    gc.disable()
+
+    def step() -> None:
+        for _ in range(2):
+            trainer.backward(-trainer.module(collate(units, trainer.numerics, 0))[0].mean())
+        trainer.step()
+
+    step()
+    gc.collect()
+    between = living_bytes() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    gc.enable()
+    assert seen.profiler is not None
+    events: Any = seen.profiler.kineto_results.events()
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()) if event.name() == "[memory]"]
+    trainer.close()
+    return {"between": between, "most": between + max(accumulate(changes)), "tokens": documents * length}
+
+
+def living_bytes() -> int:
+    """Of all tensors that Python knows, each storage once."""
+    storages = (thing.untyped_storage() for thing in gc.get_objects() if isinstance(thing, Tensor))
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def collectives(policy: Artifact, **fields: Any) -> dict[str, list[int]]:

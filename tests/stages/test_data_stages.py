@@ -12,7 +12,8 @@ import pytest
 from data_lab import publish, rows_of, run_stage, seal
 
 from configs.datasets import Decontaminate
-from data.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, write_json, write_rows
+from data.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, read_rows, write_json, write_rows
+from data.procedural import SourceError
 from stages.evaluate import split_of
 from stages.job import StageError
 
@@ -89,6 +90,23 @@ def test_where_a_data_stage_runs_changes_no_byte(tmp_path, suite, raw, place):
         asked = json.dumps([kind, config, inputs, str(tmp_path / kind)])
         done = subprocess.run([sys.executable, "-c", code, asked], env=environment, cwd=tmp_path, capture_output=True, text=True)
         assert done.stdout.strip().splitlines()[-1:] == [expected.record.content], done.stderr
+
+
+def test_bad_rows_within_the_budget_are_listed_in_the_evidence_and_counted(tmp_path):
+    verifiable = {"messages": [{"role": "user", "content": "1 + 1?"}], "dataset": "gsm8k", "ground_truth": "2"}
+    unknown = {"messages": [{"role": "user", "content": "Bees?"}], "dataset": "ifeval", "ground_truth": '{"func_name": "smell"}'}
+    write_rows(tmp_path / "sums.jsonl", [verifiable, {"messages": []}, unknown])
+    config = {"record": "prompt", "sources": [{"type": "files", "path": "sums.jsonl", "max_bad_rows": 2}]}
+    made = run_stage(tmp_path / "made", "prepare_data", config, files={"sums.jsonl": tmp_path / "sums.jsonl"})
+    assert len(rows_of(made)) == made.record.metrics["rows"] == 1 and made.record.metrics["bad_rows"] == 2
+    (source,) = evidence(made, "counts.json")["per_source"]
+    assert (source["in"], source["left_out"], source["kept"]) == (1, {"malformed": 2}, 1)
+    first, second = read_rows(made.evidence / "bad_rows.jsonl")
+    assert first == {"source": "sums", "place": "sums.jsonl:2", "reason": "there are no messages", "text": '{"messages": []}'}
+    assert second["place"] == "sums.jsonl:3" and second["reason"].startswith("function 'smell' is none of")  # of verifiers too
+    config["sources"][0]["max_bad_rows"] = 0.34
+    with pytest.raises(SourceError, match=r"(?s)2 malformed rows of 3, and max_bad_rows 0.34 allows 1.*sums.jsonl:3: function 'smell'"):
+        run_stage(tmp_path / "refused", "prepare_data", config, files={"sums.jsonl": tmp_path / "sums.jsonl"})
 
 
 def test_filtering_everything_away_is_a_failure(tmp_path):
@@ -170,6 +188,8 @@ def judgment(prompt, index, text, score, policy="p"):
         "source": "s",
         "messages": [{"role": "user", "content": prompt}],
         "policy": policy,
+        "policy_content": "c",
+        "on_policy": False,
         "text": text,
         "finish_reason": "stop",
         "response_length": 3,
@@ -256,7 +276,7 @@ def test_label_noise_exchanges_texts_by_hash_and_the_scores_stay(tmp_path):
     assert rows_of(some) == [row for row in rows_of(noisy) if row["messages"][0]["content"] in {f"q{number}" for number in range(200)}]
     more = paired(tmp_path / "d", rows, label_noise=0.5)
     assert sum(told(one) != told(other) for one, other in zip(rows_of(clean), rows_of(more), strict=True)) > 160
-    with pytest.raises(ValueError, match=r"label_noise 0.1 exchanges the answers of pairs"):
+    with pytest.raises(ValueError, match=r"label_noise 0.1 exchanges the answers of pairs, and strategy is ranked"):
         paired(tmp_path / "e", rows, label_noise=0.1, strategy="ranked")
 
 
@@ -328,6 +348,16 @@ def test_the_best_on_the_task_is_copied_whole_and_the_earlier_of_equals_wins(tmp
     assert [entry["candidate"] for entry in evidence(by_mean, "choice.json")["ranking"]] == ["b", "a", "c"]
     copied, original = by_task.payload / "model.safetensors", policies["a"].payload / "model.safetensors"
     assert copied.stat().st_ino != original.stat().st_ino
+
+
+def test_the_best_on_some_tasks_has_the_highest_mean_over_them(tmp_path, policies):
+    means = {label: {**tasks, "codes": codes} for (label, tasks), codes in zip(MEANS.items(), (0.0, 0.0, 1.0), strict=True)}
+    table = scores(tmp_path / "scores", policies, means)
+    chosen = run_stage(tmp_path / "x", "select", {"task": ["sums", "codes"]}, candidates=policies, scores=table)
+    assert chosen.record.content == policies["c"].record.content  # 0.55; by sums alone it is the last, by all tasks the second
+    assert evidence(chosen, "choice.json")["ranking"][0] == {"candidate": "c", "score": pytest.approx(0.55)}
+    with pytest.raises(StageError, match="no score for task 'poems'"):
+        run_stage(tmp_path / "y", "select", {"task": ["sums", "poems"]}, candidates=policies, scores=table)
 
 
 def test_scores_of_other_bytes_or_an_unseen_suite_choose_nothing(tmp_path, policies):

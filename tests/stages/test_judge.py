@@ -19,8 +19,8 @@ def completion(number: int, text: str, verifier):
     messages = [{"role": "user", "content": f"What is {number} + 1?"}]
     return {
         "id": f"p{number}/a/0", "prompt_id": f"p{number}", "source": "test", "messages": messages, "verifier": verifier, "policy": "a",
-        "policy_content": "c", "index": 0, "seed": 1, "prompt_ids": [1], "response_ids": [5, 2], "logprobs": [-1.0, -1.0], "text": text,
-        "finish_reason": "stop",
+        "policy_content": "c", "on_policy": False, "index": 0, "seed": 1, "prompt_ids": [1], "response_ids": [5, 2],
+        "logprobs": [-1.0, -1.0], "text": text, "finish_reason": "stop",
     }  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def test_what_one_member_cannot_score_has_no_reward_of_the_others(tmp_path, memb
 
 
 def test_what_would_ask_nobody_is_refused():
-    with pytest.raises(ValueError, match="verifier_weight and reward_weight are both 0"):
+    with pytest.raises(ValueError, match="verifier_weight, reward_weight and rating_weight are all 0"):
         config_of("judge", verifier_weight=0.0)
     with pytest.raises(ValueError, match="ensemble worst_case combines rewards, and reward_weight is 0"):
         config_of("judge", ensemble={"type": "worst_case"})

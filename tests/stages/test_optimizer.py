@@ -17,7 +17,7 @@ from data.chat import Chat
 from stages import rlvr
 from stages.core.batches import collate
 from stages.engines.policy_update import Learner, TrainingSample, initial_state, update_policy
-from stages.engines.trainer import Trainer, parameter_groups
+from stages.engines.trainer import Trainer, learning_rate, parameter_groups
 
 STAGES = [0, 1, 2, 3]
 DECAY = {"weight_decay": 0.1, "learning_rate": 0.01}
@@ -32,6 +32,15 @@ def test_what_has_fewer_than_two_dimensions_does_not_decay():
     assert everything["weight_decay"] == 0.1 and len(everything["params"]) == 5
     (undecayed,) = parameter_groups(parts.parameters(), Optimizer(learning_rate=0.01))
     assert undecayed["weight_decay"] == 0.0 and len(undecayed["params"]) == 5
+
+
+def test_warmup_is_counted_in_updates_or_as_a_share_of_them():
+    rates = [learning_rate(step, 10, Optimizer(learning_rate=1.0, schedule="constant", warmup_steps=4)) for step in range(6)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert rates == [learning_rate(step, 10, Optimizer(learning_rate=1.0, schedule="constant", warmup_ratio=0.31)) for step in range(6)]
+    assert learning_rate(0, 2, Optimizer(learning_rate=1.0, warmup_steps=8)) == 0.125  # a run may end before its warm-up does
+    with pytest.raises(ValueError, match="both given: leave one out"):
+        Optimizer(learning_rate=1.0, warmup_ratio=0.1, warmup_steps=4)
 
 
 def take_step(trainer: Trainer, scale: float = 1.0) -> float:

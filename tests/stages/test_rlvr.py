@@ -1,6 +1,7 @@
 """RLVR with both real engines."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -12,13 +13,14 @@ from models import a_job, config_of, curve, dataset, kill, publish, run, run_job
 from tiny_models import make
 
 from configs.execution import Numerics
+from configs.training import Reward
 from data.artifacts import read_rows, sha256_file
 from data.chat import Chat
 from pipelines.jobs.processes import processes_of
 from stages.engines import sampler
 from stages.engines.sampler import Generation
 from stages.job import StageError
-from stages.rlvr import Rollout, refuse, reward, reward_numbers, rollout_sampler, usable_prompts
+from stages.rlvr import Rollout, refuse, reward, reward_numbers, rollout_sampler, score_of, usable_prompts
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -33,7 +35,7 @@ FIELDS = {
     "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
     "seed": 3,
 }
-WORDS = {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at most", "words": 2}]}
+WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_words", "relation": "less than", "num_words": 3}]}
 """The policy's random text has one to four words: unequal rewards in most groups."""
 
 
@@ -78,7 +80,7 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
     assert all(row["logprob_gap"] < 1e-4 for row in rows)
     assert rows[0]["kl_k3"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl_k3"] > 1e-5  # the policy has moved, the reference has not
     assert all(row["grad_norm"] > 0 and row["ratio_max"] > 1 for row in rows)  # the second update is off-policy
-    assert {"reward", "reward_ifeval", "kept_groups", "entropy", "response_length", "truncated", "grad_norm"} <= rows[0].keys()
+    assert {"reward", "score_ifeval", "kept_groups", "entropy", "response_length", "truncated", "grad_norm"} <= rows[0].keys()
     assert weights(folder) != sha256_file(policy.payload / "model.safetensors")
     assert done["metrics"]["update_norm"] > 0 and done["metrics"]["trained_tokens"] == sum(row["trained_tokens"] for row in rows) > 0
     assert done["metrics"]["updates"] == sum(row["updates"] for row in rows) >= 4 and not (folder / "weights").exists()
@@ -193,17 +195,25 @@ def test_no_signal_at_all_fails_the_stage(inputs, tmp_path):
 
 
 def rollout(number: float, finish: str = "stop", verifier=WORDS) -> Rollout:
-    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number)
+    return Rollout(prompt(1, verifier), [3], Generation([4, 2], [-1.0, -1.0], finish), "x", number, number)
 
 
 def test_a_missing_reward_is_no_zero():
-    assert reward(prompt(1), "two words") == 1.0
-    missing = reward(prompt(1, verifier={"name": "nobody"}), "x")
+    assert score_of(prompt(1), "two words") == 1.0
+    missing = score_of(prompt(1, verifier={"name": "nobody"}), "x")
     assert missing != missing  # NaN
     rollouts = [rollout(1.0), rollout(missing), rollout(1.0, "length"), rollout(0.0, verifier={"name": "gsm", "answer": "1"})]
     numbers = reward_numbers(rollouts)
     assert numbers["reward"] == pytest.approx(2 / 3) and numbers["missing_rewards"] == 1
-    assert (numbers["reward_ifeval"], numbers["reward_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
+    assert (numbers["score_ifeval"], numbers["score_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
+
+
+def test_tulus_rewards_are_ten_for_a_right_answer_and_minus_ten_for_one_without_an_end():
+    tulu, usual = Reward(right=10, truncated=-10), Reward()
+    answers = [(1.0, "stop"), (0.5, "stop"), (0.0, "stop"), (1.0, "length"), (float("nan"), "length")]
+    assert [reward(*one, tulu) for one in answers] == [10, 5, 0, -10, -10]
+    assert [reward(*one, usual) for one in answers[:4]] == [1, 0.5, 0, 1]
+    assert math.isnan(reward(float("nan"), "stop", tulu)) and math.isnan(reward(*answers[4], usual))
 
 
 def test_long_prompts_and_those_without_verifier_are_dropped_and_counted(policy, tmp_path):

@@ -1,8 +1,12 @@
-"""Preferences to pairs."""
+"""Preferences to pairs, and rows to documents that fit."""
 
+import json
+
+import models
 import pytest
 
-from stages.engines.rows import pairs
+from stages.core.batches import Document
+from stages.engines.rows import pairs, to_units
 from stages.job import StageError
 
 
@@ -41,3 +45,26 @@ def test_singles_give_no_pair_and_nothing_but_singles_is_an_error():
     assert made([preference("s", 1.0), preference("p", None, None)]) == [("p", "a", "b", None)]
     with pytest.raises(StageError, match="none of 2 preferences gives a pair"):
         pairs([preference("s", 1.0), preference("l", 1.0, 1.0, 1.0)], "all")
+
+
+LONG = Document((1, 2, 3, 4, 5), (False, False, True, True, True))
+LATE = Document((1, 2, 3, 4, 5), (False, False, False, False, True))
+SHORT = Document((1, 2), (False, True))
+
+
+def fitted(tmp_path, too_long):
+    job, units = models.a_job(tmp_path), {"long": (LONG, SHORT), "late": (LATE,), "short": (SHORT,)}
+    rows, kept = to_units([{"id": name, "source": "s"} for name in units], lambda row: units[row["id"]], 4, job, too_long)
+    return [row["id"] for row in rows], kept, json.loads((job.evidence / "counts.json").read_text())
+
+
+def test_rows_that_are_too_long_are_dropped(tmp_path):
+    names, _, counts = fitted(tmp_path, "drop")
+    assert (names, counts["kept"], counts["truncated"]) == (["short"], 1, 0)
+    assert counts["dropped"] == [{"source": "s", "reason": "longer than max_length 4", "rows": 2}]
+
+
+def test_or_lose_their_end_and_are_dropped_where_nothing_is_left_to_train(tmp_path):
+    names, units, counts = fitted(tmp_path, "truncate")
+    assert names == ["long", "short"] and units[0] == (Document((1, 2, 3, 4), (False, False, True, True)), SHORT)
+    assert counts["truncated"] == 2 and counts["dropped"] == [{"source": "s", "reason": "no trained token", "rows": 1}]

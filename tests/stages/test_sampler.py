@@ -15,7 +15,17 @@ from transformers import AutoModelForCausalLM
 
 from configs.execution import Numerics, Placement
 from configs.training import Sampling
-from stages.engines.sampler import EngineLost, Inline, Request, architecture, check_lengths, model_context, open_sampler
+from stages.engines.sampler import (
+    Continuation,
+    EngineLost,
+    Inline,
+    Request,
+    architecture,
+    check_continuations,
+    check_lengths,
+    model_context,
+    open_sampler,
+)
 from stages.job import StageError
 
 PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
@@ -72,6 +82,24 @@ def test_logprobs_are_those_of_the_sampling_distribution(engine, models):
         assert torch.allclose(torch.tensor(answer.logprobs), ours, atol=1e-3)  # the prompt is seen as it was given: no second BOS
         untempered = hf_logprobs(models["a"], request, answer.response_ids, 1.0)
         assert (torch.tensor(answer.logprobs) - untempered).abs().mean() > 0.05
+
+
+CHOICES = [Continuation([*PREFIX, 200 + number % 3], list(range(210, 212 + number))) for number in range(7)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_likelihood_of_a_choice_is_the_models_own_and_the_same_in_every_replay(engine, models):
+    engine.load(models["a"])
+    engine.generate(CHUNK, WARM, STOP)  # leaves the prompts cached, unless they are emptied
+    found = engine.score(CHOICES)
+    for choice, logprobs in zip(CHOICES, found, strict=True):
+        theirs = hf_logprobs(models["a"], Request(choice.prompt_ids, 0), choice.response_ids, 1.0)
+        assert len(logprobs) == len(choice.response_ids)
+        assert torch.allclose(torch.tensor(logprobs), theirs, atol=1e-3)
+    assert engine.score(CHOICES) == found
+    engine.load(models["b"])
+    assert engine.score(CHOICES) != found
 
 
 @pytest.mark.slow
@@ -283,3 +311,17 @@ def test_architecture_ignores_names_and_token_roles_only(models, tmp_path):
     file = tmp_path / "renamed" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"_name_or_path": "elsewhere", "eos_token_id": 5}))
     assert architecture(tmp_path / "renamed") == architecture(models["a"]) != architecture(models["deep"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "problem"),
+    [
+        (Continuation([1, 2], []), "no tokens in its text"),
+        (Continuation([], [1]), "no tokens in its prompt"),
+        (Continuation([1] * 8, [2] * 8), "choice 0 of the chunk has 16 tokens with its prompt, and the context 16"),
+    ],
+)
+def test_a_choice_that_cannot_be_scored_is_named(choice, problem):
+    with pytest.raises(StageError, match=problem):
+        check_continuations([choice], context=16)
+    check_continuations([Continuation([1] * 8, [2] * 7)], context=16)

@@ -11,7 +11,7 @@ import pytest
 from models import dataset, publish, run, start_job
 from tiny_models import make
 
-from configs.datasets import Window
+from configs.answers import Window
 from configs.execution import Numerics
 from data.artifacts import read_rows
 from stages.core.statistics import paired_difference
@@ -91,7 +91,8 @@ def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(poli
 @pytest.mark.timeout(600)
 def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path):
     def constraint(number: int):
-        verifier = {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at least", "words": 3 + number % 3}]}
+        instruction = {"id": "length_constraints:number_words", "relation": "at least", "num_words": 3 + number % 3}
+        verifier = {"name": "ifeval", "instructions": [instruction]}
         return prompt(number, verifier=verifier, task="words")
 
     suites = {
@@ -158,7 +159,7 @@ def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path)
     sampling, job = Sampling(max_tokens=4), a_job(tmp_path / "job")
 
     def files(policy, sampling, job):
-        return [chunk.file for chunk in _cut("x", Ask(policy, chat, requests), sampling, 1, "fp32", 128, job)]
+        return [chunk.file for chunk in _cut("x", Ask(policy, chat, requests, sampling), 1, "fp32", 128, job)]
 
     first = files(policies["a"], sampling, job)
     assert len(set(first)) == 2 and files(policies["a"], sampling, job) == first

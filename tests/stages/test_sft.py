@@ -56,7 +56,7 @@ def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
     metrics, job = train(tmp_path, policy, rows, train_on="marked")
     assert metrics["rows"] == 4
     counts = json.loads((job.evidence / "counts.json").read_text())
-    assert counts == {"rows": 7, "kept": 4, "dropped": [{"source": "test", "reason": "no trained token", "rows": 3}]}
+    assert counts == {"rows": 7, "kept": 4, "truncated": 0, "dropped": [{"source": "test", "reason": "no trained token", "rows": 3}]}
     assert {drop["id"] for drop in read_rows(job.evidence / "drops.jsonl")} == {"row-0-b", "row-1-b", "row-2-b"}
 
 

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 import torch
 from data_lab import publish, run_stage
@@ -5,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from data.chat import Chat
+from data.hub import HubError
 from stages.job import StageError
 
 LLAMA = {
@@ -118,12 +121,32 @@ def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
         run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "models/x"}}, files={"models/x": export})
     with pytest.raises(StageError, match=f"folder models/y {says}"):
         run_stage(tmp_path / "b", "source_model", {"source": {"type": "folder", "path": "models/y"}}, files={"models/y": llama.path})
-    monkeypatch.setattr("stages.source_model.cached_file", lambda repo, name, **options: str(export / name))
+    monkeypatch.setenv("PEDIGREE_HUB", str(tmp_path))
+    shutil.copytree(export, tmp_path / "models" / "me" / "mine")
     hub = {"type": "hub", "repo": "me/mine", "revision": "a" * 40}
     with pytest.raises(StageError, match=f"hub model me/mine {says}"):
         run_stage(tmp_path / "c", "source_model", {"source": hub})
     with pytest.raises(ValueError, match="is an artifact of this project: name the stage that made it"):
         run_stage(tmp_path / "d", "source_model", {"source": {"type": "folder", "path": "artifacts/tiny/sft/payload"}})
+
+
+def test_a_model_of_the_hub_gives_the_bytes_of_its_folder(tmp_path, llama, monkeypatch):
+    folder = copy(llama.payload, tmp_path / "folder")
+    direct = run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
+    monkeypatch.setenv("PEDIGREE_HUB", str(tmp_path / "mirror"))
+    shutil.copytree(folder, tmp_path / "mirror" / "models" / "lab" / "tiny")
+    hub = {"type": "hub", "repo": "lab/tiny", "revision": "pin me"}
+    assert run_stage(tmp_path / "b", "source_model", {"source": hub}).record.content == direct.record.content
+    with pytest.raises(HubError, match=r"hub model lab/other: the mirror has no .*models/lab/other: put it there by `hf download"):
+        run_stage(tmp_path / "c", "source_model", {"source": hub | {"repo": "lab/other"}})
+
+
+def test_a_model_without_safetensors_is_refused_for_good(tmp_path, llama):
+    """transformers says so by an OSError, which a job would take for its disk's, and try again."""
+    folder = copy(llama.payload, tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(StageError, match=r"transformers cannot load this model .*safetensors"):
+        run_stage(tmp_path / "a", "source_model", {"source": {"type": "folder", "path": "m"}}, files={"m": folder})
 
 
 def test_a_random_model_needs_a_corpus(tmp_path):

@@ -20,8 +20,8 @@ ASKED = [{"role": "user", "content": "What is 20 + 22?"}]
 def completion(prompt: str, index: int, text: str, finish_reason: str) -> dict:
     return {
         "id": f"{prompt}/p/{index}", "prompt_id": prompt, "source": "s", "messages": ASKED, "policy": "p", "policy_content": "c",
-        "verifier": {"name": "arithmetic", "answer": "42"}, "index": index, "seed": 1, "prompt_ids": [1], "response_ids": [5, 6],
-        "logprobs": [-1.0, -1.0], "text": text, "finish_reason": finish_reason,
+        "on_policy": False, "verifier": {"name": "arithmetic", "answer": "42"}, "index": index, "seed": 1, "prompt_ids": [1],
+        "response_ids": [5, 6], "logprobs": [-1.0, -1.0], "text": text, "finish_reason": finish_reason,
     }  # fmt: skip
 
 

@@ -1,6 +1,9 @@
 """Exit code 0 is not success: what a stage must have left."""
 
+import hashlib
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from data.storage import StoreError
 from stages.__main__ import cause_of
 from stages.core.attention import AttentionError
 from stages.core.merging import WeightsError
-from stages.core.postconditions import unmet
+from stages.core.postconditions import other_template, templates_of, unmet
 from stages.core.probe import IsolationError
 from stages.core.verifiers import VerifierError
 from stages.engines.sampler import EngineLost
@@ -54,6 +57,25 @@ def test_weights_that_are_no_numbers(tmp_path: Path, dtype: torch.dtype, value: 
     weights["b"][1, 1] = value
     assert not torch.isfinite(weights["b"]).all()
     assert unmet("policy", {"steps": 2}, trained(tmp_path / "x", weights)) == "b in model.safetensors holds NaN or infinity"
+
+
+def test_a_trained_model_has_the_template_of_the_one_that_it_began_with(tmp_path):
+    policy, judge, out = (tmp_path / name / "payload" for name in ("policy", "judge", "out"))
+    for folder, template in ((policy, "{{ messages }}"), (out, "{{ messages }}"), (judge, "other")):
+        folder.mkdir(parents=True)
+        (folder / "chat_template.jinja").write_text(template)
+    inputs: dict[str, Any] = {
+        "policy": {"sft": Mock(payload=policy)},
+        "judge": {"it": Mock(payload=judge)},
+        "data": {"rows": Mock(payload=tmp_path)},
+    }
+    templates = templates_of(inputs, out)
+    assert templates.keys() == {"policy/sft", "judge/it", "out"} and other_template(templates) is None
+    assert templates["out"] == hashlib.sha256(b"{{ messages }}").hexdigest()
+    (out / "chat_template.jinja").write_text("{{ messages }} ")
+    assert "has the chat template" in (other_template(templates_of(inputs, out)) or "")
+    (out / "chat_template.jinja").unlink()
+    assert "has the chat template None" in (other_template(templates_of(inputs, out)) or "")
 
 
 def test_a_file_that_is_cut_short(tmp_path: Path) -> None:

@@ -68,33 +68,21 @@ def test_gsm_reads_after_the_last_marker(text, score):
     assert verify({"name": "gsm", "answer": "42"}, text).score == score
 
 
-IFEVAL = [
-    ({"name": "lowercase"}, "rivers are long.", "Rivers are long."),
-    ({"name": "lowercase"}, "a 1", "123"),  # nothing is lowercase
-    ({"name": "no_comma"}, "one and two", "one, two"),
-    ({"name": "quotation"}, ' "said so" ', '"said" so'),
-    ({"name": "quotation"}, '""', '"'),
-    ({"name": "title"}, "<<Rivers>>\nthey flow", "<< >>\nthey flow"),
-    ({"name": "title"}, "x <<A b>>", "<<A\nb>>"),
-    ({"name": "word_count", "relation": "at least", "words": 3}, "a b, c", "a b"),
-    ({"name": "word_count", "relation": "at most", "words": 3}, "a b-c", "a b c d"),
+OPEN_INSTRUCT = [
+    ("so 1,234 in all", "1234", 1.0),
+    ("it is -4.", "-4", 1.0),
+    ("x=0.5", "0.5", 1.0),
+    ("it costs 1234", "1,234", 1.0),
+    ("3 or 4", "3", 0.0),  # the last one counts
+    ("42.0", "42", 0.0),  # texts are compared, not numbers
+    ("17-21", "-21", 1.0),  # it takes the operator for a sign
+    ("none", "0", 0.0),
 ]
 
 
-@pytest.mark.parametrize(("one", "good", "bad"), IFEVAL)
-def test_ifeval_checks(one, good, bad):
-    verifier = {"name": "ifeval", "checks": [one]}
-    assert (verify(verifier, good).score, verify(verifier, bad).score) == (1.0, 0.0)
-
-
-def test_an_empty_answer_satisfies_no_constraint():
-    assert verify({"name": "ifeval", "checks": [{"name": "no_comma"}]}, " \n").score == 0.0
-
-
-def test_every_check_must_hold_and_the_reason_names_those_that_do_not():
-    verifier = {"name": "ifeval", "checks": [{"name": "lowercase"}, {"name": "no_comma"}]}
-    assert verify(verifier, "Two, three").reason == "not lowercase, no_comma"
-    assert verify(verifier, "two, three").reason == "not no_comma"
+@pytest.mark.parametrize(("text", "answer", "score"), OPEN_INSTRUCT)
+def test_gsm8k_is_open_instructs_rule(text, answer, score):
+    assert verify({"name": "gsm8k", "answer": answer}, text).score == score
 
 
 MALFORMED = [
@@ -105,10 +93,6 @@ MALFORMED = [
     {"name": "arithmetic", "answer": 42},
     {"name": "arithmetic", "answer": "many"},
     {"name": "arithmetic", "answer": "42", "tolerance": 1},
-    {"name": "ifeval", "checks": []},
-    {"name": "ifeval", "checks": [{"name": "lower"}]},
-    {"name": "ifeval", "checks": [{"name": "word_count", "relation": "about", "words": 3}]},
-    {"name": "ifeval", "checks": [{"name": "word_count", "relation": "at most", "words": True}]},
 ]
 
 

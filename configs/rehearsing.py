@@ -1,0 +1,356 @@
+"""A recipe made small enough to be rehearsed on a CPU in minutes: the same graph, few rows, few steps, short answers, tiny models.
+
+What is reduced stands in this file and is told with each change; whatever is not in the list of changes is as the recipe has it.
+"""
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from configs.answers import Evaluate, Judge
+from configs.compile import yaml_text
+from configs.datasets import Hub, PrepareData, SourceModel, Stored
+from configs.declarations import DECLARATIONS
+from configs.execution import Execution
+from configs.graph import Edge, Graph, Node
+from configs.naming import Model
+from configs.policy_gradient import Ppo
+from configs.rating import EndpointJudge
+from configs.training import Rlvr, Training
+
+BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-4
+PROMPTS, SAMPLES, TOKENS = 4, 8, 24
+"""Of a step of RLVR: prompts where each has one answer (half of them where it has several), answers to each; tokens of any answer."""
+ROWS, SUITE_ROWS, SAMPLED_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 1, 48, 2, 3
+"""Training rows of a file or a package; items of a package or a rule, and where each is answered many
+times; training rows of a rule; planted leaks; prompts of a window."""
+RESAMPLES, BAD_ROWS, MAX_UNKNOWN = 200, 0.75, 0.5
+MOST_SLOTS = 4
+Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
+"""What of the real run a change leaves unproved."""
+
+
+class Reduced(NamedTuple):
+    """One setting that a rehearsal has otherwise than the recipe or the profile."""
+
+    where: str
+    """Address of the stage, or name of the profile."""
+    setting: str
+    """Path of the field, with dots."""
+    real: Any
+    rehearsed: Any
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What stands in for things of outside."""
+
+    commits: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """(`dataset` or `model`, repository) → the commit of the made one."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name of a stored source → sha256 of the made file."""
+    judge_url: str = ""
+    """Where the made judge answers, in place of any endpoint."""
+
+
+Given = Mapping[str, Node]
+"""The stages of the graph, by address."""
+
+
+def model_repo(node: Node) -> str:
+    """The repository that stands for the source of a model: its own name on the hub, or a name after the stage."""
+    assert isinstance(node.config, SourceModel)
+    source = node.config.source
+    return source.repo if source.type == "hub" else f"rehearsal/{rehearsed_name(node.recipe)}-{node.name}"
+
+
+def rehearsed_name(recipe: str) -> str:
+    """Name of the recipe's file in a rehearsal, where a variant is a recipe by itself."""
+    return recipe.replace("+", "-")
+
+
+# --- stages ------------------------------------------------------------------------------------------------------------
+
+
+class _Cut:
+    """The values of one config, and what was changed of them."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.full: dict[str, Any] = node.config.model_dump(mode="json", exclude_computed_fields=True)
+        self.written: dict[str, Any] = node.config.model_dump(mode="json", exclude_computed_fields=True, exclude_unset=True)
+        self.changes: list[Reduced] = []
+
+    def get(self, place: str) -> Any:
+        value: Any = self.full
+        for part in place.split("."):
+            value = value[int(part)] if isinstance(value, list) else value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def set(self, place: str, value: Any, reason: Reason) -> None:
+        real = self.get(place)
+        if real == value:
+            return
+        self.changes.append(Reduced(self.node.address, place, real, value, reason))
+        parts: list[Any] = [int(part) if part.isdigit() else part for part in place.split(".")]
+        full: Any = self.full
+        written: Any = self.written
+        for part in parts[:-1]:
+            full = full[part]
+            if isinstance(written, dict):  # what is not written is a default as a whole, which its parts may not have
+                written.setdefault(part, copy.deepcopy(full))
+            written = written[part]
+        full[parts[-1]] = written[parts[-1]] = value
+
+    def most(self, place: str, bound: int, reason: Reason) -> None:
+        """At most `bound`; what the recipe leaves open stays open."""
+        value = self.get(place)
+        if value is not None and value > bound:
+            self.set(place, bound, reason)
+
+
+def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], list[Reduced]]:
+    """(fields of a stage's config as a recipe would have them, what was changed)."""
+    cut = _Cut(node)
+    match node.config:
+        case SourceModel():
+            _source_model(cut, stand)
+        case PrepareData():
+            _rows(cut, stand)
+        case Training():
+            _training(cut)
+        case Rlvr():
+            _rlvr(cut, node.config)
+        case Judge():
+            _judge(cut, node.config, stand)
+        case Evaluate():
+            _evaluate(cut, node, nodes)
+        case _:
+            for place, bound, reason in BOUNDS.get(node.kind, ()):
+                cut.most(place, bound, reason)
+            if node.kind == "decontaminate":
+                cut.set("max_contaminated_share", 1.0, "thresholds")
+    return cut.written, cut.changes
+
+
+BOUNDS: dict[str, Sequence[tuple[str, int, Reason]]] = {
+    "sample": (("sampling.max_tokens", TOKENS, "lengths"), ("samples_per_prompt", 2, "samples"), ("prompts.count", WINDOW, "data")),
+    "pair": (("min_pairs", 1, "thresholds"),),
+    "overoptimization": (("max_n", 2, "samples"), ("resamples", RESAMPLES, "samples")),
+}
+"""Kind → (field, most, what is unproved by it)."""
+
+
+def _source_model(cut: _Cut, stand: Stand) -> None:
+    repo = model_repo(cut.node)
+    made = {"type": "hub", "repo": repo, "revision": stand.commits["model", repo]}
+    licence = (cut.get("source") or {}).get("licence")
+    cut.set("source", made | ({"licence": licence} if licence else {}), "weights")
+
+
+def _rows(cut: _Cut, stand: Stand) -> None:
+    config = cut.node.config
+    assert isinstance(config, PrepareData)
+    for number, source in enumerate(config.sources):
+        _source(cut, f"sources.{number}", source, stand)
+        suite = config.record == "item"
+        ruled = SUITE_ROWS if suite else MADE_ROWS
+        bound = {"arithmetic": ruled, "constraints": ruled, "leaks": LEAKS}.get(source.type, SUITE_ROWS if suite else ROWS)
+        if source.type == "packaged" or (suite and _samples(config) > 1):
+            bound = min(bound, source.count or bound) if _samples(config) == 1 else SAMPLED_ROWS
+            cut.set(f"sources.{number}.count", bound, "data")
+        cut.most(f"sources.{number}.count", WINDOW if source.type == "hub" else bound, "data")
+    if config.shots is not None:
+        _source(cut, "shots.source", config.shots.source, stand)
+
+
+def _samples(config: PrepareData) -> int:
+    """Answers to each item of a suite, which its form decides."""
+    return config.the_form.draw.samples if config.the_form and config.the_form.draw else 1
+
+
+def _source(cut: _Cut, place: str, source: Any, stand: Stand) -> None:
+    match source:
+        case Hub():
+            cut.set(f"{place}.revision", stand.commits["dataset", source.repo], "data")
+        case Stored():
+            cut.set(f"{place}.sha256", stand.files[source.name], "data")
+    if source.type in ("hub", "files", "stored"):
+        cut.set(f"{place}.max_bad_rows", BAD_ROWS, "thresholds")
+
+
+def _learning_rate(cut: _Cut, place: str) -> None:
+    """Few steps at a real rate would change less than bf16 can hold."""
+    rate = cut.get(place)
+    if rate is not None and rate < LEARNING_RATE:
+        cut.set(place, LEARNING_RATE, "batches")
+
+
+def _even(number: int) -> int:
+    """What two ranks can share."""
+    return number + number % 2
+
+
+def _training(cut: _Cut) -> None:
+    cut.set("global_batch", _even(min(cut.get("global_batch"), BATCH)), "batches")
+    cut.most("epochs", EPOCHS, "batches")
+    _learning_rate(cut, "optimizer.learning_rate")
+
+
+def _rlvr(cut: _Cut, config: Rlvr) -> None:
+    warmup = 0
+    if isinstance(config.algorithm, Ppo):
+        warmup = min(config.algorithm.critic.warmup_steps, 1)
+        cut.most("algorithm.critic.warmup_steps", 1, "batches")
+        _learning_rate(cut, "algorithm.critic.optimizer.learning_rate")
+    cut.most("steps", STEPS + warmup, "batches")
+    _learning_rate(cut, "optimizer.learning_rate")
+    alone = config.samples_per_prompt == 1
+    prompts = min(config.prompts_per_step, PROMPTS if alone else PROMPTS // 2)
+    cut.set("prompts_per_step", _even(max(config.algorithm.mini_batches, prompts)), "batches")
+    if not alone:
+        cut.set("samples_per_prompt", _even(min(config.samples_per_prompt, SAMPLES)), "samples")
+    cut.most("sampling.max_tokens", TOKENS, "lengths")
+
+
+def _judge(cut: _Cut, config: Judge, stand: Stand) -> None:
+    if config.rating is None:
+        return
+    cut.most("rating.sampling.max_tokens", TOKENS, "lengths")
+    if cut.get("max_unscored_share") < MAX_UNKNOWN:
+        cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
+    if config.rated_by_policy:  # a made model has no opinion: its ratings are drawn
+        cut.set("rating.sampling.temperature", 1.0, "judges")
+    if isinstance(config.rating.by, EndpointJudge):
+        cut.set("rating.by.base_url", stand.judge_url, "judges")
+
+
+def _evaluate(cut: _Cut, node: Node, nodes: Given) -> None:
+    suites = [nodes[edge.source].config for edge in node.edges if edge.port == "suites"]
+    if any(isinstance(suite, PrepareData) and suite.form for suite in suites):
+        cut.set("max_tokens", min(cut.get("max_tokens") or TOKENS, TOKENS), "lengths")
+    cut.most("sampling.max_tokens", TOKENS, "lengths")
+    cut.most("resamples", RESAMPLES, "samples")
+    cut.set("max_unknown", MAX_UNKNOWN, "thresholds")
+
+
+# --- recipes -----------------------------------------------------------------------------------------------------------
+
+
+def rehearsed(graph: Graph, profile: str, stand: Stand, inherited: Collection[str] = ()) -> tuple[str, list[Reduced]]:
+    """(text of the recipe as it is rehearsed, what was changed in the stages that it owns).
+
+    Args:
+        graph: the recipe, loaded.
+        profile: name of the rehearsal's execution profile.
+        stand: what stands in for the outside.
+        inherited: names of the stages of the recipe that it extends.
+    """
+    stages: dict[str, Any] = {name: None for name in inherited if name not in graph.written}
+    changes: list[Reduced] = []
+    for node in graph.own:
+        body, changed = reduced(node, graph.nodes, stand)
+        inputs = {"in": _inputs(node)} if node.edges else {}
+        stages[node.name] = {"kind": node.kind} | inputs | body
+        changes += changed
+    recipe: dict[str, Any] = {"description": f"Rehearsal of {graph.recipe}: {graph.description}", "execution": profile}
+    if graph.extends:
+        recipe["extends"] = rehearsed_name(graph.extends)
+    models = {name: _named(model) for name, model in graph.models.items() if model.stage.startswith(f"{graph.recipe}/")}
+    text = yaml_text(recipe | ({"models": models} if models else {}) | ({"stages": stages} if stages else {}))
+    return text, changes
+
+
+def _named(model: Model) -> dict[str, Any]:
+    body = {"stage": model.stage.partition("/")[2]}
+    return body | ({"desc": model.desc} if model.desc else {}) | ({"labels": list(model.labels)} if model.labels else {})
+
+
+def _inputs(node: Node) -> dict[str, Any]:
+    """The inputs of a stage as a recipe has them."""
+    ports: dict[str, list[Edge]] = {}
+    for edge in node.edges:
+        ports.setdefault(edge.port, []).append(edge)
+    return {port: _at_port(node, edges, node.declaration.inputs[port].many) for port, edges in ports.items()}
+
+
+def _at_port(node: Node, edges: Sequence[Edge], many: bool) -> Any:
+    named = {edge.label: _reference(node, edge) for edge in edges}
+    if all(edge.label == edge.source.partition("/")[2] for edge in edges):
+        return list(named.values()) if many else next(iter(named.values()))
+    return named
+
+
+def _reference(node: Node, edge: Edge) -> str:
+    recipe, _, stage = edge.source.partition("/")
+    return stage if recipe == node.recipe else f"{rehearsed_name(recipe)}/{stage}"
+
+
+# --- profiles ----------------------------------------------------------------------------------------------------------
+
+
+RANKS, MICRO_TOKENS, MICRO_SEQUENCES = 2, 512, 2
+SAMPLER_GB = 0.5
+NUMERICS: dict[str, Callable[[Any], Any]] = {
+    "device": lambda _: "cpu",
+    "world_size": lambda ranks: min(ranks, RANKS),
+    "micro_batch_tokens": lambda tokens: min(tokens, MICRO_TOKENS),
+    "micro_batch_sequences": lambda sequences: min(sequences, MICRO_SEQUENCES),
+    "offload_optimizer": lambda _: False,
+    "kernels": lambda kernels: "torch" if kernels == "liger" else kernels,
+    "attention": lambda attention: "varlen" if attention == "flash_attention_2" else attention,
+    "threads": lambda _: 1,
+    "tensor_parallel": lambda _: 1,
+    "deterministic": lambda _: False,
+}
+"""Setting → what a CPU of two cores makes of it; all others stay: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
+OWN_PLACEMENT = ("slots", "sampler_memory_gb", "gpu_memory_utilization")
+"""Settings of placement that belong to the machine."""
+
+
+def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str, list[Reduced]]:
+    """(text of the profile for a CPU, what was changed).
+
+    Args:
+        execution: the real profile.
+        name: its name.
+        cores: of this machine.
+    """
+    changes: list[Reduced] = []
+    found: dict[str, Any] = {
+        "slots": max(RANKS, min(cores, MOST_SLOTS)),
+        "numerics": _on_cpu(execution.numerics.model_dump(mode="json", exclude_defaults=True) | {"threads": 1}, name, changes),
+        "placement": _placed(execution.placement.model_dump(mode="json", exclude_defaults=True)) | {"sampler_memory_gb": SAMPLER_GB},
+    }
+    for part, overrides in (("kinds", execution.kinds), ("stages", execution.stages)):
+        found[part] = {}
+        for key, override in overrides.items():
+            numerics = _on_cpu(override.get("numerics", {}), f"{name}: {key}", changes)
+            found[part][key] = {"numerics": numerics, "placement": _placed(override.get("placement", {}))}
+    for kind, declaration in DECLARATIONS.items():
+        ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
+        if declaration.engine.startswith("deepspeed"):  # a core for each rank; other jobs have one process
+            found["kinds"].setdefault(kind, {}).setdefault("placement", {})["slots"] = ranks
+    for override in found["stages"].values():
+        if "world_size" in override["numerics"]:
+            override["placement"]["slots"] = override["numerics"]["world_size"]
+    for part in ("kinds", "stages"):
+        found[part] = {key: {inner: given for inner, given in one.items() if given} for key, one in found[part].items()}
+    for part in ("kinds", "stages"):
+        found[part] = {key: one for key, one in found[part].items() if one}
+    return yaml_text({part: value for part, value in found.items() if value}), changes
+
+
+def _on_cpu(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dict[str, Any]:
+    made = dict(given)
+    for setting, rule in NUMERICS.items():
+        if setting in made and rule(made[setting]) != made[setting]:
+            changes.append(Reduced(where, setting, made[setting], rule(made[setting]), "machine"))
+            made[setting] = rule(made[setting])
+    return made
+
+
+def _placed(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {setting: value for setting, value in given.items() if setting not in OWN_PLACEMENT}

@@ -1,0 +1,88 @@
+"""docs/flagship.md: the recipes that follow published work, each with its numbers, their sources, what came out there and what differs."""
+
+import re
+from pathlib import Path
+
+from configs.graph import Graph
+from configs.published import Published
+from configs.recipe import load_recipe
+from pipelines.publish import following
+
+RECIPES = Path(__file__).resolve().parents[1] / "configs" / "recipes"
+FLAGSHIP = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")
+HEAD = """# Recipes of published work
+
+<!-- Written by `python -m docs.generate`; do not edit. -->
+
+Four recipes follow models of AI2 from their base model to the last stage. Each is one file of `configs/recipes/`, in which every number
+stands beside its source; the suites that they share are in `tulu3_suites.yaml`. Where no commit is known for sure they name data sets and
+models of the hub as `pin me`: they validate and plan as they are, and `pedigree pin` writes the newest commits into them before a run.
+
+```console
+$ pedigree plan tulu3_8b
+$ pedigree plan olmo2_1b --json
+```
+
+`plan` has what follows beside its own estimates. It is the block `published` of a recipe (`configs/published.py`), which is no part of any
+stage's identity; a recipe that extends another inherits the fields that it does not give. The report shows published scores beside those
+that were measured. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), as published scores come without an interval.
+
+In the tables of numbers a line is one of the recipe, and its source is a line of the first document that its head names, a table of the
+paper, or what it says itself.
+"""
+
+
+def page() -> str:
+    return "\n".join([HEAD, *(_recipe(name) for name in FLAGSHIP)]).rstrip() + "\n"
+
+
+def _recipe(name: str) -> str:
+    graph = load_recipe(RECIPES, name)
+    published = graph.published
+    assert published is not None
+    lines = [f"## {name}", "", f"{graph.description}. {_about(name)}", ""]
+    lines += [f"- [{source.title}]({source.url})" for source in published.sources]
+    lines += ["", "| stage | setting | source |", "|---|---|---|", *(_row(*number) for number in numbers(name)), ""]
+    lines += [*_scores(graph, published), *_hardware(published)]
+    lines += _list("What differs:", published.differs) + _list("What it cannot express yet:", published.lacks)
+    return "\n".join(lines)
+
+
+def numbers(name: str) -> list[tuple[str, str, str]]:
+    """(stage, setting, source) of every line of the recipe's stages that names a source."""
+    found, stage = [], ""
+    for line in (RECIPES / f"{name}.yaml").read_text().partition("\nstages:\n")[2].partition("\npublished:")[0].splitlines():
+        begins = re.match(r"  (\w+):", line)
+        stage = begins[1] if begins else stage
+        setting, _, source = line.partition("  # ")
+        if source and setting.strip():
+            setting = re.sub(r"revision: (pin me|[0-9a-f]{40}), ", "", setting.strip().removeprefix("- ").removeprefix(f"{stage}: "))
+            found.append((stage, f"`{setting}`", source))
+    return found
+
+
+def _about(name: str) -> str:
+    """What the file says of its numbers, in its first comment."""
+    lines = [line[1:].strip() for line in (RECIPES / f"{name}.yaml").read_text().splitlines()[1:5] if line.startswith("#")]
+    return " ".join(lines)
+
+
+def _scores(graph: Graph, published: Published) -> list[str]:
+    columns, rows = following.score_cells(graph)
+    if not rows:
+        return []
+    head = [f"Expected scores, in percent ({published.harness}):", "", _row(*columns), "|" + "---|" * len(columns)]
+    return [*head, *(_row(*row) for row in rows), ""]
+
+
+def _hardware(published: Published) -> list[str]:
+    rows = [_row(stage, f"{one.gpus} {one.gpu}", f"{one.hours:g}", f"{one.gpu_hours:.0f}") for stage, one in published.hardware.items()]
+    return ["| stage | hardware | hours | GPU-hours |", "|---|---|---|---|", *rows, ""] if rows else []
+
+
+def _list(title: str, sentences: tuple[str, ...]) -> list[str]:
+    return [title, "", *(f"- {sentence}" for sentence in sentences), ""] if sentences else []
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,156 @@
+"""docs/plan.md: what a plan states, by which formulas, and how far off it was where that could be measured."""
+
+from configs.execution import GPUS, Machine
+from pipelines.estimate import amounts, estimates, memory, work
+from pipelines.estimate.shapes import FAMILIES, KNOWN
+
+HEAD = """# What a plan states
+
+<!-- Written by `python -m docs.generate`; do not edit. -->
+
+`pedigree plan RECIPE` says, before anything is downloaded or started, what each stage that would run needs under the profile: memory of
+a rank, tokens, steps, time, GPU-hours, checkpoints and disk. A stage that needs more memory than the profile's machine has is named with
+what it lacks, by how much, and the settings that would make it fit, each of which was tried out in the estimate; the exit code is 1 then,
+and `pedigree run` refuses it before any job starts. `--json` has every term in bytes.
+
+```console
+$ pedigree plan demo --execution gpu8
+$ pedigree plan demo --execution gpu8 --json
+```
+
+**Which machine.** [`machine`](profiles.md#machine) in the profile: `{{gpu: h100, gpus_per_node: 8, host_memory_gb: 1024}}`, or its numbers.
+Where a profile for GPUs says nothing, the driver of the machine that plans is asked; on CPUs, the kernel. Where nobody knows, the terms
+are stated and nothing is refused. If a refusal is wrong for your machine, say there what it has.
+
+**Which model.** The shape of a sourced model from its artifact, of a folder from its `config.json`, of a random one from the recipe, of a
+model of the hub from the hub's cache or the table below. Of another one the plan says that its shape is unknown, which is no error: once
+its `source_model` stage has run, it is known.
+
+**How many tokens.** `~`: from the rows of finished stages, by the text of the first {looked} rows: digits one by one, {characters:g}
+characters of anything else a token, {turn:g} tokens for each turn. `<`: an upper bound, from counts and lengths that the recipe allows.
+Data sets of the hub that are not here yet are taken as the recipe names them, or are unknown.
+
+**How long.** A stage that has run on such a machine takes as long as it took, by its tokens; another one is as fast as finished stages
+of its kind in the recipe. Otherwise its operations at `utilization` of the GPU's peak, and for generation bytes at
+`bandwidth_utilization` of its bandwidth, and {start:g} s to start: assumptions, which the profile can replace. On CPUs there is no
+peak to go by, and the time is unknown until a stage of the kind has run. GPU-hours count every GPU that a stage holds. Stages are
+added up one after another, though some run side by side.
+
+After a run the report has a section *Plan and run*: what would have been planned for each finished stage, as if it had never run,
+beside the peak memory, tokens and seconds that it took. The peak is in `run.json`, per attempt: `host`, the process of the first rank,
+`child`, the largest process that it started (vLLM), and on GPUs `gpu`, what torch allocated, in bytes.
+
+## Formulas
+
+Ψ parameters, Ψ_t those that are trained, R ranks, e bytes of the compute dtype, T tokens of one pass; L layers, H hidden width, A heads, K
+key heads, D width of a head, F width of the MLP, V vocabulary, N parameters that a token is multiplied by, s tokens of a document. The
+peak is the larger of loading and the sum of all terms of a step. Sums, not maxima over phases: it is an upper bound by a few percent.
+
+| term | formula | source |
+|---|---|---|"""
+ASSUMED = """
+`runtime` is what a process has before any tensor: {cuda} of a GPU, {cpu} of host memory on CPUs; an assumption, as the {overhead} that
+vLLM is given beside weights and cache. A mixture's experts count with those that a token passes; with tensor parallelism an engine's
+weights are divided evenly, and each rank has at least one key head.
+
+Not in the estimate: fragmentation of the allocator, attention that keeps scores (`eager`, soft caps as in Gemma 2: activations are 20 %
+more than said), `sdpa` where it repeats key heads, stages side by side on one GPU, reading data on the host, and the network.
+"""
+ERROR = """## How far off
+
+A training step of SmolLM2-135M on CPUs, two micro-batches a step, by torch's own account of all tensors (`planned / measured` of the
+peak, the bucket as torch counts it, whole). `tests/stages/test_memory_estimates.py` holds a small model to 25 % in the same way, what
+stays between steps to 3 %, and activations of five architectures to 2 %.
+
+| ranks | ZeRO | dtype | tokens a pass | planned | measured | planned / measured |
+|---|---|---|---|---|---|---|"""
+MEASURED: tuple[tuple[int, int, str, str, float, float], ...] = (
+    (1, 1, "bf16", "2048", 4.443, 4.357),
+    (1, 1, "bf16", "2048, layers computed again", 2.914, 2.773),
+    (1, 2, "bf16", "512", 4.614, 4.228),
+    (1, 2, "fp32", "512", 5.781, 5.497),
+    (1, 3, "bf16", "512", 5.614, 5.497),
+    (2, 1, "bf16", "512", 2.269, 2.156),
+    (2, 2, "bf16", "512", 3.538, 3.152),
+    (2, 3, "bf16", "512", 4.672, 4.343),
+)
+"""Ranks, ZeRO stage, dtype, tokens of a pass, planned and measured peak in GB."""
+JOBS = """Whole jobs of `tiny` on CPUs, by the largest memory of their processes (`run.json`), planned and measured in GB:
+
+| sft | reward_model | preference_train | rlvr | sample | judge | source_model |
+|---|---|---|---|---|---|---|
+| 0.84, 0.87 | 0.83, 0.66 | 0.84, 0.68 | 2.7, 2.6 | 1.9, 1.9 | 0.82, 0.58 | 0.81, 0.57 |
+
+There `runtime` and vLLM's process are nearly all. With models of real size the plan is short of what a process takes on a CPU, because
+glibc keeps what it was given: SFT of SmolLM2-135M in `demo` took at least 4.9 GB, planned 4.1 GB; without our allocator settings, at 2048
+tokens a pass, 6.3 GB beside the 4.4 GB of torch's tensors. This comes on top of the plan on a CPU."""
+PUBLISHED = (("SFT", 2 * 939_343 * 4096, 4.0, 192, "32 GPUs, 6 h"), ("DPO", 271_409 * 4096, 5.0, 80, "8 GPUs, 10 h"),
+             ("reward model", 271_409 * 4096, 4.0, 72, "8 GPUs, 9 h"))  # fmt: skip
+"""Stage of Tülu 3 8B; most tokens; passes forward, a backward pass being two, with layers computed again; GPU-hours and how they were spent
+(Lambert et al. 2024, arXiv 2411.15124, §4.3 and §5.4, and open-instruct's docs/tulu3.md)."""
+CARRIES_OVER = """
+{jobs}
+
+What of this holds on GPUs: the states of a step (weights, gradients, optimizer, buckets) are the same tensors there, counted exactly.
+Activations are those of the same modules, but for attention, whose kernel there keeps no fp32 result; that term is derived, not
+measured. Not measured at all: CUDA's own memory and fragmentation, vLLM's overhead, `offload_optimizer`'s share of either side, the
+time of anything on a GPU, and so `utilization`. Take the first run's section *Plan and run* as the measurement, and set `machine` by it.
+
+## Beside published runs
+
+Tülu 3 8B trained on H100s. Before its rows are here the plan takes every one at its full length, at a utilization of 0.3: more tokens than
+there are, and a utilization that unpacked batches, as those of the published runs, do not reach.
+
+| stage | published GPU-hours | plan on `gpu8` |
+|---|---|---|
+{published}
+
+## GPUs
+
+| name | memory, GiB | peak, TFLOP/s (bf16, dense) | bandwidth, GB/s |
+|---|---|---|---|"""
+MODELS = """
+## Models of the hub
+
+Parameters are counted by formula, and are those that the publishers state. Models trained from one of these go by its shape where their
+name says so (`-Instruct`, `-SFT`, `-DPO`, ...).
+
+| model | parameters | layers | hidden | heads | key heads | MLP | vocabulary |
+|---|---|---|---|---|---|---|---|"""
+
+
+def page() -> str:
+    """The whole page."""
+    head = HEAD.format(looked=amounts.LOOKED_AT, characters=amounts.CHARACTERS, turn=amounts.TURN, start=estimates.START_S)
+    lines = [head]
+    lines += [f"| {one.term} | {_cell(one.formula)} | {_cell(one.source)} |" for one in (*memory.FORMULAS, *work.FORMULAS)]
+    lines.append(ASSUMED.format(cuda=_gib(memory.RUNTIME["cuda"]), cpu=_gib(memory.RUNTIME["cpu"]), overhead=_gib(memory.ENGINE_OVERHEAD)))
+    lines.append(ERROR)
+    lines += [f"| {r} | {z} | {d} | {t} | {p:.2f} GB | {m:.2f} GB | {p / m:.2f} |" for r, z, d, t, p, m in MEASURED]
+    lines.append(CARRIES_OVER.format(jobs=JOBS, published=_published()))
+    lines += [f"| `{name}` | {gpu.memory_gb:g} | {gpu.peak_tflops:g} | {gpu.bandwidth_gbs:g} |" for name, gpu in GPUS.items()]
+    lines.append(MODELS)
+    lines += [
+        f"| {name} | {s.parameters:,} | {s.layers} | {s.hidden} | {s.heads} | {s.kv_heads} | {s.ffn} | {s.vocabulary} |"
+        for name, s in KNOWN.items()
+    ]
+    families = ", ".join(f"`{name}`" for name in FAMILIES)
+    return "\n".join([*lines, "", f"Architectures whose `config.json` is understood: {families}.", ""])
+
+
+def _published() -> str:
+    model, machine = KNOWN["meta-llama/Llama-3.1-8B"], Machine()
+    rows = []
+    for stage, tokens, passes, hours, how in PUBLISHED:
+        length = 4096 if stage == "SFT" else 2048
+        seconds = work.seconds(passes * work.forward(model, length) * tokens, 1, GPUS["h100"].peak_tflops * 1e12, machine.utilization)
+        rows.append(f"| {stage} | {hours} ({how}) | {seconds / 3600:.0f} |")
+    return "\n".join(rows)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _gib(count: int) -> str:
+    return f"{count / memory.GIB:g} GiB"

@@ -1,0 +1,60 @@
+"""The command `rehearse`."""
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from pipelines.cli import completion
+from pipelines.cli.console import AsJson, Overrides, Recipe, for_programs, project_here, say
+from pipelines.cli.running import ShowInPrefect, failed, run_what_is_due
+
+commands = typer.Typer()
+
+
+@commands.command()
+def rehearse(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            "--profile", "--execution", metavar="PROFILE", help="Execution profile to rehearse: name or path; else the recipe's.",
+            autocompletion=completion.profiles,
+        ),
+    ] = None,
+    prefect: ShowInPrefect = "auto",
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Run a recipe with made rows and tiny models on this machine's CPU, in minutes: the same graph, code, formats and templates.
+
+    It ends with what it has proved and what it could not. Its results lie in a project of its own, `.pedigree/rehearsals/PROFILE`.
+    """
+    from pipelines.cli.documents import rehearse_document
+    from pipelines.cli.telling import Telling
+    from pipelines.rehearsal.preparing import prepare
+    from pipelines.rehearsal.proof import proof_of, said
+    from pipelines.request import refuse_read_only, whose_code_has_changed
+
+    began = time.monotonic()
+    with for_programs(as_json) as tell:
+        project = project_here()
+        refuse_read_only(project)
+        with Telling() as telling:
+            rehearsal = prepare(project, recipe, tuple(overrides or ()), profile, telling)
+        run = rehearsal.opened()
+        chosen = frozenset(run.graph.nodes)
+        ends = run_what_is_due(rehearsal.project, run, chosen, whose_code_has_changed(run, chosen), prefect)
+        seconds = time.monotonic() - began
+        proof = proof_of(rehearsal.project, run.graph, rehearsal.changes)
+        tell(rehearse_document(run, rehearsal, ends, proof, seconds))
+        if ends is None:
+            raise typer.Exit(130)
+        if failed(ends):
+            say(f"the rehearsal of {rehearsal.real.recipe} has failed after {seconds:.0f} s", file=sys.stderr)
+            raise typer.Exit(1)
+        say(f"\nRehearsed {rehearsal.real.recipe} under {rehearsal.profile}: {len(ends)} stages in {seconds:.0f} s.")
+        for line in said(proof):
+            say(line)
+        say(f"All of it lies in {rehearsal.project.root.relative_to(project.root)}.")

@@ -1,0 +1,287 @@
+"""How much there is to do: rows, tokens and steps, from what earlier stages made, else an upper bound from the configs."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from configs.answers import Evaluate, Judge, Pair, Sample
+from configs.datasets import Decontaminate, Hub, PrepareData
+from configs.graph import Graph, Node
+from configs.preference import Kto
+from configs.project import Project
+from configs.suite_forms import Form
+from configs.training import PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from data.artifacts import Artifact
+from data.untrusted import ArtifactError, open_plain, read_lines
+from pipelines.estimate.drawing import RUBRIC_TOKENS, Drawing, answers_of_prompt, drawing_of, requests_of_item
+from pipelines.lineage.ancestry import opened
+
+How = Literal["counted", "estimated", "at most"]
+WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")
+"""What a product is, where one of its factors is."""
+LOOKED_AT = 200
+"""Rows of a set whose text is looked at; sets are shuffled, so the first are as good as any."""
+CHARACTERS = 4.0
+"""Of one token of text that is no digit; English with a large vocabulary."""
+TURN = 5.0
+"""Tokens that a template adds to a message."""
+PROMPT_TOKENS = 256
+"""Of a prompt whose set is not there yet, and for which no config has a bound."""
+ROWS_OF_THE_HUB = {
+    "allenai/tulu-3-sft-mixture": 939_343,
+    "allenai/tulu-3-sft-olmo-2-mixture-0225": 866_138,
+    "allenai/llama-3.1-tulu-3-8b-preference-mixture": 271_409,
+    "allenai/RLVR-GSM-MATH-IF-Mixed-Constraints": 29_946,
+    "allenai/RLVR-GSM": 7_473,
+    "allenai/RLVR-MATH": 7_500,
+    "allenai/RLVR-IFeval": 14_973,
+}
+"""Rows of data sets of the hub that a recipe takes whole."""
+ITEMS_OF_FORMS = {
+    "agieval": 2_340, "bbh": 6_511, "deepmind_math": 5_600, "drop": 9_536, "gpqa": 448, "gsm8k": 1_319, "humaneval": 164,
+    "humanevalplus": 164, "ifeval": 541, "minerva_math": 5_000, "mmlu": 14_042, "mmlu_mc": 14_042, "mmlu_pro": 12_032, "popqa": 14_267,
+    "truthfulqa": 817,
+}  # fmt: skip
+"""Form → items of the benchmark, for suites that take it whole and are not there yet."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number, and how it is known: counted by a stage that has run, estimated from its rows, or an upper bound of configs."""
+
+    value: float
+    how: How
+
+    def times(self, factor: "float | Amount") -> "Amount":
+        other = factor if isinstance(factor, Amount) else Amount(factor, "counted")
+        weaker = other if WEAKEST.index(other.how) < WEAKEST.index(self.how) else self
+        return Amount(self.value * other.value, weaker.how)
+
+    def at_most(self, bound: float) -> "Amount":
+        return self if self.value <= bound else Amount(bound, self.how)
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What a stage has to do; None where nothing tells."""
+
+    rows: Amount | None = None
+    """That it reads: conversations, pairs, prompts."""
+    document: Amount | None = None
+    """Tokens of one row: of all of its answers together with their prompt."""
+    steps: Amount | None = None
+    """Optimizer steps; of `rlvr`, batches of rollouts."""
+    tokens: Amount | None = None
+    """That pass through the model, over the whole stage."""
+    prompt: Amount | None = None
+    """Tokens of one prompt, where answers are generated."""
+    requests: Amount | None = None
+    """Answers to generate over the whole stage."""
+    drawing: Drawing | None = None
+    """How they are asked for."""
+    answer: float = 0.0
+    """Tokens of an answer, at most: the mean over all requests."""
+
+
+def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
+    """Of one stage."""
+    config = node.config
+    match config:
+        case Rlvr():
+            return _rlvr(project, graph, node, config)
+        case Training():
+            return _training(project, graph, node, config)
+        case ReferenceLogprobs():
+            rows, document = _at_ports(project, graph, node, ("preferences",), 2 * config.max_length)
+            return Amounts(rows=rows, document=document, tokens=rows.times(document) if rows and document else None)
+        case Sample():
+            requests = config.prompts.count * answers_of_prompt(config, _edges(node, "policies"))
+            _, prompt = _at_ports(project, graph, node, ("prompts",), None)
+            return _generation(Amount(requests, "counted"), prompt, drawing_of(config))
+        case Evaluate():
+            return _evaluation(project, graph, node, config)
+        case Judge():
+            rows, document = _at_ports(project, graph, node, ("completions",), None)
+            if config.rating is not None and config.rated_by_policy:
+                asked = rows.times(len(config.rating.rubrics)) if rows else None
+                prompt = Amount((document.value if document else _answered(graph, node)) + RUBRIC_TOKENS, "estimated")
+                return _generation(asked, prompt, drawing_of(config))
+            models = max(1, _edges(node, "reward_models"))
+            return Amounts(rows=rows, document=document, tokens=rows.times(document).times(models) if rows and document else None)
+    return Amounts(rows=_rows(project, graph, node))
+
+
+def _training(project: Project, graph: Graph, node: Node, config: Training) -> Amounts:
+    single = isinstance(config, Sft)
+    rows, document = _at_ports(project, graph, node, tuple(node.declaration.trains_on), (1 if single else 2) * config.max_length)
+    if isinstance(config, RewardModel) and rows:
+        rows = rows.times(1 - config.holdout)
+    steps = None
+    if rows:
+        answers = 2 if isinstance(config, PreferenceTrain) and isinstance(config.loss, Kto) else 1
+        steps = Amount(math.ceil(rows.value * answers / config.global_batch) * config.epochs, rows.how if answers == 1 else "at most")
+    tokens = rows.times(document).times(config.epochs) if rows and document else None
+    return Amounts(rows=rows, document=document, steps=steps, tokens=tokens)
+
+
+def _rlvr(project: Project, graph: Graph, node: Node, config: Rlvr) -> Amounts:
+    rows, prompt = _at_ports(project, graph, node, ("prompts",), config.max_prompt_length)
+    prompt = prompt or Amount(config.max_prompt_length, "at most")
+    a_step = config.prompts_per_step * config.samples_per_prompt
+    requests = Amount(config.steps * a_step, "counted")
+    if config.algorithm.advantage == "greedy":
+        requests = requests.times(1 + 1 / config.samples_per_prompt)
+    document = prompt.times(1 / config.samples_per_prompt)
+    document = Amount(document.value + config.sampling.max_tokens, "at most")
+    return Amounts(
+        rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests, drawing=drawing_of(config),
+        tokens=document.times(config.steps * a_step), answer=config.sampling.max_tokens,
+    )  # fmt: skip
+
+
+def _generation(requests: Amount | None, prompt: Amount | None, drawing: Drawing | None) -> Amounts:
+    assert drawing is not None
+    prompt = prompt or Amount(PROMPT_TOKENS, "estimated")
+    tokens = requests.times(Amount(prompt.value + drawing.answer, "at most")) if requests else None
+    return Amounts(rows=requests, prompt=prompt, requests=requests, drawing=drawing, tokens=tokens, answer=drawing.answer)
+
+
+def _evaluation(project: Project, graph: Graph, node: Node, config: Evaluate) -> Amounts:
+    """All policies on all suites: each asks in its form's way, with prompts and answers of its own length."""
+    drawing, requests, prompts, answers = drawing_of(config, forms_of(graph, node)), Amount(0, "counted"), 0.0, 0.0
+    for suite in (graph.nodes[edge.source] for edge in node.edges if edge.port == "suites"):
+        items, form = _rows(project, graph, suite), form_of(suite)
+        if items is None:
+            return Amounts(drawing=drawing)
+        asked = items.times(requests_of_item(form) * _edges(node, "policies"))
+        requests = Amount(requests.value + asked.value, requests.times(asked).how)
+        prompts += asked.value * (_mean_tokens(opened(project, suite)) or PROMPT_TOKENS * (1 + (form.prompt.shots if form else 0)))
+        sampling = config.sampling_of(form)
+        answers += asked.value * (sampling.max_tokens if sampling else 0)
+    if not requests.value:
+        return Amounts(drawing=drawing)
+    return Amounts(
+        rows=requests, prompt=Amount(prompts / requests.value, "estimated"), requests=requests, drawing=drawing,
+        tokens=Amount(prompts + answers, "at most"), answer=answers / requests.value,
+    )  # fmt: skip
+
+
+def form_of(suite: Node) -> Form | None:
+    """How a suite is asked and scored; None where its items are prompts with verifiers and no more."""
+    return suite.config.the_form if isinstance(suite.config, PrepareData) else None
+
+
+def forms_of(graph: Graph, node: Node) -> tuple[Form | None, ...]:
+    """Of the suites that a stage asks."""
+    return tuple(form_of(graph.nodes[edge.source]) for edge in node.edges if edge.port == "suites")
+
+
+def _answered(graph: Graph, judge: Node) -> int:
+    """Tokens of a question with its answer, at most, before there are any."""
+    made = graph.nodes[next(edge.source for edge in judge.edges if edge.port == "completions")].config
+    return PROMPT_TOKENS + (made.sampling.max_tokens if isinstance(made, Sample) else PROMPT_TOKENS)
+
+
+def _edges(node: Node, port: str) -> int:
+    return sum(edge.port == port for edge in node.edges)
+
+
+def _at_ports(
+    project: Project, graph: Graph, node: Node, ports: tuple[str, ...], longest: int | None
+) -> tuple[Amount | None, Amount | None]:
+    """(rows, tokens of one) of all that arrives there; one row has at most `longest` tokens."""
+    rows, tokens, known = Amount(0, "counted"), 0.0, True
+    for edge in node.edges:
+        if edge.port in ports:
+            source = graph.nodes[edge.source]
+            count, mean = _rows(project, graph, source), _mean_tokens(opened(project, source))
+            if count is None:
+                return None, Amount(longest, "at most") if longest else None
+            known = known and mean is not None
+            rows = Amount(rows.value + count.value, rows.times(count).how)
+            tokens += count.value * (mean or 0)
+    if known and rows.value:
+        document = Amount(tokens / rows.value, "estimated")
+        return rows, document.at_most(longest) if longest else document
+    return rows, Amount(longest, "at most") if longest else None
+
+
+def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
+    """Rows that a stage makes: as its record tells, else at most those of what it is made from."""
+    artifact = opened(project, node)
+    counted = _count(artifact.record.metrics) if artifact else None
+    if counted is not None:
+        return Amount(counted, "counted")
+    config = node.config
+    above = {edge.port: graph.nodes[edge.source] for edge in node.edges}
+    match config:
+        case PrepareData(form=str(form)) if all(getattr(source, "count", None) is None for source in config.sources):
+            return Amount(ITEMS_OF_FORMS[form], "estimated") if form in ITEMS_OF_FORMS else None
+        case PrepareData():
+            counts = [_source_rows(source) for source in config.sources]
+            known = [count for count in counts if count is not None]
+            return Amount(sum(known), "at most") if len(known) == len(counts) else None
+        case Decontaminate():
+            return _bound(_rows(project, graph, above["data"]))
+        case Sample():
+            return Amount(config.prompts.count * answers_of_prompt(config, _edges(node, "policies")), "counted")
+        case Judge():
+            return _rows(project, graph, above["completions"])
+        case Pair():
+            answers = graph.nodes[next(edge.source for edge in above["judgments"].edges if edge.port == "completions")].config
+            return Amount(answers.prompts.count, "at most") if isinstance(answers, Sample) else None
+    return None
+
+
+def _bound(rows: Amount | None) -> Amount | None:
+    return Amount(rows.value, "at most") if rows else None
+
+
+def _source_rows(source: Any) -> int | None:
+    count = getattr(source, "count", None)
+    if count is not None:
+        return count
+    return ROWS_OF_THE_HUB.get(source.repo) if isinstance(source, Hub) else None
+
+
+def _count(metrics: Mapping[str, Any]) -> int | None:
+    rows = metrics.get("rows", metrics.get("pairs"))
+    return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
+
+
+def _mean_tokens(artifact: Artifact | None) -> float | None:
+    """Tokens of a row, estimated from the text of the first ones."""
+    path = artifact.payload / "rows.jsonl" if artifact else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        return _tokens_in(path, path.stat().st_mtime_ns)
+    except (ArtifactError, OSError, AttributeError, TypeError):
+        return None
+
+
+@lru_cache(maxsize=512)
+def _tokens_in(path: Path, modified: int) -> float | None:
+    """Of a file as it was at some moment: many stages read the same rows."""
+    with open_plain(path) as stream:
+        found = [tokens_of(row) for row in islice(read_lines(stream, path.name), LOOKED_AT)]
+    return sum(found) / len(found) if found else None
+
+
+def tokens_of(row: Mapping[str, Any]) -> float:
+    """Tokens of a row, by its text: digits one by one, `CHARACTERS` of anything else, and `TURN` for each message and answer."""
+    texts = [str(message.get("content", "")) for message in row.get("messages") or ()]
+    texts += [str(answer.get("text", "")) for answer in row.get("answers") or ()]
+    texts += [row["text"]] if isinstance(row.get("text"), str) else []
+    return sum(_text_tokens(texts))
+
+
+def _text_tokens(texts: Iterable[str]) -> Iterable[float]:
+    for text in texts:
+        digits = len(re.findall(r"\d", text))
+        yield digits + (len(text) - digits) / CHARACTERS + TURN

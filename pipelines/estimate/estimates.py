@@ -1,0 +1,310 @@
+"""The estimate of each stage of a recipe under a profile: memory, tokens, steps, time, disk, and what does not fit."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+from configs.answers import Evaluate, Judge, Sample
+from configs.datasets import SourceModel
+from configs.execution import Execution, Numerics, Placement
+from configs.frozen import Frozen
+from configs.graph import Graph, Node
+from configs.project import Project
+from configs.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
+from data.artifacts import Run, read_run
+from data.untrusted import ArtifactError
+from pipelines.estimate import work
+from pipelines.estimate.amounts import Amounts, How, amounts_of
+from pipelines.estimate.facts import Unknown, facts_of
+from pipelines.estimate.fit import Misfit, Trial, misfit
+from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
+from pipelines.estimate.memory import SIZES
+from pipelines.estimate.needs import Facts, Needs, dtype_of, trained_parameters
+from pipelines.lineage.ancestry import opened
+
+START_S = 60.0
+"""Until libraries and models are loaded, of stages that have not run yet on such a machine (an assumption)."""
+DECIDE_SPEED = ("device", "world_size", "kernels", "packing")
+"""Numerics of which a stage that has run tells nothing about another one's time, unless they are equal."""
+ASSUMED = (Sample, Evaluate, Judge, ReferenceLogprobs, Training, Rlvr)
+"""Stages whose time on a GPU follows from their operations."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds, and where the speed is from."""
+
+    seconds: float
+    how: str
+    tokens: How = "estimated"
+    """How the tokens are known that it is computed for."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one stage."""
+
+    node: Node
+    hardware: Hardware
+    amounts: Amounts
+    facts: Facts | None
+    needs: Needs | None
+    unknown: str = ""
+    """Why nothing is said of its memory, where a model takes part."""
+    time: Time | None = None
+    artifact: int | None = None
+    """Bytes of the model that it makes; None for what makes none."""
+    scratch: int = 0
+    """Bytes of checkpoints while it runs."""
+    misfit: Misfit | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.needs.gpus if self.needs and self.hardware.device == "cuda" else 0
+
+    @property
+    def gpu_hours(self) -> float | None:
+        return self.time.seconds / 3600 * self.gpus if self.time else None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under which a stage is estimated."""
+
+    numerics: Numerics
+    placement: Placement
+    hardware: Hardware
+
+
+@dataclass
+class Estimates:
+    """Of a recipe's stages under a profile; each is made once."""
+
+    project: Project
+    graph: Graph
+    execution: Execution
+    _made: dict[str, Estimate] = field(default_factory=dict)
+    _known: dict[str, tuple[Amounts, Facts | Unknown | None]] = field(default_factory=dict)
+
+    def of(self, node: Node) -> Estimate:
+        """Under the profile; a stage that has run before takes as long as it took."""
+        if node.address not in self._made:
+            numerics, placement = self.execution.of(node.kind, node.name)
+            self._made[node.address] = self.under(node, numerics, placement)
+        return self._made[node.address]
+
+    def under(self, node: Node, numerics: Numerics, placement: Placement, new: bool = False) -> Estimate:
+        """Under other settings; as if it had never run, where it is taken for `new`."""
+        setting = Setting(numerics, placement, hardware_of(numerics.device, self.execution.machine))
+        amounts, facts = self._facts(node)
+        time = self._time(node, setting, new)
+        if not isinstance(facts, Facts):
+            return Estimate(node, setting.hardware, amounts, None, None, facts.why if facts else "", time)
+        hardware, artifact = setting.hardware, artifact_bytes(node.config, facts)
+        if isinstance(node.config, SourceModel) and hardware.device == "cuda":  # it passes through host memory alone
+            return Estimate(node, hardware, amounts, facts, None, time=time, artifact=artifact)
+        trial = Trial(facts, numerics, placement, hardware)
+        return Estimate(
+            node, hardware, amounts, facts, trial.needs,
+            time=time,
+            artifact=artifact,
+            scratch=checkpoint_bytes(node.config, facts, placement.keep_checkpoints),
+            misfit=misfit(trial),
+        )  # fmt: skip
+
+    def _facts(self, node: Node) -> tuple[Amounts, Facts | Unknown | None]:
+        if node.address not in self._known:
+            amounts = amounts_of(self.project, self.graph, node)
+            self._known[node.address] = amounts, facts_of(self.project, self.graph, node, amounts)
+        return self._known[node.address]
+
+    def _operations(self, node: Node, checkpointing: bool) -> float | None:
+        amounts, facts = self._facts(node)
+        return operations(node.config, amounts, facts if isinstance(facts, Facts) else None, checkpointing)
+
+    def _time(self, node: Node, setting: Setting, new: bool) -> Time | None:
+        size = self._operations(node, setting.numerics.gradient_checkpointing)
+        amounts, facts = self._facts(node)
+        known = amounts.tokens.how if amounts.tokens else "estimated"
+        own = None if new else self._finished.get(node.address)
+        if own is not None and own.alike(setting):
+            return Time(own.seconds * (size / own.operations if size and own.operations else 1), "its last run")
+        others = [past for past in self._finished.values() if past.node.kind == node.kind and past.node.address != node.address]
+        rates = [past.rate for past in others if past.rate and past.alike(setting)]
+        if rates and size:
+            return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine", known)
+        assumed = self._assumed(node.config, amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
+        return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak", known) if assumed else None
+
+    @staticmethod
+    def _assumed(config: Frozen, amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
+        """Seconds by the data sheet of the GPU."""
+        hardware, numerics, seconds = setting.hardware, setting.numerics, 0.0
+        if hardware.peak is None or not isinstance(config, ASSUMED):
+            return None
+        drawing = amounts.drawing
+        if drawing is not None:
+            if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
+                return None
+            seconds = work.generation(
+                facts.judge or facts.policy,
+                requests=amounts.requests.value,
+                together=drawing.together,
+                prompt=amounts.prompt.value,
+                answer=amounts.answer,
+                size=SIZES[drawing.dtype],
+                ranks=numerics.tensor_parallel,
+                peak=hardware.peak,
+                utilization=hardware.utilization,
+                bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,
+            )
+        if drawing is None or isinstance(config, Rlvr):
+            ranks = numerics.world_size if isinstance(config, Training | Rlvr) else 1
+            seconds += work.seconds(size, ranks, hardware.peak, hardware.utilization)
+        return seconds
+
+    @cached_property
+    def _finished(self) -> Mapping[str, "Past"]:
+        """Stages of the recipe that have run."""
+        found = {}
+        for node in self.graph.nodes.values():
+            run = run_of(self.project, node)
+            seconds = run_seconds(run)
+            if run is not None and seconds:
+                checkpointing = bool(run.numerics.get("gradient_checkpointing"))
+                found[node.address] = Past(node, run, seconds, self._operations(node, checkpointing))
+        return found
+
+
+@dataclass(frozen=True)
+class Past:
+    """A stage that has run."""
+
+    node: Node
+    run: Run
+    seconds: float
+    operations: float | None
+
+    @property
+    def rate(self) -> float:
+        return (self.operations or 0) / self.seconds
+
+    def alike(self, setting: Setting) -> bool:
+        """Whether it ran on such a machine, with as many ranks and the same kernels."""
+        hardware, ran = setting.hardware, self.run.hardware
+        if any(self.run.numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):
+            return False
+        if hardware.device == "cuda":
+            return bool(ran.gpus) and hardware.gpu is not None and gpu_named(ran.gpus[0])[0] == hardware.gpu
+        return (ran.cpu, ran.cores) == (hardware.cpu, hardware.cores)
+
+
+def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpointing: bool) -> float | None:
+    """Floating-point operations of a whole stage in torch; of one that generates, those of its tokens; of data, its rows."""
+    if facts is None:
+        return amounts.rows.value if amounts.rows else None
+    if isinstance(config, SourceModel):
+        return float(facts.policy.parameters)
+    if amounts.tokens is None:
+        return None
+    document = amounts.document.value if amounts.document else (amounts.prompt.value if amounts.prompt else 0)
+    forward = work.forward(facts.policy, document) * amounts.tokens.value
+    if isinstance(config, Sample | Evaluate | Judge | ReferenceLogprobs):
+        return forward
+    if not isinstance(config, Training | Rlvr):
+        return None
+    trained = ((2 if config.lora else 3) + checkpointing) * forward
+    if isinstance(config, PreferenceTrain):
+        return trained + (forward if facts.reference else 0)
+    if isinstance(config, Rlvr):
+        epochs = getattr(config.algorithm, "inner_epochs", 1)
+        looks = (config.algorithm.updates > 1) + (facts.reference is not None)
+        critic = forward * (1 + epochs * (3 + checkpointing)) if facts.value is not None else 0
+        return trained * epochs + looks * forward + critic
+    return trained
+
+
+def artifact_bytes(config: Frozen, facts: Facts) -> int | None:
+    """Of the model that a stage writes: its weights in the compute dtype."""
+    if isinstance(config, SourceModel | Training | Rlvr):
+        return SIZES[dtype_of(config)] * facts.policy.parameters
+    return None
+
+
+def checkpoint_bytes(config: Frozen, facts: Facts, kept: int) -> int:
+    """Of the checkpoints that lie side by side while a stage trains, one more than are kept: weights, fp32 weights and two moments."""
+    if not isinstance(config, Training | Rlvr):
+        return 0
+    trained = trained_parameters(facts.policy, config.lora, False)
+    whole = (12 + SIZES[config.dtype]) * trained
+    if isinstance(config, Rlvr):
+        weights = SIZES[config.dtype] * facts.policy.parameters  # on their way to the sampler
+        critic = (12 + SIZES[config.dtype]) * facts.value.parameters if facts.value is not None else 0
+        return (kept + 1) * (whole + critic) + weights
+    return (kept + 1) * whole
+
+
+def run_of(project: Project, node: Node) -> Run | None:
+    """How a stage's artifact came about; None where there is none, or its run.json cannot be read."""
+    artifact = opened(project, node)
+    try:
+        return read_run(artifact.path / "run.json") if artifact else None
+    except (ArtifactError, OSError):
+        return None
+
+
+def run_seconds(run: Run | None) -> float | None:
+    """Wall time of a job's attempts together; None where it was tried again, or no attempt is recorded."""
+    if run is None or len(run.attempts) != 1:
+        return None
+    attempt = run.attempts[0]
+    if not attempt.started_at or not attempt.ended_at:
+        return None
+    return (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
+
+
+def refusals(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> list[tuple[Node, Misfit]]:
+    """What cannot fit, of these stages."""
+    estimates = Estimates(project, graph, execution)
+    nodes = [node for address, node in graph.nodes.items() if address in addresses]
+    return [(node, found) for node in nodes if (found := estimates.of(node).misfit)]
+
+
+def document_of(estimate: Estimate) -> dict[str, Any]:
+    """All terms of an estimate, for `--json`."""
+    needs, amounts = estimate.needs, estimate.amounts
+    told: dict[str, Any] = {"unknown": estimate.unknown or None}
+    if needs is not None:
+        told["memory"] = {
+            "per_rank": needs.device,
+            "loading": needs.loading,
+            "peak_bytes": needs.peak,
+            "bound_bytes": estimate.hardware.bytes_per_rank,
+            "ranks": needs.ranks,
+            "host_bytes_per_rank": needs.host,
+            "tokens_a_pass": needs.tokens_a_pass or None,
+        }
+        if needs.engine is not None:
+            engine = needs.engine
+            told["memory"]["engine"] = {
+                "ranks": engine.ranks, **engine.terms, "least_kv_cache": engine.least_cache, "share_bytes": engine.share,
+                "room_for_kv_cache": engine.room,
+            }  # fmt: skip
+    named = {"rows": amounts.rows, "document_tokens": amounts.document, "steps": amounts.steps, "tokens": amounts.tokens}
+    told["parameters"] = estimate.facts.policy.parameters if estimate.facts else None
+    told["amounts"] = {
+        name: {"value": round(amount.value, 3), "how": amount.how.replace(" ", "_")} if amount else None for name, amount in named.items()
+    }
+    told["time"] = {"seconds": round(estimate.time.seconds, 1), "how": estimate.time.how} if estimate.time else None
+    told["gpus"] = estimate.gpus or None
+    told["gpu_hours"] = round(estimate.gpu_hours, 3) if estimate.gpu_hours is not None and estimate.gpus else None
+    told["checkpoint_bytes"] = estimate.scratch
+    found = estimate.misfit
+    told["misfit"] = found and {
+        "lacks": [{"resource": lack.resource, "needed_bytes": lack.needed, "bound_bytes": lack.bound} for lack in found.lacks],
+        "remedies": list(found.remedies),
+    }
+    return told

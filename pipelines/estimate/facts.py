@@ -1,0 +1,131 @@
+"""What is known of a stage's models before it runs: their shapes, from artifacts, folders, the hub's cache, or the table of known ones."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from configs.graph import Graph, Node
+from configs.merging import Merge
+from configs.policy_gradient import Ppo
+from configs.project import Project
+from configs.training import PreferenceTrain, Rlvr
+from data.hub import FOLDER
+from data.untrusted import SOURCE_BYTES, ArtifactError, read_json
+from pipelines.estimate.amounts import Amounts, forms_of
+from pipelines.estimate.needs import Facts
+from pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config
+from pipelines.lineage.ancestry import opened
+
+POLICY_PORTS = ("policy", "policies", "candidates", "reward_models")
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Why nothing can be said of a stage's memory."""
+
+    why: str
+
+
+def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Facts | Unknown | None:
+    """Of one stage; None where no model takes part."""
+    if isinstance(node.config, SourceModel):
+        return _facts(project, graph, node, amounts, [node])
+    sources = [graph.nodes[edge.source] for edge in node.edges if edge.port in (*POLICY_PORTS, "judge")]
+    if not sources or node.kind == "select":
+        return None
+    return _facts(project, graph, node, amounts, sources)
+
+
+def _facts(project: Project, graph: Graph, node: Node, amounts: Amounts, sources: list[Node]) -> Facts | Unknown:
+    shapes = [shape_of(project, graph, source) for source in sources]
+    for source, shape in zip(sources, shapes, strict=True):
+        if shape is None:
+            return Unknown(f"the shape of {_origin(graph, source)} is not known before it is here")
+    largest = max((shape for shape in shapes if shape), key=lambda shape: shape.parameters)
+    config = node.config
+    reference = value = None
+    rater = _at(graph, node, "judge")
+    if isinstance(config, PreferenceTrain) and not config.loss.reference_free:
+        given = _at(graph, node, "reference")
+        reference = largest if given is None else None if given.output == "logprobs" else shape_of(project, graph, given)
+    if isinstance(config, Rlvr):
+        given = _at(graph, node, "reference")
+        reference = None if config.algorithm.kl is None else shape_of(project, graph, given) if given else largest
+        given = _at(graph, node, "value")
+        value = (shape_of(project, graph, given) if given else largest) if isinstance(config.algorithm, Ppo) else None
+    return Facts(
+        config=config,
+        policy=largest,
+        reference=reference,
+        value=value,
+        finer=getattr(sources[0].config, "dtype", "bf16") == "fp32",
+        document=amounts.document.value if amounts.document and amounts.document.how != "at most" else None,
+        prompt=amounts.prompt.value if amounts.prompt and amounts.prompt.how != "at most" else None,
+        requests=amounts.requests.value if amounts.requests else None,
+        suites=forms_of(graph, node),
+        judge=shape_of(project, graph, rater) if rater else None,
+    )
+
+
+def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
+    """The shape of the model that a stage makes; None where nobody knows it yet."""
+    artifact = opened(project, node)
+    if artifact is not None:
+        shape = _read(artifact.payload / "config.json")
+        if shape is not None:
+            counted = artifact.record.metrics.get("parameters")
+            return shape.counted(counted) if isinstance(counted, int) and counted > 0 else shape
+    if isinstance(node.config, SourceModel):
+        return _of_source(project, node.config)
+    sources = [graph.nodes[edge.source] for edge in node.edges if edge.port in POLICY_PORTS]
+    return shape_of(project, graph, sources[0]) if sources else None
+
+
+def _of_source(project: Project, config: SourceModel) -> Shape | None:
+    match config.source:
+        case PackagedModel(asset=asset):
+            return PACKAGED.get(asset)
+        case RandomLlama() as made:
+            return Shape(
+                layers=made.layers, hidden=made.hidden, heads=made.heads, kv_heads=made.kv_heads, head_dim=made.hidden // made.heads,
+                ffn=made.ffn, vocabulary=made.vocabulary, tied=True,
+            )  # fmt: skip
+        case FolderModel(path=path):
+            return _read(project.root / path / "config.json")
+        case HubModel(repo=repo, revision=revision):
+            mirror = os.environ.get(FOLDER)
+            if mirror:
+                return _read(Path(mirror) / "models" / repo / "config.json")
+            return _read(hub_cache() / f"models--{repo.replace('/', '--')}" / "snapshots" / revision / "config.json") or known_shape(repo)
+
+
+def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where `huggingface_hub` keeps what it has fetched."""
+    home = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(environment.get("HF_HUB_CACHE") or home / "hub")
+
+
+def _read(path: Path) -> Shape | None:
+    try:
+        found: Any = read_json(path.resolve(), SOURCE_BYTES)  # the hub's cache links from a revision to its files
+    except (ArtifactError, OSError):
+        return None
+    return shape_of_config(found) if isinstance(found, dict) else None
+
+
+def _at(graph: Graph, node: Node, port: str) -> Node | None:
+    return next((graph.nodes[edge.source] for edge in node.edges if edge.port == port), None)
+
+
+def _origin(graph: Graph, node: Node) -> str:
+    """What a model was made from, for people."""
+    while not isinstance(node.config, SourceModel):
+        above = [graph.nodes[edge.source] for edge in node.edges if edge.port in POLICY_PORTS]
+        if not above or isinstance(node.config, Merge):
+            return node.name
+        node = above[0]
+    source = node.config.source
+    return str(getattr(source, "repo", None) or getattr(source, "path", None) or getattr(source, "asset", None) or node.name)

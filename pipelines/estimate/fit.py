@@ -1,0 +1,220 @@
+"""Whether a stage fits into what a profile runs on; where it does not, by how much, and which settings would make it fit."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from pydantic import ValidationError
+
+from configs.answers import Evaluate, Sample
+from configs.execution import SMALLEST_TOKENS, Numerics, Placement
+from configs.training import Lora, PreferenceTrain, Rlvr, Training
+from pipelines.estimate.machines import Hardware
+from pipelines.estimate.needs import Facts, Needs, needs_of
+from pipelines.quantities import size
+
+SHOWN_REMEDIES = 3
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Something that a stage needs more of than there is. Bytes."""
+
+    resource: str
+    needed: int
+    bound: int
+    largest: tuple[tuple[str, int], ...] = ()
+    """The terms that take most, largest first."""
+
+    def __str__(self) -> str:
+        terms = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in self.largest)
+        made_of = f" ({terms})" if terms else ""
+        return f"{self.resource} needs {size(self.needed)}{made_of} and has {size(self.bound)}, {size(self.needed - self.bound)} too little"
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why a stage does not fit, and what would make it fit."""
+
+    lacks: tuple[Lack, ...]
+    remedies: tuple[str, ...]
+    """Each makes the stage fit, as far as the estimate goes."""
+
+    def __str__(self) -> str:
+        remedy = "; or ".join(self.remedies) or "no setting makes it fit: take more or larger GPUs, or a smaller model"
+        return f"{'; '.join(map(str, self.lacks))}: {remedy}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A stage under settings."""
+
+    facts: Facts
+    numerics: Numerics
+    placement: Placement
+    hardware: Hardware
+
+    @property
+    def needs(self) -> Needs:
+        return needs_of(self.facts, self.numerics, self.placement, self.hardware.gpu_bytes)
+
+
+Change = Callable[[Trial], Iterator[tuple[str, Trial]]]
+"""A stage → its variants under other values of one setting, each with what to write."""
+
+
+def misfit(trial: Trial) -> Misfit | None:
+    """Why the stage does not fit, with remedies that were tried out; None where it does."""
+    found = lacks(trial)
+    return Misfit(tuple(found), tuple(remedies_of(trial))) if found else None
+
+
+def lacks(trial: Trial) -> list[Lack]:
+    """What the stage needs more of than there is; without an estimate of a bound nothing is refused."""
+    needs, hardware, found = trial.needs, trial.hardware, []
+    ranks_together = needs.ranks if hardware.device == "cpu" else 1
+    bound = hardware.bytes_per_rank
+    if bound is not None and needs.device:
+        ranks = f" of {needs.ranks} ranks" if needs.ranks > 1 else ""
+        each = f"memory{ranks}" if hardware.device == "cpu" else "the GPU of the first rank" if "sampler" in needs.device else "each GPU"
+        loads = sum(needs.loading.values()) > sum(needs.device.values())
+        terms, whole = (needs.loading, "loading the model on ") if loads else (needs.device, "")
+        if needs.peak * ranks_together > bound:
+            found.append(Lack(whole + each, needs.peak * ranks_together, bound, _largest(terms)))
+    engine = needs.engine
+    if engine is not None and engine.room is not None and engine.least_cache > engine.room:
+        place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
+        found.append(Lack(f"the KV cache of a chunk of requests (under {place})", engine.least_cache, engine.room))
+    if hardware.device == "cuda" and hardware.host_bytes is not None:
+        together = min(needs.ranks, hardware.gpus_per_node) * needs.host
+        if together > hardware.host_bytes:
+            found.append(Lack("host memory of a machine", together, hardware.host_bytes))
+    return found
+
+
+def _largest(terms: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(terms.items(), key=lambda term: -term[1])[:3])
+
+
+def remedies_of(trial: Trial) -> Iterator[str]:
+    """Settings of which each alone makes the stage fit; else the first two or three, of the cheapest, that do together."""
+    alone = [said for change in CHANGES for said, changed in change(trial) if not lacks(changed)]
+    yield from alone[:SHOWN_REMEDIES]
+    for count in (2, 3) if not alone else ():
+        found = next((said for several in combinations(CHANGES, count) for said in _together(trial, several)), None)
+        if found is not None:
+            yield found
+            return
+
+
+def _together(trial: Trial, several: Sequence[Change]) -> Iterator[str]:
+    """What makes the stage fit when each of these settings is changed; those that can take any value adapt to the others."""
+    first, *others = sorted(several, key=lambda change: change in ADAPTING)
+    for said, changed in first(trial):
+        if not others:
+            yield from [said] if not lacks(changed) else []
+        else:
+            yield from (f"{said} and {more}" for more in _together(changed, others))
+
+
+def _numerics(trial: Trial, **fields: Any) -> Iterator[tuple[str, Trial]]:
+    try:
+        changed = Numerics.model_validate(trial.numerics.model_dump() | fields)
+    except ValidationError:
+        return
+    said = " and ".join(f"numerics.{name}: {str(value).lower()}" for name, value in fields.items())
+    yield f"set {said}", replace(trial, numerics=changed)
+
+
+def _zero(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    if isinstance(trial.facts.config, Training | Rlvr) and trial.numerics.world_size > 1:
+        for stage in range(trial.numerics.zero_stage + 1, 4):
+            yield from _numerics(trial, zero_stage=stage)
+
+
+def _checkpointing(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    if isinstance(trial.facts.config, Training | Rlvr) and not trial.numerics.gradient_checkpointing:
+        yield from _numerics(trial, gradient_checkpointing=True)
+
+
+def _smaller_passes(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    """The largest half, quarter, ... that fits, else the smallest that changes anything."""
+    last, tokens = None, trial.numerics.micro_batch_tokens // 2
+    while trial.numerics.packing and tokens >= SMALLEST_TOKENS:
+        for last in _numerics(trial, micro_batch_tokens=tokens):
+            if not lacks(last[1]):
+                yield last
+                return
+        tokens //= 2
+    if last is not None:
+        yield last
+
+
+def _offload(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    if isinstance(trial.facts.config, Training | Rlvr) and not trial.numerics.offload_optimizer:
+        yield from _numerics(trial, offload_optimizer=True)
+
+
+def _cached_reference(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    if isinstance(trial.facts.config, PreferenceTrain) and trial.facts.reference is not None:
+        changed = replace(trial, facts=replace(trial.facts, reference=None))
+        yield "give a stage `reference_logprobs` as the recipe's input `reference`", changed
+
+
+def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    asks = isinstance(trial.facts.config, Sample | Evaluate | Rlvr)
+    for ranks in (2, 4, 8) if asks and trial.numerics.device == "cuda" else ():
+        fits_heads = trial.facts.policy.heads % ranks == 0
+        if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
+            for said, changed in _numerics(trial, tensor_parallel=ranks):
+                slots = "" if trial.placement.slots >= ranks else f" and placement.slots: {ranks}"
+                yield said + slots, changed
+
+
+def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    placement, engine = trial.placement, trial.needs.engine
+    if engine is None:
+        return
+    if trial.numerics.device == "cpu":
+        wanted = -(-engine.cache * 10 // (1 << 30)) / 10
+        if wanted > placement.sampler_memory_gb:
+            yield f"set placement.sampler_memory_gb: {wanted:g}", replace(trial, placement=_placed(placement, sampler_memory_gb=wanted))
+        return
+    for share in (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95):
+        if share != placement.gpu_memory_utilization:
+            changed = replace(trial, placement=_placed(placement, gpu_memory_utilization=share))
+            if not lacks(changed):
+                yield f"set placement.gpu_memory_utilization: {share}", changed
+                return
+
+
+def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    config = trial.facts.config
+    if isinstance(config, Sample | Evaluate):
+        chunk = config.chunk_size // 2
+        while chunk >= 1:
+            changed = replace(trial, facts=replace(trial.facts, config=config.model_copy(update={"chunk_size": chunk})))
+            if not lacks(changed):
+                yield f"set the recipe's chunk_size: {chunk}", changed
+                return
+            chunk //= 2
+
+
+def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
+    config = trial.facts.config
+    if isinstance(config, Training | Rlvr) and config.lora is None:
+        changed = config.model_copy(update={"lora": Lora()})
+        yield "train adapters instead: the recipe's `lora: {rank: 16}`", replace(trial, facts=replace(trial.facts, config=changed))
+
+
+def _placed(placement: Placement, **fields: Any) -> Placement:
+    return Placement.model_validate(placement.model_dump() | fields)
+
+
+CHANGES: Sequence[Change] = (
+    _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _cached_reference, _offload, _adapters,
+)  # fmt: skip
+"""Ways to try out a setting, cheapest first; the last ones cost time or change what is learned."""
+ADAPTING = (_smaller_passes, _engine_memory, _smaller_chunks)
+"""Of these, settings that are changed no further than is needed."""

@@ -1,0 +1,118 @@
+"""What a profile runs on: from the profile, from a table of GPUs, else from the machine that plans."""
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.execution import GPUS, Gpu, Machine
+from data import provenance
+from pipelines.estimate.memory import GIB
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One kind of machine; None where nobody knows."""
+
+    device: str
+    gpu_bytes: int | None = None
+    peak: float | None = None
+    """Operations a second of one GPU."""
+    bandwidth: float | None = None
+    """Bytes a second that a GPU reads of its memory."""
+    gpus_per_node: int = 8
+    host_bytes: int | None = None
+    utilization: float = 0.3
+    bandwidth_utilization: float = 0.5
+    gpu: str | None = None
+    """Its name in `GPUS`."""
+    cpu: str | None = None
+    cores: int | None = None
+    source: str = ""
+    """Where this is known from."""
+
+    @property
+    def bytes_per_rank(self) -> int | None:
+        return self.gpu_bytes if self.device == "cuda" else self.host_bytes
+
+
+def hardware_of(device: str, machine: Machine) -> Hardware:
+    """Of a profile; the driver and the kernel are asked only for what the profile leaves open."""
+    host = int(machine.host_memory_gb * GIB) if machine.host_memory_gb else None
+    if device == "cpu":
+        cpu, cores = this_cpu()
+        return Hardware(
+            "cpu", gpus_per_node=1, host_bytes=host or host_memory(), cpu=cpu, cores=cores,
+            source="the profile" if host else "this machine",
+        )  # fmt: skip
+    said = bool(machine.gpu or machine.gpu_memory_gb or machine.peak_tflops)
+    name, table, source = machine.gpu, GPUS.get(machine.gpu or ""), "the profile"
+    if not said:
+        found = this_gpu()
+        name, table, source = (found[0], found[1], "this machine's driver") if found else (None, None, "")
+    memory = machine.gpu_memory_gb or (table.memory_gb if table else None)
+    peak = machine.peak_tflops or (table.peak_tflops if table else None)
+    bandwidth = machine.bandwidth_gbs or (table.bandwidth_gbs if table else None)
+    return Hardware(
+        "cuda",
+        gpu_bytes=int(memory * GIB) if memory else None,
+        peak=peak * 1e12 if peak else None,
+        bandwidth=bandwidth * 1e9 if bandwidth else None,
+        gpus_per_node=machine.gpus_per_node,
+        host_bytes=host,
+        utilization=machine.utilization,
+        bandwidth_utilization=machine.bandwidth_utilization,
+        gpu=name,
+        source=source,
+    )
+
+
+def gpu_named(said: str) -> tuple[str | None, Gpu | None]:
+    """The GPU of the table that a line of the driver (`NVIDIA H100 80GB HBM3, 81559 MiB, 550.54`) speaks of, with the memory it tells."""
+    name = said.partition(",")[0].lower()
+    memory = re.search(r"(\d+) MiB", said)
+    gib = int(memory[1]) / 1024 if memory else None
+    key = None
+    if "a100" in name:
+        key = "a100-40gb" if (gib or 80) < 60 else "a100-80gb"
+    elif "h100" in name:
+        key = "h100-pcie" if "pcie" in name else "h100"
+    else:
+        key = next((known for known in ("h200", "b200", "l40s", "a10g", "rtx4090") if known in name.replace(" ", "")), None)
+        key = key or ("l4" if re.search(r"\bl4\b", name) else None)
+    table = GPUS.get(key or "")
+    if table is None:
+        return None, Gpu(gib, 0, 0) if gib else None
+    return key, table._replace(memory_gb=gib or table.memory_gb)
+
+
+@functools.cache
+def this_gpu() -> tuple[str | None, Gpu] | None:
+    """That of the machine that plans; None where it has none."""
+    lines = provenance.gpus()
+    name, table = gpu_named(lines[0]) if lines else (None, None)
+    return (name, table) if table else None
+
+
+@functools.cache
+def this_cpu() -> tuple[str | None, int]:
+    """(name, cores) of the machine that plans, as jobs record them."""
+    return provenance.cpu_name(), len(os.sched_getaffinity(0))
+
+
+def host_memory() -> int | None:
+    """Bytes of this machine, or of the control group that is smaller."""
+    try:
+        found = re.search(r"^MemTotal:\s+(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    whole = int(found[1]) * 1024 if found else None
+    try:
+        limit = CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        limit = "max"
+    return min(whole, int(limit)) if whole and limit.isdigit() else whole

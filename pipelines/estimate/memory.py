@@ -1,0 +1,256 @@
+"""Bytes that a rank needs at the same time, term by term: each function is one formula, with its source.
+
+Symbols: Ψ parameters, Ψ_t those that are trained, R ranks, e bytes of the compute dtype (2 or 4), T tokens of one pass; L, H, A, K, D, F, V
+as in `shapes`. What DeepSpeed does beyond the paper (fp32 gradients, buckets, a flat copy) is read from its code, version 0.19.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from configs.execution import Numerics
+from configs.frozen import Dtype
+from pipelines.estimate.shapes import Shape
+
+GIB = 1 << 30
+SIZES: dict[Dtype, int] = {"bf16": 2, "fp32": 4}
+BUCKET = 500_000_000
+"""Elements of DeepSpeed's `reduce_bucket_size`, which we leave at its default."""
+LIVE = 1_000_000_000
+"""Elements that ZeRO-3 keeps whole at most: `stage3_max_live_parameters`, and `sub_group_size` of its update."""
+RUNTIME = {"cuda": 1 * GIB, "cpu": GIB * 3 // 4}
+"""Of one process before any tensor: CUDA context, libraries' workspaces and communicators (an assumption), or libraries on a CPU."""
+ENGINE_OVERHEAD = 2 * GIB
+"""Of vLLM on a GPU beside weights and cache: activations of its largest batch and graphs (an assumption; it measures its own at start)."""
+BLOCK = 16
+"""Tokens of a block of vLLM's KV cache."""
+LOGIT_ROWS = {"cuda": 1024, "cpu": 128}
+"""Rows of logits that are in fp32 at the same time (`stages.core.logprobs._blocks`)."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A line of docs/plan.md."""
+
+    term: str
+    formula: str
+    source: str
+
+
+FORMULAS = (
+    Formula(
+        "weights",
+        "eΨ; ZeRO-3: eΨ/R + e·min(Ψ, 10⁹) gathered",
+        "Rajbhandari et al. 2019, arXiv 1910.02054, §5; `stage3_max_live_parameters`",
+    ),
+    Formula(
+        "gradients",
+        "4Ψ_t; from ZeRO-2 on 4Ψ_t/R; + eW, that of the largest weight as it comes",
+        "arXiv 1910.02054, §5.2; in fp32, because micro-batches are summed in fp32",
+    ),
+    Formula(
+        "optimizer",
+        "12Ψ_t/R: fp32 weights, two moments; ZeRO-0 (fp32 only): 8Ψ_t",
+        "arXiv 1910.02054, §3.1 (K = 12), §5.1",
+    ),
+    Formula(
+        "buckets",
+        "ZeRO-2: 2·B + 4·min(Ψ_t, B), in fp32 4·B; ZeRO-3: 4·B + 4·min(Ψ_t, B); else none",
+        "DeepSpeed 0.19, `reduce_bucket_size` B = 5·10⁸ elements",
+    ),
+    Formula(
+        "activations",
+        "T · (L·a + head); a = 2·norm + e(2AD + 2KD) + 4A + 4eF, norm = (4 + 2e)H, head = norm + 2eD; fused "
+        "kernels: norm = 2eH, 3eF; checkpointed: T · (L·eH + a + head)",
+        "counted as in Korthikanti et al. 2022, arXiv 2205.05198, §4, for RMSNorm, grouped queries, SwiGLU, "
+        "no dropout and attention that keeps no scores",
+    ),
+    Formula(
+        "working",
+        "T · e(3F + 2H): gradients of the layer that is gone through",
+        "the backward pass of a gated MLP",
+    ),
+    Formula(
+        "logits",
+        "2eVc + 12Vb: c = `logprob_chunk` tokens, of which b are in fp32",
+        "`stages/core/logprobs.py`",
+    ),
+    Formula(
+        "reference",
+        "eΨ on each rank, whole",
+        "`stages/engines/models.py`, `frozen`",
+    ),
+    Formula(
+        "sampler",
+        "vLLM takes `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = "
+        "`tensor_parallel`",
+        "vLLM 0.32",
+    ),
+    Formula(
+        "KV cache",
+        "2·L·K·D·e per token; a chunk of requests is held whole",
+        "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/engines/sampler.py`, `_check_cache`",
+    ),
+    Formula(
+        "loading",
+        "eΨ on the device, 2eΨ with ZeRO-1: the model arrives whole, whatever parts it later",
+        "DeepSpeed 0.19, `_configure_distributed_model`",
+    ),
+    Formula(
+        "host",
+        "4Ψ per rank while loading, + eΨ where the stored weights are finer than bf16; or, where it is more, "
+        "16Ψ_t/R with `offload_optimizer`",
+        "`stages/engines/models.py`, `stages/engines/trainer.py`",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One model under an optimizer."""
+
+    shape: Shape
+    dtype: Dtype
+    trained: int
+    """Ψ_t: all parameters, or those of adapters and a head."""
+    finer: bool = False
+    """Whether the stored weights are finer than bf16."""
+
+    @property
+    def size(self) -> int:
+        return SIZES[self.dtype]
+
+    @property
+    def parameters(self) -> int:
+        return max(self.shape.parameters, self.trained)
+
+
+def weights(model: Trained, numerics: Numerics) -> int:
+    """Of the model as it computes."""
+    if numerics.zero_stage < 3:
+        return model.size * model.parameters
+    gathered = min(model.parameters, LIVE) if numerics.world_size > 1 else 0
+    return model.size * (-(-model.parameters // numerics.world_size) + gathered)
+
+
+def gradients(model: Trained, numerics: Numerics) -> int:
+    """In fp32, over all micro-batches of a step; with the optimizer's state they go to the host."""
+    arriving = model.size * min(model.shape.largest, model.trained)
+    if numerics.offload_optimizer:
+        return arriving
+    if numerics.zero_stage >= 2:
+        return 4 * -(-model.trained // numerics.world_size) + arriving
+    copied = 4 * -(-model.trained // numerics.world_size) if model.dtype == "fp32" and numerics.zero_stage == 1 else 0
+    return 4 * model.trained + copied + arriving
+
+
+def optimizer(model: Trained, numerics: Numerics) -> int:
+    """fp32 weights and Adam's two moments; none where they lie in host memory."""
+    if numerics.offload_optimizer:
+        return 0
+    if numerics.zero_stage == 0:
+        return 8 * model.trained
+    return 12 * -(-model.trained // numerics.world_size)
+
+
+def buckets(model: Trained, numerics: Numerics) -> int:
+    """Where gradients wait for their exchange. A GPU has a bucket whole; on a CPU only what is written takes memory."""
+    filled = min(model.trained, BUCKET)
+    whole = BUCKET if numerics.device == "cuda" else filled
+    if numerics.zero_stage == 3:
+        return 4 * whole + 4 * filled
+    if numerics.zero_stage == 2 or numerics.offload_optimizer or (numerics.zero_stage == 1 and model.dtype == "fp32"):
+        return model.size * whole + (4 * filled if model.dtype == "bf16" else 0)
+    return 0
+
+
+def layer_activations(shape: Shape, numerics: Numerics, size: int) -> int:
+    """Bytes that one layer keeps of one token for the backward pass.
+
+    A norm keeps its input in fp32 (4H; where it computes in fp32 that is the input itself), what it normalised (eH; some models in fp32)
+    and what it gives (eH); attention its queries, keys, values and result, and a sum per head, on a CPU in bf16 the result in fp32 too;
+    a gated MLP both branches, the activation and the product (4eF). Fused kernels keep a norm's input and result alone, and compute the
+    activation again.
+    """
+    fused = numerics.kernels != "torch"
+    hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    normalised = 4 if shape.wide_norms else size
+    norm = 4 + (2 * size * hidden if fused else (4 + normalised + size) * hidden)
+    qk_norms = 0 if shape.qk_norm == "none" else (size if fused else 4 + normalised) * (queries + keys)
+    twice = 4 * queries if numerics.device == "cpu" and size == 2 else 0
+    attention = size * (2 * queries + 2 * keys) + 4 * shape.heads + twice
+    branches = (3 if fused else 4) if shape.gated else 2
+    if shape.experts:
+        width = shape.experts_per_token * shape.expert_ffn + shape.shared_ffn
+        routed = shape.experts_per_token * 2 * size * hidden + 8 * shape.experts
+    else:
+        width, routed = shape.ffn, 0
+    return shape.norms * norm + qk_norms + attention + branches * size * width + routed
+
+
+def activations(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
+    """What a pass over so many tokens keeps for its backward pass."""
+    layer = layer_activations(shape, numerics, size)
+    head = (4 + 2 * size) * shape.hidden + 2 * size * shape.head_dim + 24  # the last norm, rotary angles, ids
+    kept = shape.layers * size * shape.hidden + layer if numerics.gradient_checkpointing else shape.layers * layer
+    return tokens * (kept + head)
+
+
+def working(shape: Shape, size: int, tokens: int) -> int:
+    """Gradients of the layer that the backward pass is in; a forward pass alone needs as much for what it computes."""
+    width = shape.experts_per_token * shape.expert_ffn + shape.shared_ffn if shape.experts else shape.ffn
+    return tokens * size * (3 * width + 2 * shape.hidden)
+
+
+def logits(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
+    """A chunk of logits with its gradient, and a block of it in fp32 with what the log-softmax makes of it."""
+    chunk = min(numerics.logprob_chunk, tokens)
+    block = min(chunk, LOGIT_ROWS[numerics.device])
+    return shape.vocabulary * (2 * size * chunk + 12 * block)
+
+
+def kv_bytes_per_token(shape: Shape, size: int, tensor_parallel: int = 1) -> int:
+    """Of one engine rank: keys and values of its share of the key heads, at least one."""
+    heads = -(-shape.kv_heads // tensor_parallel)
+    return 2 * shape.layers * heads * shape.head_dim * size
+
+
+def kv_cache(shape: Shape, size: int, requests: int, context: int, tensor_parallel: int = 1) -> int:
+    """A chunk of requests at full length, in blocks, and the one block that is vLLM's own."""
+    blocks = requests * -(-context // BLOCK) + 1
+    return blocks * BLOCK * kv_bytes_per_token(shape, size, tensor_parallel)
+
+
+def training(model: Trained, numerics: Numerics, tokens: int, scores: bool = False) -> dict[str, int]:
+    """All terms of one model while a step is computed; `scores`: it has a scalar head in place of the vocabulary's."""
+    found = {
+        "weights": weights(model, numerics),
+        "gradients": gradients(model, numerics),
+        "optimizer": optimizer(model, numerics),
+        "buckets": buckets(model, numerics),
+        "activations": activations(model.shape, numerics, model.size, tokens),
+        "working": working(model.shape, model.size, tokens),
+    }
+    return found if scores else found | {"logits": logits(model.shape, numerics, model.size, tokens)}
+
+
+def inference(shape: Shape, numerics: Numerics, size: int, tokens: int, scores: bool = False) -> dict[str, int]:
+    """Forward passes of a frozen model in torch."""
+    found = {"weights": size * shape.parameters, "working": working(shape, size, tokens)}
+    return found if scores else found | {"logits": logits(shape, numerics, size, tokens)}
+
+
+def loading(model: Trained, numerics: Numerics) -> int:
+    """On the device while the model arrives: whole, and for ZeRO-1 in bf16 beside its flat copy."""
+    flat = 2 if model.dtype == "bf16" and numerics.zero_stage == 1 and not numerics.offload_optimizer else 1
+    return flat * model.size * model.parameters
+
+
+def host(model: Trained, numerics: Numerics) -> int:
+    """Of host memory per rank: the weights in fp32 as they are read, and what `offload_optimizer` puts there."""
+    arriving = 4 * model.parameters + (model.size * model.parameters if model.finer and model.dtype == "bf16" else 0)
+    offloaded = 16 * -(-model.trained // numerics.world_size) if numerics.offload_optimizer else 0
+    return max(arriving, offloaded)
+
+
+def total(terms: Mapping[str, int]) -> int:
+    return sum(terms.values())

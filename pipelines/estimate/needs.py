@@ -1,0 +1,238 @@
+"""What one stage needs at the same time, from what is known of its models and its work: pure, so that a remedy can be tried out."""
+
+import math
+from dataclasses import dataclass, field, replace
+
+from configs.answers import Evaluate, Judge, Sample
+from configs.execution import Numerics, Placement
+from configs.frozen import Dtype, Frozen
+from configs.merging import Merge
+from configs.policy_gradient import Ppo
+from configs.suite_forms import Form
+from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from pipelines.estimate import memory
+from pipelines.estimate.drawing import Drawing, drawing_of
+from pipelines.estimate.memory import GIB, SIZES, Trained
+from pipelines.estimate.shapes import Shape
+
+ROLLOUT_CHUNK = 256
+"""Requests that `rlvr` submits together (`stages.rlvr.ROLLOUT_CHUNK`)."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A stage with what is known of its models."""
+
+    config: Frozen
+    policy: Shape
+    """The model that is trained, asked or judges; the largest where there are several."""
+    reference: Shape | None = None
+    """Held in memory beside it."""
+    value: Shape | None = None
+    """PPO's value model."""
+    finer: bool = False
+    """Whether the policy's stored weights are finer than bf16."""
+    document: float | None = None
+    """Tokens of a row with all its answers; None where no row is there."""
+    prompt: float | None = None
+    """Tokens of a prompt, where one is there."""
+    requests: float | None = None
+    """Answers to generate."""
+    suites: tuple[Form | None, ...] = ()
+    """Forms of the suites that it asks."""
+    judge: Shape | None = None
+    """A language model that rates."""
+
+    @property
+    def drawing(self) -> Drawing | None:
+        return drawing_of(self.config, self.suites)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """vLLM, on each of its ranks."""
+
+    ranks: int
+    weights: int
+    overhead: int
+    cache: int
+    """KV cache of a chunk whose prompts are as long as they are known or may be."""
+    least_cache: int
+    """The same with prompts of one token: with less it cannot run."""
+    share: int | None
+    """Bytes that it may take in all; None where the GPU's memory is unknown."""
+    room: int | None
+    """Bytes that are left for its KV cache."""
+
+    @property
+    def terms(self) -> dict[str, int]:
+        return {"weights": self.weights, "overhead": self.overhead, "kv_cache": self.cache}
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Of one stage. Bytes."""
+
+    device: dict[str, int] = field(default_factory=dict)
+    """Per rank while it computes: the terms of `memory.FORMULAS`. On a CPU host memory of the rank."""
+    loading: dict[str, int] = field(default_factory=dict)
+    """Per rank while models arrive."""
+    engine: Engine | None = None
+    host: int = 0
+    """Of host memory per rank, where the device is a GPU."""
+    ranks: int = 1
+    tokens_a_pass: int = 0
+
+    @property
+    def peak(self) -> int:
+        return max(memory.total(self.device), memory.total(self.loading))
+
+    @property
+    def gpus(self) -> int:
+        return max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
+
+
+def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
+    """What the stage needs under a profile.
+
+    Args:
+        facts: of the stage.
+        numerics: of the profile.
+        placement: of the profile.
+        gpu_bytes: memory of one GPU, where it is known; vLLM takes a share of it.
+    """
+    config = facts.config
+    drawing = facts.drawing
+    if drawing is not None and isinstance(config, Sample | Evaluate):
+        engine = _engine(facts, facts.policy, drawing, numerics, placement, gpu_bytes)
+        return Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks)
+    if isinstance(config, Sft | RewardModel | PreferenceTrain | Rlvr):
+        return _training(facts, config, numerics, placement, gpu_bytes)
+    if isinstance(config, ReferenceLogprobs | Judge):
+        size, tokens = SIZES[config.dtype], numerics.micro_batch_tokens
+        terms = memory.inference(facts.policy, numerics, size, tokens, scores=isinstance(config, Judge))
+        host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
+        found = Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
+        if not isinstance(config, Judge) or drawing is None or facts.judge is None:
+            return found
+        engine = _engine(facts, facts.judge, drawing, numerics, placement, gpu_bytes)
+        rating = _engine_on(engine, numerics)  # one after the other: reward models, then the judge in its engine
+        if not config.reward_weight:
+            return Needs(device=rating, engine=engine, ranks=engine.ranks)
+        return replace(found, device=max(found.device, rating, key=memory.total), engine=engine, ranks=max(found.ranks, engine.ranks))
+    if isinstance(config, Merge):
+        return Needs()
+    return Needs(device={"weights": 4 * facts.policy.parameters} | _runtime(numerics))  # source_model: in fp32, on the host
+
+
+def _training(
+    facts: Facts, config: Training | Rlvr, numerics: Numerics, placement: Placement, gpu_bytes: int | None
+) -> Needs:
+    scores, tokens = isinstance(config, RewardModel), tokens_of_a_pass(facts, config, numerics)
+    shape = scored(facts.policy) if scores else facts.policy
+    model = Trained(shape, config.dtype, trained_parameters(shape, config.lora, scores), facts.finer)
+    terms = memory.training(model, numerics, tokens, scores)
+    loading = {"weights": memory.loading(model, numerics)}
+    host = memory.host(model, numerics)
+    if facts.reference is not None:
+        terms["reference"] = SIZES[config.dtype] * facts.reference.parameters
+    engine = None
+    if isinstance(config, Rlvr):
+        if isinstance(config.algorithm, Ppo) and facts.value is not None:
+            critic = Trained(scored(facts.value), config.dtype, scored(facts.value).parameters)
+            terms["value_model"] = _at_rest(critic, numerics)
+            host += memory.host(critic, numerics) if numerics.offload_optimizer else 0
+        drawing = facts.drawing
+        assert drawing is not None
+        engine = _engine(facts, facts.policy, drawing, numerics, placement, gpu_bytes)
+        taken = _engine_on(engine, numerics)
+        terms["sampler"] = memory.total(taken) if numerics.device == "cpu" else engine.share or memory.total(engine.terms)
+        loading["sampler"] = terms["sampler"]
+    if numerics.device == "cpu":
+        loading["weights"], host = max(loading["weights"], host), 0
+    return Needs(
+        device=terms | _runtime(numerics), loading=loading | _runtime(numerics), engine=engine, host=host, ranks=numerics.world_size,
+        tokens_a_pass=tokens,
+    )  # fmt: skip
+
+
+def _at_rest(model: Trained, numerics: Numerics) -> int:
+    """A model under its optimizer while another one computes."""
+    return sum(part(model, numerics) for part in (memory.weights, memory.gradients, memory.optimizer, memory.buckets))
+
+
+def tokens_of_a_pass(facts: Facts, config: Training | Rlvr, numerics: Numerics) -> int:
+    """Tokens of a forward pass of one rank: what the profile allows, one unit that is longer alone, and no more than a step has.
+
+    A unit (a conversation, a pair, the answers to a prompt) is cut nowhere.
+    """
+    if isinstance(config, Rlvr):
+        longest = config.max_prompt_length + config.sampling.max_tokens
+        a_step = config.prompts_per_step * config.samples_per_prompt * (facts.document or longest)
+        unit, answers = longest, 1
+    else:
+        answers = 1 if isinstance(config, Sft) else 2
+        unit = min(answers * config.max_length, facts.document * 4) if facts.document else answers * config.max_length
+        a_step = config.global_batch * (facts.document or unit)
+    if numerics.packing:
+        found = max(numerics.micro_batch_tokens, unit)
+    else:
+        found = numerics.micro_batch_sequences * unit
+    return max(1, int(min(found, max(unit, a_step / numerics.world_size))))
+
+
+def trained_parameters(shape: Shape, lora: Lora | None, scores: bool) -> int:
+    """Ψ_t; a scalar head is trained beside adapters."""
+    if lora is None:
+        return shape.parameters
+    found = shape.adapters(lora.rank)
+    if lora.targets != "all-linear":
+        found = found * min(len(lora.targets), 7) // 7
+    return found + (shape.hidden if scores else 0)
+
+
+def scored(shape: Shape) -> Shape:
+    """The same body with a scalar head in place of the vocabulary's."""
+    headless = shape.parameters if shape.tied else shape.parameters - shape.embedding
+    return replace(shape, tied=True, stated=headless + shape.hidden)
+
+
+def _engine(
+    facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None
+) -> Engine:
+    size, ranks, config = SIZES[drawing.dtype], numerics.tensor_parallel, facts.config
+    chunk, prompt = drawing.together, facts.prompt or 1.0
+    if isinstance(config, Rlvr):
+        chunk, prompt = min(ROLLOUT_CHUNK, chunk), min(float(config.max_prompt_length), facts.prompt or math.inf)
+    if facts.requests:
+        chunk = max(1, min(chunk, int(facts.requests)))
+    weights = size * shape.parameters // ranks
+    cuda = numerics.device == "cuda"
+    overhead = memory.ENGINE_OVERHEAD if cuda else memory.RUNTIME["cpu"]
+    caches = [memory.kv_cache(shape, size, chunk, int(tokens) + drawing.answer, ranks) for tokens in (prompt, 1)]
+    share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None
+    room = int(placement.sampler_memory_gb * GIB) if not cuda else max(0, share - weights - overhead) if share is not None else None
+    return Engine(ranks, weights, overhead, caches[0], caches[1], share, room)
+
+
+def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:
+    """Memory that vLLM takes: on a GPU all of its share, on a CPU the cache that the profile gives it."""
+    if numerics.device == "cpu":
+        return {"weights": engine.weights, "kv_cache": engine.room or 0, "overhead": engine.overhead}
+    if engine.share is None:
+        return engine.terms
+    return {"weights": engine.weights, "overhead": engine.overhead, "kv_cache": max(0, engine.share - engine.weights - engine.overhead)}
+
+
+def _arriving(shape: Shape, numerics: Numerics) -> dict[str, int]:
+    """A frozen model is read in fp32 on the host."""
+    return {"weights": 4 * shape.parameters} | _runtime(numerics) if numerics.device == "cpu" else {}
+
+
+def _runtime(numerics: Numerics) -> dict[str, int]:
+    return {"runtime": memory.RUNTIME[numerics.device]}
+
+
+def dtype_of(config: Frozen) -> Dtype:
+    """Compute dtype of a stage."""
+    return getattr(config, "dtype", "bf16")

@@ -1,0 +1,89 @@
+"""What a plan says of a stage that has run, beside what was measured: under the settings that it ran with, as if it had never run."""
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from configs.execution import Execution, Numerics, Placement
+from configs.graph import Graph, Node
+from configs.project import Project
+from data.artifacts import Run
+from data.untrusted import LIST_BYTES, ArtifactError, read_plain
+from pipelines.estimate.amounts import Amount
+from pipelines.estimate.estimates import Estimates, run_of, run_seconds
+from pipelines.lineage.ancestry import opened
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of a stage in which a model took part; None where one side is not known."""
+
+    planned_bytes: int | None
+    measured_bytes: int | None
+    """Of the first rank: allocated on its GPU, or of its process."""
+    planned_tokens: Amount | None
+    measured_tokens: int | None
+    planned_seconds: float | None
+    measured_seconds: float | None
+
+
+def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[str, Outcome]:
+    """Address → outcome, of stages that have run and in which a model took part.
+
+    Args:
+        project: that of the recipe.
+        graph: the recipe.
+        execution: the profile, for what it says of the machine.
+    """
+    estimates, found = Estimates(project, graph, execution), {}
+    for address, node in graph.nodes.items():
+        run = run_of(project, node)
+        settings = _settings(run) if run else None
+        if run is None or settings is None:
+            continue
+        numerics, placement = settings
+        estimate = estimates.under(node, numerics, placement, new=True)
+        if estimate.needs is None or not estimate.needs.device:
+            continue
+        found[address] = Outcome(
+            planned_bytes=estimate.needs.peak,
+            measured_bytes=_measured_bytes(run, node, numerics),
+            planned_tokens=estimate.amounts.tokens,
+            measured_tokens=_measured_tokens(project, node),
+            planned_seconds=estimate.time.seconds if estimate.time else None,
+            measured_seconds=run_seconds(run),
+        )
+    return found
+
+
+def _settings(run: Run) -> tuple[Numerics, Placement] | None:
+    """What the stage ran with; None where another version of Pedigree had other settings."""
+    try:
+        return Numerics.model_validate(run.numerics), Placement.model_validate(run.placement)
+    except ValidationError:
+        return None
+
+
+def _measured_bytes(run: Run, node: Node, numerics: Numerics) -> int | None:
+    """On a CPU vLLM is a child of the job: of what only asks it, the child is what was planned; of `rlvr`, both."""
+    peak = run.attempts[-1].peak if run.attempts else {}
+    if numerics.device == "cuda":
+        names = ("gpu",)
+    else:
+        names = {"vllm": ("child",), "deepspeed+vllm": ("host", "child")}.get(node.declaration.engine, ("host",))
+    counted = [count for name in names if isinstance(count := peak.get(name), int)]
+    return sum(counted) if counted else None
+
+
+def _measured_tokens(project: Project, node: Node) -> int | None:
+    """Tokens that passed through the model, by the curve of the training."""
+    artifact = opened(project, node)
+    path = artifact.evidence / "curve.csv" if artifact else Path()
+    try:
+        rows = list(csv.DictReader(io.StringIO(read_plain(path, LIST_BYTES).decode())))
+        return round(sum(float(row["tokens"]) for row in rows)) if rows else None
+    except (ArtifactError, KeyError, TypeError, ValueError):
+        return None

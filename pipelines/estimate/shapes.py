@@ -1,0 +1,266 @@
+"""The shape of a transformer, from its config.json: how many parameters it has, and how wide and deep what it computes is.
+
+Symbols: L layers, H hidden, A heads, K key heads, D width of a head, F width of the MLP, V vocabulary, E experts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+QkNorm = Literal["none", "head", "all"]
+"""Norms on queries and keys: none, one of width D that all heads share (Qwen 3, Gemma 3), or over all heads together (OLMo 2)."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of standard parts."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    """Of a dense layer's MLP."""
+    vocabulary: int
+    tied: bool = False
+    """Whether the output head is the embedding."""
+    gated: bool = True
+    """MLPs of three matrices (SwiGLU and the like), not of two."""
+    norms: int = 2
+    """Norms of a layer, those of queries and keys apart."""
+    norm_vectors: int = 1
+    """Of one norm: a scale, or a scale and a shift."""
+    qk_norm: QkNorm = "none"
+    wide_norms: bool = False
+    """Norms that are multiplied by their scale in fp32, before the result is rounded."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    positions: int = 0
+    """Learned position embeddings."""
+    experts: int = 0
+    """Of a mixture's layer; 0 for a dense model."""
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    """Width of the experts that every token passes, together."""
+    dense_layers: int = 0
+    """Layers of a mixture that have an ordinary MLP instead."""
+    stated: int | None = None
+    """Parameters as an artifact's record counts them; the formula's number stands where nobody has counted."""
+
+    @property
+    def attention(self) -> int:
+        """Parameters of one layer's attention: W_q and W_o of H x AD, W_k and W_v of H x KD."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        biases = self.qkv_bias * (queries + 2 * keys) + self.output_bias * self.hidden
+        norms = {"none": 0, "head": 2 * self.head_dim, "all": queries + keys}[self.qk_norm]
+        return 2 * self.hidden * (queries + keys) + biases + norms
+
+    def mlp(self, width: int) -> int:
+        """Parameters of an MLP: 3HF where it is gated, 2HF where not."""
+        matrices = (3 if self.gated else 2) * self.hidden * width
+        return matrices + self.mlp_bias * ((2 if self.gated else 1) * width + self.hidden)
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the input embedding, VH."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def mixture_layers(self) -> int:
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def layer(self, experts: int) -> int:
+        """Parameters of a mixture's layer with so many experts, its router whole."""
+        routed = experts * self.mlp(self.expert_ffn) + self.hidden * self.experts
+        shared = self.mlp(self.shared_ffn) + self.hidden if self.shared_ffn else 0  # with its gate
+        return self.attention + routed + shared + self._layer_norms
+
+    @property
+    def dense_layer(self) -> int:
+        return self.attention + self.mlp(self.ffn) + self._layer_norms
+
+    @property
+    def _layer_norms(self) -> int:
+        return self.norms * self.norm_vectors * self.hidden
+
+    def _body(self, experts: int) -> int:
+        mixtures = self.mixture_layers
+        return mixtures * self.layer(experts) + (self.layers - mixtures) * self.dense_layer + self.norm_vectors * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them: L · (attention + MLP + norms) + embeddings (twice where untied) + the last norm."""
+        if self.stated is not None:
+            return self.stated
+        heads = 1 if self.tied else 2
+        return heads * self.embedding + self.positions * self.hidden + self._body(self.experts)
+
+    @property
+    def multiplied(self) -> int:
+        """Parameters that one token is multiplied by: the experts that it passes and the output head, not the input embedding."""
+        return self.embedding + self._body(self.experts_per_token)
+
+    @property
+    def largest(self) -> int:
+        """Of the largest single weight."""
+        return max(self.embedding, self.hidden * max(self.ffn, self.heads * self.head_dim))
+
+    def adapters(self, rank: int) -> int:
+        """Parameters of LoRA adapters on all linear layers: r · (inputs + outputs) of each (Hu et al. 2021, arXiv 2106.09685, §4.1)."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
+        width = self.shared_ffn if self.experts else self.ffn  # fused experts are left alone
+        mlp = (3 if self.gated else 2) * (self.hidden + width) if width else 0
+        return rank * self.layers * (attention + mlp)
+
+    def counted(self, parameters: int) -> "Shape":
+        """The same with the number of parameters that a record tells."""
+        return replace(self, stated=parameters)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a `model_type` has that its config.json does not say."""
+
+    norms: int = 2
+    norm_vectors: int = 1
+    qk_norm: QkNorm = "none"
+    wide_norms: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    tied: bool = False
+    """Where the config does not say: transformers' default for the type."""
+    expert_width: str | None = None
+    """Of a mixture: the field with the width of an expert."""
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(),
+    "mixtral": Family(expert_width="intermediate_size"),
+    "qwen2": Family(qkv_bias=True),
+    "qwen2_moe": Family(qkv_bias=True, expert_width="moe_intermediate_size"),
+    "qwen3": Family(qk_norm="head"),
+    "qwen3_moe": Family(qk_norm="head", expert_width="moe_intermediate_size"),
+    "olmo2": Family(qk_norm="all", wide_norms=True),
+    "olmo3": Family(qk_norm="all", wide_norms=True),
+    "olmoe": Family(qk_norm="all", expert_width="intermediate_size"),
+    "gemma": Family(wide_norms=True, tied=True),
+    "gemma2": Family(norms=4, wide_norms=True, tied=True),
+    "gemma3_text": Family(norms=4, wide_norms=True, qk_norm="head", tied=True),
+    "phi3": Family(),
+    "granite": Family(),
+    "smollm3": Family(tied=True),
+}
+"""transformers' `model_type` → its parts; each is counted against transformers itself in tests/pipelines/test_shapes.py."""
+
+
+def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
+    """The shape of a model by its config.json; None for an architecture that is not in `FAMILIES`, or where a field is missing."""
+    config = config.get("text_config") or config
+    family = FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        return None
+    try:
+        hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+        return Shape(
+            layers=_number(config, "num_hidden_layers"),
+            hidden=hidden,
+            heads=heads,
+            kv_heads=_number(config, "num_key_value_heads", heads),
+            head_dim=_number(config, "head_dim", hidden // heads),
+            ffn=_number(config, "intermediate_size"),
+            vocabulary=_number(config, "vocab_size"),
+            tied=bool(config.get("tie_word_embeddings", family.tied)),
+            norms=family.norms,
+            norm_vectors=family.norm_vectors,
+            qk_norm=family.qk_norm,
+            wide_norms=family.wide_norms,
+            qkv_bias=bool(config.get("attention_bias", False)) or family.qkv_bias,
+            output_bias=bool(config.get("attention_bias", False)) or family.output_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            **_mixture(config, family),
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _mixture(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    experts = next((config[name] for name in ("num_experts", "num_local_experts") if config.get(name)), 0)
+    if not experts or family.expert_width is None:
+        return {}
+    shared = config.get("shared_expert_intermediate_size") or 0
+    return {
+        "experts": experts,
+        "experts_per_token": _number(config, "num_experts_per_tok"),
+        "expert_ffn": _number(config, family.expert_width),
+        "shared_ffn": shared,
+        "dense_layers": len(config.get("mlp_only_layers") or ()),
+    }
+
+
+def _number(config: Mapping[str, Any], name: str, otherwise: int | None = None) -> int:
+    value = config.get(name)
+    value = otherwise if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 32:
+        raise ValueError(name)
+    return value
+
+
+def _llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, **parts: Any) -> Shape:
+    return Shape(layers, hidden, heads, kv_heads, parts.pop("head_dim", hidden // heads), ffn, vocabulary, **parts)
+
+
+def _qwen(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int, tied: bool) -> Shape:
+    return _llama(layers, hidden, heads, kv_heads, ffn, vocabulary, tied=tied, qkv_bias=True)
+
+
+def _olmo2(layers: int, hidden: int, heads: int, ffn: int, vocabulary: int = 100352, kv_heads: int | None = None) -> Shape:
+    return _llama(layers, hidden, heads, kv_heads or heads, ffn, vocabulary, qk_norm="all", wide_norms=True)
+
+
+KNOWN: dict[str, Shape] = {
+    "meta-llama/Meta-Llama-3-8B": _llama(32, 4096, 32, 8, 14336, 128256),
+    "meta-llama/Llama-3.1-8B": _llama(32, 4096, 32, 8, 14336, 128256),
+    "meta-llama/Llama-3.1-70B": _llama(80, 8192, 64, 8, 28672, 128256),
+    "meta-llama/Llama-3.2-1B": _llama(16, 2048, 32, 8, 8192, 128256, tied=True),
+    "meta-llama/Llama-3.2-3B": _llama(28, 3072, 24, 8, 8192, 128256, tied=True),
+    "allenai/tulu-2-7b": _llama(32, 4096, 32, 32, 11008, 32000),
+    "allenai/tulu-2-13b": _llama(40, 5120, 40, 40, 13824, 32000),
+    "allenai/OLMo-2-0425-1B": _olmo2(16, 2048, 16, 8192),
+    "allenai/OLMo-2-1124-7B": _olmo2(32, 4096, 32, 11008),
+    "allenai/OLMo-2-1124-13B": _olmo2(40, 5120, 40, 13824),
+    "HuggingFaceTB/SmolLM2-135M": _llama(30, 576, 9, 3, 1536, 49152, tied=True),
+    "HuggingFaceTB/SmolLM2-360M": _llama(32, 960, 15, 5, 2560, 49152, tied=True),
+    "HuggingFaceTB/SmolLM2-1.7B": _llama(24, 2048, 32, 32, 8192, 49152, tied=True),
+    "Qwen/Qwen2.5-0.5B": _qwen(24, 896, 14, 2, 4864, 151936, tied=True),
+    "Qwen/Qwen2.5-1.5B": _qwen(28, 1536, 12, 2, 8960, 151936, tied=True),
+    "Qwen/Qwen2.5-3B": _qwen(36, 2048, 16, 2, 11008, 151936, tied=True),
+    "Qwen/Qwen2.5-7B": _qwen(28, 3584, 28, 4, 18944, 152064, tied=False),
+    "Qwen/Qwen2.5-14B": _qwen(48, 5120, 40, 8, 13824, 152064, tied=False),
+    "Qwen/Qwen2.5-32B": _qwen(64, 5120, 40, 8, 27648, 152064, tied=False),
+    "Qwen/Qwen2.5-72B": _qwen(80, 8192, 64, 8, 29568, 152064, tied=False),
+}
+"""Models of the hub by the name of their base: what their config.json says, for a plan before anything is downloaded."""
+PACKAGED = {"smollm2-135m-instruct": KNOWN["HuggingFaceTB/SmolLM2-135M"]}
+"""Models of `configs/assets.py`."""
+SAME_SHAPE = ("-Instruct", "-instruct", "-SFT", "-DPO", "-RLVR1", "-RLVR", "-Base", "-base")
+"""Endings of models that were trained from the base of their name."""
+TULU = {"allenai/Llama-3.1-Tulu-3-8B": "meta-llama/Llama-3.1-8B", "allenai/Llama-3.1-Tulu-3.1-8B": "meta-llama/Llama-3.1-8B",
+        "allenai/Llama-3.1-Tulu-3-70B": "meta-llama/Llama-3.1-70B"}  # fmt: skip
+"""Models that go by another name than their base; their vocabulary is padded by a few rows."""
+
+
+def known_shape(repo: str) -> Shape | None:
+    """The shape of a model of the hub, by its name; endings like `-Instruct` and `-SFT` change none."""
+    name = repo
+    while True:
+        if name in KNOWN or name in TULU:
+            return KNOWN[TULU.get(name, name)]
+        ending = next((ending for ending in SAME_SHAPE if name.endswith(ending)), None)
+        if ending is None:
+            return None
+        name = name.removesuffix(ending)

@@ -1,0 +1,78 @@
+"""Floating-point operations and seconds of training and generation; each function is one formula, with its source.
+
+Symbols: N parameters that a token is multiplied by (without the input embedding), s tokens of a document, otherwise as in `shapes`.
+"""
+
+from configs.execution import Numerics
+from pipelines.estimate.memory import Formula, kv_bytes_per_token
+from pipelines.estimate.shapes import Shape
+
+FORMULAS = (
+    Formula(
+        "operations of a forward pass",
+        "2N + 2·L·AD·s per token",
+        "Kaplan et al. 2020, arXiv 2001.08361, §2.1; attention: Chowdhery et al. 2022, arXiv 2204.02311, app. "
+        "B, halved because a token sees what is before it",
+    ),
+    Formula(
+        "operations of training",
+        "three times a forward pass; with LoRA, whose weights get no gradient, twice; one more where layers "
+        "are computed again",
+        "Kaplan et al. 2020; Korthikanti et al. 2022, arXiv 2205.05198, §4",
+    ),
+    Formula(
+        "time of training",
+        "operations / (R · peak · utilization)",
+        "utilization is assumed, or what finished stages of the kind reached on such a machine",
+    ),
+    Formula(
+        "time of generation",
+        "chunks · longest answer · (eΨ + requests · s/2 · KV bytes) / (P · bandwidth · bandwidth_utilization) "
+        "+ prompts' operations / (P · peak · utilization)",
+        "Pope et al. 2022, arXiv 2211.05102, §2: a token of each request reads all weights and its own keys "
+        "and values",
+    ),
+)
+MAX_RUNNING = 256
+"""Requests that vLLM runs at the same time (`stages.engines.sampler.MAX_RUNNING`)."""
+
+
+def forward(shape: Shape, document: float) -> float:
+    """Operations of a forward pass, per token of documents of so many tokens."""
+    return 2 * shape.multiplied + 2 * shape.layers * shape.heads * shape.head_dim * document
+
+
+def training(shape: Shape, document: float, numerics: Numerics, adapters: bool = False) -> float:
+    """Operations of forward and backward pass per token; with gradient checkpointing a second forward pass is computed."""
+    passes = (2 if adapters else 3) + numerics.gradient_checkpointing
+    return passes * forward(shape, document)
+
+
+def seconds(operations: float, gpus: int, peak: float, utilization: float) -> float:
+    """Args: operations of all; ranks; operations a second of one GPU; the share of it that is reached."""
+    return operations / (gpus * peak * utilization)
+
+
+def generation(
+    shape: Shape, *, requests: float, together: int, prompt: float, answer: float, size: int, ranks: int, peak: float, utilization: float,
+    bandwidth: float,
+) -> float:
+    """Seconds to answer requests in chunks.
+
+    Args:
+        shape: of the model.
+        requests: all of them.
+        together: requests that run at the same time.
+        prompt: tokens of one.
+        answer: tokens of the longest answer of a chunk: all wait for it.
+        size: bytes of a weight.
+        ranks: of the engine.
+        peak: operations a second of one GPU.
+        utilization: share of it that prompts reach.
+        bandwidth: bytes a second that one GPU reads of its memory.
+    """  # fmt: skip
+    together = max(1, min(together, MAX_RUNNING))
+    chunks = requests / together
+    cache = together * (prompt + answer / 2) * kv_bytes_per_token(shape, size) / ranks
+    decoding = chunks * answer * (size * shape.multiplied / ranks + cache) / bandwidth
+    return decoding + seconds(requests * prompt * forward(shape, prompt), ranks, peak, utilization)

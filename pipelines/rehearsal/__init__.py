@@ -1,0 +1,1 @@
+"""Rehearsals: a recipe with made rows and tiny models, in a project of its own."""

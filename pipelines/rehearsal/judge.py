@@ -1,0 +1,60 @@
+"""A judge on loopback for the rehearsal of recipes that ask an endpoint: it speaks as much of OpenAI's protocol as judges are asked by, and
+its ratings follow from what it is asked, so that the same rehearsal ends in the same bytes."""
+
+import json
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from configs.frozen import digest
+from configs.rubrics import HIGHEST
+from data.artifacts import write_text
+
+PORT = "judge.port"
+LONGEST = 4 << 20
+"""Bytes of a request."""
+
+
+def rating(messages: Any) -> int:
+    """From 1 on, the same for the same question."""
+    return 1 + int(digest(messages)[:8], 16) % HIGHEST
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Every question is answered by one line with a rating."""
+
+    def do_POST(self) -> None:
+        length = min(int(self.headers.get("Content-Length") or 0), LONGEST)
+        try:
+            asked: Any = json.loads(self.rfile.read(length))
+        except ValueError:
+            asked = {}
+        asked = asked if isinstance(asked, Mapping) else {}
+        message = {"role": "assistant", "content": f"Rating: {rating(asked.get('messages'))}"}
+        body = {"model": asked.get("model"), "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        sent = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Tells nobody."""
+
+
+def serve(folder: Path) -> str:
+    """Starts the judge in this process; returns its URL, which stays the same from one rehearsal to the next where its port is free."""
+    kept, known = folder / PORT, 0
+    with suppress(OSError, ValueError):
+        known = int(kept.read_text())
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", known if 0 < known < 1 << 16 else 0), Answering)
+    except OSError:  # another rehearsal has it
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    write_text(kept, str(server.server_port))
+    threading.Thread(target=server.serve_forever, daemon=True, name="judge").start()
+    return f"http://127.0.0.1:{server.server_port}/v1"

@@ -1,0 +1,293 @@
+"""Before a rehearsal: its project, the made repositories, and the recipes and the profile as they are rehearsed.
+
+The project lies in `.pedigree/rehearsals/PROFILE/` of the real one, with a DVC of its own that has no remote, so that nothing of a
+rehearsal meets anything real. Recipes that refer to each other lie there side by side. Every file is written whole or not at all, and
+what is made follows from its contents, so that a rehearsal that was killed goes on when it is typed again.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.answers import Judge
+from configs.datasets import (
+    OWN,
+    TEMPLATES,
+    Arithmetic,
+    Constraints,
+    Files,
+    FolderModel,
+    Hub,
+    HubModel,
+    PackagedModel,
+    PrepareData,
+    SourceModel,
+    Stored,
+)
+from configs.document import ConfigError, Problem
+from configs.graph import Graph, Node
+from configs.project import Project
+from configs.rating import EndpointJudge
+from configs.recipe import load_recipes
+from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families, family_of
+from configs.rehearsing import MADE_ROWS, MOST_SLOTS, ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from data import hub, rehearsal
+from data.artifacts import write_text
+from data.provenance import CODE_ROOT
+from pipelines.estimate.shapes import known_shape
+from pipelines.jobs.context import RunContext, Watch, unwatched
+from pipelines.rehearsal.judge import serve
+from pipelines.runs import load_execution, load_run
+
+DVC_CONFIG = """[core]
+    no_scm = true
+    analytics = false
+    autostage = false
+    check_update = false
+    checksum_jobs = 4
+[cache]
+    type = "reflink,copy"
+    slow_link_warning = false
+"""
+
+
+Tell = Callable[[str], None]
+
+
+def nobody(words: str) -> None:
+    """Is told nothing."""
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """A recipe, ready to be rehearsed."""
+
+    real: Graph
+    project: Project
+    """Of the rehearsal."""
+    recipe: str
+    """Name of the recipe in that project."""
+    profile: str
+    """Name of the profile there."""
+    mirror: Path
+    """What stands for the hub."""
+    changes: tuple[Reduced, ...]
+    """All that is otherwise than in the recipe and its profile, of the stages of this recipe's graph."""
+
+    def opened(self, watch: Watch = unwatched) -> RunContext:
+        """Its run. From here on this process and its jobs take the mirror for the hub.
+
+        Raises:
+            ConfigError: problems of the recipe or of the profile.
+        """
+        os.environ[hub.FOLDER] = str(self.mirror)
+        run = load_run(self.project, self.recipe, profile=self.profile, compiled=True, watch=watch)
+        run.on_code_change, run.changes = "rerun", self.changes
+        return run
+
+
+class CannotRehearse(ConfigError):
+    """Something that the recipe takes from outside has nothing that could stand for it."""
+
+
+def check(real: Project, graphs: Sequence[Graph]) -> None:
+    """Looks whether everything from outside has something that stands for it.
+
+    Raises:
+        CannotRehearse: with all that has not, and where it belongs.
+    """
+    folders, problems = rehearsal.places(real.root), []
+    known = families([folder / "models" for folder in folders])
+    for graph in graphs:
+        for node in graph.own:
+            for source in _sources(node):
+                problem = _missing(node, source, folders, known)
+                if problem:
+                    problems.append(Problem(graph.recipe, None, f"stage {node.name}: {problem}"))
+    if problems:
+        raise CannotRehearse(list(dict.fromkeys(problems)))
+
+
+def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: Tell = nobody) -> Rehearsal:
+    """Makes what a rehearsal needs, or finds it made.
+
+    Raises:
+        ConfigError: problems of the recipe or of the profile; something from outside has nothing that stands for it.
+    """
+    graphs = load_recipes(real.recipes, recipe, overrides)
+    graph = graphs[-1]
+    name = profile or graph.execution
+    execution = load_execution(real, name)
+    check(real, graphs)
+    project = real.rehearsal(name)
+    lay_project(project)
+    stand, mirror = _stand(real, project, graphs, tell)
+    text, changes = rehearsed_profile(execution, Path(name).stem, os.cpu_count() or 1)
+    write_text(project.executions / f"{Path(name).stem}.yaml", text)
+    written = {one.recipe: one.written for one in graphs}
+    for one in graphs:
+        text, changed = rehearsed(one, Path(name).stem, stand, written.get(one.extends, ()))
+        write_text(project.recipes / f"{rehearsed_name(one.recipe)}.yaml", text)
+        changes += [change for change in changed if change.where in graph.nodes]
+        for node in one.own:
+            _lay_files(real, project, node)
+    return Rehearsal(graph, project, rehearsed_name(graph.recipe), Path(name).stem, mirror, tuple(changes))
+
+
+def lay_project(project: Project) -> None:
+    """The folders and settings of a project, where they are not there yet."""
+    for folder in (project.recipes, project.executions):
+        folder.mkdir(parents=True, exist_ok=True)
+    config = project.root / ".dvc" / "config"
+    if not config.is_file() or config.read_text() != DVC_CONFIG:
+        config.parent.mkdir(exist_ok=True)
+        write_text(config, DVC_CONFIG)
+
+
+# --- the outside -------------------------------------------------------------------------------------------------------
+
+
+def _sources(node: Node) -> Iterator[Any]:
+    if isinstance(node.config, PrepareData):
+        yield from node.config.sources
+        if node.config.shots:
+            yield node.config.shots.source
+    elif isinstance(node.config, SourceModel):
+        yield node.config.source
+
+
+def _missing(node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:
+    try:
+        if isinstance(source, Hub):
+            rehearsal.data_set(source.repo, folders)
+        elif isinstance(source, Stored):
+            rehearsal.stored_rows(source, folders)
+        elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
+            return (
+                f"nobody has described the model {_family_name(source)}, so that none of its kind can be made: write its architecture and "
+                f"tokenizer into {folders[0] / 'models' / 'NAME.yaml'}; docs/rehearse.md says how"
+            )
+    except hub.HubError as error:
+        return str(error)
+    return None
+
+
+def _family_name(source: Any) -> str:
+    """By what the family of a model is looked up."""
+    match source:
+        case HubModel():
+            return source.repo
+        case PackagedModel():
+            return source.asset
+        case FolderModel():
+            return source.path
+        case _:
+            return source.type
+
+
+def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[Stand, Path]:
+    """What stands for the outside of these recipes, and the mirror that it lies in."""
+    folders = rehearsal.places(real.root)
+    nodes = {node.address: node for graph in graphs for node in graph.own}
+    repositories, files = {}, {}
+    for node in nodes.values():
+        for source in _sources(node):
+            if isinstance(source, Hub):
+                repositories[f"datasets/{source.repo}"] = rehearsal.data_set(source.repo, folders)
+            elif isinstance(source, Stored):
+                files[source.name] = rehearsal.lay_stored(source, rehearsal.stored_rows(source, folders))
+    repositories |= _made_models(nodes, folders, tell)
+    commits = {(place.partition("s/")[0], place.partition("/")[2]): rehearsal.commit_of(folder) for place, folder in repositories.items()}
+    judge_url = serve(project.root) if any(_asks_an_endpoint(node) for node in nodes.values()) else ""
+    return Stand(commits, files, judge_url), rehearsal.mirror(repositories)
+
+
+def _asks_an_endpoint(node: Node) -> bool:
+    return isinstance(node.config, Judge) and node.config.rating is not None and isinstance(node.config.rating.by, EndpointJudge)
+
+
+def _ruled(nodes: Iterable[Node]) -> list[Arithmetic | Constraints]:
+    """The rules by which the recipe makes training rows, as many as are rehearsed."""
+    configs = [node.config for node in nodes if isinstance(node.config, PrepareData) and node.config.record != "item"]
+    found = [source for config in configs for source in config.sources if isinstance(source, Arithmetic | Constraints)]
+    return [source.model_copy(update={"count": min(source.count, MADE_ROWS)}) for source in found]
+
+
+def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
+    """Of a model that comes from outside; its heads are those of its own size, where that is known."""
+    assert isinstance(node.config, SourceModel)
+    name = _family_name(node.config.source)
+    family = family_of(name, families([folder / "models" for folder in folders]))
+    assert family is not None
+    shape = known_shape(name)
+    sizes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "tied": shape.tied} if shape else {}
+    return family.model_copy(update=sizes)
+
+
+def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
+    """Place in a mirror → folder, of a small model for each that the recipes bring in; those that lack are made side by side."""
+    texts, dialogues = rehearsal.texts_and_dialogues(folders, _ruled(nodes.values()))
+    judges = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
+    wanted = {model_repo(node): node for node in reversed(list(nodes.values())) if isinstance(node.config, SourceModel)}
+    with ThreadPoolExecutor(max_workers=max(1, min(MOST_SLOTS, os.cpu_count() or 1))) as pool:
+        made = {
+            f"models/{repo}": pool.submit(
+                _made_model, node, _family(node, folders), texts, None if node.address in judges else dialogues, tell
+            )
+            for repo, node in wanted.items()
+        }
+        return {place: future.result() for place, future in made.items()}
+
+
+def _made_model(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, tell: Tell) -> Path:
+    """The folder of a small model in the place of a real one, which learns these dialogues; without any it learns to rate."""
+    config = node.config
+    assert isinstance(config, SourceModel)
+    named = family.template or "chatml" if config.chat_template == OWN else config.chat_template
+    plan = ModelPlan(
+        family=family,
+        template=(TEMPLATES / f"{named}.jinja").read_text(),
+        comes_with_template=family.template is not None,
+        texts=tuple(texts),
+        reads=dialogues is not None,
+        dialogues=tuple(Dialogue.model_validate(one) for one in (rehearsal.judging() if dialogues is None else dialogues)),
+    ).model_dump_json()
+
+    def make(building: Path) -> None:
+        tell(f"making a tiny model in the place of {model_repo(node)}, once for all rehearsals")
+        file = building.with_name("plan.json")
+        write_text(file, plan)
+        words = [sys.executable, "-m", "stages.engines.made_models", str(file), str(building)]
+        paths = os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}  # our code, and no folder's here
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CannotRehearse([Problem(node.recipe, None, f"stage {node.name}: no tiny model could be made: {done.stderr[-2000:]}")])
+
+    return rehearsal.made_once(f"models/{rehearsal.fingerprint(plan)[:40]}", make)
+
+
+def _lay_files(real: Project, project: Project, node: Node) -> None:
+    """The project's own files, cut to a few rows."""
+    for source in _sources(node):
+        if isinstance(source, Files):
+            _cut(real.root / source.path, project.root / source.path)
+
+
+def _cut(source: Path, target: Path) -> None:
+    if source.is_dir():
+        for file in source.rglob("*.*"):
+            _cut(file, target / file.relative_to(source))
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.suffix != ".jsonl":
+        shutil.copyfile(source, target)
+        return
+    with source.open() as stream:
+        write_text(target, "".join(line for line, _ in zip(stream, range(ROWS * 2), strict=False)))

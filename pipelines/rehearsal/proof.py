@@ -1,0 +1,201 @@
+"""What a rehearsal has proved, in numbers out of the records of its stages, and what it could not prove."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.datasets import PrepareData
+from configs.graph import Graph, Node, shown_name
+from configs.project import Project
+from configs.rehearsing import Reason, Reduced
+from data.artifacts import Artifact, read_run
+from data.untrusted import ArtifactError, open_plain, read_json, read_lines
+from pipelines.lineage.ancestry import opened
+
+TEMPLATE = "chat_template.jinja"
+UNPROVED: dict[Reason, str] = {
+    "weights": "what the real models know, the ids of their tokenizers, and that their files are what is written of their family",
+    "data": "that the real data has no other quirks than the made rows, and that there is enough of it",
+    "batches": "that the recipe learns: its batches, steps and learning rates are others",
+    "lengths": "long answers",
+    "samples": "the numbers of samples: statistics and shares come from very few",
+    "thresholds": "that the real data keeps within the bounds of what may be bad, unknown or contaminated",
+    "judges": "what the real judges say, and that they can be reached",
+    "machine": "what only GPUs do: their kernels, NCCL, tensor parallel engines, offloading, and whether all fits into their memory",
+}
+"""Reason for a change → what is unproved by it."""
+ALWAYS = "that scores come out: those of a rehearsal mean nothing"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Of one rehearsal, from the stages that came through."""
+
+    rows: tuple[dict[str, Any], ...]
+    """Sets of rows: `stage`, `read`, `kept`, `refused` (reason → rows)."""
+    removed: tuple[dict[str, Any], ...]
+    """By decontamination: `stage`, `rows`, `by` (suite → rows)."""
+    models: tuple[dict[str, Any], ...]
+    """`stage`, `template` (its hash), `added_tokens` of those from outside."""
+    training: tuple[dict[str, Any], ...]
+    """`stage`, `steps`, `ranks`, `zero_stage`, `tokens`."""
+    verifiers: Mapping[str, Mapping[str, int]]
+    """Name → `right`, `wrong` and `unknown` answers, of RLVR and of suites."""
+    suites: tuple[dict[str, Any], ...]
+    """`task`, `hash`, `items`, `split`."""
+    changes: tuple[Reduced, ...]
+
+    def unproved(self) -> dict[str, list[Reduced]]:
+        """What could not be proved → the changes that it follows from."""
+        found: dict[str, list[Reduced]] = {}
+        for change in self.changes:
+            found.setdefault(UNPROVED[change.reason], []).append(change)
+        return found | {ALWAYS: []}
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        unproved = [{"what": what, "changes": [change._asdict() for change in changes]} for what, changes in self.unproved().items()]
+        return {
+            "rows": list(self.rows), "decontamination": list(self.removed), "models": list(self.models), "training": list(self.training),
+            "verifiers": dict(self.verifiers), "suites": list(self.suites), "not_proved": unproved,
+        }  # fmt: skip
+
+
+def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proof:
+    """What the stages of a rehearsal say that they did; those that failed say nothing."""
+    made = [(node, artifact) for node in graph.nodes.values() if (artifact := opened(project, node)) is not None]
+    verifiers: dict[str, Counter[str]] = {}
+    for node, artifact in made:
+        for name, outcome in _verified(project, graph, node, artifact):
+            verifiers.setdefault(name, Counter())[outcome] += 1
+    return Proof(
+        rows=tuple(_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)),
+        removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.kind == "decontaminate"),
+        models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in ("policy", "reward_model")),
+        training=tuple(_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains),
+        verifiers={name: dict(counts) for name, counts in sorted(verifiers.items())},
+        suites=tuple(suite for node, artifact in made if node.kind == "evaluate" for suite in _suites(artifact)),
+        changes=tuple(changes),
+    )
+
+
+def _rows(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
+    counts = _evidence(artifact, "counts.json")
+    reasons = Counter(str(row.get("reason")) for row in _lines(artifact, "evidence/bad_rows.jsonl"))
+    dropped = {str(reason): int(count) for reason, count in dict(counts.get("drops") or {}).items()}
+    left = Counter[str]()
+    for source in counts.get("per_source") or ():
+        left.update({reason: count for reason, count in source["left_out"].items() if reason != "malformed"})
+    read = int(counts.get("read") or 0) + sum(reasons.values()) + sum(left.values())
+    return {"stage": shown_name(graph, node), "read": read, "kept": int(counts.get("kept") or 0), "refused": dict(reasons),
+            "dropped": dropped | dict(left)}  # fmt: skip
+
+
+def _removed(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
+    suites: Any = artifact.record.metrics.get("benchmarks") or {}
+    by = {name: one["rows_removed"] for name, one in suites.items() if one["rows_removed"]}
+    return {"stage": shown_name(graph, node), "suites": len(suites), "rows": artifact.record.metrics.get("removed"), "by": by}
+
+
+def _model(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
+    template = next((entry.sha256 for entry in artifact.record.files if entry.path == TEMPLATE), None)
+    return {"stage": shown_name(graph, node), "kind": node.kind, "template": template,
+            "added_tokens": artifact.record.metrics.get("added_tokens", [])}  # fmt: skip
+
+
+def _trained(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
+    numerics = read_run(artifact.path / "run.json").numerics
+    metrics = artifact.record.metrics
+    return {
+        "stage": shown_name(graph, node),
+        "kind": node.kind,
+        "steps": metrics.get("steps"),
+        "tokens": metrics.get("trained_tokens"),
+        "ranks": numerics.get("world_size"),
+        "zero_stage": numerics.get("zero_stage"),
+    }
+
+
+def _suites(artifact: Artifact) -> Iterator[dict[str, Any]]:
+    metrics = artifact.record.metrics
+    items = Counter(task for task, _ in {(str(row.get("task")), row.get("id")) for row in _lines(artifact, "payload/rows.jsonl")})
+    hashes: Any = metrics.get("hashes") or {}
+    yield from ({"task": task, "hash": value, "items": items[task], "split": metrics.get("split")} for task, value in hashes.items())
+
+
+def _verified(project: Project, graph: Graph, node: Node, artifact: Artifact) -> Iterator[tuple[str, str]]:
+    """(name of the verifier, outcome) of every answer of RLVR, and of every item of a suite."""
+    if node.kind == "rlvr":
+        names = _verifiers(project, graph, node, "prompts")
+        for row in _lines(artifact, "evidence/rollouts.jsonl"):
+            yield from ((names.get(str(row.get("id")), "unknown"), _outcome(reward)) for reward in row.get("rewards") or ())
+    elif node.kind == "evaluate":
+        names = _verifiers(project, graph, node, "suites")
+        rows = _lines(artifact, "payload/rows.jsonl")
+        yield from ((names.get(str(row.get("id")), "unknown"), _outcome(row.get("score"))) for row in rows)
+
+
+def _outcome(score: Any) -> str:
+    return "unknown" if score is None else "right" if score > 0 else "wrong"
+
+
+def _verifiers(project: Project, graph: Graph, node: Node, port: str) -> dict[str, str]:
+    """Id of a prompt or an item → the name of its verifier."""
+    found: dict[str, str] = {}
+    for edge in node.edges:
+        source = opened(project, graph.nodes[edge.source]) if edge.port == port else None
+        for row in _lines(source, "payload/rows.jsonl") if source else ():
+            found[str(row.get("id"))] = str((row.get("verifier") or {}).get("name"))
+    return found
+
+
+def _evidence(artifact: Artifact, name: str) -> dict[str, Any]:
+    try:
+        found = read_json(artifact.path / "evidence" / name)
+    except (ArtifactError, FileNotFoundError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(artifact: Artifact, name: str) -> list[dict[str, Any]]:
+    try:
+        with open_plain(artifact.path / name) as stream:
+            return list(read_lines(stream, name))
+    except (ArtifactError, FileNotFoundError):
+        return []
+
+
+def said(proof: Proof) -> Iterator[str]:
+    """The proof in sentences."""
+    yield "Proved:"
+    yield from (f"  {line}" for line in _said_proved(proof))
+    yield "Not proved:"
+    for what, changes in proof.unproved().items():
+        fields = Counter(change.setting.rpartition(".")[2] for change in changes)
+        shown = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in fields.items())
+        yield f"  {what}" + (f"; changed: {shown}" if shown else "")
+
+
+def _said_proved(proof: Proof) -> Iterator[str]:
+    refused = Counter[str]()
+    for one in proof.rows:
+        refused.update(one["refused"])
+    read, kept = sum(one["read"] for one in proof.rows), sum(one["kept"] for one in proof.rows)
+    yield f"rows: {len(proof.rows)} sets, {read} rows read, {kept} kept, {sum(refused.values())} refused"
+    yield from (f"  {count} refused: {reason}" for reason, count in refused.most_common())
+    for one in proof.removed:
+        by = ", ".join(f"{count} by {suite}" for suite, count in one["by"].items())
+        yield f"decontamination: {one['stage']} against {one['suites']} suites, {one['rows']} rows removed" + (f" ({by})" if by else "")
+    templates = {one["template"] for one in proof.models}
+    added = sorted({token for one in proof.models for token in one["added_tokens"]})
+    same = "one chat template" if len(templates) == 1 else f"{len(templates)} chat templates"
+    yield f"models: {len(proof.models)} with {same} ({', '.join(sorted(str(one)[:12] for one in templates))})" + (
+        f"; tokens added: {', '.join(added)}" if added else ""
+    )
+    for one in proof.training:
+        yield f"training: {one['stage']} ({one['kind']}), {one['steps']} steps on {one['ranks']} ranks at ZeRO stage {one['zero_stage']}"
+    for name, counts in proof.verifiers.items():
+        yield f"verifier {name}: " + ", ".join(f"{counts.get(outcome, 0)} {outcome}" for outcome in ("right", "wrong", "unknown"))
+    for one in proof.suites:
+        yield f"suite {one['task']} ({one['split']}): {one['items']} items, task {str(one['hash'])[:12]}"

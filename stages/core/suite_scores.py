@@ -1,0 +1,236 @@
+"""Scores of a suite: of one answer by every metric, of an item with several answers, of a task with an interval."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.frozen import digest
+from configs.suite_forms import Form, Metric
+from data.records import AnswerScore, ItemScore
+from stages.core.pass_at_k import pass_at_k
+from stages.core.statistics import bootstrap_average
+from stages.core.verifiers import Verdict, VerifierError, verify, version
+from stages.core.verifiers.choices import decide
+
+PLAIN: Mapping[str, Metric] = {"score": Metric(verifier="")}
+"""Of a suite without a form: what each item's own verifier says."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How intervals are made."""
+
+    resamples: int
+    seed: int
+
+
+def metrics_of(form: Form | None) -> Mapping[str, Metric]:
+    """By name, the primary one first."""
+    return form.metrics if form else PLAIN
+
+
+def task_hash(form: Form | None, rows_sha256: str, verifiers: Sequence[str], **settings: Any) -> str:
+    """What must be equal for two scores of a task to be comparable: form, rows with their prompts, verifiers' versions, settings.
+
+    Args:
+        form: None where the suite has none.
+        rows_sha256: of the file with its items.
+        verifiers: names of those that the items have.
+        settings: what the evaluation decides about the answers.
+    """
+    versions = {name: version(name) for name in sorted(set(verifiers))}
+    return digest({"form": form.sha256 if form else None, "rows": rows_sha256, "verifiers": versions, **settings})
+
+
+def verifiers_of(item: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
+    """Metric → the item's verifier for it."""
+    return {name: item.get("others", {}).get(name, item["verifier"]) for name in metrics}
+
+
+def cut(text: str, stop: Sequence[str]) -> str:
+    """An answer up to the first of the texts that end it."""
+    return text[: min([place for place in (text.find(one) for one in stop) if place >= 0], default=len(text))]
+
+
+def score_answer(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str) -> AnswerScore:
+    """One answer by every metric; what a verifier cannot decide is null, with the reason. Equal verifiers are asked once."""
+    return _scored(item, metrics, text, lambda verifier: verify(verifier, text))
+
+
+def score_choices(item: Mapping[str, Any], metrics: Mapping[str, Metric], logprobs: Sequence[Sequence[float]]) -> AnswerScore:
+    """A choice by its likelihood, by every metric.
+
+    Args:
+        item: with its choices.
+        metrics: by name.
+        logprobs: [C][tokens of the choice].
+    """
+    sums = [sum(own) for own in logprobs]
+    return _scored(item, metrics, item["choices"][sums.index(max(sums))], lambda verifier: decide(verifier, item["choices"], logprobs))
+
+
+def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, ask: Callable[[Mapping[str, Any]], Verdict]) -> AnswerScore:
+    verdicts: dict[str, Verdict | VerifierError] = {}
+    scores: dict[str, float | None] = {}
+    first: Verdict | VerifierError | None = None
+    for name, verifier in verifiers_of(item, metrics).items():
+        key = digest(verifier)
+        if key not in verdicts:
+            try:
+                verdicts[key] = ask(verifier)
+            except VerifierError as error:
+                verdicts[key] = error
+        found = verdicts[key]
+        first = first or found
+        scores[name] = None if isinstance(found, VerifierError) else found.score
+    if isinstance(first, Verdict):
+        return {"text": text, "answer": first.answer, "scores": scores, "reason": first.reason}
+    return {"text": text, "answer": None, "scores": scores, "reason": f"unknown: {first}"}
+
+
+def score_item(
+    policy: str, item: Mapping[str, Any], metrics: Mapping[str, Metric], answers: Sequence[AnswerScore], *, macro: bool = False
+) -> ItemScore:
+    """An item's scores from those of its answers: pass@k or their mean, over answers whose score is known.
+
+    Args:
+        policy: label.
+        item: of the suite.
+        metrics: by name, the primary one first.
+        answers: at least one.
+        macro: whether the task's score is an average over categories.
+    """
+    scores = {name: _over_answers(metric, [answer["scores"][name] for answer in answers]) for name, metric in metrics.items()}
+    first = answers[0]
+    row: ItemScore = {
+        "id": item["id"],
+        "task": item["task"],
+        "policy": policy,
+        "text": first["text"],
+        "answer": first["answer"],
+        "score": scores[next(iter(metrics))],
+        "reason": first["reason"],
+        "scores": scores,
+    }
+    if macro:
+        row["category"] = item["category"]
+    if len(answers) > 1:
+        row["answers"] = [*answers]
+    return row
+
+
+def _over_answers(metric: Metric, scores: Sequence[float | None]) -> float | None:
+    known = [score for score in scores if score is not None]
+    if metric.at is not None:
+        return pass_at_k(len(known), sum(score == 1 for score in known), metric.at) if len(known) >= metric.at else None
+    return sum(known) / len(known) if known else None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a task's scores are made by."""
+
+    suite: str
+    """Label of the suite."""
+    hash: str
+    """See `task_hash`."""
+    form: Form | None
+    items: Mapping[str, Mapping[str, Any]]
+    """By id."""
+
+    @property
+    def primary(self) -> str:
+        return next(iter(metrics_of(self.form)))
+
+    def estimate(self, metric: str, scores: Mapping[str, float], draws: Draws) -> dict[str, float]:
+        """Average and 95 % interval over items (id → score), micro or macro as the form says."""
+        items = [self.items[name] for name in scores]
+        groups = [item["category"] for item in items] if self.form and self.form.average == "macro" else None
+        weighted = metrics_of(self.form)[metric].weight is not None
+        weights = [item["weights"][metric] for item in items] if weighted else None
+        found = bootstrap_average(list(scores.values()), groups=groups, weights=weights, resamples=draws.resamples, seed=draws.seed)
+        return {"n": len(scores), **found._asdict()}
+
+    def told(self) -> dict[str, Any]:
+        """What stands beside the scores of all policies."""
+        draw = self.form.draw if self.form else None
+        return {
+            "suite": self.suite,
+            "hash": self.hash,
+            "metric": self.primary,
+            "average": self.form.average if self.form else "micro",
+            "samples": draw.samples if draw else 1,
+            "categories": dict(sorted(Counter(item["category"] for item in self.items.values() if "category" in item).items())),
+        }
+
+
+def tabulate(
+    rows: Sequence[ItemScore], labels: Sequence[str], tasks: Mapping[str, Task], comparisons: Sequence[tuple[str, str]], draws: Draws
+) -> dict[str, Any]:
+    """Averages with intervals, and paired differences between policies; what is unknown is left out and counted.
+
+    Args:
+        rows: of all policies and items.
+        labels: of the policies, in order.
+        tasks: by name.
+        comparisons: (baseline, candidate).
+        draws: of the bootstrap.
+
+    Returns:
+        {"tasks": {task: {suite, hash, metric, average, samples, categories}},
+         "policies": {label: {"tasks": {task: {n, mean, low, high}}, "mean": mean over tasks,
+                              "metrics": {task: {metric: {n, unknown, mean, low, high}}},
+                              "categories": {task: {category: mean}}}},
+         "differences": [{candidate, baseline, task, n, mean, low, high}]}
+    """
+    by_policy: dict[str, dict[str, list[ItemScore]]] = {label: {} for label in labels}
+    for row in rows:
+        by_policy[row["policy"]].setdefault(row["task"], []).append(row)
+    policies: dict[str, Any] = {}
+    primary: dict[str, dict[str, dict[str, float]]] = {}
+    for label, by_task in by_policy.items():
+        metrics = {name: _metrics(tasks[name], own, draws) for name, own in by_task.items()}
+        primary[label] = {name: _known(own, tasks[name].primary) for name, own in by_task.items()}
+        best = {name: {key: metrics[name][tasks[name].primary][key] for key in ("n", "mean", "low", "high")} for name in by_task}
+        policies[label] = {
+            "tasks": best,
+            "mean": sum(entry["mean"] for entry in best.values()) / len(best),
+            "metrics": metrics,
+            "categories": {name: _categories(tasks[name], primary[label][name]) for name in by_task},
+        }
+    differences = [
+        {"candidate": candidate, "baseline": baseline, "task": name, **_difference(tasks[name], scores, primary[baseline][name], draws)}
+        for baseline, candidate in comparisons
+        for name, scores in primary[candidate].items()
+    ]
+    return {"tasks": {name: task.told() for name, task in tasks.items()}, "policies": policies, "differences": differences}
+
+
+def _known(rows: Sequence[ItemScore], metric: str) -> dict[str, float]:
+    """Id → score by a metric, of items where it is known."""
+    return {row["id"]: score for row in rows if (score := row["scores"][metric]) is not None}
+
+
+def _metrics(task: Task, rows: Sequence[ItemScore], draws: Draws) -> dict[str, dict[str, float]]:
+    found = {}
+    for metric in metrics_of(task.form):
+        known = _known(rows, metric)
+        found[metric] = {"unknown": len(rows) - len(known), **task.estimate(metric, known, draws)}
+    return found
+
+
+def _categories(task: Task, scores: Mapping[str, float]) -> dict[str, float]:
+    """Category → mean by the primary metric."""
+    by_category: dict[str, list[float]] = {}
+    for name, score in scores.items():
+        category = task.items[name].get("category")
+        if category is not None:
+            by_category.setdefault(category, []).append(score)
+    return {category: sum(own) / len(own) for category, own in sorted(by_category.items())}
+
+
+def _difference(task: Task, candidate: Mapping[str, float], baseline: Mapping[str, float], draws: Draws) -> dict[str, float]:
+    """Over items whose score is known of both."""
+    both = {name: score - baseline[name] for name, score in candidate.items() if name in baseline}
+    return task.estimate(task.primary, both, draws)

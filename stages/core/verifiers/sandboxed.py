@@ -1,0 +1,283 @@
+"""What runs inside the sandbox: the tests in one process, the program that they test in another. Nothing of the project is imported.
+
+The first process reads one JSON object from its standard input, writes `started`, runs the tests and writes its verdict. The tests
+call the program's function through a pipe and get values back, never objects: so nothing that a program does to its interpreter,
+exits, patched builtins, objects that equal everything, can make a test pass. No process can look into the first one.
+"""
+
+import builtins
+import contextlib
+import ctypes
+import decimal
+import fractions
+import json
+import os
+import resource
+import select
+import subprocess
+import sys
+from typing import Any
+
+PACKAGES = "/packages"
+SET_DUMPABLE = 4
+"""`prctl(2)`; 0 keeps processes of the same user out of `/proc/PID/mem` and `/proc/PID/fd`."""
+LONGEST_VALUE = 16 * 2**20
+"""Bytes of the result of one call."""
+LOOK_SECONDS = 0.2
+"""Between two looks whether the program is still there."""
+
+
+# --- values as texts ---------------------------------------------------------------------------------------------------
+
+
+def encode(value):
+    """A value of the usual types as something JSON can hold. Subclasses count as what they derive from, numbers of numpy as Python's.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value if value is None or type(value) in (bool, str) else str(value)
+    if isinstance(value, int):
+        return {"int": hex(value)}
+    for kind, one in NUMBERS.items():
+        if isinstance(value, one):
+            return {kind: str(one(value))}
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": value.hex()}
+    for kind, one in COLLECTIONS.items():
+        if isinstance(value, one):
+            return {kind: [encode(inner) for inner in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key), encode(inner)] for key, inner in value.items()]}
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist())
+    raise TypeError(f"a {type(value).__name__} is no value of the usual types")
+
+
+def decode(given):
+    """What `encode` was given."""
+    if not isinstance(given, dict):
+        return given
+    ((kind, inner),) = given.items()
+    if kind == "int":
+        return int(inner, 16)
+    if kind in NUMBERS:
+        return NUMBERS[kind](inner)
+    if kind == "bytes":
+        return bytes.fromhex(inner)
+    if kind in COLLECTIONS:
+        return COLLECTIONS[kind](decode(one) for one in inner)
+    return {decode(key): decode(one) for key, one in inner}
+
+
+NUMBERS: dict[str, Any] = {"float": float, "complex": complex, "decimal": decimal.Decimal, "fraction": fractions.Fraction}
+COLLECTIONS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+# --- the program -------------------------------------------------------------------------------------------------------
+
+
+def serve(limits):
+    """Runs the program and answers calls, one line each, until nobody asks any more."""
+    limit(limits)
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    order = json.loads(questions.readline())
+    namespace: dict[str, Any] = {"__name__": "program"}
+    try:
+        exec(compile(order["program"], "program", "exec"), namespace)
+        reply = {"value": None}
+    except BaseException as error:
+        reply = {"raised": type(error).__name__, "said": said(error)}
+    while True:
+        answers.write(json.dumps(reply).encode() + b"\n")
+        answers.flush()
+        line = questions.readline()
+        if not line:
+            os._exit(0)
+        try:
+            given: Any = decode(json.loads(line))
+            reply = {"value": encode(namespace[order["entry"]](*given[0], **given[1]))}
+        except BaseException as error:  # SystemExit too: it ends the call, not the program
+            reply = {"raised": type(error).__name__, "said": said(error)}
+
+
+def said(error):
+    try:
+        return str(error)[:200]
+    except BaseException:
+        return ""
+
+
+# --- the tests ---------------------------------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """The program has ended, or said something that is no answer."""
+
+
+class Program:
+    """The function under test, as the tests call it."""
+
+    def __init__(self, order):
+        command = [sys.executable, "-I", "-S", "-B", __file__, "program", json.dumps(order["limits"])]
+        self.process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.pending = b""
+        self._tell({"program": order["before"] + order["program"], "entry": order["entry"]})
+        self._answer()
+
+    def __call__(self, *arguments, **named):
+        self._tell(encode([arguments, named]))
+        return decode(self._answer())
+
+    def _line(self):
+        """The next line; processes that the program has left behind may keep its pipe open when it is gone."""
+        pipe = self.process.stdout.fileno()
+        while b"\n" not in self.pending:
+            if not select.select([pipe], [], [], LOOK_SECONDS)[0] and self.process.poll() is None:
+                continue
+            read = os.read(pipe, 2**20) if select.select([pipe], [], [], 0)[0] else b""
+            if not read:
+                raise Ended("the program has ended")
+            self.pending += read
+            if len(self.pending) > LONGEST_VALUE:
+                raise Ended(f"the program's answer has more than {LONGEST_VALUE} bytes")
+        line, _, self.pending = self.pending.partition(b"\n")
+        return line
+
+    def _tell(self, message):
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise Ended("the program has ended") from None
+
+    def _answer(self):
+        try:
+            answer = json.loads(self._line())
+            if set(answer) == {"value"}:
+                return answer["value"]
+            kind, text = str(answer["raised"]), str(answer["said"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise Ended("the program's answer is none") from None
+        known, error = getattr(builtins, kind, None), None
+        if isinstance(known, type) and issubclass(known, Exception):
+            with contextlib.suppress(TypeError):  # of those that take more than a text
+                error = known(text)
+        raise error or RuntimeError(f"{kind}: {text}")
+
+
+def test(order, tell):
+    """Runs the tests against the program; the verdict is a reason, or None where all have passed."""
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    with contextlib.suppress(Exception):  # what the prompt defines beside the function; as a program it need not be whole
+        exec(compile(order["before"], "before", "exec"), namespace)
+    try:
+        program = Program(order)
+        namespace[order["entry"]] = namespace["candidate"] = program
+        exec(compile(order["tests"], "tests", "exec"), namespace)
+        if callable(namespace.get("check")):
+            namespace["check"](program)
+    except BaseException as error:
+        tell({"wrong": f"{type(error).__name__}: {said(error)}"[:300]})
+    else:
+        tell({"right": True})
+    os._exit(0)
+
+
+# --- limits ------------------------------------------------------------------------------------------------------------
+
+DENIED = {
+    "x86_64": (
+        0xC000003E,  # AUDIT_ARCH_X86_64
+        (41, 101, 155, 165, 166, 248, 249, 250, 272, 298, 308, 310, 311, 321, 323, 425),
+        56,
+    ),
+    "aarch64": (
+        0xC00000B7,  # AUDIT_ARCH_AARCH64
+        (198, 117, 41, 40, 39, 217, 218, 219, 97, 241, 268, 270, 271, 280, 282, 425),
+        220,
+    ),
+}
+"""Of a processor: its number in the kernel's audit; socket, ptrace, pivot_root, mount, umount2, add_key, request_key, keyctl, unshare,
+perf_event_open, setns, process_vm_readv, process_vm_writev, bpf, userfaultfd, io_uring_setup; and clone, which may make no namespace."""
+CLONE3, NEW_NAMESPACES = 435, 0x7E020000
+EPERM, ENOSYS = 1, 38
+LOAD, EQUALS, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+SET_NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 38, 22, 2
+
+
+class _Instruction(ctypes.Structure):
+    """`struct sock_filter`."""
+
+    _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32)]
+
+
+class _Program(ctypes.Structure):
+    """`struct sock_fprog`."""
+
+    _fields_ = [("len", ctypes.c_uint16), ("filter", ctypes.POINTER(_Instruction))]
+
+
+def refuse_calls():
+    """Refuses system calls by which a process reaches the network, other processes or new namespaces (seccomp-BPF).
+
+    Raises:
+        OSError: the kernel takes no filter.
+    """
+    if os.uname().machine not in DENIED:
+        return
+    audit, numbers, clone = DENIED[os.uname().machine]
+    filters = [(LOAD, 0, 0, 4), (EQUALS, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
+    filters += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, KILL)]  # x86's other set of numbers
+    for number in numbers:
+        filters += [(EQUALS, 0, 1, number), (RETURN, 0, 0, REFUSE | EPERM)]
+    filters += [(EQUALS, 0, 1, CLONE3), (RETURN, 0, 0, REFUSE | ENOSYS)]  # its flags cannot be read here: libraries take clone instead
+    filters += [(EQUALS, 0, 3, clone), (LOAD, 0, 0, 16), (HAS_BITS, 0, 1, NEW_NAMESPACES), (RETURN, 0, 0, REFUSE | EPERM)]
+    filters += [(RETURN, 0, 0, ALLOW)]
+    instructions = (_Instruction * len(filters))(*(_Instruction(*one) for one in filters))
+    program = _Program(len(filters), instructions)
+    library = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if library.prctl(SET_NO_NEW_PRIVILEGES, ctypes.c_ulong(1), zero, zero, zero) or library.prctl(
+        SET_SECCOMP, ctypes.c_ulong(FILTER), ctypes.byref(program), zero, zero
+    ):
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter of system calls")
+
+
+def limit(limits):
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, name), (value, value + (name == "RLIMIT_CPU")))
+
+
+def main():
+    sys.path.append(PACKAGES)
+    if sys.argv[1] == "program":
+        serve(json.loads(sys.argv[2]))
+    order = json.load(sys.stdin.buffer)
+    if order["user"] is not None:  # root has no limit to its processes
+        os.setgroups([])
+        os.setgid(order["user"])
+        os.setuid(order["user"])
+    ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
+    refuse_calls()
+    limit({**order["limits"], "RLIMIT_CPU": order["seconds"]})
+    pipe = os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+
+    def tell(message):
+        pipe.write(json.dumps(message) + "\n")
+        pipe.flush()
+
+    tell({"started": True})
+    test(order, tell)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The recipe as it is rehearsed: the same graph, and nothing in it otherwise but what the list of changes says."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.document import ConfigError
+from configs.execution import Execution, batch_problem
+from configs.graph import Graph
+from configs.recipe import load_recipe, load_recipes, recipe_names
+from configs.rehearsal_models import ModelFamily, families, family_of
+from configs.rehearsing import Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+
+ROOT = Path(__file__).parents[2]
+RECIPES, PROFILES = ROOT / "configs" / "recipes", ROOT / "configs" / "execution"
+COMMIT = "a" * 40
+EVERYTHING = Stand(defaultdict(lambda: COMMIT), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
+
+
+def rehearsal_of(folder: Path, name: str, *overrides: str, recipes: Path = RECIPES) -> tuple[Graph, Graph, list[Reduced]]:
+    """(the real graph, the rehearsed one, the changes)."""
+    graphs = load_recipes(recipes, name, overrides)
+    written = {graph.recipe: graph.written for graph in graphs}
+    changes: list[Reduced] = []
+    for graph in graphs:
+        text, changed = rehearsed(graph, "cpu", EVERYTHING, written.get(graph.extends, ()))
+        (folder / f"{rehearsed_name(graph.recipe)}.yaml").write_text(text)
+        changes += changed
+    return graphs[-1], load_recipe(folder, rehearsed_name(graphs[-1].recipe)), changes
+
+
+def fields_of(value: Any, place: str = "") -> dict[str, Any]:
+    """Path with dots → value, of everything in a config's dump."""
+    if isinstance(value, dict) and value:
+        return {path: inner for key, one in value.items() for path, inner in fields_of(one, f"{place}.{key}" if place else key).items()}
+    if isinstance(value, list) and value:
+        return {path: inner for number, one in enumerate(value) for path, inner in fields_of(one, f"{place}.{number}").items()}
+    return {place: value}
+
+
+def changed_fields(real: Graph, small: Graph) -> set[tuple[str, str]]:
+    found = set()
+    for node in real.nodes.values():
+        there = small.nodes[f"{rehearsed_name(node.recipe)}/{node.name}"]
+        before, now = (fields_of(one.config.model_dump(mode="json", exclude_computed_fields=True)) for one in (node, there))
+        found |= {(node.address, path) for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    return found
+
+
+def same_graph(real: Graph, small: Graph) -> None:
+    def told(graph: Graph) -> list[Any]:
+        return sorted(
+            (rehearsed_name(node.address), node.kind, node.output, [(e.port, e.label, rehearsed_name(e.source)) for e in node.edges])
+            for node in graph.nodes.values()
+        )
+
+    assert told(small) == told(real)
+
+
+@pytest.mark.parametrize("name", recipe_names(RECIPES))
+def test_the_graph_is_the_same_and_every_difference_is_told(tmp_path, name):
+    real, small, changes = rehearsal_of(tmp_path, name)
+    same_graph(real, small)
+    told = {(change.where, change.setting) for change in changes}
+    untold = {(where, path) for where, path in changed_fields(real, small)
+              if not any(where == there and (path == field or path.startswith(f"{field}.")) for there, field in told)}  # fmt: skip
+    assert not untold
+    assert all(change.real != change.rehearsed for change in changes)
+
+
+def test_what_makes_a_recipe_what_it_is_stays(tmp_path):
+    real, small, changes = rehearsal_of(tmp_path, "tulu3_8b")
+    kept = {
+        "sft": ("loss_reduction", "too_long", "max_length", "seed", "train_on"),
+        "dpo": ("loss", "too_long", "max_length", "seed"),
+        "rlvr_ppo": ("reward", "max_prompt_length", "samples_per_prompt", "seed"),
+        "conversations": ("turns", "ngram", "threshold"),
+    }
+    for stage, fields in kept.items():
+        for name in fields:
+            assert getattr(small.find(stage).config, name) == getattr(real.find(stage).config, name), (stage, name)
+    ppo, was = (graph.find("rlvr_ppo").config.model_dump() for graph in (small, real))
+    assert ppo["algorithm"] | {"critic": was["algorithm"]["critic"]} == was["algorithm"]
+    assert {change.setting for change in changes if change.where == "tulu3_8b/sft"} == {"global_batch", "optimizer.learning_rate"}
+    base: Any = small.find("base").config
+    assert base.source.revision == COMMIT and base.chat_template == "tulu" and base.dtype == "bf16"
+
+
+def test_a_rehearsal_has_other_identities_than_any_real_run(tmp_path):
+    """Whatever comes from outside has another revision, so that no key can be that of a real stage."""
+    real, small, _ = rehearsal_of(tmp_path, "tulu3_8b")
+    assert small.find("base").spec != real.find("base").spec and not {node.spec for node in small.own} & {node.spec for node in real.own}
+
+
+def test_a_variant_is_a_recipe_that_extends_what_it_varies(tmp_path):
+    real, small, _ = rehearsal_of(tmp_path, "tiny", "dpo_2.loss.beta=2.0")
+    assert small.recipe == rehearsed_name(real.recipe) != "tiny" and "+" not in small.recipe
+    same_graph(real, small)
+    assert small.find("dpo_2").config.model_dump()["loss"]["beta"] == 2.0
+    assert small.nodes["tiny/sft"].recipe == "tiny"  # shared, as the real one shares it
+
+
+def test_stages_that_a_recipe_leaves_out_stay_out(tmp_path):
+    _, small, _ = rehearsal_of(tmp_path, "tulu31_8b")
+    assert "tulu3_8b/sft" in small.nodes and not {node.name for node in small.nodes.values()} & {"reward", "rlvr_ppo"}
+
+
+def test_every_source_of_rows_has_a_stand_in(tmp_path):
+    recipes = tmp_path / "real"
+    recipes.mkdir()
+    sources = """
+      - {type: hub, repo: o/n, revision: pin me, split: train, count: 900, max_bad_rows: 0.001}
+      - {type: files, path: rows.jsonl}
+      - {type: stored, name: logs, url: "s3://bucket/logs.jsonl", sha256: "%s"}
+      - {type: packaged, asset: alpaca-en-demo}
+      - {type: arithmetic, operations: [add], digits: [1], count: 1000, seed: 1}
+    """ % ("c" * 64)
+    (recipes / "mixed.yaml").write_text(f"stages:\n  rows:\n    kind: prepare_data\n    record: conversation\n    sources: {sources}")
+    _, small, _ = rehearsal_of(tmp_path, "mixed", recipes=recipes)
+    hub, files, stored, packaged, ruled = small.find("rows").config.model_dump()["sources"]
+    assert hub["revision"] == COMMIT and hub["count"] == 3 and 0 < hub["max_bad_rows"] < 1
+    assert files["path"] == "rows.jsonl" and stored["sha256"] == "b" * 64
+    assert packaged["count"] == 8 and ruled["count"] == 48
+
+
+def test_an_endpoint_becomes_a_made_one(tmp_path):
+    recipes = tmp_path / "real"
+    recipes.mkdir()
+    (recipes / "judged.yaml").write_text("""
+stages:
+  pool: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [1], count: 8, seed: 1}]}
+  base: {kind: source_model, source: {type: hub, repo: allenai/OLMo-2-0425-1B, revision: pin me}, chat_template: tulu}
+  said: {kind: sample, in: {policies: [base], prompts: pool}, sampling: {max_tokens: 512}, samples_per_prompt: 8, prompts: {count: 8}}
+  rated:
+    kind: judge
+    in: {completions: said}
+    rating_weight: 1.0
+    rating: {rubrics: [honesty], by: {type: endpoint, base_url: "https://api.openai.com/v1", model: m}}
+""")
+    _, small, changes = rehearsal_of(tmp_path, "judged", recipes=recipes)
+    assert small.find("rated").config.model_dump()["rating"]["by"]["base_url"] == EVERYTHING.judge_url
+    assert {change.reason for change in changes if change.where == "judged/rated"} == {"judges", "lengths", "thresholds"}
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu", "gpu8"])
+def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
+    real = Execution.model_validate(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()))
+    text, changes = rehearsed_profile(real, name, cores=2)
+    small = Execution.model_validate(yaml.safe_load(text))
+    for kind in ("sft", "preference_train", "rlvr", "evaluate"):
+        (was, _), (numerics, placement) = real.of(kind, kind), small.of(kind, kind)
+        kept = ("zero_stage", "packing", "gradient_checkpointing", "logprob_chunk")
+        assert [getattr(numerics, field) for field in kept] == [getattr(was, field) for field in kept]
+        assert numerics.device == "cpu" and numerics.world_size == min(2, was.world_size) == placement.slots
+        assert numerics.tensor_parallel == 1 and not numerics.offload_optimizer
+    assert (name == "cpu") == (not any(change.setting == "device" for change in changes))
+
+
+@pytest.mark.parametrize("name", recipe_names(RECIPES))
+def test_every_rehearsed_batch_can_be_shared_by_two_ranks(tmp_path, name):
+    _, small, _ = rehearsal_of(tmp_path, name)
+    for profile in ("cpu", "gpu8"):
+        real = Execution.model_validate(yaml.safe_load((PROFILES / f"{profile}.yaml").read_text()))
+        made = Execution.model_validate(yaml.safe_load(rehearsed_profile(real, profile, cores=2)[0]))
+        assert not [problem for node in small.nodes.values() if (problem := batch_problem(node.config, made.of(node.kind, node.name)[0]))]
+
+
+# --- families of models ------------------------------------------------------------------------------------------------
+
+
+KNOWN = families([ROOT / "configs" / "rehearsal" / "models"])
+
+
+def test_every_model_of_the_flagship_has_a_family():
+    graphs = [load_recipe(RECIPES, name) for name in ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")]
+    repos = {model_repo(node) for graph in graphs for node in graph.nodes.values() if node.kind == "source_model"}
+    assert repos >= {"allenai/OLMo-2-0425-1B", "meta-llama/Llama-3.1-8B"}
+    assert not [repo for repo in repos if family_of(repo, KNOWN) is None]
+
+
+def test_the_family_with_the_narrowest_pattern_is_taken():
+    base, chat = (family_of(f"meta-llama/Llama-3.1-8B{ending}", KNOWN) for ending in ("", "-Instruct"))
+    assert base and chat and base.tokenizer.eos == "<|end_of_text|>" and chat.tokenizer.eos == "<|eot_id|>"
+
+
+def test_the_projects_own_description_goes_before_ours(tmp_path):
+    (tmp_path / "llama-3.yaml").write_text(
+        "{repos: [meta-llama/Llama-3.1-8B], model_type: llama, heads: 2, kv_heads: 1, tokenizer: {split: x, control: [e], eos: e}}"
+    )
+    found = family_of("meta-llama/Llama-3.1-8B", families([tmp_path, ROOT / "configs" / "rehearsal" / "models"]))
+    assert found is not None and found.heads == 2
+
+
+def test_a_family_that_cannot_be_is_refused_with_its_file(tmp_path):
+    tokenizer = "{split: x, control: [a], eos: e}"
+    (tmp_path / "strange.yaml").write_text(f"{{repos: [a/b], model_type: x, heads: 1, kv_heads: 1, tokenizer: {tokenizer}}}")
+    with pytest.raises(ConfigError, match=r"strange.yaml.*e must be among the control tokens"):
+        families([tmp_path])
+    with pytest.raises(ValueError, match="split"):
+        ModelFamily.model_validate(
+            {"repos": ["a/b"], "model_type": "x", "heads": 1, "kv_heads": 1, "tokenizer": {"control": ["e"], "eos": "e"}}
+        )

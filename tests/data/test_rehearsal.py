@@ -1,0 +1,113 @@
+"""What stands for the hub in a rehearsal: made data sets and models as a mirror that is whole or not there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.datasets import Arithmetic, Hub, Stored
+from configs.hub import COMMIT
+from data import hub, rehearsal
+from data.hub import HubError, Repository
+from data.sources import Outside, fetched, load
+from stages.core.rating import parse_rating
+from stages.core.verifiers import check, verify
+
+SET = "allenai/RLVR-GSM"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
+
+
+
+
+def test_the_mirror_has_every_byte_of_the_made_rows_under_a_commit_that_follows_from_them(monkeypatch):
+    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
+    mirror = rehearsal.mirror({f"datasets/{SET}": made})
+    for file in (path for path in made.rglob("*") if path.is_file()):
+        assert (mirror / "datasets" / SET / file.relative_to(made)).read_bytes() == file.read_bytes()
+    monkeypatch.setenv("PEDIGREE_HUB", str(mirror))
+    commit = hub.newest(Repository("dataset", SET, "pin me"))
+    assert COMMIT.fullmatch(commit) and commit == rehearsal.commit_of(made)
+    assert rehearsal.mirror({f"datasets/{SET}": made}) == mirror
+
+
+def test_quirks_are_refused_with_their_reasons_and_nothing_is_unproved(monkeypatch):
+    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
+    monkeypatch.setenv("PEDIGREE_HUB", str(rehearsal.mirror({f"datasets/{SET}": made})))
+    marks: list[str] = []
+    source = {"type": "hub", "repo": SET, "revision": rehearsal.commit_of(made), "split": "train", "max_bad_rows": 0.75}
+    loaded = load(Hub.model_validate(source), "prompt", None, Outside(check_verifier=check, mark=marks.append))
+    assert len(loaded.rows) == 4 and len(loaded.bad) == 2 and not marks
+
+
+def test_a_mirror_that_was_written_into_is_refused(monkeypatch):
+    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
+    mirror = rehearsal.mirror({f"datasets/{SET}": made})
+    monkeypatch.setenv("PEDIGREE_HUB", str(mirror))
+    with (mirror / "datasets" / SET / "data" / "train.jsonl").open("a") as stream:
+        stream.write("{}\n")
+    source = {"type": "hub", "repo": SET, "revision": rehearsal.commit_of(made), "split": "train"}
+    with pytest.raises(HubError, match="was changed since it was laid there"):
+        load(Hub.model_validate(source), "prompt", None, Outside())
+
+
+def test_other_rows_are_another_commit_and_another_mirror(tmp_path):
+    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
+    own = tmp_path / "own" / "hub" / "datasets" / SET
+    own.mkdir(parents=True)
+    (own / "train.jsonl").write_text('{"prompt": "Hello?", "completion": "Yes."}\n')
+    assert rehearsal.data_set(SET, [tmp_path / "own", rehearsal.SHIPPED]) == own  # the project's go before ours
+    assert rehearsal.commit_of(own) != rehearsal.commit_of(made)
+    assert rehearsal.mirror({f"datasets/{SET}": own}) != rehearsal.mirror({f"datasets/{SET}": made})
+
+
+def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_it():
+    def killed(building: Path) -> None:
+        building.mkdir()
+        (building / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rehearsal.made_once("models/some", killed)
+    assert not (rehearsal.cache() / "models" / "some").exists()
+
+    def whole(building: Path) -> None:
+        building.mkdir()
+        (building / "all").touch()
+
+    assert [path.name for path in rehearsal.made_once("models/some", whole).iterdir()] == ["all"]
+    assert rehearsal.made_once("models/some", killed) == rehearsal.cache() / "models" / "some"  # it is not made again
+
+
+def test_what_nobody_has_made_is_named_with_the_folder_where_it_belongs(tmp_path):
+    with pytest.raises(HubError, match=rf"data set some/set has no made rows .* {tmp_path}/hub/datasets/some/set"):
+        rehearsal.data_set("some/set", [tmp_path, rehearsal.SHIPPED])
+    stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://bucket/some.jsonl", "sha256": "a" * 64})
+    with pytest.raises(HubError, match=rf"source logs has no made rows .* {tmp_path}/stored/logs.jsonl|{tmp_path}"):
+        rehearsal.stored_rows(stored, [tmp_path])
+
+
+def test_a_stored_source_is_found_without_its_store(tmp_path):
+    stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://nowhere/some.jsonl", "sha256": "a" * 64})
+    (tmp_path / "stored").mkdir()
+    (tmp_path / "stored" / "logs.jsonl").write_text('{"prompt": "Hello?", "completion": "Yes."}\n')
+    sha256 = rehearsal.lay_stored(stored, rehearsal.stored_rows(stored, [tmp_path]))
+    assert fetched(stored.model_copy(update={"sha256": sha256})).read_text().startswith('{"prompt"')
+
+
+def test_made_models_learn_right_answers_and_others_so_that_rewards_differ():
+    texts, dialogues = rehearsal.texts_and_dialogues([rehearsal.SHIPPED], [])
+    assert texts == rehearsal.texts_and_dialogues([rehearsal.SHIPPED], [])[0]
+    sums = Arithmetic.model_validate({"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 5, "seed": 1})
+    assert len(rehearsal.texts_and_dialogues([rehearsal.SHIPPED], [sums])[1]) == len(dialogues) + 10
+    rows = (rehearsal.SHIPPED / "hub" / "datasets" / SET / "data" / "train.jsonl").read_text().splitlines()
+    first = json.loads(rows[0])
+    said = [one["answer"] for one in dialogues if one["messages"] == first["messages"]]
+    assert sorted(verify({"name": "gsm8k", "answer": first["ground_truth"]}, answer).score or 0.0 for answer in said) == [0.0, 1.0, 1.0]
+
+
+def test_a_made_judge_learns_all_ratings_in_the_form_that_is_read():
+    assert [parse_rating(one["answer"]) for one in rehearsal.judging()] == [1, 2, 3, 4, 5]

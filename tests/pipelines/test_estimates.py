@@ -1,0 +1,331 @@
+"""What a stage needs, against numbers worked out by hand for Llama 3.1 8B; what does not fit is refused by name, with what would fit."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from configs.answers import Sample, Window
+from configs.execution import Machine, Numerics, Placement
+from configs.optimizer import Optimizer
+from configs.policy_gradient import Grpo, Ppo
+from configs.preference import Dpo
+from configs.project import Project
+from configs.recipe import load_recipe
+from configs.suite_forms import form_names
+from configs.training import Lora, PreferenceTrain, Rlvr, Sampling, Sft
+from pipelines.estimate import machines, memory, work
+from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, tokens_of
+from pipelines.estimate.estimates import Estimates
+from pipelines.estimate.fit import Trial, lacks, misfit
+from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
+from pipelines.estimate.memory import GIB, Trained
+from pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
+from pipelines.estimate.shapes import KNOWN, Shape
+from pipelines.runs import load_execution
+
+LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]
+PARAMETERS = 8_030_261_248
+OPTIMIZER = Optimizer(learning_rate=1e-5)
+H100 = hardware_of("cuda", Machine(gpu="h100", host_memory_gb=1024))
+ONE = Machine(gpu="h100", gpus_per_node=1, host_memory_gb=1024)
+
+
+def on_gpus(**fields) -> Numerics:
+    told = {"device": "cuda", "zero_stage": 3, "world_size": 8, "micro_batch_tokens": 16384, "gradient_checkpointing": True}
+    return Numerics.model_validate(told | fields)
+
+
+def sft(**fields) -> Sft:
+    return Sft.model_validate({"global_batch": 128, "max_length": 4096, "optimizer": OPTIMIZER, **fields})
+
+
+def dpo() -> PreferenceTrain:
+    return PreferenceTrain(global_batch=128, max_length=2048, loss=Dpo(type="dpo"), optimizer=OPTIMIZER)
+
+
+def rlvr(algorithm=None, answers: int = 16, prompts: int = 48, longest: int = 2048) -> Rlvr:
+    sampling = Sampling(max_tokens=longest)
+    return Rlvr(
+        algorithm=algorithm or Grpo(type="grpo"), steps=10, prompts_per_step=prompts, samples_per_prompt=answers, sampling=sampling,
+        max_prompt_length=2048, optimizer=OPTIMIZER,
+    )  # fmt: skip
+
+
+def trial(config, numerics: Numerics, hardware: Hardware = H100, shape: Shape = LLAMA, **fields) -> Trial:
+    placement = Placement.model_validate(fields.pop("placement", {}))
+    return Trial(Facts(config, shape, **fields), numerics, placement, hardware)
+
+
+# --- memory, by hand ---------------------------------------------------------------------------------------------------
+
+
+def test_states_of_llama_3_1_8b_over_eight_ranks_of_zero_3():
+    model, numerics = Trained(LLAMA, "bf16", PARAMETERS), on_gpus()
+    # bf16 weights: 2 Ψ / 8 = 2,007,565,312, and 10⁹ gathered elements of 2 bytes
+    assert memory.weights(model, numerics) == 2_007_565_312 + 2_000_000_000
+    # fp32 gradients: 4 Ψ / 8 = 4,015,130,624; the embedding's as it comes: 2 · 128,256 · 4,096 = 1,050,673,152
+    assert memory.gradients(model, numerics) == 4_015_130_624 + 1_050_673_152
+    # fp32 weights and two moments: 12 Ψ / 8
+    assert memory.optimizer(model, numerics) == 12_045_391_872
+    # Rajbhandari et al., table 1, have 16 Ψ / N: their gradients are fp16, ours fp32, so it is 18 Ψ / N
+    kept = 2_007_565_312 + 4_015_130_624 + 12_045_391_872
+    assert kept == 18 * PARAMETERS // 8
+    # a bucket of 5·10⁸ elements in fp32, and a flat copy of it
+    assert memory.buckets(model, numerics) == 4_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("zero", "ranks", "expected"),
+    [  # weights 2 Ψ, gradients 4 Ψ, optimizer 12 Ψ, of which ranks share more with each stage; arXiv 1910.02054, figure 1 with K = 12
+        (1, 1, (2.0, 4.0, 12.0)),
+        (1, 8, (2.0, 4.0, 1.5)),
+        (2, 8, (2.0, 0.5, 1.5)),
+        (3, 8, (0.25, 0.5, 1.5)),
+    ],
+)
+def test_what_ranks_share_of_each_state_in_bytes_per_parameter(zero, ranks, expected):
+    model, numerics = Trained(LLAMA, "bf16", PARAMETERS), on_gpus(zero_stage=zero, world_size=ranks)
+    gathered = 2_000_000_000 if zero == 3 else 0
+    found = (
+        memory.weights(model, numerics) - gathered,
+        memory.gradients(model, numerics) - 1_050_673_152,
+        memory.optimizer(model, numerics),
+    )
+    assert [round(count / PARAMETERS, 6) for count in found] == list(expected)
+
+
+def test_activations_of_a_layer_by_hand():
+    # H 4096, A 32, K 8, D 128, F 14336, bf16 on a GPU. Two norms: 4 + (4 + 2 + 2) · 4096 = 32,772 each.
+    # Attention: queries and result 2 · 2 · 4096, keys and values 2 · 2 · 1024, a sum of 4 bytes per head 128 = 20,608.
+    # MLP: gate, its activation, up and their product 4 · 2 · 14336 = 114,688.
+    assert memory.layer_activations(LLAMA, on_gpus(), 2) == 2 * 32_772 + 20_608 + 114_688 == 200_840
+    # once per pass: the last norm 8 · 4096, cosines and sines 2 · 2 · 128, ids and positions 24
+    head = 32_768 + 512 + 24
+    assert memory.activations(LLAMA, on_gpus(gradient_checkpointing=False), 2, 1000) == 1000 * (32 * 200_840 + head)
+    # checkpointed: of each layer its input, 2 · 4096, and one layer whole while it is gone through
+    assert memory.activations(LLAMA, on_gpus(), 2, 1000) == 1000 * (32 * 8192 + 200_840 + head)
+
+
+def test_logits_never_meet_the_whole_batch():
+    # chunks of 1024 tokens: 128,256 · (2 · 2 · 1024 + 12 · 1024)
+    assert memory.logits(LLAMA, on_gpus(), 2, 16384) == 128_256 * 16 * 1024
+    assert memory.logits(LLAMA, on_gpus(logprob_chunk=256), 2, 16384) == 128_256 * 16 * 256
+
+
+def test_the_cache_of_a_chunk_of_requests():
+    # 2 · 32 layers · 8 key heads · 128 · 2 bytes = 131,072 per token; 64 requests of 1000 tokens in blocks of 16, and one block
+    assert memory.kv_bytes_per_token(LLAMA, 2) == 131_072
+    assert memory.kv_cache(LLAMA, 2, 64, 1000) == (64 * 63 + 1) * 16 * 131_072
+    # eight key heads over 16 ranks: each has one
+    assert memory.kv_bytes_per_token(LLAMA, 2, 16) == 131_072 // 8
+
+
+def test_adapters_and_scalar_heads():
+    # rank 16 on q, o (4096 + 4096), k, v (4096 + 1024), gate, up, down (4096 + 14336), 32 layers: as peft counts, 41,943,040
+    assert trained_parameters(LLAMA, Lora(rank=16), scores=False) == 41_943_040
+    assert scored(LLAMA).parameters == PARAMETERS - 128_256 * 4096 + 4096
+    model, numerics = Trained(LLAMA, "bf16", 41_943_040), on_gpus(zero_stage=1, world_size=1)
+    assert memory.optimizer(model, numerics) == 12 * 41_943_040 and memory.weights(model, numerics) == 2 * (PARAMETERS)
+
+
+def test_operations_and_time_by_hand():
+    # N = Ψ without the input embedding: 8,030,261,248 - 525,336,576. Attention of 4096 tokens: 2 · 32 · 4096 · 4096.
+    assert LLAMA.multiplied == 7_504_924_672
+    forward = 2 * 7_504_924_672 + 1_073_741_824
+    assert work.forward(LLAMA, 4096) == forward
+    assert work.training(LLAMA, 4096, on_gpus(gradient_checkpointing=False)) == 3 * forward
+    assert work.training(LLAMA, 4096, on_gpus()) == 4 * forward
+    assert work.training(LLAMA, 4096, on_gpus(), adapters=True) == 3 * forward
+    # 10¹⁸ operations on eight GPUs of 10¹⁵ a second, a quarter of it reached
+    assert work.seconds(1e18, 8, 1e15, 0.25) == 500
+
+
+def test_a_token_of_every_request_reads_the_weights_and_its_cache():
+    # 64 requests at once, 100 tokens each: 100 · (2 · 7,504,924,672 + 64 · (0 + 50) · 131,072) bytes at 10¹² a second
+    told = {"requests": 64, "together": 64, "prompt": 0, "answer": 100, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5}
+    expected = 100 * (15_009_849_344 + 64 * 50 * 131_072) / 1e12
+    assert work.generation(LLAMA, **told, bandwidth=1e12) == pytest.approx(expected)
+    assert work.generation(LLAMA, **told | {"requests": 640}, bandwidth=1e12) == pytest.approx(10 * expected)
+
+
+def test_every_formula_of_the_docs_names_a_term():
+    terms = {formula.term for formula in memory.FORMULAS}
+    model = needs_of(Facts(rlvr(), LLAMA, reference=LLAMA), on_gpus(), Placement(), H100.gpu_bytes)
+    assert set(model.device) - {"runtime"} <= terms
+
+
+# --- what fits ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_published_recipe_fits_one_node_of_80_gb(root):
+    execution = load_execution(Project(root), "gpu8")
+    numerics, placement = execution.of("sft", "sft")
+    hardware = hardware_of("cuda", execution.machine)
+    assert misfit(Trial(Facts(sft(), LLAMA), numerics, placement, hardware)) is None
+    numerics, placement = execution.of("preference_train", "dpo")
+    assert misfit(Trial(Facts(dpo(), LLAMA, reference=LLAMA), numerics, placement, hardware)) is None
+
+
+def test_a_refusal_says_what_by_how_much_and_what_would_fit():
+    one = hardware_of("cuda", ONE)
+    found = misfit(trial(sft(), on_gpus(world_size=1, zero_stage=1), one))
+    assert found is not None
+    (lack,) = found.lacks
+    needs = needs_of(Facts(sft(), LLAMA), on_gpus(world_size=1, zero_stage=1), Placement(), one.gpu_bytes)
+    assert (lack.needed, lack.bound) == (needs.peak, int(79.6 * GIB)) and lack.largest[0] == ("optimizer", 12 * PARAMETERS)
+    assert found.remedies == ("set numerics.offload_optimizer: true", "train adapters instead: the recipe's `lora: {rank: 16}`")
+    told = r"each GPU needs 1\d\d\.\d GB \(optimizer 96\.4 GB, gradients 33\.2 GB, .*\) and has 85\.5 GB, \d\d\.\d GB too little: set "
+    assert re.match(told, str(found))
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "remedy", "changed"),
+    [
+        (sft(), {"zero_stage": 1, "micro_batch_tokens": 40960}, "set numerics.zero_stage: 2", {"zero_stage": 2}),
+        (sft(), {"gradient_checkpointing": False}, "set numerics.gradient_checkpointing: true", {"gradient_checkpointing": True}),
+        (sft(), {"gradient_checkpointing": False}, "set numerics.micro_batch_tokens: 8192", {"micro_batch_tokens": 8192}),
+        (sft(), {"zero_stage": 1, "world_size": 1}, "set numerics.offload_optimizer: true", {"offload_optimizer": True}),
+        (rlvr(), {}, "set numerics.tensor_parallel: 4", {"tensor_parallel": 4}),
+    ],
+)
+def test_a_remedy_that_is_named_makes_it_fit(config, fields, remedy, changed):
+    placement = {"gpu_memory_utilization": 0.3, "slots": 8} if isinstance(config, Rlvr) else {}
+    given = trial(config, on_gpus(**fields), placement=placement)
+    found = misfit(given)
+    assert found is not None and remedy in found.remedies
+    assert not lacks(replace(given, numerics=on_gpus(**fields | changed)))
+
+
+def test_what_cannot_be_refused_because_nobody_knows_the_gpu():
+    unknown = Hardware("cuda")
+    given = trial(sft(), on_gpus(world_size=1, zero_stage=1), unknown)
+    assert misfit(given) is None and given.needs.peak > 100e9
+
+
+def test_several_settings_together_where_none_alone_would_do():
+    config = rlvr(Ppo(type="ppo"), answers=1, prompts=224)
+    given = trial(config, on_gpus(), reference=LLAMA, value=LLAMA, placement={"gpu_memory_utilization": 0.3, "slots": 8})
+    found = misfit(given)
+    assert found is not None and len(found.lacks) == 2
+    (remedy,) = found.remedies
+    fields = {name: json.loads(value) for name, value in re.findall(r"set numerics\.(\w+): (\w+)", remedy)}
+    assert len(fields) >= 2 and not lacks(replace(given, numerics=on_gpus(**fields)))
+
+
+def test_a_frozen_reference_can_be_a_stage_of_its_own():
+    alone = needs_of(Facts(dpo(), LLAMA), on_gpus(), Placement()).peak
+    found = misfit(trial(dpo(), on_gpus(), Hardware("cuda", gpu_bytes=alone + GIB), reference=LLAMA))
+    assert found is not None and any("reference_logprobs" in remedy for remedy in found.remedies)
+
+
+def test_a_chunk_of_requests_must_fit_into_the_cache():
+    sampling = Sampling(max_tokens=4096)
+    config = Sample(sampling=sampling, samples_per_prompt=4, prompts=Window(count=1000), chunk_size=512)
+    found = misfit(trial(config, on_gpus(world_size=1)))
+    assert found is not None and "KV cache" in str(found)
+    chunk = next(int(match[1]) for said in found.remedies if (match := re.search(r"chunk_size: (\d+)", said)))
+    changed = config.model_copy(update={"chunk_size": chunk})
+    assert chunk < 512 and misfit(trial(changed, on_gpus(world_size=1))) is None
+    assert misfit(trial(config, on_gpus(world_size=1), requests=16.0)) is None  # there are no more
+
+
+def test_the_host_must_hold_what_every_rank_reads():
+    # eight ranks read 4 Ψ each: 257 GB
+    small = Hardware("cuda", gpu_bytes=80 * GIB, gpus_per_node=8, host_bytes=200 * GIB)
+    found = misfit(trial(sft(), on_gpus(), small))
+    assert found is not None and found.lacks[0].resource == "host memory of a machine" and found.lacks[0].needed == 8 * 4 * PARAMETERS
+
+
+def test_a_model_that_no_gpu_can_hold_whole_is_refused_while_it_is_loaded():
+    # over 64 ranks 18 Ψ / 64 is 20 GB, but each of them has all 2 Ψ = 141 GB, and a context of 1 GiB, until ZeRO-3 has parted them
+    many = Hardware("cuda", gpu_bytes=80 * GIB)
+    found = misfit(trial(sft(), on_gpus(world_size=64), many, KNOWN["meta-llama/Llama-3.1-70B"]))
+    assert found is not None and str(found).startswith("loading the model on each GPU needs 142.2 GB")
+    assert "no setting makes it fit" in str(found)
+
+
+def test_ranks_on_a_cpu_share_its_memory():
+    cpu = Hardware("cpu", gpus_per_node=1, host_bytes=8 * GIB)
+    shape = KNOWN["HuggingFaceTB/SmolLM2-135M"]
+    numerics = Numerics(world_size=2, micro_batch_tokens=4096)
+    found = misfit(trial(sft(), numerics, cpu, shape=shape))
+    assert found is not None and found.lacks[0].resource == "memory of 2 ranks"
+    assert misfit(trial(sft(), Numerics(), replace(cpu, host_bytes=16 * GIB), shape=shape)) is None
+
+
+def test_offloading_is_refused_where_there_is_nothing_to_offload_to():
+    with pytest.raises(ValueError, match="moves state from the GPU to host memory, and device is cpu"):
+        Numerics(offload_optimizer=True)
+    with pytest.raises(ValueError, match="zero_stage is 0: set zero_stage to 1, 2 or 3"):
+        on_gpus(offload_optimizer=True, zero_stage=0)
+
+
+# --- machines and amounts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "gib"),
+    [
+        ("NVIDIA H100 80GB HBM3, 81559 MiB, 550.54.15", "h100", 79.6),
+        ("NVIDIA H100 PCIe, 81559 MiB, 550.54.15", "h100-pcie", 79.6),
+        ("NVIDIA A100-SXM4-40GB, 40960 MiB, 535.1", "a100-40gb", 40),
+        ("NVIDIA A100-SXM4-80GB, 81920 MiB, 535.1", "a100-80gb", 80),
+        ("NVIDIA H200, 143771 MiB, 550.1", "h200", 140.4),
+        ("NVIDIA GeForce RTX 4090, 24564 MiB, 550.1", "rtx4090", 24),
+        ("NVIDIA L4, 23034 MiB, 550.1", "l4", 22.5),
+        ("Somebody's card, 1024 MiB, 1", None, 1),
+    ],
+)
+def test_the_drivers_words_are_understood(said, name, gib):
+    found, gpu = gpu_named(said)
+    assert found == name and gpu is not None and gpu.memory_gb == pytest.approx(gib, abs=0.1)
+
+
+def test_the_profile_says_what_a_gpu_has_before_the_driver_is_asked(monkeypatch):
+    monkeypatch.setattr(machines, "this_gpu", lambda: pytest.fail("asked"))
+    found = hardware_of("cuda", Machine(gpu="h100", gpu_memory_gb=40))
+    assert (found.gpu_bytes, found.peak, found.bandwidth) == (40 * GIB, 989e12, 3350e9)
+    with pytest.raises(ValueError, match="none of a100-40gb, "):
+        Machine(gpu="h1000")
+
+
+def test_a_control_group_bounds_the_machine(tmp_path, monkeypatch):
+    (tmp_path / "meminfo").write_text("MemTotal:       16000000 kB\nMemFree: 1 kB\n")
+    monkeypatch.setattr(machines, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machines, "CGROUP_LIMIT", tmp_path / "memory.max")
+    assert machines.host_memory() == 16_000_000 * 1024
+    (tmp_path / "memory.max").write_text("4294967296\n")
+    assert machines.host_memory() == 4 << 30
+
+
+@pytest.mark.parametrize("name", ["olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy"])
+def test_the_recipes_of_published_work_fit_their_profile_even_with_the_longest_prompts(name):
+    project = Project(Path(__file__).parents[2])
+    graph = load_recipe(project.recipes, name)
+    estimates = Estimates(project, graph, load_execution(project, graph.execution))
+    assert graph.execution == "gpu8"
+    for node in graph.nodes.values():
+        found = estimates.of(node)
+        engine = found.needs.engine if found.needs else None
+        assert found.misfit is None and not found.unknown, node.name
+        assert engine is None or engine.room is None or engine.room >= engine.cache, node.name
+
+
+def test_every_form_has_the_number_of_its_items():
+    assert set(ITEMS_OF_FORMS) == set(form_names())
+
+
+def test_tokens_of_a_row_by_its_text():
+    # "What is 12 + 34?": 4 digits, 12 other characters, 4 of which are a token; 5 for the turn. "46": 2 digits and a turn.
+    row = {"messages": [{"role": "user", "content": "What is 12 + 34?"}, {"role": "assistant", "content": "46"}]}
+    assert tokens_of(row) == 4 + 3 + 5 + 2 + 5
+    assert tokens_of({"messages": [], "answers": [{"text": "ab"}, {"text": "cd"}]}) == 0.5 + 5 + 0.5 + 5
+
+
+def test_a_bound_stays_a_bound():
+    assert Amount(3, "counted").times(Amount(2, "estimated")) == Amount(6, "estimated")
+    assert Amount(3, "at most").times(2) == Amount(6, "at most")
+    assert Amount(3, "estimated").at_most(2) == Amount(2, "estimated")

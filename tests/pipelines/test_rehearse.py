@@ -1,0 +1,170 @@
+"""Rehearsals as commands: apart from all that is real, the same after a kill, and said what they proved."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_lab import Lab, until
+from typer.testing import CliRunner
+
+from configs.problems import PedigreeError
+from configs.project import Project
+from pipelines.cli.main import app
+from pipelines.jobs.processes import kill_all
+from pipelines.rehearsal.preparing import lay_project
+
+pytestmark = pytest.mark.slow
+COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pipelines.cli.main import main; main()"
+
+
+class Rehearsed:
+    """A lab and its rehearsal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lab = Lab(folder)
+        self.environment = self.lab.environment | {"PEDIGREE_PREFECT": "never", "PEDIGREE_CACHE": str(folder / "cache"), "COLUMNS": "200"}
+        self.project = self.lab.project.rehearsal("lab")
+        self.knobs()
+
+    def knobs(self, **stages: dict[str, Any]) -> None:
+        """Of the stages of the rehearsal, before it is there too."""
+        self.project.root.mkdir(parents=True, exist_ok=True)
+        (self.project.root / "knobs.json").write_text(json.dumps({f"lab/{name}": knobs for name, knobs in stages.items()}))
+
+    def start(self, *arguments: str, cwd: Path | None = None) -> "subprocess.Popen[str]":
+        return subprocess.Popen([sys.executable, "-c", COMMAND, *arguments], cwd=cwd or self.lab.root, env=self.environment, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+    def call(self, *arguments: str, cwd: Path | None = None, code: int = 0) -> str:
+        process = self.start(*arguments, cwd=cwd)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == code, out + err
+        return out
+
+    def contents(self) -> dict[str, str]:
+        found = sorted(self.project.root.glob("artifacts/lab/*/record.json"))
+        return {path.parent.name: json.loads(path.read_text())["content"] for path in found}
+
+    def runs(self) -> list[str]:
+        log = self.project.root / "runs.log"
+        return [line.removeprefix("lab/") for line in log.read_text().split()] if log.exists() else []
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files of a project but those of its rehearsals and of git."""
+    left_out = {folder / ".git", folder / ".pedigree" / "rehearsals"}
+    files = (path for path in folder.rglob("*") if path.is_file() and not left_out & set(path.parents))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rehearsed, dict[str, Any], dict[str, bytes]]]:
+    """(a rehearsal that nothing has disturbed, what it said, the real project before)."""
+    lab = Rehearsed(tmp_path_factory.mktemp("rehearsed"))
+    before = everything(lab.lab.root)
+    yield lab, json.loads(lab.call("rehearse", "lab", "--json")), before
+
+
+def test_nothing_of_a_rehearsal_is_in_the_real_project(rehearsed):
+    lab, _, before = rehearsed
+    assert everything(lab.lab.root) == before
+    assert lab.lab.shell("git status --short").stdout == ""
+    status = json.loads(lab.call("status", "lab", "--json"))
+    assert {stage["state"] for stage in status["stages"]} == {"not_built"}
+    assert not (lab.lab.root / "artifacts").exists() and not (lab.lab.root / ".dvc" / "cache").exists()
+
+
+def test_it_says_what_ran_what_was_changed_and_what_that_leaves_unproved(rehearsed):
+    lab, document, _ = rehearsed
+    assert document["command"] == "rehearse" and document["recipe"] == "lab" and document["outcome"] == "done"
+    assert {stage["outcome"] for stage in document["stages"]} == {"ran"} and len(document["stages"]) == 4
+    assert document["project"] == str(lab.project.root) and document["profile"] == "lab"
+    changes = {(change["where"], change["setting"]) for entry in document["proved"]["not_proved"] for change in entry["changes"]}
+    assert ("lab/clean", "max_contaminated_share") not in changes  # 1.0 already
+    assert any("scores of a rehearsal" in entry["what"] or "scores come out" in entry["what"] for entry in document["proved"]["not_proved"])
+
+
+def test_its_folder_is_a_project_for_every_other_command(rehearsed):
+    lab, _, _ = rehearsed
+    status = json.loads(lab.call("status", "lab", "--json", cwd=lab.project.root))
+    assert {stage["state"] for stage in status["stages"]} == {"done"}
+    assert "up to date" in lab.call("plan", "lab", cwd=lab.project.root)
+
+
+def test_the_second_time_there_is_nothing_to_do_until_code_changes(rehearsed):
+    lab, _, _ = rehearsed
+    before, contents = lab.runs(), lab.contents()
+    assert "4 stages up to date" in lab.call("rehearse", "lab") and lab.runs() == before
+    stage = lab.lab.code / "stages" / "decontaminate.py"
+    stage.write_text(stage.read_text() + "\n\nCHANGED = True\n")
+    lab.call("rehearse", "lab")
+    assert sorted(lab.runs()[len(before) :]) == ["clean", "cleaner"] and lab.contents() == contents
+
+
+@pytest.mark.parametrize("stage", ["suite", "clean"])
+def test_killed_anywhere_and_typed_again_it_ends_in_the_same_bytes(rehearsed, tmp_path, stage):
+    quiet, _, _ = rehearsed
+    lab = Rehearsed(tmp_path)
+    lab.knobs(**{stage: {"seconds": 8}})
+    process = lab.start("rehearse", "lab")
+
+    def at_work() -> Path | None:
+        for spec in lab.project.root.glob(".pedigree/scratch/*/spec.json"):
+            if json.loads(spec.read_text())["address"] == f"lab/{stage}" and (spec.parent / "curve.jsonl").exists():
+                return spec.parent
+        return None
+
+    scratch = until(at_work, 120)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kill_all(scratch)
+    lab.knobs()
+    lab.call("rehearse", "lab")
+    assert lab.contents() == quiet.contents()
+
+
+def test_a_kill_while_it_is_prepared_is_harmless(tmp_path):
+    project = Project(tmp_path / "p" / ".pedigree" / "rehearsals" / "cpu")
+    lay_project(project)
+    (project.root / ".dvc" / "config").write_text("[co")  # as of a machine that went down
+    lay_project(project)
+    assert "no_scm = true" in (project.root / ".dvc" / "config").read_text() and project.is_rehearsal
+    assert Project.find(project.root) == project
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bare")
+    for folder in ("configs/recipes", "configs/execution", ".dvc"):
+        (root / folder).mkdir(parents=True)
+    shutil.copy(Path(__file__).parents[2] / "configs" / "execution" / "cpu.yaml", root / "configs" / "execution" / "cpu.yaml")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (
+            "rows: {kind: prepare_data, record: prompt, sources: [{type: hub, repo: some/set, revision: pin me, split: train}]}",
+            "stage rows: data set some/set has no made rows to rehearse with",
+        ),
+        (
+            "base: {kind: source_model, source: {type: hub, repo: some/model, revision: pin me}, chat_template: tulu}",
+            "stage base: nobody has described the model some/model",
+        ),
+    ],
+)
+def test_what_has_no_stand_in_is_named_with_the_place_where_it_belongs(bare, monkeypatch, stage, said):
+    (bare / "configs" / "recipes" / "open.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
+    monkeypatch.chdir(bare)
+    done = CliRunner().invoke(app, ["rehearse", "open"])
+    assert isinstance(done.exception, PedigreeError) and done.exception.exit_code == 2
+    assert said in str(done.exception) and str(bare / "configs" / "rehearsal") in str(done.exception)
+    assert not (bare / ".pedigree").exists() and "PEDIGREE_HUB" not in os.environ

@@ -1,0 +1,431 @@
+"""Schedules on a real Prefect server, worked off by a real worker: real jobs, real kills. One server and one worker for all tests."""
+
+import http.server
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from uuid import UUID, uuid4
+
+import pytest
+from chaos_prefect import PREFECT
+from prefect._internal.concurrency.cancellation import WatcherThreadCancelScope
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from running_lab import Lab, until
+from test_cli import Command
+from test_flow import Server, flow_process
+from typer.testing import CliRunner
+
+from configs.problems import PedigreeError
+from pipelines.cli.main import app
+from pipelines.deployments import ServerAway, Terms, deploy, deployments
+from pipelines.flow import _undisturbed, connected
+from pipelines.publish.falls import Fall
+from pipelines.request import Request, opened
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+POOL = "here"
+PATIENCE_S = 300.0
+QUICK = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
+
+
+def seen(condition: Callable[[], bool]) -> bool:
+    """Asks the server a question, at an interval that leaves it time for other work."""
+    time.sleep(0.5)
+    return condition()
+
+
+def until_seen(condition: Callable[[], bool]) -> None:
+    """Waits until the server answers yes."""
+    until(lambda: seen(condition), PATIENCE_S)
+
+
+class Deployed(Command):
+    """A lab whose recipe is deployed on the server of these tests.
+
+    Calling it types a command into a shell of its own, `here` types one in this process, which has imported Prefect already.
+    """
+
+    def __init__(self, folder: Path, server: Server) -> None:
+        super().__init__(Lab(folder))
+        self.server = server
+        self.environment |= server.environment
+        self.name = folder.name
+        """Of the deployment: labs share a server."""
+
+    def deploy(self, *options: str) -> str:
+        return self("deploy", "lab", "--work-pool", POOL, "--name", self.name, *options)
+
+    def deploy_here(self, pool: str = POOL, **terms: Any) -> None:
+        """The same without a shell."""
+        request, project = Request("lab"), self.lab.project
+        with temporary_settings({PREFECT_API_URL: self.server.url}):
+            graph = opened(project, request, compiled=False).graph
+            deploy(project, graph, request, Terms(pool, name=self.name, **terms), self.lab.code)
+
+    def here(self, *arguments: str, code: int = 0) -> str:
+        with pytest.MonkeyPatch.context() as patch, temporary_settings({PREFECT_API_URL: self.server.url}):
+            patch.chdir(self.lab.root)
+            patch.setenv("PREFECT_API_URL", self.server.url)
+            patch.setenv("COLUMNS", "200")
+            done = CliRunner().invoke(app, arguments)
+        problem = done.exception if isinstance(done.exception, PedigreeError) else None
+        assert problem or isinstance(done.exception, SystemExit | None), done.exc_info
+        assert (problem.exit_code if problem else done.exit_code) == code, done.output
+        return f"{done.output}{problem or ''}"
+
+    @property
+    def deployment(self) -> dict[str, Any]:
+        return json.loads(self.server.call("GET", f"deployments/name/post-train/{self.name}"))
+
+    def start_run(self, **parameters: Any) -> str:
+        """As somebody does who clicks on Run; returns its id."""
+        return self.server.post(f"deployments/{self.deployment['id']}/create_flow_run", {"parameters": parameters})["id"]
+
+    def flow_runs(self, *states: str) -> list[dict[str, Any]]:
+        """The oldest first."""
+        wanted = {"deployments": {"name": {"any_": [self.name]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        found = self.server.post("flow_runs/filter", wanted)
+        return [run for run in found if run["state_type"] in states] if states else found
+
+    def ended(self, run: str) -> dict[str, Any]:
+        """The state in which a flow run ends."""
+        final = ("COMPLETED", "FAILED", "CANCELLED")  # crashed ones are started again
+        until_seen(lambda: self.server.state(run)["type"] in final)
+        return self.server.state(run)
+
+    def is_waiting(self) -> bool:
+        """Whether its job holds at `go`."""
+        return (self.lab.root / "go.waiting").exists()
+
+    def go(self) -> None:
+        (self.lab.root / "go").touch()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("prefect") / "home")
+    made.post("work_pools/", {"name": POOL, "type": "process"})
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def start_worker(server: Server) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        arguments = [PREFECT, "worker", "start", "--pool", POOL, "--type", "process"]
+        environment = {**os.environ, **server.environment, **QUICK}
+        silent: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen(arguments, env=environment, start_new_session=True, **silent)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def worker(start_worker: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    return start_worker()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, server: Server) -> Iterator[Deployed]:
+    made = Deployed(tmp_path, server)
+    yield made
+    with suppress(HTTPError):
+        server.call("DELETE", f"deployments/{made.deployment['id']}")
+
+
+def test_a_schedule_fires_and_what_has_not_changed_is_not_run_again(lab: Deployed, worker: object) -> None:
+    said = lab.deploy("--interval", "10s")
+    assert f"deployed {lab.name}: every 10 s, on work pool here; recipe:lab, commit:" in said
+    until_seen(lambda: len(lab.flow_runs("COMPLETED")) >= 2)
+    first, second = lab.flow_runs("COMPLETED")[:2]
+    assert first["state"]["message"] == "4 stages are current"
+    assert second["state"]["message"] == "4 stages up to date, nothing to do"
+    assert sorted(lab.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
+    assert first["name"] == second["name"] == "lab" and set(lab.server.states(first).values()) == {"Completed"}
+    table = lab.here("deployments")
+    assert lab.name in table and "every 10 s" in table and "nothing to do" in table
+
+    lab.here("pause", lab.name)
+    until_seen(lambda: not lab.flow_runs("RUNNING", "PENDING"))
+    before, done = len(lab.flow_runs()), len(lab.flow_runs("COMPLETED"))
+    assert not lab.flow_runs("SCHEDULED") and "paused" in lab.here("deployments")
+    lab.lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 6")
+    lab.lab.shell("git -c user.name=lab -c user.email=lab@example.org commit -qam changed")
+    commit = lab.lab.shell("git rev-parse --short=12 HEAD").stdout.strip()
+    lab.lab.forget_runs()
+    assert len(lab.flow_runs()) == before  # nothing was started while it was paused
+
+    lab.here("resume", lab.name)
+    until_seen(lambda: len(lab.flow_runs("COMPLETED")) > done)
+    changed = lab.flow_runs("COMPLETED")[done]
+    assert lab.lab.runs() == ["cleaner"]  # the one that the commit touches
+    assert {"pedigree", "recipe:lab", f"commit:{commit}"} == set(changed["tags"]) and f"commit:{commit}" not in first["tags"]
+    assert "no longer deployed" in lab.here("deploy", lab.name, "--remove")
+    with pytest.raises(HTTPError):
+        print(lab.deployment)
+
+
+def test_a_schedule_fires_rehearsals_which_touch_nothing_real(lab: Deployed, worker: object) -> None:
+    rehearsal = lab.lab.project.rehearsal("lab").root
+    rehearsal.mkdir(parents=True)
+    (rehearsal / "knobs.json").write_text("{}")
+    said = lab.deploy("--rehearse", "--interval", "10s")
+    assert f"deployed {lab.name}: every 10 s" in said and lab.deployment["parameters"]["rehearse"] is True
+    until_seen(lambda: len(lab.flow_runs("COMPLETED")) >= 2)
+    first, second = lab.flow_runs("COMPLETED")[:2]
+    assert first["state"]["message"] == "4 stages are current"
+    assert second["state"]["message"] == "4 stages up to date, nothing to do"
+    assert first["name"] == "lab-rehearsal" and {"pedigree", "rehearsal", "recipe:lab"} <= set(first["tags"])
+    assert sorted((rehearsal / "runs.log").read_text().split()) == ["lab/clean", "lab/cleaner", "lab/raw", "lab/suite"]
+    assert not lab.lab.runs() and not (lab.lab.root / "artifacts").exists()
+    lab.here("pause", lab.name)
+
+
+def test_a_run_waits_for_its_gpu_pool_and_is_cancelled_with_its_jobs_and_not_started_again(lab: Deployed, worker: object) -> None:
+    lab.lab.knobs(clean={"hold": "go"})
+    lab.deploy_here(gpu_pool="a100", gpu_slots=1)
+    taken = lab.server.post("v2/concurrency_limits/increment", {"names": ["a100"], "slots": 1})
+    run = lab.start_run()
+    until_seen(lambda: "Waiting for a slot of a100" in lab.server.messages({"id": run}))
+    assert not lab.lab.runs()
+    assert taken and lab.server.call("POST", "v2/concurrency_limits/decrement", b'{"names": ["a100"], "slots": 1}')
+    until(lab.is_waiting, PATIENCE_S)
+    assert "It has a slot of a100" in lab.server.messages({"id": run})
+
+    said = lab.here("cancel", lab.name)
+    assert f"cancelled what the schedule of {lab.name} had started" in said
+    assert lab.ended(run)["type"] == "CANCELLED"
+    until(lambda: not lab.jobs())
+    assert sorted(lab.lab.runs()) == ["raw", "suite"] and len(lab.flow_runs()) == 1
+    until_seen(lambda: json.loads(lab.server.call("GET", "v2/concurrency_limits/a100"))["active_slots"] == 0)
+
+
+def test_the_api_takes_what_the_form_offers_and_nothing_else(lab: Deployed, server: Server) -> None:
+    said = lab.deploy("--until", "clean", "--set", "cleaner.ngram=7")
+    assert "variant:" in said and lab.deployment["parameters"]["until"] == ["clean"]
+    server.call("POST", f"deployments/{lab.deployment['id']}/pause_deployment")
+    form = lab.deployment["parameter_openapi_schema"]["properties"]
+    assert form["start"]["items"]["enum"] == ["suite", "raw", "clean", "cleaner"] and form["start"]["title"] == "from"
+    assert form["profile"]["anyOf"][0]["enum"] == ["lab"] and "Execution profile" in form["profile"]["description"]
+    bad: dict[str, dict[str, Any]] = {
+        "cleen": {"until": ["cleen"]}, "nowhere": {"profile": "nowhere"}, "tiny": {"recipe": "tiny"}, "oops": {"oops": 1},
+        "ngram=3": {"overrides": "ngram=3"},
+    }  # fmt: skip
+    for word, parameters in bad.items():
+        with pytest.raises(HTTPError) as refused:
+            lab.start_run(**parameters)
+        assert refused.value.code == 409 and word in refused.value.read().decode(), parameters
+    lab.start_run(until=["raw"], force=["raw"], profile="lab", overrides=["cleaner.ngram=3"])
+
+
+class Listener:
+    """Somebody who is notified: a web server on loopback, and the Prefect block that names it."""
+
+    def __init__(self, server: Server) -> None:
+        self.heard: queue.Queue[str] = queue.Queue()
+        heard = self.heard
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                heard.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        kind = json.loads(server.call("GET", "block_types/slug/custom-webhook"))
+        schema = server.post("block_schemas/filter", {"block_schemas": {"block_type_id": {"any_": [kind["id"]]}}})[0]
+        url = f"http://127.0.0.1:{self.server.server_address[1]}/"
+        data = {"name": "team", "url": url, "method": "POST", "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
+        made = {"name": "team", "data": data, "block_type_id": kind["id"], "block_schema_id": schema["id"]}
+        server.post("block_documents/", made)
+
+
+    def until_heard(self, text: str) -> str:
+        """The next call with this text; Prefect may make a call twice."""
+        while text not in (heard := self.heard.get(timeout=PATIENCE_S)):
+            pass
+        return heard
+
+
+@pytest.fixture(scope="module")
+def listener(server: Server) -> Iterator[Listener]:
+    made = Listener(server)
+    yield made
+    made.server.shutdown()
+
+
+def test_a_failure_and_a_score_that_fell_are_told_to_the_block_that_was_named(lab: Deployed, worker: object, listener: Listener) -> None:
+    lab.lab.knobs(raw={"fail": "these rows are bad"})
+    lab.deploy_here(notify="custom-webhook/team")
+    run = lab.start_run()
+    assert lab.ended(run)["type"] == "FAILED" and "these rows are bad" in lab.server.state(run)["message"]
+    assert "these rows are bad" in listener.until_heard("lab: Failed")
+
+    context = lab.lab.run()
+    with temporary_settings({PREFECT_API_URL: lab.server.url}), connected(context, [], UUID(run)) as shown:
+        shown._tell_fall(Fall("evaluate", "rlvr", "gsm8k", 0.4, 0.5, 0.45))
+    listener.until_heard("lab: rlvr on gsm8k: 0.400, below 0.450, where the interval of 0.500 ends")
+    (report,) = lab.server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}, "type": {"any_": ["markdown"]}}})
+    assert "artifacts/lab/report.html" in report["data"] and "`pedigree logs lab/raw`" in report["data"]
+    assert (lab.lab.root / "artifacts/lab/report.html").exists()
+
+
+def test_a_schedule_that_the_dashboard_switched_off_is_paused_until_it_is_resumed(lab: Deployed, server: Server) -> None:
+    """Its switch is the schedule's own, beside the pause of the deployment."""
+
+    def switched_on() -> bool:
+        return lab.deployment["schedules"][0]["active"]
+
+    hourly = IntervalSchedule(interval=timedelta(hours=1))
+    lab.deploy_here(schedule=hourly)
+    assert switched_on() and "paused" not in lab.here("deployments")
+    place = f"deployments/{lab.deployment['id']}/schedules/{lab.deployment['schedules'][0]['id']}"
+    server.call("PATCH", place, json.dumps({"active": False}).encode())
+    assert "paused" in lab.here("deployments")
+    lab.deploy_here(schedule=hourly)
+    assert not switched_on() and "paused" in lab.here("deployments")
+    lab.here("resume", lab.name)
+    assert switched_on() and "paused" not in lab.here("deployments")
+
+
+def test_a_run_that_dies_in_silence_is_taken_for_crashed_and_frees_its_slot(lab: Deployed, server: Server) -> None:
+    """Nobody is left to say that it died: its worker died with it."""
+    server.post("work_pools/", {"name": "nobody", "type": "process"})
+    lab.deploy_here("nobody", silence=timedelta(seconds=10))
+    run, deployment = lab.start_run(), lab.deployment
+    for state in ("PENDING", "RUNNING"):
+        assert server.post(f"flow_runs/{run}/set_state", {"state": {"type": state}})["status"] == "ACCEPT"
+    limit = f"v2/concurrency_limits/{deployment['global_concurrency_limit']['id']}"
+    assert json.loads(server.call("GET", limit))["active_slots"] == 1
+    sign = {
+        "event": "prefect.flow-run.heartbeat", "occurred": datetime.now(UTC).isoformat(), "id": str(uuid4()),
+        "resource": {"prefect.resource.id": f"prefect.flow-run.{run}"},
+        "related": [{"prefect.resource.id": f"prefect.deployment.{deployment['id']}", "prefect.resource.role": "deployment"}],
+    }  # fmt: skip
+    server.call("POST", "events", json.dumps([sign]).encode())
+    until_seen(lambda: server.state(run)["type"] == "CRASHED")
+    assert "no sign of life" in server.state(run)["message"]
+    until_seen(lambda: json.loads(server.call("GET", limit))["active_slots"] == 0)
+
+
+def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
+    wrong = {
+        ("--cron", "61 * * * *"): "--cron '61 * * * *' cannot be read",
+        ("--cron", "0 3 * * *", "--timezone", "Europe/Berln"): "no such time zone",
+        ("--interval", "3 weeks"): "--interval '3 weeks' cannot be read",
+        ("--interval", "1h", "--timezone", "X/Y"): "no such time zone",
+        ("--rrule", "FREQ=NEVER"): "--rrule 'FREQ=NEVER' cannot be read",
+        ("--cron", "0 3 * * *", "--interval", "1h"): "a deployment has one schedule",
+        ("--timezone", "Europe/Berlin"): "there is no schedule",
+        ("--notify", "slack-webhook/nobody"): "there is no such notification block",
+        ("--gpu-pool", "nowhere"): "--gpu-pool nowhere=N makes one",
+        ("--gpu-pool", "a=0"): "N at least 1",
+        ("--until", "cleen"): "cleen",
+        ("--name", "a/b"): "Prefect takes no /",
+    }
+    for options, words in wrong.items():
+        assert words in lab.here("deploy", "lab", "--work-pool", POOL, *options, code=2), options
+    assert "`prefect work-pool create --type process nowhere` makes it" in lab.here("deploy", "lab", "--work-pool", "nowhere", code=2)
+    server.post("work_pools/", {"name": "pods", "type": "kubernetes"})
+    assert "of type kubernetes" in lab.here("deploy", "lab", "--work-pool", "pods", code=2)
+    assert "--work-pool is missing" in lab.here("deploy", "lab", code=2)
+    assert "lab is not deployed for this project (deployed: none)" in lab.here("pause", "lab", code=2)
+    server.post("work_pools/", {"name": "empty", "type": "process"})
+    assert "no worker of empty gives signs of life" in lab.here("deploy", "lab", "--work-pool", "empty", "--name", lab.name)
+    assert "(no worker)" in lab.here("deployments")
+    other = Deployed(tmp_path_factory.mktemp("other"), server)
+    other.name = lab.name
+    said = other.here("deploy", "lab", "--work-pool", POOL, "--name", lab.name, code=2)
+    assert f"{lab.name} is deployed on this server for {lab.lab.root}" in said
+
+
+def test_without_a_server_schedules_say_so(lab: Deployed) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(lab.lab.root)
+        patch.setenv("PREFECT_HOME", str(lab.lab.root / "no-prefect"))
+        for words in (["deploy", "lab", "--work-pool", POOL], ["serve", "lab"], ["deployments"], ["pause", "lab"], ["resume", "lab"]):
+            said = str(CliRunner().invoke(app, words).exception)
+            assert "no Prefect server is configured" in said and "prefect config set PREFECT_API_URL" in said
+
+
+def test_a_server_that_does_not_answer_is_said(lab: Deployed) -> None:
+    nobody = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
+    with nobody, pytest.raises(ServerAway, match=r"127\.0\.0\.1:9/api does not answer"):
+        deployments(lab.lab.project)
+
+
+def test_a_lost_lease_of_prefect_ends_no_run(lab: Deployed) -> None:
+    """What Prefect does when it cannot renew the slot of a deployment: its server was away, or has been started anew."""
+    begun, go = threading.Event(), threading.Event()
+
+    def work() -> str:
+        begun.set()
+        assert go.wait(20)
+        return "done"
+
+    def lose(scope: WatcherThreadCancelScope) -> None:
+        assert begun.wait(20)
+        scope.cancel()
+        go.set()
+
+    context = lab.lab.run()
+    with WatcherThreadCancelScope() as scope:
+        thread = threading.Thread(target=lose, args=(scope,))
+        thread.start()
+        assert _undisturbed(context, work) == "done"
+        thread.join()
+    assert scope.cancelled() and not context.cancelled.is_set()
+
+
+def test_serving_works_runs_off_until_ctrl_c_and_pauses_the_schedule(lab: Deployed) -> None:
+    lab.environment |= QUICK
+    options = ("--interval", "10s", "--name", lab.name, "--until", "suite")
+    process = lab.until("serve", "lab", *options, ready=lambda: seen(lambda: bool(lab.flow_runs("COMPLETED"))))
+    assert lab.lab.runs() == ["suite"] and not lab.deployment["paused"]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and f"The schedule of {lab.name} is paused" in out, out + err
+    assert lab.deployment["paused"]
+    until_seen(lambda: not lab.flow_runs("SCHEDULED"))
+
+
+def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_killed_worker_ends_nothing(
+    lab: Deployed, worker: subprocess.Popen[bytes], start_worker: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    lab.lab.knobs(clean={"hold": "go"})
+    lab.deploy_here()
+    run = lab.start_run()
+    until(lab.is_waiting, PATIENCE_S)
+    job = lab.jobs()
+    os.kill(flow_process(run), signal.SIGKILL)
+    until_seen(lambda: lab.server.ask("flow_runs", flow_runs=run)[0]["run_count"] == 2)
+    until_seen(lambda: "job of an earlier run" in lab.server.messages({"id": run}))
+    assert lab.jobs() == job
+    worker.kill()
+    worker.wait(30)
+    assert lab.jobs() == job and flow_process(run)
+    lab.go()
+    assert lab.ended(run)["message"] == "4 stages are current"
+    assert sorted(lab.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
+    start_worker()

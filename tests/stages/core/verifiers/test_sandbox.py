@@ -1,0 +1,251 @@
+"""Programs that mean harm: what each tries, and that it is wrong, harmless and soon over."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+
+from stages.core.verifiers import VerifierError, sandbox, verify
+from stages.core.verifiers.programs import code_of
+
+locked = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
+HEAD = 'def twice(x):\n    """Two times x."""\n'
+TESTS = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate([1]) == [1, 1]\n"
+
+
+def score(program: str, *, before: str = HEAD, tests: str = TESTS, entry: str = "twice", seconds: int = 1):
+    return verify({"name": "python", "before": before, "tests": tests, "entry": entry, "seconds": seconds}, program)
+
+
+@locked
+def test_a_right_program_passes_and_a_wrong_one_does_not():
+    assert score("    return 2 * x\n").score == 1
+    wrong = score("    return 3 * x\n")
+    assert (wrong.score, wrong.reason) == (0, "AssertionError: ")
+    assert score("    return x.nothing\n").reason.startswith("AttributeError: 'int' object has no attribute 'nothing'")
+    assert score("    return (\n").reason.startswith("SyntaxError")
+
+
+@locked
+def test_helpers_of_the_prompt_serve_program_and_tests_and_values_of_all_usual_types_pass():
+    before = "from fractions import Fraction\nimport math\n\ndef half(x):\n    return x / 2\n\n"
+    program = "def echo(*values, **named):\n    return (half(4), *values, named)\n"
+    values = "1, -2**80, 2.5, math.inf, 1j, 'é', b'\\0', None, True, [1, (2, 3)], {1, 2}, {'a': {2: [3]}}, Fraction(1, 3)"
+    tests = f"values = ({values})\nassert candidate(*values, key=[1]) == (half(4), *values, {{'key': [1]}})\nassert half(3) == 1.5\n"
+    assert score(program, before=before, tests=tests, entry="echo").reason == "right"
+
+
+@locked
+def test_numbers_of_numpy_and_subclasses_are_values():
+    program = "import numpy, collections\ndef f():\n    return numpy.float64(0.5), collections.OrderedDict(a=numpy.arange(2))\n"
+    assert score(program, before="", tests="import numpy\nassert f() == (0.5, {'a': [0, 1]})", entry="f", seconds=5).reason == "right"
+
+
+@locked
+def test_an_expected_exception_reaches_the_tests():
+    tests = "try:\n    f()\nexcept KeyError as error:\n    assert 'gone' in str(error)\nelse:\n    raise AssertionError\n"
+    assert score("def f():\n    raise KeyError('gone')\n", before="", tests=tests, entry="f").score == 1
+    for error in ("TypeError", "ValueError", "ZeroDivisionError"):
+        tests = f"try:\n    f()\nexcept {error}:\n    pass\nelse:\n    raise AssertionError\n"
+        assert score(f"def f():\n    raise {error}('x')\n", before="", tests=tests, entry="f").score == 1
+    tests = "try:\n    f()\nexcept KeyError as error:\n    pass\n"
+    assert score("def f():\n    raise ValueError\n", before="", tests=tests, entry="f").score == 0
+
+
+FORGERIES = {
+    "exit 0 before the tests": "    return 0\nimport sys\nsys.exit(0)\n",
+    "exit at once": "    return 0\nimport os\nos._exit(0)\n",
+    "exit in the call": "    import os\n    os._exit(0)\n",
+    "equals everything": "    class Yes:\n        __eq__ = lambda *_: True\n        __hash__ = None\n    return Yes()\n",
+    "an int that equals everything": "    class Yes(int):\n        __eq__ = lambda *_: True\n    return Yes(7)\n",
+    "says that it is right": "    return 0\nimport os\nfor fd in range(64):\n    try:\n        os.write(fd, b'{\"right\": true}\\n')\n"
+    "    except OSError:\n        pass\n",
+    "patches assert away": "    return 0\nimport builtins, sys\nbuiltins.AssertionError = SystemExit\nsys.settrace(None)\n",
+    "takes the tests' place": "    return 0\nimport os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n",
+    "reads the tests' memory": "    return 0\nimport os\nopen(f'/proc/{os.getppid()}/mem', 'r+b').write(b'')\n",
+    "writes to the tests' pipe": "    return 0\nimport os\nopen(f'/proc/{os.getppid()}/fd/3', 'w').write('{\"right\": true}\\n')\n",
+    "an answer in its own words": '    import os\n    os.write(4, b\'{"value": {"int": "0x4"}}\\n\' * 9)\n    return 0\n',
+}
+
+
+@locked
+@pytest.mark.parametrize("how", FORGERIES)
+def test_no_program_can_forge_a_verdict(how):
+    tests = "assert candidate(2) == 4\nassert candidate(3) == 6\n"
+    assert score(FORGERIES[how], tests=tests).score == 0
+
+
+@locked
+def test_a_fork_bomb_is_contained():
+    before = len(os.listdir("/proc"))
+    program = "    import os\n    while True:\n        try:\n            os.fork()\n        except OSError:\n            pass\n"
+    started = time.monotonic()
+    assert score(program).score == 0
+    assert time.monotonic() - started < 90
+    assert len(os.listdir("/proc")) < before + 60  # nothing of it goes on
+
+
+@locked
+def test_processes_are_limited_to_a_few():
+    program = (
+        "    import os, time\n    made = 0\n    while made < 100:\n        try:\n            child = os.fork()\n        except OSError:\n"
+        "            return made\n        if not child:\n            time.sleep(60)\n        made += 1\n    return made\n"
+    )
+    assert score(program, tests="assert 1 <= candidate(0) <= 8, candidate(0)").reason == "right"
+
+
+@locked
+def test_there_is_no_network():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        program = f"    import socket\n    socket.create_connection(('127.0.0.1', {port}), timeout=2)\n    return 'connected'\n"
+        assert score(program, tests="assert candidate(0) == 'connected'").score == 0
+        server.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    listing = "    return [line.split(':')[0].strip() for line in open('/proc/net/dev').read().splitlines()[2:]]\n"
+    assert score(listing, tests="assert set(candidate(0)) <= {'lo'}").reason == "right"
+
+
+@locked
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "library.unshare(0x10000000)",  # CLONE_NEWUSER
+        "library.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+        "library.ptrace(0, 0, None, None)",
+        "library.socket(1, 1, 0)",
+        "library.syscall(425, 1, None)",  # io_uring_setup
+    ],
+)
+def test_system_calls_that_lead_out_are_refused(attempt):
+    program = f"    import ctypes\n    library = ctypes.CDLL(None, use_errno=True)\n    return {attempt}, ctypes.get_errno()\n"
+    assert score(program, tests="assert candidate(0) == (-1, 1), candidate(0)").reason == "right"
+
+
+@locked
+def test_threads_and_processes_of_ones_own_are_fine():
+    program = (
+        "    import subprocess, sys, threading\n    found = []\n    thread = threading.Thread(target=lambda: found.append(1))\n"
+        "    thread.start()\n    thread.join()\n"
+        "    return found, subprocess.run([sys.executable, '-I', '-S', '-c', 'print(7)'], capture_output=True).stdout\n"
+    )
+    assert score(program, tests="assert candidate(0) == ([1], b'7\\n')", seconds=5).reason == "right"
+
+
+@locked
+@pytest.mark.parametrize("place", ["/usr/x", "/x", "/python/x", "/packages/x", "/runner.py", "/dev/x", "/proc/x"])
+def test_nothing_outside_is_written(place, tmp_path):
+    assert score(f"    open({place!r}, 'w').write('x')\n    return 4\n", tests="assert candidate(0) == 4").score == 0
+
+
+@locked
+def test_files_of_this_machine_are_not_there(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    names = (str(secret), str(tmp_path), "/etc/passwd", "/home", "/root")
+    program = f"    import os\n    return [os.path.exists(name) for name in {names}]\n"
+    assert score(program, tests="assert not any(candidate(0)), candidate(0)").reason == "right"
+    environment = "    import os\n    return dict(os.environ)\n"
+    assert score(environment, tests="assert not {'PYTHONPATH', 'SECRET', 'USER'} & set(candidate(0))").reason == "right"
+
+
+@locked
+def test_there_is_a_small_place_to_write():
+    program = "    open('note', 'w').write('x' * 1000)\n    return len(open('note').read())\n"
+    assert score(program, tests="assert candidate(0) == 1000").score == 1
+    fill = "    for number in range(20):\n        open(str(number), 'w').write('x' * 15_000_000)\n    return 4\n"
+    assert score(fill, tests="assert candidate(0) == 4", seconds=5).score == 0
+
+
+@locked
+def test_memory_is_limited():
+    verdict = score("    return len(bytearray(4 * 2**30))\n", tests="assert candidate(0)")
+    assert verdict.score == 0 and "MemoryError" in verdict.reason
+
+
+@locked
+def test_an_endless_loop_ends():
+    started = time.monotonic()
+    assert score("    while True:\n        pass\n").score == 0
+    assert time.monotonic() - started < 60
+
+
+@locked
+def test_a_program_that_sleeps_ends(monkeypatch):
+    monkeypatch.setattr(sandbox, "STARTUP_SECONDS", 2.0)
+    monkeypatch.setattr(sandbox, "SLACK", 1)
+    verdict = score("    import time\n    time.sleep(10**6)\n")
+    assert (verdict.score, verdict.reason) == (0, "no verdict within 3 s")
+
+
+@locked
+def test_a_gigabyte_of_output_goes_nowhere():
+    program = (
+        "    import sys\n    for _ in range(1000):\n        sys.stdout.write('x' * 2**20)\n        sys.stderr.write('x' * 2**20)\n"
+        "    return 2 * x\n"
+    )
+    assert score(program, seconds=10).score == 1
+    assert score("    return 'x' * 2**29\n", tests="assert candidate(0)", seconds=10).score == 0  # as an answer it is too long
+
+
+@locked
+def test_sandboxes_run_side_by_side():
+    """Each has a user of its own, so that the processes of one do not count against another's."""
+    scores: list[float] = []
+    threads = [threading.Thread(target=lambda: scores.append(score("    return 2 * x\n", seconds=5).score)) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert scores == [1.0] * 6
+
+
+def test_without_bubblewrap_nothing_is_run(monkeypatch):
+    monkeypatch.setattr(sandbox, "program", lambda: None)
+    sandbox.require.cache_clear()
+    with pytest.raises(sandbox.NoSandbox, match="apt-get install bubblewrap"):
+        score("    return 2 * x\n")
+    sandbox.require.cache_clear()
+
+
+@locked
+def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
+    sandbox.require()
+    monkeypatch.setattr(sandbox, "_command", lambda: (sandbox.program(), "--ro-bind", "/nonexistent", "/x", "--", "python"))
+    with pytest.raises(VerifierError, match=r"the sandbox did not come up.*nonexistent"):
+        score("    return 2 * x\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "code"),
+    [
+        ("    return 1\n", True, "    return 1\n"),
+        ("    return 1\n```\nThis returns 1.", True, "    return 1\n"),
+        ("def f():\n    return 1\n", False, "def f():\n    return 1\n"),
+        ("Here it is:\n```python\ndef f():\n    return 1\n```\nand more", False, "def f():\n    return 1\n"),
+        ("```\nx = 1\n```\n```python\nx = 2\n```", False, "x = 1\n"),
+        ("```python\ncut off", False, "cut off\n"),
+        ("", False, ""),
+    ],
+)
+def test_the_code_of_an_answer(text, opened, code):
+    assert code_of(text, opened=opened) == code
+
+
+MALFORMED = [
+    ({"entry": "two words"}, "must be the name of a function"),
+    ({"tests": " "}, "every program would pass"),
+    ({"seconds": 0}, "from 1 to 60"),
+    ({"seconds": 1.5}, "from 1 to 60"),
+    ({"before": None}, "before must be a text"),
+    ({"opened": 1}, "true or false"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "problem"), MALFORMED)
+def test_a_malformed_verifier_is_refused(wrong, problem):
+    with pytest.raises(VerifierError, match=problem):
+        verify({"name": "python", "before": "", "tests": TESTS, "entry": "twice", **wrong}, "x = 1")

@@ -1,0 +1,135 @@
+"""What `pedigree plan` says of a training step's memory, against torch's own account of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import effects_lab
+import models
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from configs.execution import Numerics
+from pipelines.estimate import memory
+from pipelines.estimate.memory import Trained
+from pipelines.estimate.shapes import Shape, shape_of_config
+from stages.core import attention
+from stages.core.batches import collate, document
+from stages.core.logprobs import PolicyModule
+from stages.engines.recomputation import recompute_layers
+from stages.engines.trainer import TORCH_DTYPES
+
+pytestmark = pytest.mark.slow
+BUCKETS = {(1, "fp32"): 4, (2, "bf16"): 2, (3, "bf16"): 4, (3, "fp32"): 4}
+"""Bytes of an element of DeepSpeed's bucket, which torch counts whole, and Linux only as far as it is written to."""
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"{stage} {dtype}": ("footprint", {"world_size": 2, "zero_stage": stage, "dtype": dtype})
+        for stage, dtype in [(0, "fp32"), (1, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16"), (3, "fp32")]
+    },
+    "checkpointed": ("footprint", {"world_size": 2, "zero_stage": 1, "dtype": "bf16", "gradient_checkpointing": True}),
+    **{
+        f"offloading {on} {stage}": ("offloading", {"world_size": 2, "zero_stage": stage, "offload": on})
+        for stage in (1, 2, 3)
+        for on in (False, True)
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"), hidden=512)
+
+
+@pytest.fixture(scope="module")
+def shape(policy) -> Shape:
+    found = shape_of_config(json.loads((policy.payload / "config.json").read_text()))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory, policy) -> dict[str, Any]:
+    """All cases in one start of two ranks."""
+    folder = tmp_path_factory.mktemp("footprints")
+    (folder / "cases.json").write_text(json.dumps(list(CASES.values())))
+    script = Path(effects_lab.__file__)
+    command = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", str(script), str(policy.path)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{script.parents[2]}{os.pathsep}{script.parent}"}
+    done = subprocess.run(
+        [sys.executable, *command, str(folder / "cases.json")], cwd=folder, env=env, capture_output=True, text=True, timeout=800
+    )
+    found = [json.loads(line.removeprefix("numbers ")) for line in done.stdout.splitlines() if line.startswith("numbers ")]
+    assert len(found) == len(CASES), done.stderr[-3000:]
+    return dict(zip(CASES, found, strict=True))
+
+
+def planned(name: str, shape: Shape, tokens: int) -> tuple[Trained, Numerics, dict[str, int]]:
+    fields = dict(CASES[name][1])
+    dtype = fields.pop("dtype")
+    model, numerics = Trained(shape, dtype, shape.parameters), Numerics.model_validate(fields)
+    return model, numerics, memory.training(model, numerics, tokens)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("offloading")])
+def test_a_step_takes_what_the_plan_says(measured, shape, name):
+    found = measured[name]
+    model, numerics, terms = planned(name, shape, found["tokens"])
+    bucket = BUCKETS.get((numerics.zero_stage, model.dtype), 0) * memory.BUCKET
+    filled = min(model.trained, memory.BUCKET) * bucket // memory.BUCKET
+    most = found["most"] - bucket + filled if bucket else found["most"]
+    assert memory.total(terms) / most == pytest.approx(1, abs=0.25), (found, terms)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_parameter"), [("0 fp32", 4 + 8), ("1 bf16", 2 + 4 + 6), ("2 bf16", 2 + 6), ("3 bf16", 1 + 2 + 6)]
+)
+def test_between_steps_there_is_what_the_papers_count(measured, shape, name, per_parameter):
+    """Weights, gradients where they stay allocated, and the optimizer's state; two ranks share what their stage shares."""
+    kept = measured[name]["between"] - (4 * memory.BUCKET if name.startswith("3") else 0)
+    assert kept / shape.parameters == pytest.approx(per_parameter, rel=0.03)
+
+
+SMALL = {
+    "vocab_size": 512, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "pad_token_id": 0, "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "olmo2", "mixtral"])
+def test_activations_are_what_autograd_keeps(kind, dtype):
+    attention.register()
+    config = AutoConfig.for_model(kind, **SMALL)
+    shape = shape_of_config(config.to_dict())
+    assert shape is not None
+    units = [(document([5] * 30, [7] * 34),) for _ in range(8)]
+    size, tokens, trained = memory.SIZES[dtype], 8 * 64, 8 * 34
+    logits = trained * (shape.vocabulary + shape.hidden) * size  # of what is trained, and the hidden states that they are made from
+    kept = {}
+    for checkpointed in (False, True):
+        numerics = Numerics(gradient_checkpointing=checkpointed)
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[dtype], attn_implementation="varlen")
+        module = PolicyModule(model.eval(), 4096)
+        if checkpointed:
+            recompute_layers(model)
+        with effects_lab.kept_for_backward(module.parameters()) as found:
+            module(collate(units, numerics, 0))[0].sum()
+        kept[checkpointed] = found["bytes"] - logits
+    assert memory.activations(shape, Numerics(), size, tokens) / kept[False] == pytest.approx(1, abs=0.02)
+    # the recomputed layer comes on top while the backward pass is in it
+    recomputed = memory.activations(shape, Numerics(gradient_checkpointing=True), size, tokens)
+    assert (recomputed - tokens * memory.layer_activations(shape, Numerics(), size)) / kept[True] == pytest.approx(1.1, abs=0.1)
+
+
+@pytest.mark.proves("numerics.offload_optimizer", on_gpus="that the bytes leave the GPU: here all memory is the host's")
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_update(measured, stage):
+    plain, offloaded = (measured[f"offloading {on} {stage}"] for on in (False, True))
+    assert (plain["on_host"], offloaded["on_host"]) == (False, True)
+    for first, second in zip(plain["losses"], offloaded["losses"], strict=True):
+        assert second == pytest.approx(first, rel=1e-3)

@@ -1,0 +1,281 @@
+"""`judge` with a language model behind an endpoint, a real server on loopback."""
+
+import json
+import os
+import re
+import signal
+import threading
+
+import pytest
+from chat_lab import chat_server, say, send
+from models import a_job, config_of, dataset, run, start_job, told
+
+from configs.execution import Numerics
+from configs.problems import PedigreeError
+from data.artifacts import read_rows
+from stages import judge
+from stages.engines.sampler import EngineLost
+from stages.job import StageError
+
+RUBRICS = ["helpfulness", "honesty"]
+KEY = "sk-of-nobody-0123456789abcdef"
+ONE_THREAD = Numerics(threads=1)
+PLACED = {"endpoint_timeout_s": 20.0, "endpoint_retries": 0, "endpoint_concurrency": 4}
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def completion(number, text, **more):
+    messages = [{"role": "user", "content": f"Question {number}?"}]
+    return {
+        "id": f"p{number // 2}/m{number % 2}/0", "prompt_id": f"p{number // 2}", "source": "test", "messages": messages, "verifier": None,
+        "policy": f"m{number % 2}", "policy_content": f"content of m{number % 2}", "on_policy": number % 2 == 0, "index": 0, "seed": 1,
+        "prompt_ids": [1], "response_ids": [5, 2], "logprobs": [-1.0, -1.0], "text": text, "finish_reason": "stop", **more,
+    }  # fmt: skip
+
+
+def answers(count):
+    return [completion(number, f"answer {number}") for number in range(count)]
+
+
+def config(base_url, **more):
+    by = {"type": "endpoint", "base_url": base_url, "model": "judge"}
+    return {"rating": {"rubrics": RUBRICS, "by": by, **more.pop("rating", {})}, "rating_weight": 1.0, **more}
+
+
+def judged(folder, base_url, rows, placed=None, **more):
+    job = a_job(folder / "job", ONE_THREAD, **{**PLACED, **(placed or {})})
+    inputs = {"completions": {"c": dataset(folder / "completions", "completion", rows)}}
+    metrics = judge.run(config_of("judge", **config(base_url, **more)), inputs, job)
+    return metrics, read_rows(job.out / "payload" / "rows.jsonl"), job
+
+
+def asked(body):
+    """(number of the answer, rubric) that a question is about."""
+    text = body["messages"][0]["content"]
+    number = re.search(r"<answer-(\w+)>\nanswer (\d+).*\n</answer-\1>", text, re.DOTALL)
+    return (int(number[2]) if number else -1), "honesty" if "The aspect is honesty." in text else "helpfulness"
+
+
+def rated_by_number(chats, handler, body):
+    number, rubric = asked(body)
+    say(handler, f"It is about {rubric}.\nRating: {1 + (number + (rubric == 'honesty')) % 5}")
+
+
+def test_ratings_and_words_are_kept_by_aspect_and_a_score_is_their_mean(tmp_path):
+    with chat_server(rated_by_number) as chats:
+        metrics, rows, job = judged(tmp_path, chats.base_url, answers(10), rating_weight=2.0)
+    for number, row in enumerate(rows):
+        ratings = [1 + number % 5, 1 + (number + 1) % 5]
+        said = {name: f"It is about {name}.\nRating: {rating}" for name, rating in zip(RUBRICS, ratings, strict=True)}
+        assert row["ratings"] == {name: {"rating": int(text[-1]), "text": text} for name, text in said.items()}
+        assert row["rating"] == sum(ratings) / 2 and row["score"] == 2.0 * row["rating"]
+        assert (row["policy"], row["policy_content"], row["on_policy"]) == (f"m{number % 2}", f"content of m{number % 2}", number % 2 == 0)
+    assert metrics["ratings"]["honesty"] == {"mean": 3.0, "counts": {str(rating): 2 for rating in range(1, 6)}, "unrated": 0}
+    assert metrics["reported"] == {"model": {"judge-2024-08-06": 20}, "fingerprint": {"fp_1": 20}}
+    assert metrics["mean_rating"] == 3.0 and metrics["unscored"] == 0 == metrics["failures"] and len(chats.bodies) == 20
+    shown = read_rows(job.evidence / "questions.jsonl")
+    assert len(shown) == 8 and "answer 0" in shown[0]["question"] and shown[0]["reply"] == rows[0]["ratings"]["helpfulness"]["text"]
+    assert [rows[0]["win_rate"], rows[1]["win_rate"]] == [0.25, 0.75]  # of two, the higher wins for certain; each ties with itself
+
+
+def test_a_verifier_and_a_rating_are_weighed_and_a_prompt_without_one_has_the_other_term_only(tmp_path):
+    rows = answers(10)
+    rows[0] |= {"verifier": {"name": "arithmetic", "answer": "0"}}
+    with chat_server(rated_by_number) as chats:
+        _, found, _ = judged(tmp_path, chats.base_url, rows, verifier_weight=10.0)
+    assert found[0]["score"] == 10.0 + 1.5 and found[1]["score"] == found[1]["rating"] == 2.5
+
+
+def test_what_is_no_rating_is_null_and_so_is_the_answers_score(tmp_path):
+    def once_without(chats, handler, body):
+        if asked(body) == (3, "honesty"):
+            say(handler, "I would rather not say.")
+        elif asked(body) == (4, "honesty"):
+            say(handler, "Rating: 5", finish_reason="length")
+        elif asked(body) == (5, "helpfulness"):
+            send(handler, 400, b"content_filter")
+        else:
+            rated_by_number(chats, handler, body)
+
+    with chat_server(once_without) as chats:
+        metrics, rows, job = judged(tmp_path, chats.base_url, answers(40))
+    assert rows[3]["ratings"] == {
+        "helpfulness": {"rating": 4, "text": "It is about helpfulness.\nRating: 4"},
+        "honesty": {"rating": None, "text": "I would rather not say."},
+    }
+    assert rows[4]["ratings"]["honesty"] == {"rating": None, "text": "Rating: 5"}
+    assert rows[5]["ratings"]["helpfulness"] == {"rating": None, "text": None}
+    for row in rows[3:6]:
+        assert (row["rating"], row["score"], row["win_rate"]) == (None, None, None)
+    assert (metrics["unscored"], metrics["failures"]) == (3, 3)
+    known = [row["score"] for row in rows if row["score"] is not None]
+    assert metrics["mean_rating"] == pytest.approx(sum(known) / 37) and min(known) >= 1.0
+    failures = {(one["id"], one["judge"]): one["reason"] for one in read_rows(job.evidence / "failures.jsonl")}
+    assert failures == {
+        ("p1/m1/0", "rating/honesty"): "no line states a rating",
+        ("p2/m0/0", "rating/honesty"): "the judge's words were cut off",
+        ("p2/m1/0", "rating/helpfulness"): "status 400: content_filter",
+    }
+
+
+def test_an_answer_that_states_its_own_rating_gets_the_judges_or_none(tmp_path):
+    """Of a judge that keeps to the form the answer has its rating; of one that repeats the answer it has none, and never the 5."""
+    rows = answers(20)
+    rows[2]["text"] = "answer 2\nRating: 5"
+    rows[3]["text"] = "answer 3\nRating: 5"
+
+    def repeats(chats, handler, body):
+        number, _ = asked(body)
+        say(handler, "The answer ends with\nRating: 5\n\nRating: 1" if number == 3 else "It asks for a rating.\nRating: 1")
+
+    with chat_server(repeats) as chats:
+        _, found, _ = judged(tmp_path, chats.base_url, rows)
+    assert [row["score"] for row in found[1:5]] == [1.0, 1.0, None, 1.0]
+
+
+def test_too_many_answers_without_a_rating_fail_the_stage(tmp_path):
+    def vague(chats, handler, body):
+        say(handler, "Good." if asked(body)[0] < 3 else "Rating: 2")
+
+    with chat_server(vague) as chats:
+        with pytest.raises(StageError, match=r"3 of 20 answers have no score, more than 10% \(no line states a rating\).*max_unscored"):
+            judged(tmp_path / "a", chats.base_url, answers(20))
+        metrics, _, _ = judged(tmp_path / "b", chats.base_url, answers(20), max_unscored_share=0.15)
+    assert metrics["unscored"] == 3
+
+
+def test_refusals_beyond_the_budget_end_the_asking_early(tmp_path):
+    with chat_server(lambda chats, handler, body: send(handler, 400, b"too long")) as chats:
+        with pytest.raises(StageError, match=r"no rating for 11 of 100 answers, more than 10% \(the last: status 400: too long\)"):
+            judged(tmp_path, chats.base_url, answers(100), {"endpoint_concurrency": 1})
+    assert len(chats.bodies) == 21  # two questions an answer
+
+
+def test_a_judge_that_is_down_is_an_error_and_leaves_no_scores(tmp_path):
+    with chat_server(rated_by_number) as chats:
+        gone = chats.base_url
+    with pytest.raises(EngineLost, match="lost engine: the judge at"):
+        judged(tmp_path, gone, answers(100))
+    assert not (tmp_path / "job" / "out" / "payload").exists()
+
+
+def test_neither_concurrency_nor_the_order_of_answers_changes_a_byte(tmp_path):
+    turn = threading.Barrier(4)
+
+    def shuffled(chats, handler, body):
+        turn.wait(10)
+        rated_by_number(chats, handler, body)
+
+    with chat_server(rated_by_number) as chats, chat_server(shuffled) as other:
+        _, _, one = judged(tmp_path / "a", chats.base_url, answers(10), {"endpoint_concurrency": 1})
+        _, _, four = judged(tmp_path / "b", other.base_url, answers(10))
+    payloads = [(job.out / "payload" / "rows.jsonl").read_bytes() for job in (one, four)]
+    assert payloads[0] == payloads[1]
+
+
+def test_a_judge_whose_name_moved_under_the_run_is_marked(tmp_path):
+    def moves(chats, handler, body):
+        say(handler, "Rating: 3", model="old" if asked(body)[0] < 5 else "new")
+
+    with chat_server(moves) as chats:
+        metrics, _, job = judged(tmp_path, chats.base_url, answers(10))
+    assert metrics["reported"]["model"] == {"new": 10, "old": 10} and job.marks == ["rated by 2 models: new, old"]
+
+
+def test_a_completion_that_stands_there_twice_is_refused(tmp_path):
+    rows = answers(4)
+    with pytest.raises(PedigreeError, match=r"1 ids stand in the rows more than once, e\.g\. 'p0/m1/0'"):
+        judged(tmp_path, "http://127.0.0.1:1/v1", [*rows, rows[1]])
+
+
+@pytest.fixture
+def spec(tmp_path):
+    rows = dataset(tmp_path / "completions", "completion", answers(30))
+    return lambda base_url: ("judge", config(base_url), {"completions": {"c": rows}}, ONE_THREAD)
+
+
+def hanging_after(count):
+    """(what the server does: it answers so many requests and no more until `open` is set; the events)."""
+    stuck, open_ = threading.Event(), threading.Event()
+    lock, taken = threading.Lock(), []
+
+    def act(chats, handler, body):
+        with lock:
+            taken.append(body)
+            late = len(taken) > count
+        if late and not open_.is_set():
+            stuck.set()
+            chats.ended.wait(30)
+        else:
+            rated_by_number(chats, handler, body)
+
+    return act, stuck, open_
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_job_that_was_ended_asks_nothing_twice_and_ends_in_the_same_bytes(tmp_path, spec, number):
+    act, stuck, open_ = hanging_after(25)
+    with chat_server(act) as chats:
+        args = spec(chats.base_url)
+        process = start_job(tmp_path / "job", *args, **PLACED)
+        assert stuck.wait(120)
+        replies = tmp_path / "job" / "replies.jsonl"
+        while replies.read_text().count("\n") < 25:
+            stuck.wait(0.01)
+        os.killpg(process.pid, number)
+        assert process.wait(timeout=10) == (75 if number == signal.SIGTERM else -signal.SIGKILL)
+        kept = replies.read_text().count("\n")
+        assert kept == 25
+        with replies.open("a") as stream:
+            stream.write('["torn')  # by a power cut
+        before = len(chats.bodies)
+        open_.set()
+        assert run(tmp_path / "job", *args, **PLACED)["ok"]
+        assert len(chats.bodies) - before == 60 - kept
+        answered_twice = [body for body in chats.bodies[:25] if body in chats.bodies[before:]]
+        assert not answered_twice
+        assert run(tmp_path / "whole", *args, **PLACED)["ok"]
+    one, other = ((tmp_path / name / "out" / "payload" / "rows.jsonl").read_bytes() for name in ("job", "whole"))
+    assert one == other
+
+
+def test_another_machine_goes_on_with_what_was_asked(tmp_path, spec):
+    placed = {**PLACED, "checkpoint_url": f"file://{tmp_path}/shared"}
+    act, stuck, open_ = hanging_after(25)
+    with chat_server(act) as chats:
+        args = spec(chats.base_url)
+        process = start_job(tmp_path / "lost", *args, **placed)
+        assert stuck.wait(120)
+        while (tmp_path / "lost" / "replies.jsonl").read_text().count("\n") < 25:
+            stuck.wait(0.01)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+        before = len(chats.bodies)
+        open_.set()
+        assert run(tmp_path / "elsewhere", *args, **placed)["ok"]
+        assert len(chats.bodies) - before == 60 - 25
+
+
+def test_the_key_stands_in_nothing_that_a_job_leaves(tmp_path, spec, monkeypatch):
+    monkeypatch.setenv("PEDIGREE_127_0_0_1_KEY", KEY)
+
+    def echoes(chats, handler, body):
+        assert handler.headers["Authorization"] == f"Bearer {KEY}"
+        if asked(body) == (1, "honesty"):
+            send(handler, 422, f"not with {KEY}".encode())
+        else:
+            say(handler, f"The key is {KEY}.\nRating: 3", model=KEY)
+
+    with chat_server(echoes) as chats:
+        process = start_job(tmp_path / "job", *spec(chats.base_url), **PLACED)
+        process.wait(timeout=120)
+    assert told(tmp_path / "job")["ok"]
+    files = [path for path in (tmp_path / "job").rglob("*") if path.is_file()]
+    assert len(files) > 8 and not [path for path in files if KEY.encode() in path.read_bytes()]
+    row = read_rows(tmp_path / "job" / "out" / "payload" / "rows.jsonl")[0]
+    assert row["ratings"]["honesty"]["text"] == "The key is ***.\nRating: 3"
+    assert json.loads((tmp_path / "job" / "done.json").read_text())["metrics"]["reported"]["model"] == {"***": 59}
