@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.jobs.launcher import PROCESS_GROUP
-
 os.environ |= {
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",
@@ -40,11 +38,14 @@ def root() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def no_trainer_leaves_anything_behind() -> Iterator[None]:
-    """Trainers in this process put into the environment what torchrun would: jobs of later tests would take themselves for ranks."""
+def no_test_leaves_anything_behind() -> Iterator[None]:
+    """Trainers in this process put into the environment what torchrun would, and an engine that nothing be compiled: jobs of later
+    tests would take themselves for ranks, and compile nothing."""
+    before = dict(os.environ)
     yield
-    for name in PROCESS_GROUP:
-        os.environ.pop(name, None)
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
