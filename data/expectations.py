@@ -5,7 +5,11 @@ The verdict goes into the artifact's record, so it holds no time and no random i
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from configs.problems import PedigreeError
@@ -22,6 +26,8 @@ OF_FORMS = {"question", "category", "prefix", "choices", "others", "weights"}
 """Columns that an item may have besides, see `data/records.py`."""
 OPTIONAL = {"finish_reason", "win_rate", "policy", "policy_content", "on_policy"}
 """What an answer may have besides its text and score."""
+UNUSED = ("scipy.stats", "altair", "boto3")
+"""What Great Expectations imports for charts, distributions and secrets in half of its time. Nothing here asks for any of it."""
 LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
 
 
@@ -130,7 +136,8 @@ def _is_number(value: Any) -> bool:
 def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, Any]]:
     """One entry per expectation: its name, column, success, and the places of the first offending rows."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    import great_expectations as gx
+    with _imported_on_use(UNUSED):
+        import great_expectations as gx
     import pandas as pd
 
     expect: Any = gx.expectations
@@ -165,6 +172,30 @@ def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, 
         }
         for result in outcome.results
     ]
+
+
+class _OnUse(ModuleType):
+    """Stands in for a module, which is imported when one of its names is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system asks for some
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
+@contextmanager
+def _imported_on_use(names: Sequence[str]) -> Iterator[None]:
+    """Whoever imports one of these modules within the block keeps a stand-in; whoever does later gets the module."""
+    stand_ins = [_OnUse(name) for name in names if name not in sys.modules]
+    sys.modules.update({one.__name__: one for one in stand_ins})
+    try:
+        yield
+    finally:
+        for one in stand_ins:
+            if sys.modules.get(one.__name__) is one:
+                del sys.modules[one.__name__]
 
 
 def _describe(result: dict[str, Any], facts: list[dict[str, Any]]) -> str:

@@ -166,7 +166,8 @@ def rows(source: Hub, beat: Beat = lambda: None, mark: Callable[[str], None] = l
 
 
 def _split(repo: Repository, builder: "DatasetBuilder", split: str, source: Hub, config: str | None) -> Iterator[tuple[str, Any]]:
-    stream: Any = builder.as_streaming_dataset(split=split)
+    with _without_torch():
+        stream: Any = builder.as_streaming_dataset(split=split)
     columns = source.columns
     named = {source.config_as: config} if source.config_as else {}
     place = f"{repo.name}/{config}/{split}" if len(source.configs) > 1 else f"{repo.name}/{split}"
@@ -212,6 +213,19 @@ def _reading(repo: Repository, folder: Path) -> Iterator[None]:
         yield
     except (DatasetsError, ValueError, TypeError, KeyError, FileNotFoundError) as error:
         raise HubError(f"{repo}: {str(error).replace(str(folder.resolve()), repo.name)}") from error
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """`datasets` prepares its streams for torch's loaders, and imports torch for it: longer than most suites take to be read."""
+    from datasets import config
+
+    available = config.TORCH_AVAILABLE
+    config.TORCH_AVAILABLE = False
+    try:
+        yield
+    finally:
+        config.TORCH_AVAILABLE = available
 
 
 # --- the hub -----------------------------------------------------------------------------------------------------------

@@ -81,6 +81,11 @@ def download(repo: str, revision: str, folder: str, kind: str) -> str:
     return snapshot_download(repo, repo_type=kind, revision=revision, local_dir=folder)
 
 
+def loaded(names: list[str]) -> list[str]:
+    """Those of these modules that this process has imported."""
+    return [name for name in names if name in sys.modules]
+
+
 def set_mirror(folder: str | None) -> None:
     os.environ.pop("PEDIGREE_HUB", None)
     if folder is not None:

@@ -1,6 +1,9 @@
+import subprocess
+import sys
+
 import pytest
 
-from data.expectations import ValidationError, validate
+from data.expectations import UNUSED, ValidationError, validate
 from data.messages import message_problem
 from stages.core.verifiers import check
 
@@ -110,3 +113,19 @@ def test_of_many_bad_rows_five_are_shown():
     with pytest.raises(ValidationError) as error:
         validate(many, "prompt", check)
     assert str(error.value).count("there are no messages") == 5 and "and 4 more" in str(error.value) and "9 rows" in str(error.value)
+
+
+def test_what_no_expectation_of_ours_uses_is_not_loaded_before_somebody_asks(root):
+    """Half of the start of every data stage went there."""
+    code = f"""
+import sys
+from data.expectations import validate
+from stages.core.verifiers import check
+validate({rows("conversation")}, "conversation", check)
+assert not [name for name in {UNUSED} if name in sys.modules]
+from great_expectations.expectations.core import expect_column_kl_divergence_to_be_less_than as unused
+assert unused.stats.norm.cdf(0) == 0.5 and sys.modules["scipy.stats"].norm.cdf(0) == 0.5
+import altair
+assert altair.__file__
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

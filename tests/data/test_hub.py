@@ -118,6 +118,15 @@ def test_several_configurations_follow_each_other_and_give_their_names(hub, onli
     assert chosen["value"]["rows"] == [["lab/sums/train[0]", {"prompt": "e", "part": "other"}]]
 
 
+def test_reading_rows_loads_no_torch(hub, tmp_path):
+    child = HubChild(hub.url, tmp_path)
+    try:
+        assert child.ask("rows", source(hub))["value"]["rows"]
+        assert child.ask("loaded", ["datasets", "torch"])["value"] == ["datasets"]
+    finally:
+        child.close()
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_rows_are_those_that_the_library_gives(hub, online, split):
     """It asks the hub by itself here."""
