@@ -90,12 +90,12 @@ def test_sampler_and_trainer_agree_after_every_load(whole, policy):
 
 
 def kill_one(folder: Path, *words: str) -> None:
-    """SIGKILL for the job's process whose command line ends in these words."""
+    """SIGKILL for the job's process whose command has these words in a row."""
     for pid in processes_of(folder):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").split("\0")[-len(words) :] == list(words):
+        if "\0".join(["", *words, ""]) in "\0" + Path(f"/proc/{pid}/cmdline").read_bytes().decode():
             os.kill(pid, signal.SIGKILL)
             return
-    raise AssertionError(f"no process of {folder} ends in {words}")
+    raise AssertionError(f"no process of {folder} was started with {words}")
 
 
 def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs, victim: str) -> None:
