@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from configs.problems import PedigreeError
 from configs.training import TrainOn
+from data.imports import uncollected
 from data.records import Message, ended
 
 PROBE: list[Message] = [
@@ -50,7 +51,8 @@ class Chat:
             ChatError: no template, a template that does not mark or does not end the assistant's turns, a doubled BOS, or a
                 tokenizer that gives other tokens for the pieces than for the whole.
         """
-        from transformers import AutoTokenizer
+        with uncollected():
+            from transformers import AutoTokenizer
 
         self.folder = Path(model_folder)
         tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)

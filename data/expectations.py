@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from configs.problems import PedigreeError
+from data.imports import uncollected
 from data.messages import FINISH_REASONS, message_problem
 
 SHOWN = 5
@@ -136,7 +137,7 @@ def _is_number(value: Any) -> bool:
 def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, Any]]:
     """One entry per expectation: its name, column, success, and the places of the first offending rows."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
-    with _imported_on_use(UNUSED):
+    with uncollected(), _imported_on_use(UNUSED):
         import great_expectations as gx
     import pandas as pd
 

@@ -23,6 +23,7 @@ from data import memory
 from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from data.durable import sync_tree
 from data.faults import fault_point
+from data.imports import uncollected
 from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError
 from data.untrusted import described
@@ -163,7 +164,8 @@ def load_stage(kind: str) -> ModuleType:
         StageError: a library is not installed here.
     """
     try:
-        return importlib.import_module(f"stages.{kind}")
+        with uncollected():
+            return importlib.import_module(f"stages.{kind}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in OURS:
             raise

