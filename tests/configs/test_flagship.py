@@ -213,6 +213,7 @@ def test_what_is_published_changes_no_stage(tmp_path):
         ({"config": ["a", "a"]}, "several different ones"),
         ({"config": ""}, "must name one configuration"),
         ({"config_as": "task"}, "none is named"),
+        ({"config": "main", "config_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "one of the columns already"),
     ],
 )
 def test_configurations_are_named(given, message):
