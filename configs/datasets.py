@@ -266,6 +266,8 @@ class Hub(Read):
     def the_column_has_a_name_to_take(self) -> "Hub":
         if self.config_as is not None and self.config is None:
             raise ValueError(f"config_as {self.config_as} takes a configuration's name, and none is named: set config, or leave it out")
+        if self.config_as in self.columns:
+            raise ValueError(f"config_as {self.config_as} is one of the columns already: name another, or leave it out of columns")
         return self
 
     @field_validator("columns")

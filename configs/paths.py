@@ -18,9 +18,7 @@ def relative_path(value: str) -> str:
     if UNSEEN.search(value) or "\\" in value:
         raise ValueError(f"{said} holds a control character or a backslash: rename the file")
     if len(value) > LONGEST_PATH or len(parts) > DEEPEST_PATH or any(len(part.encode()) > LONGEST_PART for part in parts):
-        raise ValueError(
-            f"{said} is too long: at most {LONGEST_PATH} characters, {DEEPEST_PATH} folders, and {LONGEST_PART} bytes a name"
-        )
+        raise ValueError(f"{said} is too long: at most {LONGEST_PATH} characters, {DEEPEST_PATH} folders, and {LONGEST_PART} bytes a name")
     if any(part in ("", ".", "..") for part in parts):
         raise ValueError(f"{said} must be a path inside the project or folder, in normal form: no `..`, `.`, doubled or last slash")
     return value

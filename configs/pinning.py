@@ -9,6 +9,8 @@ from configs.document import ConfigError, Loader, Problem, parse_value
 from configs.hub import PIN_ME
 
 MERGE = "tag:yaml.org,2002:merge"
+BESIDE = f"write `revision: {PIN_ME}` beside its `repo`"
+"""The remedy where the commit of one repository would be given to another."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +33,40 @@ def open_revisions(text: str, file: str) -> list[OpenRevision]:
         file: its name, for errors.
 
     Raises:
-        ConfigError: one stands in a mapping that does not name its repository, so that nobody can tell what is meant.
+        ConfigError: one stands in a mapping that does not name its repository, so that nobody can tell what is meant, or a mapping
+            that names another one merges it in.
     """
     found: dict[int, OpenRevision] = {}
     problems = []
     for mapping in _mappings(yaml.compose(text, Loader=Loader)):
-        own = {str(key.value): value for key, value in mapping.value}
-        revision = own.get("revision")
+        merged, own = _merged(mapping), _own(mapping)
+        revision, repo = (own.get(name, merged.get(name)) for name in ("revision", "repo"))
         if not isinstance(revision, yaml.ScalarNode) or revision.value != PIN_ME:
             continue
-        fields, line = _fields(mapping), revision.start_mark.line + 1
-        repo = fields.get("repo")
+        if "revision" not in own:
+            if "repo" in own and "repo" in merged and own["repo"].value != merged["repo"].value:
+                what = f"{own['repo'].value} takes the `{PIN_ME}` of {merged['repo'].value} by `<<`: {BESIDE}"
+                problems.append(Problem(file, own["repo"].start_mark.line + 1, what))
+            continue
+        line = revision.start_mark.line + 1
         if repo is None:
             problems.append(Problem(file, line, f"`{PIN_ME}` stands here without the repository that is meant: write its `repo` beside it"))
             continue
         start = revision.start_mark.index
-        found[start] = OpenRevision(str(repo.value), "split" in fields, line, start, revision.end_mark.index)
+        found[start] = OpenRevision(str(repo.value), "split" in merged | own, line, start, revision.end_mark.index)
     if problems:
         raise ConfigError(problems)
     return [found[start] for start in sorted(found)]
+
+
+def without_revision(text: str) -> list[tuple[str, int]]:
+    """(repository, line) of each mapping of a recipe that names one without a revision, which it inherits from an extended recipe."""
+    found = []
+    for mapping in _mappings(yaml.compose(text, Loader=Loader)):
+        fields = _fields(mapping)
+        if isinstance(fields.get("repo"), yaml.ScalarNode) and "revision" not in fields:
+            found.append((str(fields["repo"].value), fields["repo"].start_mark.line + 1))
+    return found
 
 
 def pinned(text: str, commits: Mapping[OpenRevision, str]) -> str:
@@ -74,9 +91,17 @@ def _mappings(node: yaml.Node | None, above: tuple[int, ...] = ()) -> Iterator[y
 
 def _fields(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
     """Its values by key, those that it merges in (`<<`) too."""
+    return _merged(mapping) | _own(mapping)
+
+
+def _own(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
+    return {str(key.value): value for key, value in mapping.value if key.tag != MERGE}
+
+
+def _merged(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
     merged: dict[str, yaml.Node] = {}
     for key, value in mapping.value:
         if key.tag == MERGE:
             for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 merged = _fields(part) | merged
-    return merged | {str(key.value): value for key, value in mapping.value if key.tag != MERGE}
+    return merged

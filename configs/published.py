@@ -3,9 +3,15 @@
 It is no part of any stage's identity: nothing runs otherwise because of it.
 """
 
-from pydantic import Field
+import math
+from typing import Annotated
+
+from pydantic import Field, computed_field
 
 from configs.frozen import Frozen, Many
+
+Score = Annotated[float, Field(ge=0, le=100)]
+"""In percent."""
 
 
 class Origin(Frozen):
@@ -28,11 +34,16 @@ class Expected(Frozen):
     """Questions that the score goes over."""
     samples: int = Field(default=1, ge=1)
     """Answers to each question."""
-    tolerance: float = Field(gt=0)
-    """Points by which a good reproduction may be off; the shipped recipes allow two standard errors of a difference, 2 √(2 p (1 - p) / n)
-    for n items, since published scores come without an interval."""
-    of: dict[str, float] = Field(min_length=1)
+    of: dict[str, Score] = Field(min_length=1)
     """Stage that makes the model → score."""
+
+    @computed_field
+    @property
+    def tolerance(self) -> float:
+        """Points by which a good reproduction may be off: two standard errors of a difference, 2 √(2 p (1 - p) / n) for n items, of the
+        stage where they are largest, since published scores come without an interval."""
+        shares = [score / 100 for score in self.of.values()]
+        return round(max(200 * math.sqrt(2 * share * (1 - share) / self.items) for share in shares), 1)
 
 
 class Compute(Frozen):

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from configs.answers import Evaluate, Judge
 from configs.compile import yaml_text
-from configs.datasets import Hub, PrepareData, SourceModel, Stored
+from configs.datasets import DataSource, Hub, PrepareData, SourceModel, Stored
 from configs.declarations import DECLARATIONS
 from configs.execution import Execution
 from configs.graph import Edge, Graph, Node
@@ -22,9 +22,12 @@ from configs.training import Rlvr, Training
 BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-4
 PROMPTS, SAMPLES, TOKENS = 4, 8, 24
 """Of a step of RLVR: prompts where each has one answer (half of them where it has several), answers to each; tokens of any answer."""
-ROWS, SUITE_ROWS, SAMPLED_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 1, 48, 2, 3
-"""Training rows of a file or a package; items of a package or a rule, and where each is answered many
-times; training rows of a rule; planted leaks; prompts of a window."""
+ROWS, HUB_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 48, 2, 3
+"""Training rows of a file or a package, of the hub where the recipe has a count, and of a rule; planted leaks; prompts of a window."""
+SUITE_ROWS, SAMPLED_ROWS = 3, 1
+"""Items of a suite, and where each is answered many times."""
+FILE_ROWS = 16
+"""Rows of a file of the project, of which some may be bad."""
 RESAMPLES, BAD_ROWS, MAX_UNKNOWN = 200, 0.75, 0.5
 MOST_SLOTS = 4
 Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
@@ -155,15 +158,28 @@ def _rows(cut: _Cut, stand: Stand) -> None:
     assert isinstance(config, PrepareData)
     for number, source in enumerate(config.sources):
         _source(cut, f"sources.{number}", source, stand)
-        suite = config.record == "item"
-        ruled = SUITE_ROWS if suite else MADE_ROWS
-        bound = {"arithmetic": ruled, "constraints": ruled, "leaks": LEAKS}.get(source.type, SUITE_ROWS if suite else ROWS)
-        if source.type == "packaged" or (suite and _samples(config) > 1):
-            bound = min(bound, source.count or bound) if _samples(config) == 1 else SAMPLED_ROWS
-            cut.set(f"sources.{number}.count", bound, "data")
-        cut.most(f"sources.{number}.count", WINDOW if source.type == "hub" else bound, "data")
+        most = _most_rows(config, source)
+        if source.type == "packaged" or _samples(config) > 1:  # of others all that are there are few
+            cut.set(f"sources.{number}.count", min(source.count or most, most), "data")
+        else:
+            cut.most(f"sources.{number}.count", most, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
+
+
+def _most_rows(config: PrepareData, source: DataSource) -> int:
+    suite = config.record == "item"
+    if _samples(config) > 1:
+        return SAMPLED_ROWS
+    match source.type:
+        case "leaks":
+            return LEAKS
+        case "hub":
+            return HUB_ROWS
+        case "arithmetic" | "constraints" if not suite:
+            return MADE_ROWS
+        case _:
+            return SUITE_ROWS if suite else ROWS
 
 
 def _samples(config: PrepareData) -> int:

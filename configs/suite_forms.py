@@ -31,7 +31,8 @@ class Columns(Frozen):
     choices: str | None = None
     """Expression: a list of texts to choose from."""
     shuffle: int | None = Field(default=None, ge=0)
-    """Mixes the choices of the i-th row (from 0) by `random.Random(shuffle + i)`, as OLMES does, so that letters never change."""
+    """Mixes the choices of the i-th row (from 0) by `random.Random(shuffle + i)`, as OLMES does, so that letters never change.
+    An answer is the place of one of them, or a list with a value for each, which is mixed alike."""
     category: str | None = None
     """Expression: what the row belongs to, for macro averages and worked examples of its own kind."""
     per_category: int | None = Field(default=None, ge=1)

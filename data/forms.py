@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from string import ascii_uppercase
@@ -69,6 +69,7 @@ def make(
     source: str,
     shots: Sequence[tuple[str, Any]] | None = None,
     seed: int | None = None,
+    problem: Callable[[dict[str, Any]], str | None] = lambda item: None,
 ) -> MadeItems:
     """Items of all rows, in their order, without ids.
 
@@ -79,6 +80,7 @@ def make(
         source: what the rows are called.
         shots: rows with worked examples; the form's own when absent.
         seed: draws the worked examples by hash; the first ones when absent.
+        problem: what is wrong with an item, in one sentence, or None.
 
     Raises:
         SourceError: too few worked examples, or some that lack what the form reads from them (the first five are shown).
@@ -92,7 +94,10 @@ def make(
     for place, question in questions:
         worked = chosen.of(question)
         try:
-            items.append(_item(form, question, worked, task, source))
+            item = _item(form, question, worked, task, source)
+            if wrong := problem(item):
+                raise RowProblem(wrong)
+            items.append(item)
         except RowProblem as error:
             bad.append(Bad(place, question.row, str(error)))
     return MadeItems(items, left_out, tuple(bad))
@@ -163,6 +168,10 @@ def _question(form: Form, row: Mapping[str, Any], number: int) -> Question:
                 raise RowProblem(f"answer {answer} is no place among {len(choices)} choices")
             answer = order.index(answer)
             facts["letter"] = facts["labels"][answer]
+        elif form.rows.shuffle is not None:
+            if not isinstance(answer, (list, tuple)) or len(answer) != len(order):
+                raise RowProblem(f"choices are mixed, and answer {answer!r:.80} is neither a place among them nor a list of their length")
+            answer = [answer[place] for place in order]
     facts["answer"] = answer
     if answer is None or answer == "" or answer == []:
         raise RowProblem("there is no answer")
@@ -280,7 +289,7 @@ def _rendered(text: str, facts: Mapping[str, Any]) -> str:
     """
     try:
         return _template(text).render(facts)
-    except (TemplateError, SecurityError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (TemplateError, SecurityError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise RowProblem(f"{text[:80]!r}: {error}") from error
 
 
@@ -297,5 +306,5 @@ def _evaluated(text: str, facts: Mapping[str, Any]) -> Any:
         return value
     except RowProblem:
         raise
-    except (TemplateError, SecurityError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except (TemplateError, SecurityError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise RowProblem(f"{text[:80]!r}: {error}") from error

@@ -90,8 +90,15 @@ def _different(answers: list[list[str]]) -> list[list[str]]:
 
 
 def literal(value: Any) -> Any:
-    """A list that a table holds as a text in JSON, as PopQA's possible answers."""
-    return json.loads(value) if isinstance(value, str) else value
+    """A list that a table holds as a text in JSON, as PopQA's possible answers.
+
+    Raises:
+        ValueError: the text is no JSON.
+    """
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except RecursionError as error:
+        raise ValueError(f"{value[:80]!r} is nested too deep") from error
 
 
 FUNCTIONS = {

@@ -15,7 +15,7 @@ import glob
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -148,21 +148,46 @@ def rows(source: Hub, beat: Beat = lambda: None, mark: Callable[[str], None] = l
     repo = Repository("dataset", source.repo, source.revision)
     with tempfile.TemporaryDirectory(prefix="pedigree-hub-") as scratch:
         mirrored = mirror() and _mirrored(repo)
-        folder = mirrored or _listing(repo, Path(scratch) / "files")
+        folder = (mirrored or _listing(repo, Path(scratch) / "files")).resolve()
+        listed = None if mirrored else frozenset(_listed(repo) or ())
+        marked = False
         for config in source.configs:
             builder = _builder(repo, folder, source, config, Path(scratch))
-            base = Path(builder.base_path or "").resolve()
             files: Any = builder.config.data_files
-            wanted = [Path(file).relative_to(base).as_posix() for split in source.splits for file in files[split]]
+            wanted = _names(repo, folder, [file for split in source.splits for file in files[split]], listed)
             if mirrored:
                 unproved = _proved_mirror(repo, mirrored, wanted, beat)
-                if unproved:
+                if unproved and not marked:
                     mark(unproved)
+                    marked = True
             else:
-                _fetch(repo, base, wanted, beat)
-            with _reading(repo, base):
+                _fetch(repo, folder, wanted, beat)
+            with _reading(repo, folder):
                 for split in source.splits:
                     yield from _split(repo, builder, split, source, config)
+
+
+def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[str] | None) -> list[str]:
+    """The names in the repository of files that `datasets` would read, which its card decides.
+
+    Args:
+        repo: whose card it is.
+        folder: where the repository lies, without links on the way.
+        files: as `datasets` has found them: full paths, or URLs.
+        listed: the names of all files of the commit; in a mirror None, whose links may lead to its own files alone.
+
+    Raises:
+        HubError: one of them is no file of the repository.
+    """
+    names = []
+    for file in files:
+        path = PurePosixPath(file)
+        name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else ""
+        own = name in listed if listed is not None else (folder / name).resolve().is_relative_to(folder)
+        if not name or ".." in path.parts or not own:
+            raise HubError(f"{repo}: its card reads {file!r}, which is none of its files: use another commit, or tell its authors")
+        names.append(name)
+    return names
 
 
 def _split(repo: Repository, builder: "DatasetBuilder", split: str, source: Hub, config: str | None) -> Iterator[tuple[str, Any]]:
@@ -176,7 +201,7 @@ def _split(repo: Repository, builder: "DatasetBuilder", split: str, source: Hub,
         lacking = [] if number else sorted(set(columns.values()) - set(batch))
         if lacking:
             raise HubError(f"{repo}: {split} has no column {', '.join(lacking)}: it has {', '.join(batch)}")
-        if not number and source.config_as in batch:
+        if not number and not columns and source.config_as in batch:
             raise HubError(f"{repo}: {split} has a column {source.config_as} of its own: leave config_as out, or name another")
         for values in zip(*batch.values(), strict=True):
             row = dict(zip(batch, values, strict=True))
@@ -194,7 +219,7 @@ def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, sc
     from datasets import load_dataset_builder
 
     with _reading(repo, folder):
-        builder = load_dataset_builder(str(folder.resolve()), name=config, cache_dir=str(scratch / "cache"))
+        builder = load_dataset_builder(str(folder), name=config, cache_dir=str(scratch / "cache"))
     files: Any = builder.config.data_files
     missing = [split for split in source.splits if split not in files]
     if missing:
@@ -443,7 +468,7 @@ def _proved_mirror(repo: Repository, folder: Path, wanted: list[str] | None, bea
         HubError: a file was changed since it was laid there.
     """
     notes = _notes(folder)
-    names = [name for name in (notes if wanted is None else (*wanted, *CARDS)) if (folder / name).is_file()]
+    names = _laid(folder) if wanted is None else [name for name in (*wanted, *CARDS) if (folder / name).is_file()]
     for name in names:
         if name in notes and not _hashes_to(folder / name, notes[name][1], beat):
             raise HubError(f"{repo}: {folder / name} was changed since it was laid there: {_laid_again(repo)}")
@@ -452,6 +477,12 @@ def _proved_mirror(repo: Repository, folder: Path, wanted: list[str] | None, bea
         return None
     stated = "says" if (folder / STATEMENT).is_file() else "does not say"
     return f"{repo} was read from a mirror that {stated} that it is of commit {repo.revision[:12]}, and holds no hashes to prove it"
+
+
+def _laid(folder: Path) -> list[str]:
+    """The names of all files of a repository in the mirror, without what is noted of them."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(name.as_posix() for name in names if name.parts[0] != NOTES.partition("/")[0] and name.as_posix() != STATEMENT)
 
 
 def _hashes_to(file: Path, expected: str, beat: Beat) -> bool:

@@ -3,8 +3,10 @@
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -97,6 +99,44 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
     ".json": _read_json,
     ".parquet": _read_parquet,
 }
+
+
+def first_rows(file: Path, count: int) -> bytes | None:
+    """A file of the same kind with the first rows of this one alone; None where it has no more of them, or cannot be read."""
+    try:
+        match ending(file):
+            case ".jsonl":
+                with file.open("rb") as stream:
+                    return _first_lines(stream, count)
+            case ".jsonl.gz":
+                with gzip.open(file) as stream:
+                    lines = _first_lines(stream, count)
+                return gzip.compress(lines, mtime=0) if lines is not None else None
+            case ".json":
+                rows = json.loads(file.read_bytes())
+                return json.dumps(rows[:count]).encode() if isinstance(rows, list) and len(rows) > count else None
+            case ".parquet":
+                return _first_of_parquet(file, count)
+            case _:
+                return None
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error):  # pyarrow's too is a ValueError
+        return None
+
+
+def _first_lines(stream: Iterable[bytes], count: int) -> bytes | None:
+    lines = list(islice((line for line in stream if line.strip()), count + 1))
+    return b"".join(lines[:count]) if len(lines) > count else None
+
+
+def _first_of_parquet(file: Path, count: int) -> bytes | None:
+    from pyarrow import BufferOutputStream, Table, parquet
+
+    with parquet.ParquetFile(file) as opened:
+        if opened.metadata.num_rows <= count:
+            return None
+        rows = Table.from_batches([next(opened.iter_batches(batch_size=count))])
+    parquet.write_table(rows, sink := BufferOutputStream())
+    return sink.getvalue().to_pybytes()
 
 
 def example_of(row: Any) -> Example:

@@ -1,7 +1,7 @@
 """What stands for the hub in a rehearsal: made data sets and models, laid as a mirror (`data/hub.py`) that never changes once it is there.
 
     configs/rehearsal/hub/datasets/OWNER/NAME/   made rows in the form of a data set of the hub, with its README.md
-    configs/rehearsal/stored/NAME.jsonl          made rows for a source of type `stored`, by its name and ending
+    configs/rehearsal/stored/NAME.jsonl          made rows for a source of type `stored`, by its name and the ending of its URL
 
 A made repository's commit is the hash of what lies in it.
 """
@@ -156,15 +156,23 @@ def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Co
     """
     texts: list[str] = []
     examples: list[Example] = []
-    files = {file.relative_to(folder).as_posix(): file for folder in folders[::-1] for file in (folder / "hub").rglob("*.jsonl")}
+    files = {file.relative_to(folder).as_posix(): file for folder in folders[::-1] for file in _made_files(folder)}
     for _, file in sorted(files.items()):
-        texts.append(file.read_text()[:LONGEST_TEXT])
-        examples += [example for _, row in layouts.read_jsonl(file) if (example := _example(row)) is not None]
+        rows = [row for _, row in layouts.read(file)]
+        text = file.read_text() if file.suffix == ".jsonl" else "\n".join(json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+        texts.append(text[:LONGEST_TEXT])
+        examples += [example for row in rows if (example := _example(row)) is not None]
     for source in ruled:
         made = procedural.arithmetic(source) if isinstance(source, Arithmetic) else procedural.constraints(source)
         texts += [f"{example.messages[-1]['content']} {example.answer}" for example in made]
         examples += made
     return texts, [dialogue for example in examples for dialogue in _dialogues(example)]
+
+
+def _made_files(folder: Path) -> list[Path]:
+    """Those with rows, of the hub and of object stores."""
+    stored = [file for file in (folder / "stored").glob("*") if layouts.ending(file) in layouts.READERS]
+    return [*(folder / "hub").rglob("*.jsonl"), *stored]
 
 
 def judging() -> list[dict[str, Any]]:

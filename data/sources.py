@@ -171,13 +171,17 @@ def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, ou
     """All rows of a benchmark as items, asked and scored as a form says.
 
     Raises:
-        SourceError: more rows than the source allows lack what the form reads from them, too few worked examples, or fewer rows than
-            `count`.
+        SourceError: more rows than the source allows lack what the form reads from them or give verifiers that are none, too few
+            worked examples, or fewer rows than `count`.
         StoreError: what it names cannot be fetched.
     """
     name, rows = raw(source, outside)
     examples = list(raw(shots.source, outside)[1]) if shots else None
-    made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None)
+
+    def problem(item: dict[str, Any]) -> str | None:
+        return row_problem(item, "item", outside.check_verifier)
+
+    made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
     bad = [BadRow(place, reason, _text(row)[:EXCERPT]) for place, row, reason in made.bad]
     _refuse_too_many(name, bad, len(made.items) + len(bad), _allowed_of(source))
     return _counted(name, with_ids(made.items), bad, made.left_out | {"malformed": len(bad)}, source)

@@ -58,7 +58,7 @@ def _decoded(value: Any) -> Any:
             return value
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 value = ast.literal_eval(value)
             except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -68,7 +68,9 @@ def _decoded(value: Any) -> Any:
 
 def _constraint(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping) and "func_name" in given:
-        arguments = {name: value for name, value in given.items() if name != "func_name" and value is not None}
+        if not isinstance(given["func_name"], str):
+            raise ValueError(f"func_name {given['func_name']!r:.80} is no text")
+        arguments = _used({name: value for name, value in given.items() if name != "func_name"})
         if isinstance(arguments.get("options"), str):
             arguments["options"] = [arguments["options"]]
         return {"name": "constraint", "function": given["func_name"], "arguments": arguments}
@@ -82,9 +84,25 @@ def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
     """IFEval's instructions: ids, and of each the arguments, null or absent where unused.
 
     Raises:
-        ValueError: these are no lists of one length.
+        ValueError: these are no lists of one length, an id is no text, or arguments are neither a mapping nor None.
     """
     if not isinstance(ids, list) or not isinstance(arguments, list) or len(ids) != len(arguments):
         raise ValueError("the ids of instructions and their arguments are not lists of one length")
-    used = [{key: value for key, value in (one or {}).items() if value is not None} for one in arguments]
-    return [{"id": name, **given} for name, given in zip(ids, used, strict=True)]
+    for name, given in zip(ids, arguments, strict=True):
+        if not isinstance(name, str):
+            raise ValueError(f"the id {name!r:.80} of an instruction is no text")
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(f"the arguments {given!r:.80} of instruction {name} are no mapping")
+    return [{"id": name, **_used(given or {})} for name, given in zip(ids, arguments, strict=True)]
+
+
+def _used(arguments: Mapping[Any, Any]) -> dict[str, Any]:
+    """Those that have a value.
+
+    Raises:
+        ValueError: one has no text for a name, which Python literals allow.
+    """
+    for name in arguments:
+        if not isinstance(name, str):
+            raise ValueError(f"argument {name!r:.80} has no text for a name")
+    return {name: value for name, value in arguments.items() if value is not None}

@@ -25,7 +25,8 @@ $ pedigree plan olmo2_1b --json
 
 `plan` has what follows beside its own estimates. It is the block `published` of a recipe (`configs/published.py`), which is no part of any
 stage's identity; a recipe that extends another inherits the fields that it does not give. The report shows published scores beside those
-that were measured. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), as published scores come without an interval.
+that were measured. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), of the stage where they are
+largest, as published scores come without an interval.
 
 In the tables of numbers a line is one of the recipe, and its source is a line of the first document that its head names, a table of the
 paper, or what it says itself.

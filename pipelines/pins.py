@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from configs.datasets import Hub, hub_sources
 from configs.document import ConfigError, Problem
 from configs.graph import Graph
 from configs.hub import PIN_ME
-from configs.pinning import OpenRevision, open_revisions, pinned
+from configs.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
 from configs.problems import UsageProblem
 from configs.project import Project
 from configs.recipe import load_recipes, recipe_file
@@ -86,27 +86,43 @@ def pin(project: Project, recipe: str) -> list[Pinned]:
     Comments and layout stay; a file is written whole or not at all. What cannot be told stays open, and is returned with the reason.
 
     Raises:
-        ConfigError: the recipe cannot be loaded.
+        ConfigError: the recipe cannot be loaded, or one repository would get the commit of another.
         UsageProblem: a file cannot be written, or was edited meanwhile.
     """
     graphs = load_recipes(project.recipes, recipe)
-    files = dict.fromkeys(recipe_file(project.recipes, graph.source).resolve() for graph in graphs)
+    files = {file: file.read_bytes() for file in (recipe_file(project.recipes, graph.source).resolve() for graph in graphs)}
+    _refuse_inherited(files, {repo.name for graph in graphs for repo in unpinned(graph, graph.nodes)})
+    revisions = {file: open_revisions(before.decode(), file.name) for file, before in files.items()}
     known: dict[Repository, Pinned] = {}
-    return [found for file in files for found in _pin_file(file, known)]
+    return [found for file, before in files.items() for found in _pin_file(file, before, revisions[file], known)]
 
 
-def _pin_file(file: Path, known: dict[Repository, Pinned]) -> list[Pinned]:
-    before = file.read_bytes()
-    text = before.decode()
+def _refuse_inherited(files: Mapping[Path, bytes], repos: Collection[str]) -> None:
+    """Says where one of these repositories, whose revisions are open, inherits `pin me` from another that stands in its parent's place.
+
+    Raises:
+        ConfigError: all of these places.
+    """
+    problems = [
+        Problem(file.name, line, f"{repo} stands here without a revision of its own, and would get the commit of another: {BESIDE}")
+        for file, text in files.items()
+        for repo, line in without_revision(text.decode())
+        if repo in repos
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _pin_file(file: Path, before: bytes, revisions: Sequence[OpenRevision], known: dict[Repository, Pinned]) -> list[Pinned]:
     found: dict[OpenRevision, Pinned] = {}
-    for revision in open_revisions(text, file.name):
+    for revision in revisions:
         repo = Repository("dataset" if revision.is_dataset else "model", revision.repo, PIN_ME)
         if repo not in known:
             known[repo] = _newest(file, revision, repo)
         found[revision] = Pinned(file, revision.line, repo.name, known[repo].commit, known[repo].problem)
     commits = {revision: one.commit for revision, one in found.items() if one.commit}
     if commits:
-        _write(file, before, pinned(text, commits).encode())
+        _write(file, before, pinned(before.decode(), commits).encode())
     return list(found.values())
 
 

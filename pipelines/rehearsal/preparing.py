@@ -36,9 +36,9 @@ from configs.project import Project
 from configs.rating import EndpointJudge
 from configs.recipe import load_recipes
 from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families, family_of
-from configs.rehearsing import MADE_ROWS, MOST_SLOTS, ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
-from data import hub, rehearsal
-from data.artifacts import write_text
+from configs.rehearsing import FILE_ROWS, MADE_ROWS, MOST_SLOTS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from data import hub, layouts, rehearsal
+from data.artifacts import write_bytes, write_text
 from data.provenance import CODE_ROOT
 from pipelines.estimate.shapes import known_shape
 from pipelines.jobs.context import RunContext, Watch, unwatched
@@ -107,7 +107,7 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
     for graph in graphs:
         for node in graph.own:
             for source in _sources(node):
-                problem = _missing(node, source, folders, known)
+                problem = _missing(real.root, node, source, folders, known)
                 if problem:
                     problems.append(Problem(graph.recipe, None, f"stage {node.name}: {problem}"))
     if problems:
@@ -134,9 +134,8 @@ def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: 
     for one in graphs:
         text, changed = rehearsed(one, Path(name).stem, stand, written.get(one.extends, ()))
         write_text(project.recipes / f"{rehearsed_name(one.recipe)}.yaml", text)
+        changed += [change for node in one.own for change in _lay_files(real, project, node)]
         changes += [change for change in changed if change.where in graph.nodes]
-        for node in one.own:
-            _lay_files(real, project, node)
     return Rehearsal(graph, project, rehearsed_name(graph.recipe), Path(name).stem, mirror, tuple(changes))
 
 
@@ -153,21 +152,28 @@ def lay_project(project: Project) -> None:
 # --- the outside -------------------------------------------------------------------------------------------------------
 
 
-def _sources(node: Node) -> Iterator[Any]:
+def _sources(node: Node) -> list[Any]:
+    return [source for _, source in _placed_sources(node)]
+
+
+def _placed_sources(node: Node) -> Iterator[tuple[str, Any]]:
+    """(path of the field, source) of whatever a stage takes from outside."""
     if isinstance(node.config, PrepareData):
-        yield from node.config.sources
+        yield from ((f"sources.{number}", source) for number, source in enumerate(node.config.sources))
         if node.config.shots:
-            yield node.config.shots.source
+            yield "shots.source", node.config.shots.source
     elif isinstance(node.config, SourceModel):
-        yield node.config.source
+        yield "source", node.config.source
 
 
-def _missing(node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:
+def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:
     try:
         if isinstance(source, Hub):
             rehearsal.data_set(source.repo, folders)
         elif isinstance(source, Stored):
             rehearsal.stored_rows(source, folders)
+        elif isinstance(source, Files) and not (root / source.path).exists():
+            return f"{source.path} does not exist in the project: put it there, or change the config that names it"
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
             return (
                 f"nobody has described the model {_family_name(source)}, so that none of its kind can be made: write its architecture and "
@@ -273,21 +279,21 @@ def _made_model(node: Node, family: ModelFamily, texts: list[str], dialogues: li
     return rehearsal.made_once(f"models/{rehearsal.fingerprint(plan)[:40]}", make)
 
 
-def _lay_files(real: Project, project: Project, node: Node) -> None:
-    """The project's own files, cut to a few rows."""
-    for source in _sources(node):
-        if isinstance(source, Files):
-            _cut(real.root / source.path, project.root / source.path)
+def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:
+    """Puts the project's own files there, cut to a few rows; gives the sources that lost some."""
+    for place, source in _placed_sources(node):
+        if isinstance(source, Files) and _cut(real.root / source.path, project.root / source.path):
+            yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
 
 
-def _cut(source: Path, target: Path) -> None:
+def _cut(source: Path, target: Path) -> bool:
+    """Whether something was left out."""
     if source.is_dir():
-        for file in source.rglob("*.*"):
-            _cut(file, target / file.relative_to(source))
-        return
+        return any([_cut(file, target / file.relative_to(source)) for file in source.rglob("*.*") if file.is_file()])
+    rows = layouts.first_rows(source, FILE_ROWS)
+    if rows is not None:
+        write_bytes(target, rows)
+        return True
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.suffix != ".jsonl":
-        shutil.copyfile(source, target)
-        return
-    with source.open() as stream:
-        write_text(target, "".join(line for line, _ in zip(stream, range(ROWS * 2), strict=False)))
+    shutil.copyfile(source, target)
+    return False

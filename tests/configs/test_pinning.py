@@ -67,6 +67,16 @@ def test_one_without_a_repository_beside_it_is_told_by_its_line():
         open_revisions("stages:\n  base:\n    source: {revision: pin me}\n", "r.yaml")
 
 
+def test_one_that_another_repository_merges_in_is_told_by_its_line():
+    """Or the commit of the first would become that of the second."""
+    text = "stages:\n  a: {source: &s {repo: lab/one, revision: pin me, split: train}}\n  b:\n    source: {<<: *s, REPO}\n"
+    says = r"r.yaml:4: lab/two takes the `pin me` of lab/one by `<<`: write `revision: pin me` beside its `repo`"
+    with pytest.raises(ConfigError, match=says):
+        open_revisions(text.replace("REPO", "repo: lab/two"), "r.yaml")
+    assert [one.repo for one in open_revisions(text.replace("REPO", "repo: lab/one, config: main"), "r.yaml")] == ["lab/one"]
+    assert [one.repo for one in open_revisions(text.replace("REPO", f"repo: lab/two, revision: {A}"), "r.yaml")] == ["lab/one"]
+
+
 @pytest.mark.parametrize("moving", ["main", "v1.0", "a" * 39, "A" * 40, "pin  me", ""])
 @pytest.mark.parametrize(("config", "more"), [(HubModel, {}), (Hub, {"split": "train"})])
 def test_names_that_move_are_refused(config, more, moving):

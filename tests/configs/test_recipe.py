@@ -475,12 +475,13 @@ def test_an_unseen_suite_shares_no_file_with_rows_or_with_a_dev_suite(recipes, r
     ],
 )
 def test_an_unseen_suite_shares_no_split_with_rows(recipes, rows, shares):
-    place = f"type: hub, repo: lab/sums, revision: {'a' * 40}"
-    recipes.write("chain", UNSEEN.replace(OTHER_SUMS, f"{{{place}, split: test}}").replace(SUMS, f"{{{place}, {rows}}}", 1))
-    if shares:
-        assert "stage suite: is a dev suite of the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
-    else:
-        recipes.load("chain")
+    for commit in ("a" * 40, "b" * 40):  # another one has most of the same rows
+        unseen, dev = (f"{{type: hub, repo: lab/sums, revision: {what}}}" for what in (f"{'a' * 40}, split: test", f"{commit}, {rows}"))
+        recipes.write("chain", UNSEEN.replace(OTHER_SUMS, unseen).replace(SUMS, dev, 1))
+        if shares:
+            assert "stage suite: is a dev suite of the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
+        else:
+            recipes.load("chain")
 
 
 @pytest.mark.parametrize(("configs", "shares"), [("[a, b]", True), ("b, config_as: part", True), ("[c, d]", False)])

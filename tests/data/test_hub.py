@@ -116,6 +116,8 @@ def test_several_configurations_follow_each_other_and_give_their_names(hub, onli
     assert [place for place, _ in both["value"]["rows"]][:2] == ["lab/sums/other/train[0]", "lab/sums/main/train[0]"]
     chosen = online.ask("rows", source(hub, config="other", config_as="part", columns={"prompt": "question"}))
     assert chosen["value"]["rows"] == [["lab/sums/train[0]", {"prompt": "e", "part": "other"}]]
+    chosen = online.ask("rows", source(hub, config="other", config_as="answer", columns={"prompt": "question"}))
+    assert chosen["value"]["rows"] == [["lab/sums/train[0]", {"prompt": "e", "answer": "other"}]]  # theirs was not chosen
 
 
 def test_reading_rows_loads_no_torch(hub, tmp_path):
@@ -265,6 +267,7 @@ def test_a_mirror_is_read_instead_of_the_hub_and_gives_the_same_rows(hub, online
 def test_what_nothing_proves_is_marked(hub, online, mirror):
     folder = lay(mirror)
     (mark,) = online.ask("rows", source(hub))["value"]["marks"]
+    assert online.ask("rows", source(hub, config=["main", "other"]))["value"]["marks"] == [mark]
     assert mark.startswith("hub data set lab/sums was read from a mirror that does not say that it is of commit")
     (folder / "REVISION").write_text(commits(hub)[0] + "\n")
     (mark,) = online.ask("rows", source(hub))["value"]["marks"]
@@ -298,6 +301,9 @@ def test_what_hf_download_has_laid_there_is_proved_by_its_notes(hub, online, mir
     answer = read()["value"]
     assert answer["marks"] == [] if kind == "dataset" else answer["unproved"] is None
     assert online.ask("newest", kind, place.partition("/")[2]) == {"value": commit}
+    if kind == "model":
+        (mirror / place / "chat_template.jinja").write_bytes(b"another's")
+        assert "holds no hashes to prove it" in read()["value"]["unproved"]
     changed = mirror / place / {"dataset": "main/train-00001-of-00002.parquet", "model": "tokenizer.json"}[kind]
     changed.write_bytes(changed.read_bytes() + b" ")
     assert f"{changed} was changed since it was laid there" in read()["error"]
@@ -313,6 +319,40 @@ def test_a_mirror_of_two_commits_is_none(hub, online, mirror):
         shutil.copy(mirror / commits(hub)[1] / name, mirror / "datasets" / "lab" / "sums" / name)
     assert f"train-00001-of-00002.parquet is of commit {commits(hub)[1]}, not of" in online.ask("rows", source(hub))["error"]
     assert "has files of 2 commits" in online.ask("newest", "dataset", "lab/sums")["error"]
+
+
+def leading_to(path: str) -> dict[str, bytes]:
+    """A repository whose card has this file for its rows."""
+    return {"README.md": f"---\nconfigs:\n- config_name: main\n  data_files:\n  - {{split: train, path: '{path}'}}\n---\n".encode()}
+
+
+@pytest.mark.parametrize("way", ["up", "absolute", "down and up"])
+@pytest.mark.parametrize("place", ["hub", "mirror"])
+def test_a_card_reaches_no_file_outside_of_its_repository(hub, online, mirror, tmp_path, way, place):
+    victim = tmp_path / "victim.jsonl"
+    victim.write_bytes(jsonl(question("secret")))
+    up = "../" * 30 + str(victim)[1:]
+    files = leading_to({"up": up, "absolute": str(victim), "down and up": f"data/{up}"}[way]) | {"data/train.jsonl": jsonl(question("f"))}
+    if place == "mirror":
+        lay(mirror, files, "datasets/lab/hostile")
+        commit = "c" * 40
+    else:
+        online.ask("set_mirror", None)
+        commit = hub.commit("datasets/lab/hostile", files)
+    answer = online.ask("rows", {"repo": "lab/hostile", "revision": commit, "split": "train"})
+    assert answer.get("kind") == "HubError" and "victim.jsonl', which is none of its files" in answer["error"], answer
+    assert victim.read_bytes() == jsonl(question("secret")) and not victim.is_symlink()
+
+
+def test_links_of_a_mirror_stay_in_its_folder(hub, online, mirror, tmp_path):
+    folder = lay(mirror, leading_to("data.jsonl") | {"kept/rows.jsonl": jsonl(question("f"))}, "datasets/lab/linked")
+    (tmp_path / "victim.jsonl").write_bytes(jsonl(question("secret")))
+    wanted = {"repo": "lab/linked", "revision": "c" * 40, "split": "train"}
+    (folder / "data.jsonl").symlink_to("kept/rows.jsonl")
+    assert questions(online.ask("rows", wanted)) == ["f"]
+    (folder / "data.jsonl").unlink()
+    (folder / "data.jsonl").symlink_to(tmp_path / "victim.jsonl")
+    assert "data.jsonl', which is none of its files" in online.ask("rows", wanted)["error"]
 
 
 @pytest.mark.parametrize(("given", "says"), [("some/folder", "is relative, and jobs run in folders of their"), ("/none", "is no folder")])

@@ -1,9 +1,11 @@
 """What stands for the hub in a rehearsal: made data sets and models as a mirror that is whole or not there."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
+from pyarrow import Table, parquet
 
 from configs.datasets import Arithmetic, Hub, Stored
 from configs.hub import COMMIT
@@ -19,8 +21,6 @@ SET = "allenai/RLVR-GSM"
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PEDIGREE_CACHE", str(tmp_path / "cache"))
-
-
 
 
 def test_the_mirror_has_every_byte_of_the_made_rows_under_a_commit_that_follows_from_them(monkeypatch):
@@ -86,7 +86,7 @@ def test_what_nobody_has_made_is_named_with_the_folder_where_it_belongs(tmp_path
     with pytest.raises(HubError, match=rf"data set some/set has no made rows .* {tmp_path}/hub/datasets/some/set"):
         rehearsal.data_set("some/set", [tmp_path, rehearsal.SHIPPED])
     stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://bucket/some.jsonl", "sha256": "a" * 64})
-    with pytest.raises(HubError, match=rf"source logs has no made rows .* {tmp_path}/stored/logs.jsonl|{tmp_path}"):
+    with pytest.raises(HubError, match=rf"source logs has no made rows .* {tmp_path}/stored/logs.jsonl"):
         rehearsal.stored_rows(stored, [tmp_path])
 
 
@@ -107,6 +107,23 @@ def test_made_models_learn_right_answers_and_others_so_that_rewards_differ():
     first = json.loads(rows[0])
     said = [one["answer"] for one in dialogues if one["messages"] == first["messages"]]
     assert sorted(verify({"name": "gsm8k", "answer": first["ground_truth"]}, answer).score or 0.0 for answer in said) == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".json", ".parquet"])
+def test_made_models_learn_rows_of_stored_sources_too(tmp_path, ending):
+    (tmp_path / "stored").mkdir()
+    file, row = tmp_path / "stored" / f"logs{ending}", {"prompt": "Hullo?", "completion": "Yes, quite."}
+    match ending:
+        case ".parquet":
+            parquet.write_table(Table.from_pylist([row]), file)
+        case ".json":
+            file.write_text(json.dumps([row]))
+        case _:
+            line = json.dumps(row).encode() + b"\n"
+            file.write_bytes(gzip.compress(line) if ending == ".jsonl.gz" else line)
+    texts, dialogues = rehearsal.texts_and_dialogues([tmp_path, rehearsal.SHIPPED], [])
+    assert {"messages": [{"role": "user", "content": "Hullo?"}], "answer": "Yes, quite."} in dialogues
+    assert any("Hullo?" in text and "Yes, quite." in text for text in texts)
 
 
 def test_a_made_judge_learns_all_ratings_in_the_form_that_is_read():

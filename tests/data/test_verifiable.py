@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from configs.datasets import Files
 from data import layouts
+from data.sources import Outside, load
 from data.verifiable import verifier_of
 from stages.core.verifiers import check, verify
 
@@ -47,6 +49,12 @@ REFUSED = [
     ("ifeval", "no_comma", "neither JSON nor a Python literal"),
     ("ifeval", "{'a': 1}", "names neither"),
     ("ifeval", {"instruction_id": ["a", "b"], "kwargs": [None]}, "of one length"),
+    ("ifeval", "[" * 100_000, "neither JSON nor a Python literal"),
+    ("ifeval", '[{"instruction_id": ["a"], "kwargs": ["x"]}]', "arguments 'x' of instruction a are no mapping"),
+    ("ifeval", '[{"instruction_id": [["a"]], "kwargs": [null]}]', r"the id \['a'\] of an instruction is no text"),
+    ("ifeval", '{"func_name": {"a": 1}}', "func_name {'a': 1} is no text"),
+    ("ifeval", "{'func_name': 'verify_bullet_points', 1: 2}", "argument 1 has no text for a name"),
+    ("ifeval", "[{'instruction_id': ['a'], 'kwargs': [{1: 2}]}]", "argument 1 has no text for a name"),
 ]
 
 
@@ -54,6 +62,15 @@ REFUSED = [
 def test_what_is_no_verifier_is_refused_by_name(dataset, truth, why):
     with pytest.raises(ValueError, match=why):
         verifier_of(dataset, truth)
+
+
+def test_rows_whose_ground_truth_is_nonsense_are_counted(tmp_path):
+    messages = [{"role": "user", "content": "Hello?"}]
+    rows = [{"messages": messages, "dataset": dataset, "ground_truth": truth} for dataset, truth, _ in (*ROWS, *REFUSED)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = Files.model_validate({"type": "files", "path": "rows.jsonl", "max_bad_rows": len(REFUSED)})
+    loaded = load(source, "prompt", None, Outside(files={"rows.jsonl": tmp_path / "rows.jsonl"}, check_verifier=check))
+    assert (len(loaded.rows), len(loaded.bad)) == (len(ROWS), len(REFUSED))
 
 
 def test_a_prompt_of_an_rlvr_set_is_read_with_its_verifier():

@@ -18,8 +18,8 @@ published:
   sources: [{title: A paper, url: "https://arxiv.org/abs/1"}]
   harness: by hand
   scores:
-    arithmetic: {metric: exact_match, items: 40, samples: 2, tolerance: 6, of: {base: 10, sft: 30.5, rlvr: 99}}
-    words: {metric: other, items: 3, tolerance: 1, of: {sft: 50}}
+    arithmetic: {metric: exact_match, items: 471, samples: 2, of: {base: 10, sft: 30.5, rlvr: 99}}
+    words: {metric: other, items: 3, of: {sft: 50}}
   hardware:
     sft: {gpus: 8, gpu: H100, hours: 9}
     rlvr: {gpus: 16, gpu: H100, hours: 2.5}
@@ -63,7 +63,7 @@ def test_hours_stand_beside_the_estimated_ones(graph):
 def test_scores_are_a_row_for_each_task_and_a_column_for_each_stage(graph):
     assert following.score_cells(graph) == (
         ("task", "metric", "items", "base", "sft", "rlvr", "tolerance"),
-        [("arithmetic", "exact_match", "40 x 2", "10", "30.5", "99", "±6"), ("words", "other", "3", "", "50", "", "±1")],
+        [("arithmetic", "exact_match", "471 x 2", "10", "30.5", "99", "±6"), ("words", "other", "3", "", "50", "", "±81.6")],
     )
 
 

@@ -78,6 +78,17 @@ def test_every_open_revision_gets_the_newest_commit_and_the_rest_stays(project, 
     assert (code, said) == (0, "nothing to pin: child names a commit wherever it names a repository of the hub\n")
 
 
+def test_the_commit_of_one_repository_is_never_given_to_another(project, hub):
+    """Which a child names without a revision, so that it inherits what is written for its parent's."""
+    child = "extends: whole\nstages:\n  raw:\n    sources:\n      - {type: hub, repo: lab/more, revision: pin me, split: train}\n"
+    for repo in ("lab/other", "lab/more"):  # which nobody else names, and one that is open elsewhere too
+        (project / "configs" / "recipes" / "child.yaml").write_text(f"{child}  base: {{source: {{repo: {repo}}}}}\n")
+        (project / "configs" / "recipes" / "whole.yaml").write_text(PARENT.replace("lab/model", "lab/first"))
+        code, said = typed(project, hub.url, "pin", "child")
+        assert code == 2 and f"child.yaml:6: {repo} stands here without a revision of its own" in said, said
+        assert "write `revision: pin me` beside its `repo`" in said and "pin me" in read(project, "whole")
+
+
 def test_what_cannot_be_told_stays_open_and_the_rest_is_written(project, hub, monkeypatch):
     monkeypatch.setitem(hub.repos, "models/lab/model", Repo(hub.repos["models/lab/model"].commits, gated=True))
     code, said = typed(project, hub.url, "pin", "whole")

@@ -1,5 +1,6 @@
 """Rehearsals as commands: apart from all that is real, the same after a kill, and said what they proved."""
 
+import gzip
 import json
 import os
 import shutil
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import Table, parquet
 from running_lab import Lab, until
 from typer.testing import CliRunner
 
 from configs.problems import PedigreeError
 from configs.project import Project
+from data import layouts
 from pipelines.cli.main import app
 from pipelines.jobs.processes import kill_all
-from pipelines.rehearsal.preparing import lay_project
+from pipelines.rehearsal.preparing import CannotRehearse, lay_project, prepare
 
 pytestmark = pytest.mark.slow
 COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pipelines.cli.main import main; main()"
@@ -139,9 +142,9 @@ def test_a_kill_while_it_is_prepared_is_harmless(tmp_path):
     assert Project.find(project.root) == project
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("bare")
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    root = tmp_path / "bare"
     for folder in ("configs/recipes", "configs/execution", ".dvc"):
         (root / folder).mkdir(parents=True)
     shutil.copy(Path(__file__).parents[2] / "configs" / "execution" / "cpu.yaml", root / "configs" / "execution" / "cpu.yaml")
@@ -168,3 +171,46 @@ def test_what_has_no_stand_in_is_named_with_the_place_where_it_belongs(bare, mon
     assert isinstance(done.exception, PedigreeError) and done.exception.exit_code == 2
     assert said in str(done.exception) and str(bare / "configs" / "rehearsal") in str(done.exception)
     assert not (bare / ".pedigree").exists() and "PEDIGREE_HUB" not in os.environ
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".jsonl.gz", ".json", ".parquet", "/"])
+def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
+    """Whatever they are packed in; what nobody can read is left for the stage to say."""
+    monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
+    rows = [{"prompt": f"Question {number}?", "completion": "Yes."} for number in range(100)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    path = f"data/folder{kind}" if kind == "/" else f"data/rows{kind}"
+    (bare / path if kind == "/" else bare / "data").mkdir(parents=True, exist_ok=True)
+    match kind:
+        case ".jsonl":
+            (bare / path).write_text(lines)
+        case ".jsonl.gz":
+            (bare / path).write_bytes(gzip.compress(lines.encode()))
+        case ".json":
+            (bare / path).write_text(json.dumps(rows))
+        case ".parquet":
+            parquet.write_table(Table.from_pylist(rows), bare / path)
+        case _:
+            (bare / path / "rows.jsonl").write_text(lines)
+            (bare / path / "damaged.parquet").write_bytes(b"PAR1")
+    source = f"{{type: files, path: {path.removesuffix('/')}}}"
+    stage = f"rows: {{kind: prepare_data, record: conversation, sources: [{source}]}}"
+    (bare / "configs" / "recipes" / "filed.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
+    made = prepare(Project(bare), "filed")
+    cut = made.project.root / path
+    assert [row for _, row in layouts.read(cut / "rows.jsonl" if kind == "/" else cut)] == rows[:16]
+    assert kind != "/" or (cut / "damaged.parquet").read_bytes() == b"PAR1"
+    (change,) = (change for change in made.changes if change.setting == "sources.0.path")
+    assert (change.where, change.reason) == ("filed/rows", "data") and "the first 16 rows of data/" in change.rehearsed
+
+
+def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, monkeypatch):
+    monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
+    stage = "rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: few.json}]}"
+    (bare / "configs" / "recipes" / "few.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
+    with pytest.raises(CannotRehearse, match=r"stage rows: few.json does not exist in the project: put it there"):
+        prepare(Project(bare), "few")
+    (bare / "few.json").write_text('[{"prompt":   "Yes?", "completion": "Yes."}]')
+    made = prepare(Project(bare), "few")
+    assert (made.project.root / "few.json").read_bytes() == (bare / "few.json").read_bytes()
+    assert not any(change.setting.endswith("path") for change in made.changes)

@@ -173,6 +173,19 @@ def test_choices_are_mixed_by_the_number_of_the_row_and_letters_never_change():
     assert len({item["verifier"]["answer"] for item in items}) == 4
 
 
+def test_what_is_said_of_each_choice_is_mixed_with_them():
+    form = load_form("truthfulqa")
+    mixed = form.model_copy(update={"rows": form.rows.model_copy(update={"shuffle": 7})})
+    choices = [f"choice {number}" for number in range(6)]
+    row = {"question": "Which?", "mc2_targets": {"choices": choices, "labels": [1, 0, 0, 1, 0, 0]}}
+    (item,) = forms.make(mixed, [("p", row)], task="t", source="s").items
+    order = [int(choice.rpartition(" ")[2]) for choice in item["choices"]]
+    assert order != sorted(order) and item["verifier"]["labels"] == [row["mc2_targets"]["labels"][place] for place in order]
+    for wrong in ([1, 0], "choice 3", True):
+        found = forms.make(mixed, [("p", {**row, "mc2_targets": {"choices": choices, "labels": wrong}})], task="t", source="s")
+        assert not found.items and "choices are mixed" in found.bad[0].reason
+
+
 def test_worked_examples_are_of_the_category_drawn_by_seed_and_never_items():
     rows = [{"task": task, "input": f"{task} {n}", "target": str(n)} for task in ("a", "b") for n in range(3)]
     pool = [{**row, "worked": row["input"]} for row in rows] + [
@@ -203,6 +216,19 @@ def test_a_row_that_the_form_cannot_read_is_told_with_its_place():
     assert "question" in refused("gsm8k", {"answer": "#### 3"})
     assert "there is no answer" in refused("minerva_math", {"problem": "p", "type": "t", "solution": "none"})
     assert "answer 9 is no place among 4 choices" in refused("mmlu", {**ROWS["mmlu"][0], "answer": 9})
+    assert "nested too deep" in refused("popqa", {**ROWS["popqa"][0], "possible_answers": "[" * 100_000})
+    assert "the id 1 of an instruction is no text" in refused("ifeval", {**ROWS["ifeval"][0], "instruction_id_list": [1]})
+    lettered = {"task": "sat-math", "passage": "", "question": "Which?", "options": ["(A)red", "(B)four"]}
+    assert made("agieval", [{**lettered, "label": "B"}])[0]["verifier"]["answer"] == "B"
+    assert "'AB' is not in list" in refused("agieval", {**lettered, "label": "AB"})
+
+
+def test_a_row_that_nests_deeper_than_python_reads_is_told_with_its_place():
+    """By whatever expression of a form, in its fields as in its texts."""
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert "recursion" in refused("popqa", {**ROWS["popqa"][0], "question": deep, "possible_answers": ["x"]})
     with pytest.raises(SourceError, match=r"1 worked examples do not fit the form.*\n  shot: .*question"):
         made("gsm8k", shots=[("shot", {"answer": "#### 3"})])
 
@@ -215,6 +241,12 @@ def test_bad_rows_of_a_suite_are_left_out_within_a_budget_and_listed(tmp_path):
     with pytest.raises(SourceError, match=r"max_bad_rows 0 allows 0[^$]*has no number after"):
         run_stage(tmp_path / "strict", "prepare_data", config | {"sources": [source]}, given)
     suite = run_stage(tmp_path / "loose", "prepare_data", config | {"sources": [source | {"max_bad_rows": 1}]}, given)
+    assert len(rows_of(suite)) == len(ROWS["gsm8k"]) and suite.record.metrics["bad_rows"] == 1
+    (tmp_path / "other").mkdir()
+    given = files(tmp_path / "other", rows=[*ROWS["gsm8k"], {"question": "How many?", "answer": "#### seven"}])
+    with pytest.raises(SourceError, match=r"(?s)max_bad_rows 0 allows 0.*rows.jsonl:2: .*'seven'"):
+        run_stage(tmp_path / "other strict", "prepare_data", config | {"sources": [source]}, given)
+    suite = run_stage(tmp_path / "other loose", "prepare_data", config | {"sources": [source | {"max_bad_rows": 1}]}, given)
     assert len(rows_of(suite)) == len(ROWS["gsm8k"]) and suite.record.metrics["bad_rows"] == 1
 
 
