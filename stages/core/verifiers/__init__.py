@@ -57,7 +57,7 @@ _VERIFIERS = {
     "math": _Verifier(maths.check, maths.flexible),
     "strict_math": _Verifier(maths.check, maths.strict),
     "ifeval": _Verifier(ifeval.check, ifeval.verify),
-    "constraint": _Verifier(constraints.check, constraints.verify),
+    "constraint": _Verifier(constraints.check, constraints.verify, version=2),
     "extracted": _Verifier(extraction.check, extraction.verify),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),

@@ -1,7 +1,8 @@
 """The checks of RLVR-IFeval's rows, by the names of open-instruct's functions, which its `ground_truth` gives in `func_name`.
 
 They are named like those of IFEval and differ from them: a number of words or letters is met exactly, words are divided at white
-space, paragraphs by `* * *`. A row is scored by the rule that it was made for (`open_instruct/if_functions.py` at e6c3044).
+space, paragraphs by `* * *`. An answer counts without the white space around it. A row is scored by the rule that it was made for
+(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044).
 """
 
 import json
@@ -25,7 +26,7 @@ class Function(NamedTuple):
 
 def verify(verifier: Arguments, text: str) -> Verdict:
     name = verifier["function"]
-    right = FUNCTIONS[name].holds(verifier["arguments"], text)
+    right = FUNCTIONS[name].holds(verifier["arguments"], text.strip())
     return Verdict(float(right), None, "right" if right else f"not {name}")
 
 

@@ -101,11 +101,10 @@ def test_a_process_that_ends_over_a_question_is_no_verdict():
 
 def test_the_process_outlives_the_thread_that_asked_first():
     """As each suite is verified by threads of its own."""
+    half, pids = {"name": "math", "answer": r"\frac{1}{2}"}, []
     apart.end()
-    pids = []
     for _ in range(3):
         with ThreadPoolExecutor(1) as threads:
-            half = {"name": "math", "answer": r"\frac{1}{2}"}
             given = [r"\boxed{0.50}", r"\boxed{2/4}"]
             assert [verdict.score for verdict in threads.map(lambda text: verify(half, text), given)] == [1.0, 1.0]
             pids.append(threads.submit(apart.ask, "os:getpid", (), 10.0).result())
