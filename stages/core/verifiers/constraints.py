@@ -33,15 +33,16 @@ def verify(verifier: Arguments, text: str) -> Verdict:
 def check(verifier: Arguments) -> None:
     """Raises VerifierError when the function is unknown, or an argument is missing, unknown or of another type."""
     exactly(verifier, {"name", "function", "arguments"})
-    if verifier["function"] not in FUNCTIONS:
-        raise VerifierError(f"function {verifier['function']!r} is none of {', '.join(sorted(FUNCTIONS))}")
-    wanted, given = FUNCTIONS[verifier["function"]].arguments, verifier["arguments"]
+    function, given = verifier["function"], verifier["arguments"]
+    if not isinstance(function, str) or function not in FUNCTIONS:
+        raise VerifierError(f"function {function!r} is none of {', '.join(sorted(FUNCTIONS))}")
+    wanted = FUNCTIONS[function].arguments
     if not isinstance(given, Mapping):
-        raise VerifierError(f"arguments {given!r} of {verifier['function']} are no object with named fields")
+        raise VerifierError(f"arguments {given!r} of {function} are no object with named fields")
     exactly(given, set(wanted))
     wrong = [name for name, fits in wanted.items() if not fits(given[name])]
     if wrong:
-        raise VerifierError(f"arguments {dict(given)!r}: {', '.join(wrong)} is not what {verifier['function']} takes")
+        raise VerifierError(f"arguments {dict(given)!r}: {', '.join(wrong)} is not what {function} takes")
 
 
 def _count(value: Any) -> bool:
