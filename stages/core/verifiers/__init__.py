@@ -62,7 +62,7 @@ _VERIFIERS = {
     "extracted": _Verifier(extraction.check, extraction.verify),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
-    "python": _Verifier(programs.check, programs.verify),
+    "python": _Verifier(programs.check, programs.verify, version=2),
     "choice": _Verifier(choices.check, choices.refuse),
     "mc2": _Verifier(choices.check, choices.refuse),
 }

@@ -312,6 +312,13 @@ def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
         ("Here it is:\n```python\ndef f():\n    return 1\n```\nand more", False, "def f():\n    return 1\n"),
         ("```\nx = 1\n```\n```python\nx = 2\n```", False, "x = 1\n"),
         ("```python\ncut off", False, "cut off\n"),
+        ("First:\n```bash\npip install x\n```\nThen:\n```python\ndef f(): ...\n```", False, "def f(): ...\n"),
+        ("```python3.11\nx = 1\n```", False, "x = 1\n"),
+        ("```PY title=x.py\nx = 1\n```\n", False, "x = 1\n"),
+        ("```\n```\n```py\nx = 1\n```", False, ""),
+        ("Use ```f()``` so: ```python\nx = 1\n```", False, "x = 1\n"),
+        ("```python\ndef f():\n    '''\n    ```\n    '''\n```\n", False, "def f():\n    '''\n    ```\n    '''\n"),
+        ("```text\n1\n```", False, "```text\n1\n```"),
         ("", False, ""),
     ],
 )
