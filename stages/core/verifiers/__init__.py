@@ -56,7 +56,7 @@ _VERIFIERS = {
     "gsm": _Verifier(numbers.check, numbers.gsm),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
     "math": _Verifier(maths.check, maths.flexible),
-    "strict_math": _Verifier(maths.check, maths.strict),
+    "strict_math": _Verifier(maths.check, maths.strict, version=2),
     "ifeval": _Verifier(ifeval.check, ifeval.verify),
     "constraint": _Verifier(constraints.check, constraints.verify, version=2),
     "extracted": _Verifier(extraction.check, extraction.verify),

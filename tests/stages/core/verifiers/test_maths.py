@@ -83,6 +83,15 @@ def test_flex_takes_any_place_and_strict_only_minervas():
     assert verify(strict, boxed).reason == "no answer in its place"
 
 
+@pytest.mark.parametrize(
+    ("text", "score"), [("5", 1.0), ("$5$\n", 1.0), ("x = 5", 1.0), ("6", 0.0), ("It is 5", 0.0), (r"So \boxed{5}", 0.0)]
+)
+def test_without_minervas_sentence_strict_takes_a_reply_that_is_the_answer_and_nothing_else(text, score):
+    assert verify({"name": "strict_math", "answer": "5"}, text).score == score
+    wrong = f"{text}\nFinal Answer: The final answer is $7$. I hope it is correct."
+    assert verify({"name": "strict_math", "answer": "5"}, wrong).score == 0
+
+
 def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(monkeypatch):
     monkeypatch.setattr(maths, "SECONDS", 1.0)
     began = time.monotonic()
