@@ -226,7 +226,7 @@ class Evaluate(Frozen):
     max_tokens: int | None = Field(default=None, ge=1)
     """Longest answer, in tokens, where a form allows for more: for rehearsals and small models. Part of the task's hash."""
     max_unknown: float = Field(default=0.05, ge=0, lt=1)
-    """The stage fails when more than this share of a policy's scores on a task is unknown."""
+    """The stage fails when more than this share of a policy's answers on a task has an unknown score."""
     chunk_size: int = Field(default=64, ge=1)
     resamples: int = Field(default=2000, ge=100)
     """Bootstrap resamples of items behind each 95 % interval."""

@@ -11,12 +11,11 @@ model. It knows of itself and of what its models are made from; how often a whol
 
 A suite with a form (`configs/suite_forms.py`) says itself how its answers are drawn, or its choices compared. Policies answer the same
 items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items, within categories where the
-average is over these. A score that nobody could tell is null, counted, and left out.
+average is over these. A score that nobody could tell is null, counted, and left out; the answers behind an item's score are counted each.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
@@ -27,10 +26,11 @@ from configs.training import Sampling
 from data import records
 from data.artifacts import Artifact, read_lineage, write_json, write_rows
 from data.chat import Chat
-from data.records import ItemScore
+from data.records import AnswerScore, ItemScore
 from stages.core.suite_scores import (
     Draws,
     Task,
+    answers_of,
     cut,
     metrics_of,
     score_answer,
@@ -49,6 +49,8 @@ FROZEN = ("select", "source_model")
 """Stages whose models unseen suites may be run on."""
 SHOWN_ITEMS = 8
 """Items per task in the evidence."""
+LOOK_SECONDS = 1.0
+"""Between two looks whether an answer is verified."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Suite:
     @property
     def samples(self) -> int:
         return self.form.draw.samples if self.form and self.form.draw else 1
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end an answer."""
+        return tuple(self.form.draw.stop) if self.form and self.form.draw else ()
 
     @property
     def has_programs(self) -> bool:
@@ -102,10 +109,14 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
 
     rows: list[ItemScore] = []
+
+    def verifying() -> None:
+        job.doing("verifying", len(rows), total, "items")
+
     for label, chat in chats.items():
         for suite in suites:
-            for row in scored(label, suite, answers[label, suite.label], chat, job):
-                job.doing("verifying", len(rows), total, "items")
+            for row in scored(label, suite, answers[label, suite.label], chat, job.numerics.threads, verifying):
+                verifying()
                 rows.append(row)
     refuse_unknown(config, rows)
     with job.busy("comparing policies"):
@@ -118,7 +129,13 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     write_json(job.out / "payload" / "scores.json", table)
     items = [item for suite in suites for item in suite.items]
     write_rows(job.evidence / "samples.jsonl", samples(rows, items))
-    drawn = [answer for given in answers.values() for answer in given if isinstance(answer, Generation)]
+    cut_off = [
+        is_cut_off(answer, suite, chat)
+        for label, chat in chats.items()
+        for suite in suites
+        for answer in answers[label, suite.label]
+        if isinstance(answer, Generation)
+    ]
     means: dict[str, float] = {}
     for label, policy in table["policies"].items():
         means |= {f"{label}/{task}": entry["mean"] for task, entry in policy["tasks"].items()}
@@ -129,8 +146,9 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
         **taken,
         "items": len(items),
         "rows": len(rows),
-        "truncated_share": sum(answer.finish_reason == "length" for answer in drawn) / len(drawn) if drawn else 0.0,
+        "truncated_share": sum(cut_off) / len(cut_off) if cut_off else 0.0,
         "unknown": sum(row["score"] is None for row in rows),
+        "unknown_answers": sum(is_unknown(answer) for row in rows for answer in answers_of(row)),
         "hashes": {name: task.hash for name, task in tasks.items()},
         **means,
     }
@@ -161,29 +179,50 @@ def prompt_ids(suite: Suite, item: dict[str, Any], chat: Chat) -> list[int]:
     return chat.begun(item["messages"], item["prefix"]) if "prefix" in item else chat.prompt(item["messages"])
 
 
-def by_item(suite: Suite, answers: list[Any]) -> Iterator[list[Any]]:
-    """The answers to each item, or the log-probabilities of each of its choices."""
+def parts(suite: Suite, answers: list[Any]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    """Each item with the answers to it; where choices are compared, that is one: the log-probabilities of each of its choices."""
     start = 0
     for item in suite.items:
         count = len(item["choices"]) if suite.sampling is None else suite.samples
-        yield answers[start : start + count]
+        own = answers[start : start + count]
+        yield item, [own] if suite.sampling is None else own
         start += count
 
 
-def scored(label: str, suite: Suite, answers: list[Any], chat: Chat, job: Job) -> Iterator[ItemScore]:
-    """A suite's rows, in its order; programs run in their sandboxes side by side, as many as the job has threads."""
-    with ThreadPoolExecutor(job.numerics.threads if suite.has_programs else 1) as threads:
-        yield from threads.map(lambda item, given: score(label, suite, item, given, chat), suite.items, by_item(suite, answers))
+def scored(label: str, suite: Suite, answers: list[Any], chat: Chat, workers: int, beat: Callable[[], None]) -> Iterator[ItemScore]:
+    """A suite's rows, in its order.
+
+    Programs run in their sandboxes side by side, all answers of an item too, by so many `workers`. One may wait for minutes, and many of
+    one item for longer than a job may be silent; each has its limit of time, so that `beat` is called as long as one is waited for.
+    """
+    macro = suite.form is not None and suite.form.average == "macro"
+    metrics = metrics_of(suite.form)
+    with ThreadPoolExecutor(workers if suite.has_programs else 1) as threads:
+        told = [[threads.submit(score, suite, item, one, chat) for one in asked] for item, asked in parts(suite, answers)]
+        try:
+            for (item, asked), futures in zip(parts(suite, answers), told, strict=True):
+                for future in futures:
+                    while not wait([future], timeout=LOOK_SECONDS).done:
+                        beat()
+                row = score_item(label, item, metrics, [future.result() for future in futures], macro=macro)
+                yield {**row, "logprobs": [sum(own) for own in asked[0]]} if suite.sampling is None else row
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
-def score(label: str, suite: Suite, item: dict[str, Any], given: list[Any], chat: Chat) -> ItemScore:
-    metrics, macro = metrics_of(suite.form), suite.form is not None and suite.form.average == "macro"
+def score(suite: Suite, item: dict[str, Any], given: Any, chat: Chat) -> AnswerScore:
+    """One answer by every metric; where choices are compared, the one among them."""
     if suite.sampling is None:
-        row = score_item(label, item, metrics, [score_choices(item, metrics, given)], macro=macro)
-        return {**row, "logprobs": [sum(own) for own in given]}
-    stop = suite.form.draw.stop if suite.form and suite.form.draw else ()
-    texts = [cut(chat.decode(answer.response_ids), stop) for answer in given]
-    return score_item(label, item, metrics, [score_answer(item, metrics, text) for text in texts], macro=macro)
+        return score_choices(item, metrics_of(suite.form), given)
+    return score_answer(item, metrics_of(suite.form), cut(chat.decode(given.response_ids), suite.stop))
+
+
+def is_cut_off(answer: Generation, suite: Suite, chat: Chat) -> bool:
+    """Whether an answer ended for want of tokens, and at none of the texts that end it before."""
+    if answer.finish_reason != "length":
+        return False
+    text = chat.decode(answer.response_ids) if suite.stop else ""
+    return cut(text, suite.stop) == text
 
 
 def tasks_of(suites: list[Suite]) -> dict[str, Task]:
@@ -203,18 +242,26 @@ def tasks_of(suites: list[Suite]) -> dict[str, Task]:
     return {name: Task(suite.label, suite.hash, suite.form, items[name]) for name, suite in found.items()}
 
 
+def is_unknown(answer: AnswerScore | ItemScore) -> bool:
+    return None in answer["scores"].values()
+
+
 def refuse_unknown(config: Evaluate, rows: list[ItemScore]) -> None:
-    """Raises StageError when so many scores of a policy on a task are unknown that the others say little."""
-    asked: Counter[tuple[str, str]] = Counter((row["policy"], row["task"]) for row in rows)
-    unknown = Counter((row["policy"], row["task"]) for row in rows if None in row["scores"].values())
-    for (policy, task), number in unknown.items():
-        if number / asked[policy, task] > config.max_unknown:
-            own = (row for row in rows if (row["policy"], row["task"]) == (policy, task))
-            reason = next(row["reason"] for row in own if None in row["scores"].values())
-            raise StageError(
-                f"{number} of {asked[policy, task]} scores of {policy} on {task} are unknown, more than max_unknown "
-                f"{config.max_unknown:g}: e.g. {reason}; mend what keeps them from being told, or raise max_unknown"
-            )
+    """Raises StageError when so many of a policy's answers on a task have an unknown score that the others say little, or a metric is
+    known of no item."""
+    by_task: dict[tuple[str, str], list[ItemScore]] = {}
+    for row in rows:
+        by_task.setdefault((row["policy"], row["task"]), []).append(row)
+    for (policy, task), own in by_task.items():
+        answers = [answer for row in own for answer in answers_of(row)]
+        unknown = [answer for answer in answers if is_unknown(answer)]
+        unmeasured = [metric for metric in own[0]["scores"] if all(row["scores"][metric] is None for row in own)]
+        if len(unknown) / len(answers) > config.max_unknown or unmeasured:
+            found = f"the scores of {len(unknown)} of {len(answers)} answers of {policy} on {task} are unknown"
+            mend = f"e.g. {unknown[0]['reason']}; mend what keeps them from being told"
+            if unmeasured:
+                raise StageError(f"{found}, so that no item has {', '.join(unmeasured)}: {mend}")
+            raise StageError(f"{found}, more than max_unknown {config.max_unknown:g}: {mend}, or raise max_unknown")
 
 
 def split_of(inputs: Inputs) -> str:

@@ -177,7 +177,8 @@ def judgment(
 
 def win_rate_scale(config: Judge, members: dict[str, Member]) -> float | None:
     """Logits per unit of score. A reward model's raw scores are logits of Bradley-Terry, and the score holds them divided by their
-    standard deviation (of several models, on average) and times `reward_weight`. None where the verifier alone decides: for certain."""
+    standard deviation (of several models, on average) and times `reward_weight`. None where no reward model is asked: the higher
+    score wins for certain."""
     if not members:
         return None
     return fmean(member.std for member in members.values()) / config.reward_weight

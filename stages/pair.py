@@ -18,6 +18,7 @@ from data import records
 from data.artifacts import write_json
 from data.expectations import validate
 from data.records import Answer, Judgment, Preference
+from stages.core.drawing import uniform
 from stages.core.verifiers import check
 from stages.job import Inputs, Job, StageError, only
 
@@ -171,4 +172,4 @@ def score(entry: Scored) -> float:
 
 def is_exchanged(name: str, config: Pair) -> bool:
     """Whether label noise swaps this pair: depends on its id and the seed only, not on other prompts."""
-    return int(digest([config.seed, "label_noise", name])[:12], 16) / 16**12 < config.label_noise
+    return uniform(config.seed, "label_noise", name) < config.label_noise

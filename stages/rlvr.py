@@ -264,9 +264,10 @@ def roll_out(
         for start in range(0, len(requests), ROLLOUT_CHUNK):
             chunk = requests[start : start + ROLLOUT_CHUNK]
             found += sampler.generate(chunk, sampling, [chat.eos_id], lambda _: job.progress(step, config.steps))
-        return [rollout(prompt, ids, one) for (prompt, ids, _), one in zip(drawn, found, strict=True)]
+        return [rollout(prompt, ids, one, number) for number, ((prompt, ids, _), one) in enumerate(zip(drawn, found, strict=True))]
 
-    def rollout(prompt: dict[str, Any], ids: list[int], one: Generation) -> Rollout:
+    def rollout(prompt: dict[str, Any], ids: list[int], one: Generation, number: int) -> Rollout:
+        job.doing("verifying", number)  # a verifier may take minutes, and each has its limit of time
         text = chat.decode(one.response_ids)
         score = score_of(prompt, text)
         return Rollout(prompt, ids, one, text, score, reward(score, one.finish_reason, config.reward))

@@ -59,7 +59,7 @@ def score_answer(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: s
 
 
 def score_choices(item: Mapping[str, Any], metrics: Mapping[str, Metric], logprobs: Sequence[Sequence[float]]) -> AnswerScore:
-    """A choice by its likelihood, by every metric.
+    """A choice by its likelihood, by every metric; the text is the choice that the first of them takes.
 
     Args:
         item: with its choices.
@@ -67,26 +67,28 @@ def score_choices(item: Mapping[str, Any], metrics: Mapping[str, Metric], logpro
         logprobs: [C][tokens of the choice].
     """
     sums = [sum(own) for own in logprobs]
-    return _scored(item, metrics, item["choices"][sums.index(max(sums))], lambda verifier: decide(verifier, item["choices"], logprobs))
+    likeliest = item["choices"][sums.index(max(sums))]
+    found = _scored(item, metrics, likeliest, lambda verifier: decide(verifier, item["choices"], logprobs))
+    return {**found, "text": likeliest if found["answer"] is None else found["answer"]}
 
 
 def _scored(item: Mapping[str, Any], metrics: Mapping[str, Metric], text: str, ask: Callable[[Mapping[str, Any]], Verdict]) -> AnswerScore:
-    verdicts: dict[str, Verdict | VerifierError] = {}
-    scores: dict[str, float | None] = {}
-    first: Verdict | VerifierError | None = None
+    """The answer is what the first metric read; the reason is the first metric's, or that of the first one whose score is unknown."""
+    by_verifier: dict[str, Verdict | VerifierError] = {}
+    found: dict[str, Verdict | VerifierError] = {}
     for name, verifier in verifiers_of(item, metrics).items():
         key = digest(verifier)
-        if key not in verdicts:
+        if key not in by_verifier:
             try:
-                verdicts[key] = ask(verifier)
+                by_verifier[key] = ask(verifier)
             except VerifierError as error:
-                verdicts[key] = error
-        found = verdicts[key]
-        first = first or found
-        scores[name] = None if isinstance(found, VerifierError) else found.score
-    if isinstance(first, Verdict):
-        return {"text": text, "answer": first.answer, "scores": scores, "reason": first.reason}
-    return {"text": text, "answer": None, "scores": scores, "reason": f"unknown: {first}"}
+                by_verifier[key] = error
+        found[name] = by_verifier[key]
+    scores = {name: None if isinstance(one, VerifierError) else one.score for name, one in found.items()}
+    first = next(iter(found.values()))
+    unknown = next((f"unknown: {one}" for one in found.values() if isinstance(one, VerifierError)), None)
+    answer, reason = (first.answer, first.reason) if isinstance(first, Verdict) else (None, "")
+    return {"text": text, "answer": answer, "scores": scores, "reason": unknown or reason}
 
 
 def score_item(
@@ -118,6 +120,11 @@ def score_item(
     if len(answers) > 1:
         row["answers"] = [*answers]
     return row
+
+
+def answers_of(row: ItemScore) -> Sequence[AnswerScore | ItemScore]:
+    """All answers behind a row: several, or the row's own."""
+    return row.get("answers", [row])
 
 
 def _over_answers(metric: Metric, scores: Sequence[float | None]) -> float | None:
@@ -180,9 +187,9 @@ def tabulate(
     Returns:
         {"tasks": {task: {suite, hash, metric, average, samples, categories}},
          "policies": {label: {"tasks": {task: {n, mean, low, high}}, "mean": mean over tasks,
-                              "metrics": {task: {metric: {n, unknown, mean, low, high}}},
+                              "metrics": {task: {metric: {n, unknown, unknown_answers, mean, low, high}}},
                               "categories": {task: {category: mean}}}},
-         "differences": [{candidate, baseline, task, n, mean, low, high}]}
+         "differences": [{candidate, baseline, task, n, mean, low, high}], where an item at least is known of both}
     """
     by_policy: dict[str, dict[str, list[ItemScore]]] = {label: {} for label in labels}
     for row in rows:
@@ -200,9 +207,10 @@ def tabulate(
             "categories": {name: _categories(tasks[name], primary[label][name]) for name in by_task},
         }
     differences = [
-        {"candidate": candidate, "baseline": baseline, "task": name, **_difference(tasks[name], scores, primary[baseline][name], draws)}
+        {"candidate": candidate, "baseline": baseline, "task": name, **tasks[name].estimate(tasks[name].primary, both, draws)}
         for baseline, candidate in comparisons
         for name, scores in primary[candidate].items()
+        if (both := _differences(scores, primary[baseline][name]))
     ]
     return {"tasks": {name: task.told() for name, task in tasks.items()}, "policies": policies, "differences": differences}
 
@@ -216,7 +224,9 @@ def _metrics(task: Task, rows: Sequence[ItemScore], draws: Draws) -> dict[str, d
     found = {}
     for metric in metrics_of(task.form):
         known = _known(rows, metric)
-        found[metric] = {"unknown": len(rows) - len(known), **task.estimate(metric, known, draws)}
+        unknown_answers = sum(answer["scores"][metric] is None for row in rows for answer in answers_of(row))
+        counts = {"unknown": len(rows) - len(known), "unknown_answers": unknown_answers}
+        found[metric] = {**counts, **task.estimate(metric, known, draws)}
     return found
 
 
@@ -230,7 +240,6 @@ def _categories(task: Task, scores: Mapping[str, float]) -> dict[str, float]:
     return {category: sum(own) / len(own) for category, own in sorted(by_category.items())}
 
 
-def _difference(task: Task, candidate: Mapping[str, float], baseline: Mapping[str, float], draws: Draws) -> dict[str, float]:
-    """Over items whose score is known of both."""
-    both = {name: score - baseline[name] for name, score in candidate.items() if name in baseline}
-    return task.estimate(task.primary, both, draws)
+def _differences(candidate: Mapping[str, float], baseline: Mapping[str, float]) -> dict[str, float]:
+    """Id → difference, of items whose score is known of both."""
+    return {name: score - baseline[name] for name, score in candidate.items() if name in baseline}

@@ -1,7 +1,7 @@
 """Ratings of answers by a language model: a policy that vLLM runs here, or an endpoint.
 
 One question for each answer and rubric, the rubrics of one answer after each other: they share all but their ends, which caches of
-prefixes know how to use.
+prefixes know how to use. An endpoint is asked equal questions once, e.g. of two policies that answer alike.
 """
 
 from collections import Counter
@@ -119,36 +119,49 @@ def _of_endpoint(by: EndpointJudge, questions: Questions, job: Job, max_unanswer
     server = ChatServer(by, job.placement)
     replies: list[Reply | str] = ["it was not asked"] * len(questions)
     keys: dict[int, str] = {}
+    """Of the numbers that are being asked."""
+    askers: dict[str, list[int]] = {}
+    """Key → all numbers that wait for its outcome."""
+    unanswered: dict[str, NoReply] = {}
     failed: set[str] = set()
     done = 0
+
+    def settle(number: int, outcome: Reply | NoReply) -> None:
+        nonlocal done
+        if isinstance(outcome, Reply):
+            replies[number] = outcome
+        else:
+            replies[number] = outcome.reason
+            failed.add(questions.of(number)[0]["id"])
+            if len(failed) > max_unanswered_share * len(questions.completions):
+                raise _too_many(by, len(failed), len(questions.completions), max_unanswered_share, outcome)
+        done += 1
+        job.progress(done, len(questions))
 
     with KeptReplies(job) as kept:
 
         def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
-            nonlocal done
+            """Each question once: a second reply to the same one could be another, and only one of them would be kept."""
             for number in range(len(questions)):
                 body = request_body(questions.rating, questions.messages(number), questions.seed(number))
-                keys[number] = digest([by.base_url, body])
-                known = kept.get(keys[number])
-                if known is None:
-                    yield number, body
+                key = digest([by.base_url, body])
+                known = kept.get(key) or unanswered.get(key)
+                if known is not None:
+                    settle(number, known)
+                elif key in askers:
+                    askers[key].append(number)
                 else:
-                    replies[number] = known
-                    done += 1
-                    job.progress(done, len(questions))
+                    keys[number], askers[key] = key, [number]
+                    yield number, body
 
         def arrived(number: int, outcome: Reply | NoReply) -> None:
-            nonlocal done
+            key = keys.pop(number)
             if isinstance(outcome, Reply):
-                replies[number] = outcome
-                kept.keep(keys.pop(number), outcome)
+                kept.keep(key, outcome)
             else:
-                replies[number] = outcome.reason
-                failed.add(questions.of(number)[0]["id"])
-                if len(failed) > max_unanswered_share * len(questions.completions):
-                    raise _too_many(by, len(failed), len(questions.completions), max_unanswered_share, outcome)
-            done += 1
-            job.progress(done, len(questions))
+                unanswered[key] = outcome
+            for one in askers.pop(key):
+                settle(one, outcome)
 
         server.ask(unknown(), arrived, lambda: job.doing("waiting for the judge's endpoint"))
     return replies

@@ -122,6 +122,40 @@ def test_what_is_no_rating_is_null_and_so_is_the_answers_score(tmp_path):
     }
 
 
+def of_another_mind(chats, handler, body):
+    """No two replies are equal, as of a model that is served in batches."""
+    with chats.lock:
+        told = len(chats.bodies)
+    say(handler, f"Reply {told}.\nRating: {1 + told % 5}")
+
+
+def test_equal_questions_are_asked_once_and_a_job_that_goes_on_finds_the_same(tmp_path):
+    rows = [completion(number, f"answer {number // 4}") | {"messages": [{"role": "user", "content": "Q?"}]} for number in range(20)]
+    with chat_server(of_another_mind) as chats:
+        _, found, _ = judged(tmp_path / "a", chats.base_url, rows)
+        assert len(chats.bodies) == 5 * len(RUBRICS)
+        for number, row in enumerate(found):
+            assert row["ratings"] == found[number // 4 * 4]["ratings"]
+        _, again, _ = judged(tmp_path / "a", chats.base_url, rows)
+        assert again == found and len(chats.bodies) == 5 * len(RUBRICS)
+
+
+def test_a_question_without_a_reply_counts_for_all_answers_that_it_is_asked_of(tmp_path):
+    def one_declined(chats, handler, body):
+        if asked(body) == (1, "honesty"):
+            send(handler, 400, b"content_filter")
+        else:
+            rated_by_number(chats, handler, body)
+
+    rows = [completion(number, f"answer {number // 4}") | {"messages": [{"role": "user", "content": "Q?"}]} for number in range(20)]
+    with chat_server(one_declined) as chats:
+        metrics, found, _ = judged(tmp_path / "a", chats.base_url, rows, max_unscored_share=0.5)
+        assert [row["score"] is None for row in found] == [4 <= number < 8 for number in range(20)]
+        assert metrics["failures"] == 4 and len(chats.bodies) == 5 * len(RUBRICS)
+        with pytest.raises(StageError, match=r"no rating for \d of 20 answers, more than 10%"):
+            judged(tmp_path / "b", chats.base_url, rows, max_unscored_share=0.1)
+
+
 def test_an_answer_that_states_its_own_rating_gets_the_judges_or_none(tmp_path):
     """Of a judge that keeps to the form the answer has its rating; of one that repeats the answer it has none, and never the 5."""
     rows = answers(20)

@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from models import a_job, config_of, curve, dataset, kill, publish, run, run_job, start_job
@@ -20,7 +21,7 @@ from pipelines.jobs.processes import processes_of
 from stages.engines import sampler
 from stages.engines.sampler import Generation
 from stages.job import StageError
-from stages.rlvr import Rollout, refuse, reward, reward_numbers, rollout_sampler, score_of, usable_prompts
+from stages.rlvr import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
 
 ONE_THREAD = Numerics(threads=1)
 FIELDS = {
@@ -206,6 +207,19 @@ def test_a_missing_reward_is_no_zero():
     numbers = reward_numbers(rollouts)
     assert numbers["reward"] == pytest.approx(2 / 3) and numbers["missing_rewards"] == 1
     assert (numbers["score_ifeval"], numbers["score_gsm"], numbers["truncated"]) == (1.0, 0.0, 0.25)
+
+
+def test_each_answer_that_is_verified_is_a_sign_of_work(tmp_path, monkeypatch):
+    job, told = a_job(tmp_path), []
+    monkeypatch.setattr(job, "doing", lambda *said: told.append(said))
+    sampler = SimpleNamespace(generate=lambda chunk, *_: [Generation([1], [0.0], "stop") for _ in chunk])
+    config = SimpleNamespace(
+        seed=0, samples_per_prompt=3, steps=1, sampling=None, reward=Reward(), algorithm=SimpleNamespace(advantage="group")
+    )
+    chat = SimpleNamespace(eos_id=2, decode=lambda ids: "two words")
+    given: Any = (sampler, [(prompt(1), [1]), (prompt(2), [1])], 0, config, chat, job)
+    rollouts, greedy = roll_out(*given)
+    assert told == [("verifying", number) for number in range(6)] and len(rollouts) == 6 and greedy is None
 
 
 def test_tulus_rewards_are_ten_for_a_right_answer_and_minus_ten_for_one_without_an_end():

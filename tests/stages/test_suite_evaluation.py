@@ -1,6 +1,7 @@
 """`evaluate` on suites with forms, with the real engine; and the arithmetic of their scores without one."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -13,14 +14,16 @@ from configs.datasets import PrepareData
 from configs.execution import Numerics
 from configs.frozen import Given
 from configs.suite_forms import Form, load_form
+from configs.training import Sampling
 from data.artifacts import Artifact, Record, content_hash, open_artifact, read_rows, scan, write_json
 from data.records import FORM_FILE
+from stages import evaluate
 from stages.core import suite_scores
 from stages.core.pass_at_k import pass_at_k
-from stages.core.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_item, tabulate, task_hash
+from stages.core.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
 from stages.core.verifiers import sandbox
-from stages.engines.sampler import seed_of
-from stages.evaluate import refuse_unknown, sampling_of, seed_parts
+from stages.engines.sampler import Generation, seed_of
+from stages.evaluate import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
 from stages.job import StageError
 
 ONE_THREAD = Numerics(threads=1)
@@ -82,7 +85,7 @@ def test_an_item_of_twenty_programs_is_scored_by_the_unbiased_estimate():
     metrics = metrics_of(load_form("humaneval"))
     row = score_item("p", item | {"id": "i"}, metrics, answers(2, 18))
     assert row["scores"] == {"pass_at_10": pytest.approx(1 - 90 / 380), "pass_at_1": pytest.approx(0.1)}
-    assert len(row["answers"]) == 20
+    assert len(row.get("answers", [])) == 20
     unsure = score_item("p", item | {"id": "i"}, metrics, answers(2, 13, unknown=5))
     assert unsure["scores"]["pass_at_10"] == pytest.approx(pass_at_k(15, 2, 10))  # of those that are known
     assert score_item("p", item | {"id": "i"}, metrics, answers(2, 3, unknown=15))["score"] is None  # 5 known answers are no 10
@@ -132,8 +135,112 @@ def test_too_many_unknown_scores_are_a_failure_that_names_the_reason():
     config = Evaluate.model_validate({"max_unknown": 0.25})
     rows = [scored("p", str(number), None if number < 1 else 1.0) for number in range(4)]
     refuse_unknown(config, rows)
-    with pytest.raises(StageError, match=r"2 of 4 scores of p on t are unknown, more than max_unknown 0\.25: e\.g\. r"):
+    with pytest.raises(StageError, match=r"2 of 4 answers of p on t are unknown, more than max_unknown 0\.25: e\.g\. r"):
         refuse_unknown(config, [*rows[:3], scored("p", "3", None)])
+
+
+def test_unknown_answers_are_counted_among_all_samples_and_not_hidden_in_an_items_score():
+    (item,) = made("humaneval")
+    metrics = metrics_of(load_form("humaneval"))
+    rows = [score_item("p", item | {"id": name}, metrics, answers(1, 18, unknown=1)) for name in "ab"]
+    assert all(row["score"] is not None for row in rows)
+    refuse_unknown(Evaluate.model_validate({"max_unknown": 0.05}), rows)
+    with pytest.raises(StageError, match=r"2 of 40 answers of p on humaneval are unknown, more than max_unknown 0: e\.g\. "):
+        refuse_unknown(Evaluate.model_validate({"max_unknown": 0.0}), rows)
+    metrics = tabulate(rows, ["p"], {"humaneval": task(load_form("humaneval"), a={}, b={})}, [], DRAWS)["policies"]["p"]["metrics"]
+    assert {name: (one["unknown"], one["unknown_answers"]) for name, one in metrics["humaneval"].items()} == {
+        "pass_at_10": (0, 2), "pass_at_1": (0, 2),
+    }  # fmt: skip
+
+
+def test_a_metric_that_no_item_has_is_a_failure_however_many_unknown_scores_are_allowed():
+    (item,) = made("humaneval")
+    rows = [score_item("p", item | {"id": "a"}, metrics_of(load_form("humaneval")), answers(1, 8, unknown=11))]
+    with pytest.raises(StageError, match="11 of 20 answers of p on humaneval are unknown, so that no item has pass_at_10: "):
+        refuse_unknown(Evaluate.model_validate({"max_unknown": 0.9}), rows)
+
+
+def test_policies_of_which_no_item_is_known_of_both_are_not_compared():
+    scores = {"p": (1.0, None), "q": (None, 1.0)}
+    rows = [scored(policy, name, score) for policy, own in scores.items() for name, score in zip("ab", own, strict=True)]
+    assert tabulate(rows, ["p", "q"], {"t": task(a={}, b={})}, [("p", "q")], DRAWS)["differences"] == []
+
+
+def test_the_reason_of_an_answer_is_that_of_the_metric_whose_score_is_unknown(monkeypatch):
+    (item,) = made("mmlu")
+    monkeypatch.setattr("stages.core.verifiers.extraction.SEARCH_SECONDS", 0.05)
+    slow = {"name": "extracted", "answer": "B", "patterns": [r"((?:a|aa)+)$"]}
+    found = score_answer(item | {"others": {"exact_match": slow}}, metrics_of(load_form("mmlu")), "a" * 60 + "! (A)")
+    assert found["scores"] == {"exact_match_flex": 1.0, "exact_match": None} and found["answer"] == "A"
+    assert found["reason"].startswith("unknown: the pattern")
+
+
+def test_the_text_of_compared_choices_is_the_one_that_was_taken():
+    item = {"verifier": {"name": "choice", "answer": 1, "normalise": "tokens"}, "choices": ["no", "not at all"]}
+    found = score_choices(item, suite_scores.PLAIN, [[-2.0], [-1.0, -1.0, -1.0]])
+    assert (found["text"], found["answer"], found["scores"]) == ("not at all", "not at all", {"score": 1.0})
+
+
+class Letters:
+    """A chat whose tokens are letters."""
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(map(chr, ids))
+
+
+def drawn(text: str, ended: str = "stop") -> Generation:
+    return Generation([ord(letter) for letter in text], [], ended)  # type: ignore[arg-type]
+
+
+def suite(form: str | None, *items: dict[str, Any]) -> Suite:
+    return Suite("s", list(items), load_form(form) if form else None, Sampling(max_tokens=3), "h" * 64)
+
+
+def test_an_answer_that_ended_at_its_stop_was_not_cut_off():
+    chat: Any = Letters()
+    cases = {"a\n```": False, "a\n": True}
+    assert {text: is_cut_off(drawn(text, "length"), suite("humaneval"), chat) for text in cases} == cases
+    assert is_cut_off(drawn("a", "length"), suite(None), chat) and not is_cut_off(drawn("a"), suite(None), chat)
+
+
+def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_is_a_sign_of_work(monkeypatch):
+    """A watcher ends jobs that are silent for minutes, as long as a few programs may sleep one after the other."""
+    running, most, beats = 0, 0, []
+
+    def slow(item: Any, metrics: Any, text: str) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.2)
+        running -= 1
+        return {"text": text, "answer": None, "scores": dict.fromkeys(metrics, 1.0), "reason": "right"}
+
+    monkeypatch.setattr(evaluate, "score_answer", slow)
+    monkeypatch.setattr(evaluate, "LOOK_SECONDS", 0.05)
+    (item,) = made("humaneval")
+    given = suite("humaneval", item | {"id": "i"})
+    texts = [chr(ord("a") + number) for number in range(given.samples)]
+    chat: Any = Letters()
+    (row,) = evaluate.scored("p", given, [drawn(text) for text in texts], chat, 10, lambda: beats.append(time.monotonic()))
+    assert most == 10 and len(beats) >= 4
+    assert [answer["text"] for answer in row.get("answers", [])] == texts
+
+
+def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
+    asked = []
+
+    def without(item: Any, metrics: Any, text: str) -> Any:
+        asked.append(text)
+        raise sandbox.NoSandbox("none")
+
+    monkeypatch.setattr(evaluate, "score_answer", without)
+    chat: Any = Letters()
+    (item,) = made("humaneval")
+    items = [item | {"id": str(number)} for number in range(50)]
+    answers = [drawn("a") for _ in range(50 * 20)]
+    with pytest.raises(sandbox.NoSandbox):
+        list(evaluate.scored("p", suite("humaneval", *items), answers, chat, 2, lambda: None))
+    assert len(asked) < 1000
 
 
 def test_a_verifier_that_cannot_say_leaves_null(monkeypatch):
@@ -210,7 +317,7 @@ def policy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def evaluated(policy, tmp_path_factory):
-    """Six kinds of suites by one engine."""
+    """Seven kinds of suites by one engine."""
     folder = tmp_path_factory.mktemp("suites")
     many = [{**ROWS["truthfulqa"][0], "question": f"Are {what} birds?"} for what in ("cats", "owls", "bees")]
     letters = [{**ROWS["mmlu_mc"][0], "subject": subject, "answer": number % 4} for number in range(5) for subject in ("colour_theory",)]
@@ -222,6 +329,7 @@ def evaluated(policy, tmp_path_factory):
         "mmlu_mc": suite_of(folder / "m", "mmlu_mc", made("mmlu_mc", letters, shots=shots)),
         "drop": suite_of(folder / "d", "drop", made("drop")),
         "gsm8k": suite_of(folder / "g", "gsm8k", made("gsm8k")),
+        "minerva_math": suite_of(folder / "a", "minerva_math", made("minerva_math")),
         "humaneval": suite_of(folder / "h", "humaneval", made("humaneval"), draw=draw),
     }
     plain = {"id": "p1", "source": "s", "task": "plain", "messages": [{"role": "user", "content": "Hi"}]}
@@ -240,12 +348,12 @@ def evaluated(policy, tmp_path_factory):
 def test_suites_of_all_kinds_are_asked_by_one_engine(evaluated):
     metrics, rows, table, _ = evaluated
     assert {task: entry["samples"] for task, entry in table["tasks"].items()} == {
-        "truthfulqa": 1, "mmlu_mc": 1, "drop": 1, "gsm8k": 1, "humaneval": 12, "plain": 1,
+        "truthfulqa": 1, "mmlu_mc": 1, "drop": 1, "gsm8k": 1, "minerva_math": 1, "humaneval": 12, "plain": 1,
     }  # fmt: skip
     assert (
-        metrics["hashes"] == {task: entry["hash"] for task, entry in table["tasks"].items()} and len(set(metrics["hashes"].values())) == 6
+        metrics["hashes"] == {task: entry["hash"] for task, entry in table["tasks"].items()} and len(set(metrics["hashes"].values())) == 7
     )
-    assert metrics["rows"] == len(rows) == 2 * (3 + 5 + 1 + 1 + 1 + 1)
+    assert metrics["rows"] == len(rows) == 2 * (3 + 5 + 1 + 1 + 1 + 1 + 1)
     assert metrics["unknown"] == 0
     assert all(row["score"] == row["scores"][table["tasks"][row["task"]]["metric"]] for row in rows)
     first, second = ([{**row, "policy": ""} for row in rows if row["policy"] == label] for label in ("one", "two"))

@@ -1,4 +1,4 @@
-"""Programs that score an answer: 1.0 right, 0.0 wrong, and an error where they cannot say.
+"""Programs that score an answer: from 0.0, wrong, to 1.0, right, and an error where they cannot say.
 
 `arithmetic`, `gsm`, `gsm8k` {answer}     a number, see `numbers`
 `math`, `strict_math` {answer}            a mathematical expression, see `maths`
@@ -40,9 +40,10 @@ def verify(verifier: Fields, text: str) -> Verdict:
 
 def check(verifier: Any) -> None:
     """Raises VerifierError when this is no verifier: an unknown name, a missing or unknown argument, a value out of bounds."""
-    if not isinstance(verifier, Mapping) or verifier.get("name") not in _VERIFIERS:
+    name = verifier.get("name") if isinstance(verifier, Mapping) else None
+    if not isinstance(name, str) or name not in _VERIFIERS:
         raise VerifierError(f"verifier {verifier!r} has none of the names {', '.join(sorted(_VERIFIERS))}")
-    _VERIFIERS[verifier["name"]].check(verifier)
+    _VERIFIERS[name].check(verifier)
 
 
 def version(name: str) -> int:
@@ -55,13 +56,13 @@ _VERIFIERS = {
     "gsm": _Verifier(numbers.check, numbers.gsm),
     "gsm8k": _Verifier(numbers.check, numbers.gsm8k),
     "math": _Verifier(maths.check, maths.flexible),
-    "strict_math": _Verifier(maths.check, maths.strict),
+    "strict_math": _Verifier(maths.check, maths.strict, version=2),
     "ifeval": _Verifier(ifeval.check, ifeval.verify),
-    "constraint": _Verifier(constraints.check, constraints.verify),
+    "constraint": _Verifier(constraints.check, constraints.verify, version=2),
     "extracted": _Verifier(extraction.check, extraction.verify),
     "mentions": _Verifier(short_answers.check_mentions, short_answers.mentions),
     "drop": _Verifier(short_answers.check_drop, short_answers.drop),
-    "python": _Verifier(programs.check, programs.verify),
+    "python": _Verifier(programs.check, programs.verify, version=2),
     "choice": _Verifier(choices.check, choices.refuse),
     "mc2": _Verifier(choices.check, choices.refuse),
 }

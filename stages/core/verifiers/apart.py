@@ -2,6 +2,9 @@
 
 The process is started by the first question and answers all of them in turn; one that exceeds a limit is killed, and the next question
 starts another. A limit of Python's own (`signal.alarm`) works in main threads only, and not inside C.
+
+The kernel ends the process with the *thread* that started it (`PR_SET_PDEATHSIG`), so that a thread of its own does, which lives as long
+as this process; those that ask may come and go.
 """
 
 import atexit
@@ -11,6 +14,7 @@ import importlib
 import multiprocessing
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
@@ -25,7 +29,7 @@ START_SECONDS = 60.0
 
 
 class Unanswered(PedigreeError):
-    """A question exceeded its limit of time or memory, or the process ended over it."""
+    """A question exceeded its limit of time or memory, raised an exception, or its process ended over it."""
 
 
 class _Process:
@@ -45,17 +49,20 @@ class _Process:
 
 _lock = Lock()
 _running: list[_Process] = []
+_starter = ThreadPoolExecutor(1, "apart")
 
 
 def ask(function: str, arguments: tuple[Any, ...], seconds: float) -> Any:
     """What a function answers, given as `MODULE:NAME`.
 
     Raises:
-        Unanswered: it took longer, too much memory, or its process ended.
+        Unanswered: it took longer, too much memory, it raised an exception, or its process ended over it.
     """
     with _lock:
+        if _running and not _running[0].process.is_alive():  # between questions, which says nothing about this one
+            end()
         if not _running:
-            _running.append(_Process())
+            _running.append(_starter.submit(_Process).result())
         process = _running[0]
         try:
             if function not in process.known:
@@ -100,5 +107,5 @@ def _answer(pipe: Connection) -> None:
             try:
                 known = getattr(importlib.import_module(module), name)
                 pipe.send((None if arguments is None else known(*arguments), None))
-            except (Exception, MemoryError) as error:
+            except Exception as error:
                 pipe.send((None, f"{type(error).__name__}: {error}"[:300]))

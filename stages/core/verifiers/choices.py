@@ -23,7 +23,7 @@ def check(verifier: Mapping[str, Any]) -> None:
     if verifier["name"] == "mc2":
         exactly(verifier, {"name", "labels"})
         labels = verifier["labels"]
-        if not isinstance(labels, (list, tuple)) or set(labels) != {0, 1} or any(isinstance(one, bool) for one in labels):
+        if not isinstance(labels, (list, tuple)) or not all(type(one) is int for one in labels) or set(labels) != {0, 1}:
             raise VerifierError(f"verifier {dict(verifier)!r}: labels must be 0 and 1, at least one of each")
         return
     exactly(verifier, {"name", "answer", *({"normalise"} & set(verifier))})

@@ -1,7 +1,8 @@
 """The checks of RLVR-IFeval's rows, by the names of open-instruct's functions, which its `ground_truth` gives in `func_name`.
 
 They are named like those of IFEval and differ from them: a number of words or letters is met exactly, words are divided at white
-space, paragraphs by `* * *`. A row is scored by the rule that it was made for (`open_instruct/if_functions.py` at e6c3044).
+space, paragraphs by `* * *`. An answer counts without the white space around it. A row is scored by the rule that it was made for
+(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044).
 """
 
 import json
@@ -25,22 +26,23 @@ class Function(NamedTuple):
 
 def verify(verifier: Arguments, text: str) -> Verdict:
     name = verifier["function"]
-    right = FUNCTIONS[name].holds(verifier["arguments"], text)
+    right = FUNCTIONS[name].holds(verifier["arguments"], text.strip())
     return Verdict(float(right), None, "right" if right else f"not {name}")
 
 
 def check(verifier: Arguments) -> None:
     """Raises VerifierError when the function is unknown, or an argument is missing, unknown or of another type."""
     exactly(verifier, {"name", "function", "arguments"})
-    if verifier["function"] not in FUNCTIONS:
-        raise VerifierError(f"function {verifier['function']!r} is none of {', '.join(sorted(FUNCTIONS))}")
-    wanted, given = FUNCTIONS[verifier["function"]].arguments, verifier["arguments"]
+    function, given = verifier["function"], verifier["arguments"]
+    if not isinstance(function, str) or function not in FUNCTIONS:
+        raise VerifierError(f"function {function!r} is none of {', '.join(sorted(FUNCTIONS))}")
+    wanted = FUNCTIONS[function].arguments
     if not isinstance(given, Mapping):
-        raise VerifierError(f"arguments {given!r} of {verifier['function']} are no object with named fields")
+        raise VerifierError(f"arguments {given!r} of {function} are no object with named fields")
     exactly(given, set(wanted))
     wrong = [name for name, fits in wanted.items() if not fits(given[name])]
     if wrong:
-        raise VerifierError(f"arguments {dict(given)!r}: {', '.join(wrong)} is not what {verifier['function']} takes")
+        raise VerifierError(f"arguments {dict(given)!r}: {', '.join(wrong)} is not what {function} takes")
 
 
 def _count(value: Any) -> bool:

@@ -74,13 +74,14 @@ def check(verifier: Mapping[str, Any]) -> None:
     if not isinstance(verifier["instructions"], (list, tuple)) or not verifier["instructions"]:
         raise VerifierError(f"verifier {dict(verifier)!r} has no instructions: give a list of at least one")
     for one in verifier["instructions"]:
-        if not isinstance(one, Mapping) or one.get("id") not in CHECKS:
+        name = one.get("id") if isinstance(one, Mapping) else None
+        if not isinstance(name, str) or name not in CHECKS:
             raise VerifierError(f"instruction {one!r} has none of the ids {', '.join(sorted(CHECKS))}")
-        wanted = CHECKS[one["id"]].arguments
+        wanted = CHECKS[name].arguments
         exactly(one, {"id", *wanted})
-        wrong = [name for name, fits in wanted.items() if not fits(one[name])]
+        wrong = [argument for argument, fits in wanted.items() if not fits(one[argument])]
         if wrong:
-            raise VerifierError(f"instruction {dict(one)!r}: {', '.join(wrong)} is not what {one['id']} takes")
+            raise VerifierError(f"instruction {dict(one)!r}: {', '.join(wrong)} is not what {name} takes")
 
 
 # --- what arguments may be ---------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ def _place(value: Any) -> bool:
 
 
 def _relation(value: Any) -> bool:
-    return value in RELATIONS
+    return isinstance(value, str) and value in RELATIONS
 
 
 def _text(value: Any) -> bool:

@@ -1,6 +1,7 @@
 r"""Answers that are mathematical expressions, as MATH (Hendrycks et al. 2021, arXiv 2103.03874) and its relatives have them.
 
 `strict_math` {answer}   the answer stands where Minerva's prompts put it: "Final Answer: The final answer is $x$. I hope it is correct."
+                         Without this sentence the whole reply is the answer; as a text, since algebra finds one in any prose.
 `math` {answer}          "flex": what is in the last `\boxed{}` or in Minerva's place; without both, in the last pair of dollar signs;
                          without these, the whole reply. One candidate that equals the answer is enough.
 
@@ -32,6 +33,8 @@ def check(verifier: Mapping[str, Any]) -> None:
 
 def strict(verifier: Mapping[str, Any], text: str) -> Verdict:
     found = in_minervas_place(text)
+    if found is None and normalised(text) == normalised(verifier["answer"]):
+        return Verdict(1.0, text.strip(), "right")
     return _verdict([] if found is None else [found], verifier["answer"])
 
 

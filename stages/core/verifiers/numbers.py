@@ -2,7 +2,8 @@
 
 `arithmetic` {answer}   the last number of the reply is the answer ("17 + 25 = 42." counts, "42, since 17 + 25" does not).
 `gsm` {answer}          the number after the last `####`, as GSM8K writes it; without one, the last number.
-`gsm8k` {answer}        the last number as a text, thousands commas aside: the rule of open-instruct, by which Tülu 3's rows are made.
+`gsm8k` {answer}        the last number as a text, thousands commas aside: the rule of open-instruct at e6c3044, by which Tülu 3's rows
+                        are made.
 
 Only the last number counts, so that a reply cannot score by naming many.
 """

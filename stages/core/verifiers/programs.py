@@ -3,8 +3,8 @@
 `python` {before, tests, entry [, seconds, opened]}   the code of the answer, after `before`, passes the tests of the function `entry`,
                                                       in a sandbox (`sandbox`): HumanEval's rule (Chen et al. 2021, arXiv 2107.03374)
 
-The code is the first fenced block, or the whole answer where it has none. With `opened` the prompt has opened the block, and the code is
-all up to the first fence.
+The code is the first fenced block that names Python or no language, or the whole answer where there is none. With `opened` the prompt has
+opened the block, and the code is all up to the first fence.
 """
 
 import re
@@ -18,7 +18,8 @@ SECONDS = 3
 """CPU time, as in the authors' program."""
 LONGEST = 100_000
 """Characters of a program."""
-FENCE = re.compile(r"```(?:[Pp]ython3?|py)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+BLOCK = re.compile(r"(?<![\w`])```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+"""With its two fences, so that none is taken for the other kind: what follows the first (mostly a language), and what is inside."""
 
 
 def check(verifier: Mapping[str, Any]) -> None:
@@ -62,5 +63,8 @@ def code_of(text: str, *, opened: bool) -> str:
     """The code of an answer; `opened`: it begins inside a block."""
     if opened:
         return text.partition("```")[0]
-    found = FENCE.search(text)
-    return found.group(1) + "\n" if found else text
+    for block in BLOCK.finditer(text):
+        language, code = block.groups()
+        if not language.strip() or language.strip().lower().startswith("py"):
+            return code.removesuffix("\n") + "\n" if code else ""
+    return text

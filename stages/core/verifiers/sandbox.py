@@ -1,8 +1,10 @@
 """Python programs that nobody trusts, each in a bubblewrap sandbox of its own, tested by a process that they cannot reach.
 
-In the sandbox there is no network, and nothing of this machine but the interpreter with its libraries (and numpy, which some tests
-import), read-only; the only place to write is a small `/tmp` in memory that goes away with it. Memory, CPU time, files, processes and
-time are limited; when the tests have ended or the time is up, everything in the sandbox is killed.
+In the sandbox there is no network, and nothing of this machine but its programs and libraries (`/usr`, `/bin`, `/lib`), the interpreter
+and numpy, which some tests import, read-only; the only place to write is a small `/tmp` in memory that goes away with it. Memory, CPU
+time, files, processes and time are limited; when the tests have ended or the time is up, everything in the sandbox is killed.
+
+No process that has the pipe of the verdict is open to the program, and the verdict repeats a random word that no program sees.
 
 A program that breaks a limit is wrong. A sandbox that did not come up says nothing about the program, and that is an error.
 """
@@ -11,12 +13,13 @@ import importlib.util
 import json
 import os
 import random
+import secrets
 import shutil
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from configs.problems import PedigreeError
 
@@ -36,6 +39,8 @@ TMP_BYTES = 64 * 2**20
 SLACK = 10
 """Wall-clock seconds that are waited per second of CPU time, for machines that do other things too."""
 STARTUP_SECONDS = 20.0
+SAID_BYTES = 64 * 2**10
+"""Of what a sandbox says as much is read; a verdict is shorter."""
 FIRST_USER = 200_000
 """Root gives each sandbox a user of its own, at random from here on: limits to processes count by user, and root has none."""
 USERS = 1_000_000_000
@@ -101,26 +106,33 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
         "tests": tests,
         "entry": entry,
         "user": user,
+        "word": secrets.token_hex(16),
         "seconds": seconds,
         "limits": {**LIMITS, "RLIMIT_CPU": seconds},
     }
-    process = subprocess.Popen(
-        [*_command(), str(RUNNER_INSIDE), "tests"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    try:
-        said, complaints = process.communicate(json.dumps(order).encode(), timeout=STARTUP_SECONDS + SLACK * seconds)
+    allowed = STARTUP_SECONDS + SLACK * seconds
+    # No pipes: whoever is left behind could keep one open, or fill it without end.
+    with open(os.memfd_create("said"), "rb+") as said, open(os.memfd_create("complaints"), "rb+") as complaints:
+        process = subprocess.Popen([*_command(), str(RUNNER_INSIDE), "tests"], stdin=subprocess.PIPE, stdout=said, stderr=complaints)
         late = False
-    except subprocess.TimeoutExpired:
-        process.kill()  # the sandbox dies with it
-        said, complaints = process.communicate()
-        late = True
-    lines = said.decode(errors="replace").splitlines()
-    if not lines:
-        raise SandboxFailed(f"the sandbox did not come up: {complaints.decode(errors='replace').strip()[-300:] or 'no word from it'}")
+        try:
+            process.communicate(json.dumps(order).encode(), timeout=allowed)
+        except subprocess.TimeoutExpired:
+            process.kill()  # the sandbox dies with it
+            process.communicate()
+            late = True
+        lines = [line.removeprefix(order["word"]) for line in _text(said).splitlines() if line.startswith(order["word"])]
+        if not lines:
+            raise SandboxFailed(f"the sandbox did not come up: {_text(complaints).strip()[-300:] or 'no word from it'}")
     if len(lines) < 2:
-        return Outcome(False, f"no verdict within {STARTUP_SECONDS + SLACK * seconds:g} s" if late else "ended before its tests did")
+        return Outcome(False, f"no verdict within {allowed:g} s" if late else "ended before its tests did")
     verdict = json.loads(lines[1])
     return Outcome("right" in verdict, verdict.get("wrong", "right"))
+
+
+def _text(stream: BinaryIO) -> str:
+    stream.seek(0)
+    return stream.read(SAID_BYTES).decode(errors="replace")
 
 
 @cache
@@ -133,7 +145,9 @@ def _command() -> tuple[str, ...]:
     if os.geteuid() == 0:
         command += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        command += ["--unshare-user", "--disable-userns"]
+        # The tests' process is the first one of the sandbox: bubblewrap's own would be another of the program's user, with the verdict's
+        # pipe, and open to it. For root it is not, and of another user it could not be ended.
+        command += ["--unshare-user", "--disable-userns", "--as-pid-1"]
     for folder in map(Path, SYSTEM):
         if folder.is_symlink():
             command += ["--symlink", os.readlink(folder), str(folder)]
@@ -148,7 +162,8 @@ def _command() -> tuple[str, ...]:
         for folder in _folders(name):
             command += ["--ro-bind", str(folder), f"/packages/{folder.name}"]
     command += ["--ro-bind", str(RUNNER), str(RUNNER_INSIDE), "--proc", "/proc", "--dev", "/dev"]
-    command += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--remount-ro", "/", "--chdir", "/tmp"]
+    command += ["--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chmod", "1777", "/tmp"]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
     for name, value in {**ENVIRONMENT, **libraries}.items():
         command += ["--setenv", name, value]
     return (*command, "--", str(python), "-I", "-S", "-B")

@@ -1,8 +1,9 @@
 """What runs inside the sandbox: the tests in one process, the program that they test in another. Nothing of the project is imported.
 
-The first process reads one JSON object from its standard input, writes `started`, runs the tests and writes its verdict. The tests
-call the program's function through a pipe and get values back, never objects: so nothing that a program does to its interpreter,
-exits, patched builtins, objects that equal everything, can make a test pass. No process can look into the first one.
+The first process reads one JSON object from its standard input, writes `started`, runs the tests and writes its verdict, each line after
+the word that the object has for it. The tests call the program's function through a pipe and get values back, never objects: so nothing
+that a program does to its interpreter, exits, patched builtins, objects that equal everything, can make a test pass. No process can look
+into the first one.
 """
 
 import builtins
@@ -224,7 +225,8 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls():
-    """Refuses system calls by which a process reaches the network, other processes or new namespaces (seccomp-BPF).
+    """Refuses system calls by which a process reaches the network, other processes or new namespaces (seccomp-BPF). On processors other
+    than x86-64 and ARM64 it does nothing: there only the namespaces keep a program in.
 
     Raises:
         OSError: the kernel takes no filter.
@@ -272,7 +274,7 @@ def main():
         os.dup2(nothing, stream)
 
     def tell(message):
-        pipe.write(json.dumps(message) + "\n")
+        pipe.write(order["word"] + json.dumps(message) + "\n")
         pipe.flush()
 
     tell({"started": True})

@@ -7,7 +7,7 @@ from stages.core.verifiers.constraints import FUNCTIONS
 
 CASES = [
     ("validate_choice", {"options": ["yes", "no"]}, "I say yes", "maybe"),
-    ("validate_end", {"end_phrase": "bye."}, "so bye.", "so bye. "),
+    ("validate_end", {"end_phrase": "bye."}, "so bye. \n", "bye. So"),
     ("validate_forbidden_words", {"forbidden_words": ["sea"]}, "the river", "OverSEAs"),  # inside of words, too
     ("validate_frequency_capital_words", {"N": 10, "quantifier": "around"}, "A " * 11, "A " * 12),
     ("validate_highlighted_sections", {"N": 2}, "*a* *b*", "*a*"),
@@ -16,9 +16,10 @@ CASES = [
     ("validate_no_commas", {}, "a b", "a, b"),
     ("validate_paragraphs", {"N": 2, "first_word": "Then", "i": 2}, "A\n\nThen b", "A\n\nthen b"),
     ("validate_placeholders", {"N": 1}, "[name]", "name"),
-    ("validate_quotation", {}, '"a"', '"a" '),
+    ("validate_quotation", {}, ' "a"\n', '"a" b'),
     ("validate_repeat_prompt", {"original_prompt": "Say it"}, "Say it: yes", "say it: yes"),
     ("validate_response_language", {"language": "fr"}, "Il fait beau aujourd'hui et nous allons à la mer.", "The weather is good today."),
+    ("validate_sections", {"N": 1, "section_splitter": "SECTION"}, " SECTION 1 a", "a SECTION 1 b"),  # nothing before the first
     ("validate_sections", {"N": 2, "section_splitter": "SECTION"}, "SECTION 1 a SECTION 2 b", "SECTION 1 a"),
     ("validate_title", {}, "<<>>", "<a>"),
     ("validate_two_responses", {}, "a******b", "a******b******c"),

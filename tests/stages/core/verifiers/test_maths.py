@@ -1,7 +1,9 @@
 """Where an answer is looked for, what equals it, and that nobody waits for algebra for ever."""
 
 import os
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -81,6 +83,15 @@ def test_flex_takes_any_place_and_strict_only_minervas():
     assert verify(strict, boxed).reason == "no answer in its place"
 
 
+@pytest.mark.parametrize(
+    ("text", "score"), [("5", 1.0), ("$5$\n", 1.0), ("x = 5", 1.0), ("6", 0.0), ("It is 5", 0.0), (r"So \boxed{5}", 0.0)]
+)
+def test_without_minervas_sentence_strict_takes_a_reply_that_is_the_answer_and_nothing_else(text, score):
+    assert verify({"name": "strict_math", "answer": "5"}, text).score == score
+    wrong = f"{text}\nFinal Answer: The final answer is $7$. I hope it is correct."
+    assert verify({"name": "strict_math", "answer": "5"}, wrong).score == 0
+
+
 def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(monkeypatch):
     monkeypatch.setattr(maths, "SECONDS", 1.0)
     began = time.monotonic()
@@ -95,6 +106,25 @@ def test_a_process_that_ends_over_a_question_is_no_verdict():
     with pytest.raises(apart.Unanswered, match="ended"):
         apart.ask("os:_exit", (3,), 10.0)
     assert apart.ask("os:getpid", (), 10.0) != os.getpid()
+
+
+def test_the_process_outlives_the_thread_that_asked_first():
+    """As each suite is verified by threads of its own."""
+    half, pids = {"name": "math", "answer": r"\frac{1}{2}"}, []
+    apart.end()
+    for _ in range(3):
+        with ThreadPoolExecutor(1) as threads:
+            given = [r"\boxed{0.50}", r"\boxed{2/4}"]
+            assert [verdict.score for verdict in threads.map(lambda text: verify(half, text), given)] == [1.0, 1.0]
+            pids.append(threads.submit(apart.ask, "os:getpid", (), 10.0).result())
+        time.sleep(0.2)  # signals of a thread's death need not be there at once
+    assert len(set(pids)) == 1
+
+
+def test_a_process_that_was_killed_between_questions_says_nothing_about_the_next():
+    os.kill(apart.ask("os:getpid", (), 10.0), signal.SIGKILL)
+    time.sleep(0.2)
+    assert apart.ask("operator:add", (1, 2), 10.0) == 3
 
 
 @pytest.mark.parametrize("verifier", [{"name": "math"}, {"name": "math", "answer": 5}, {"name": "strict_math", "answer": " "}])

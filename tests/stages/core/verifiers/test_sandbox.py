@@ -1,12 +1,20 @@
 """Programs that mean harm: what each tries, and that it is wrong, harmless and soon over."""
 
+import contextlib
+import json
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from configs import problems
 from stages.core.verifiers import VerifierError, sandbox, verify
 from stages.core.verifiers.programs import code_of
 
@@ -17,6 +25,57 @@ TESTS = "def check(candidate):\n    assert candidate(2) == 4\n    assert candida
 
 def score(program: str, *, before: str = HEAD, tests: str = TESTS, entry: str = "twice", seconds: int = 1):
     return verify({"name": "python", "before": before, "tests": tests, "entry": entry, "seconds": seconds}, program)
+
+
+RUN = """
+import json, sys
+from stages.core.verifiers import sandbox
+sandbox.STARTUP_SECONDS, sandbox.SLACK, *order = json.load(sys.stdin)
+json.dump(sandbox.run(*order), sys.stdout)
+"""
+ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+
+
+@pytest.fixture(scope="module")
+def by_ordinary_user():
+    """Runs programs as a user without any rights: the sandbox's own files lie where anybody may read them, as does the interpreter."""
+    bubblewrap = sandbox.program()
+    assert bubblewrap is not None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copy(bubblewrap, folder / "bwrap")
+        verifiers = folder / "stages" / "core" / "verifiers"
+        for file, where in ((sandbox.__file__, verifiers), (sandbox.RUNNER, verifiers), (problems.__file__, folder / "configs")):
+            where.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, where)
+        environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": name}
+        candidates = (os.path.realpath(sys.executable), "/usr/bin/python3", "/usr/local/bin/python3")
+        may = "import sys; open(sys.executable, 'rb')"
+        tried = (subprocess.run([*ORDINARY, one, "-c", may], cwd=name, capture_output=True, check=False) for one in candidates)
+        python = next((one.args[len(ORDINARY)] for one in tried if one.returncode == 0), None)
+        if python is None:
+            pytest.fail(f"an ordinary user may run none of {', '.join(candidates)}: install a Python that all may read")
+
+        def outcome(program: str, tests: str) -> sandbox.Outcome:
+            order = json.dumps([sandbox.STARTUP_SECONDS, sandbox.SLACK, HEAD, program, tests, "twice", 1])
+            command = [*ORDINARY, python, "-B", "-c", RUN]
+            done = subprocess.run(command, input=order, cwd=name, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            return sandbox.Outcome(*json.loads(done.stdout))
+
+        assert outcome("    return 2 * x\n", TESTS).right
+        yield outcome
+
+
+@pytest.fixture(params=["this user", "an ordinary user"])
+def outcome_of(request):
+    """Runs a program with its tests, as whoever runs this; where that is root, as a user without any rights too."""
+    if request.param == "this user":
+        return lambda program, tests: sandbox.run(HEAD, program, tests, "twice", 1)
+    if os.geteuid() != 0:
+        pytest.skip("this user is an ordinary one")
+    return request.getfixturevalue("by_ordinary_user")
 
 
 @locked
@@ -64,17 +123,21 @@ FORGERIES = {
     "    except OSError:\n        pass\n",
     "patches assert away": "    return 0\nimport builtins, sys\nbuiltins.AssertionError = SystemExit\nsys.settrace(None)\n",
     "takes the tests' place": "    return 0\nimport os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n",
-    "reads the tests' memory": "    return 0\nimport os\nopen(f'/proc/{os.getppid()}/mem', 'r+b').write(b'')\n",
-    "writes to the tests' pipe": "    return 0\nimport os\nopen(f'/proc/{os.getppid()}/fd/3', 'w').write('{\"right\": true}\\n')\n",
+    "reads the tests' memory": "    import os\n    open(f'/proc/{os.getppid()}/mem', 'r+b').close()\n    return 2 * x\n",
+    "reads the first process's memory": "    open('/proc/1/mem', 'r+b').close()\n    return 2 * x\n",
+    "opens the tests' pipe": "    import os\n    os.listdir(f'/proc/{os.getppid()}/fd')\n    return 2 * x\n",
+    "writes to the tests' pipes": "    return 0\nimport os\nfor place in ('1', os.getppid()):\n    for fd in range(16):\n        try:\n"
+    "            open(f'/proc/{place}/fd/{fd}', 'w').write('{\"right\": true}\\n')\n        except OSError:\n            pass\n",
+    "writes to the first process's pipe": "    open('/proc/1/fd/1', 'w').write('{\"right\": true}\\n')\n    return 0\n",
     "an answer in its own words": '    import os\n    os.write(4, b\'{"value": {"int": "0x4"}}\\n\' * 9)\n    return 0\n',
 }
 
 
 @locked
 @pytest.mark.parametrize("how", FORGERIES)
-def test_no_program_can_forge_a_verdict(how):
+def test_no_program_can_forge_a_verdict(how, outcome_of):
     tests = "assert candidate(2) == 4\nassert candidate(3) == 6\n"
-    assert score(FORGERIES[how], tests=tests).score == 0
+    assert not outcome_of(FORGERIES[how], tests).right
 
 
 @locked
@@ -136,9 +199,9 @@ def test_threads_and_processes_of_ones_own_are_fine():
 
 
 @locked
-@pytest.mark.parametrize("place", ["/usr/x", "/x", "/python/x", "/packages/x", "/runner.py", "/dev/x", "/proc/x"])
-def test_nothing_outside_is_written(place, tmp_path):
-    assert score(f"    open({place!r}, 'w').write('x')\n    return 4\n", tests="assert candidate(0) == 4").score == 0
+@pytest.mark.parametrize("place", ["/usr/x", "/x", "/python/x", "/packages/x", "/runner.py", "/dev/x", "/dev/shm/x", "/proc/x"])
+def test_nothing_outside_is_written(place, outcome_of):
+    assert not outcome_of(f"    open({place!r}, 'w').write('x')\n    return 4\n", "assert candidate(0) == 4").right
 
 
 @locked
@@ -174,11 +237,32 @@ def test_an_endless_loop_ends():
 
 
 @locked
-def test_a_program_that_sleeps_ends(monkeypatch):
+def test_a_program_that_sleeps_ends(monkeypatch, outcome_of):
     monkeypatch.setattr(sandbox, "STARTUP_SECONDS", 2.0)
     monkeypatch.setattr(sandbox, "SLACK", 1)
-    verdict = score("    import time\n    time.sleep(10**6)\n")
-    assert (verdict.score, verdict.reason) == (0, "no verdict within 3 s")
+    assert outcome_of("    import time\n    time.sleep(10**6)\n", TESTS) == (False, "no verdict within 3 s")
+    assert wait_for(lambda: not sandboxed_processes())
+
+
+@locked
+def test_tests_that_do_not_end_are_ended_too(outcome_of):
+    assert outcome_of("    return 2 * x\n", "while True:\n    pass\n") == (False, "ended before its tests did")
+
+
+def sandboxed_processes() -> list[str]:
+    """Of all sandboxes of this machine, those of other tests included."""
+    commands = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            commands[folder.name] = (folder / "cmdline").read_bytes()
+    return [name for name, command in commands.items() if str(sandbox.RUNNER_INSIDE).encode() in command.split(b"\0")]
+
+
+def wait_for(holds, seconds: float = 10.0) -> bool:
+    started = time.monotonic()
+    while not holds() and time.monotonic() - started < seconds:
+        time.sleep(0.1)
+    return holds()
 
 
 @locked
@@ -228,6 +312,13 @@ def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
         ("Here it is:\n```python\ndef f():\n    return 1\n```\nand more", False, "def f():\n    return 1\n"),
         ("```\nx = 1\n```\n```python\nx = 2\n```", False, "x = 1\n"),
         ("```python\ncut off", False, "cut off\n"),
+        ("First:\n```bash\npip install x\n```\nThen:\n```python\ndef f(): ...\n```", False, "def f(): ...\n"),
+        ("```python3.11\nx = 1\n```", False, "x = 1\n"),
+        ("```PY title=x.py\nx = 1\n```\n", False, "x = 1\n"),
+        ("```\n```\n```py\nx = 1\n```", False, ""),
+        ("Use ```f()``` so: ```python\nx = 1\n```", False, "x = 1\n"),
+        ("```python\ndef f():\n    '''\n    ```\n    '''\n```\n", False, "def f():\n    '''\n    ```\n    '''\n"),
+        ("```text\n1\n```", False, "```text\n1\n```"),
         ("", False, ""),
     ],
 )
