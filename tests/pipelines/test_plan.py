@@ -163,6 +163,30 @@ def test_the_report_has_plan_beside_run(tmp_path):
     assert "1.2 GB" in row and "1,511" in row and "2m 05s" in row
 
 
+@pytest.mark.parametrize("cell", ["inf", "nan", "9" * 140_000, "many", ""])
+def test_a_curve_that_cannot_be_summed_leaves_only_its_cell_empty(tmp_path, cell):
+    """Evidence may be others' work: what it says of one stage ends neither the report nor the run that writes it."""
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.kind == "sft")
+    (project.artifact(node.address) / "evidence" / "curve.csv").write_text(f"step,loss,tokens\n1,2.0,{cell}\n")
+    page = write_report(project, graph).read_text()
+    plan = page.split('<section id="plan">')[1]
+    assert "2m 05s" in plan.split("<th>sft</th>")[1].split("</tr>")[0] and "<th>dpo_1</th>" in plan
+
+
+def test_a_record_of_a_run_that_cannot_be_understood_leaves_only_its_row_out(tmp_path):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.kind == "sft")
+    run = project.artifact(node.address) / "run.json"
+    said = json.loads(run.read_text())
+    said["attempts"][0]["started_at"] = "yesterday"
+    run.write_text(json.dumps(said))
+    page = write_report(project, graph).read_text()
+    assert "<th>dpo_1</th>" in page.split('<section id="plan">')[1]
+
+
 def test_a_plan_is_made_in_no_time(project):
     there = project_at(project / "again")
     graph, execution = load_recipe(there.recipes, "demo"), load_execution(there, "gpu8")
