@@ -21,6 +21,8 @@ from pipelines.quantities import duration, size
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")
 """Nothing is to be done about a stage in one of these states."""
+JOBLESS: tuple[State, ...] = (*SETTLED, "cached")
+"""No job runs of a stage in one of these states."""
 NAMED = 3
 """Stages that a reason names where there are more."""
 OUTPUT = re.compile(r"output (\S+) (.+)")
@@ -94,7 +96,8 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
     sizes = Sizes(run.project, run.graph, estimates)
     planned = runs.plan(run, selection, forced)
     stale = {entry.node.address for entry in planned if entry.reasons}
-    return [_row(run, entry, stale, sizes, forced) for entry in planned]
+    cached = runs.restorable(run, planned, forced)
+    return [_row(run, entry, stale, cached, sizes) for entry in planned]
 
 
 def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
@@ -103,10 +106,10 @@ def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
 
 
 def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
-    """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage that will run; None where
+    """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage whose job runs; None where
     there is nothing to say."""
     estimate = row.estimate
-    if row.state in SETTLED or (estimate.needs is None and estimate.time is None and not estimate.unknown):
+    if row.state in JOBLESS or (estimate.needs is None and estimate.time is None and not estimate.unknown):
         return None
     mark = MARKS[estimate.time.tokens] or "~" if estimate.time else ""
     time = f"{mark}{duration(estimate.time.seconds)}" if estimate.time else "?"
@@ -135,8 +138,8 @@ def _amount(amount: Amount | None) -> str:
 
 
 def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:
-    """(seconds of stages that will run, one after another; their GPU-hours; how many have no estimate of their time)."""
-    due = [row.estimate for row in rows if row.state not in SETTLED]
+    """(seconds of stages whose jobs run, one after another; their GPU-hours; how many have no estimate of their time)."""
+    due = [row.estimate for row in rows if row.state not in JOBLESS]
     seconds = sum(estimate.time.seconds for estimate in due if estimate.time)
     hours = sum(estimate.gpu_hours or 0 for estimate in due)
     return seconds, hours, sum(estimate.time is None for estimate in due)
@@ -146,7 +149,7 @@ def notes(rows: Collection[PlanRow]) -> list[str]:
     """What the tables do not say: shapes that are unknown, and chunks of requests that fit only if prompts are short."""
     found = []
     for row in rows:
-        if row.state in SETTLED:
+        if row.state in JOBLESS:
             continue
         if row.estimate.unknown:
             found.append(f"{row.shown}: memory and time are unknown: {row.estimate.unknown}")
@@ -160,8 +163,8 @@ def notes(rows: Collection[PlanRow]) -> list[str]:
 
 
 def misfits(rows: Collection[PlanRow]) -> list[str]:
-    """What cannot fit, of the stages that would run."""
-    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in SETTLED and row.estimate.misfit]
+    """What cannot fit, of the stages whose jobs would run."""
+    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in JOBLESS and row.estimate.misfit]
 
 
 def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
@@ -207,12 +210,12 @@ def _shortened(reason: str) -> str:
     return f"waits for {', '.join(stages[:NAMED])} and {len(stages) - NAMED} more"
 
 
-def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes, forced: Collection[str]) -> PlanRow:
+def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], cached: Collection[str], sizes: Sizes) -> PlanRow:
     node = entry.node
     state: State = "in the remote" if entry.remote else "up to date"
     if entry.reasons:
         state = "depends" if any(parent in stale for parent in node.parents) else "will run"
-    if state == "will run" and node.address not in forced and run.ledger.is_cached(node, run.telling(node.address).hashed):
+    if node.address in cached:
         state = "cached"
     numerics, _ = run.execution.of(node.kind, node.name)
     return PlanRow(
