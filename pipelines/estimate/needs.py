@@ -1,6 +1,7 @@
 """What one stage needs at the same time, from what is known of its models and its work: pure, so that a remedy can be tried out."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from configs.answers import Evaluate, Judge, Sample
@@ -88,8 +89,18 @@ class Needs:
         return max(memory.total(self.device), memory.total(self.loading))
 
     @property
+    def together(self) -> int:
+        """Of all ranks on one machine; only the first has the sampler."""
+        return max(_of_all_ranks(self.device, self.ranks), _of_all_ranks(self.loading, self.ranks))
+
+    @property
     def gpus(self) -> int:
         return max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
+
+
+def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
+    sampler = terms.get("sampler", 0)
+    return ranks * (memory.total(terms) - sampler) + sampler
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.answers import Sample, Window
+from configs.answers import Judge, Sample, Window
 from configs.execution import Machine, Numerics, Placement
 from configs.optimizer import Optimizer
 from configs.policy_gradient import Grpo, Ppo
@@ -254,6 +254,52 @@ def test_ranks_on_a_cpu_share_its_memory():
     found = misfit(trial(sft(), numerics, cpu, shape=shape))
     assert found is not None and found.lacks[0].resource == "memory of 2 ranks"
     assert misfit(trial(sft(), Numerics(), replace(cpu, host_bytes=16 * GIB), shape=shape)) is None
+
+
+def test_only_the_first_rank_of_a_cpu_has_the_sampler():
+    shape = KNOWN["HuggingFaceTB/SmolLM2-135M"]
+    config = rlvr(answers=2, prompts=2, longest=64)
+    needs = needs_of(Facts(config, shape), Numerics(world_size=4), Placement())
+    sampler = needs.device["sampler"]
+    exactly = 4 * (needs.peak - sampler) + sampler
+    cpu = Hardware("cpu", gpus_per_node=1, host_bytes=exactly)
+    assert misfit(trial(config, Numerics(world_size=4), cpu, shape=shape)) is None
+    found = lacks(trial(config, Numerics(world_size=4), replace(cpu, host_bytes=exactly - 1), shape=shape))
+    assert [lack.needed for lack in found] == [exactly]
+
+
+JUDGED = {"verifier_weight": 0, "rating_weight": 1, "rating": {"rubrics": ["helpfulness"], "by": {"type": "policy", "chunk_size": 512}}}
+
+
+def test_a_judge_that_does_not_fit_is_told_what_would():
+    """It fits a GPU of an engine of several; the heads that must divide are its own, not those of what it judges."""
+    config, judge = Judge.model_validate(JUDGED), KNOWN["meta-llama/Llama-3.1-70B"]
+    odd = replace(KNOWN["HuggingFaceTB/SmolLM2-135M"], heads=9)
+    given = trial(config, on_gpus(world_size=1), shape=odd, judge=judge)
+    found = misfit(given)
+    assert found is not None and "set numerics.tensor_parallel: 4 and placement.slots: 4" in found.remedies
+    assert not lacks(replace(given, numerics=on_gpus(world_size=1, tensor_parallel=4)))
+
+
+def test_a_judge_can_be_asked_in_smaller_chunks():
+    sampling = {"sampling": {"temperature": 0.0, "max_tokens": 4096}}
+    config = Judge.model_validate(JUDGED | {"rating": JUDGED["rating"] | sampling})
+    given = trial(config, on_gpus(world_size=1), judge=LLAMA)
+    found = misfit(given)
+    assert found is not None
+    chunk = next(int(match[1]) for said in found.remedies if (match := re.search(r"rating\.by\.chunk_size: (\d+)", said)))
+    by = JUDGED["rating"]["by"] | {"chunk_size": chunk}
+    changed = Judge.model_validate(JUDGED | {"rating": JUDGED["rating"] | sampling | {"by": by}})
+    assert chunk < 512 and not lacks(trial(changed, on_gpus(world_size=1), judge=LLAMA))
+
+
+def test_the_profile_for_eight_gpus_without_its_line_for_the_judge_of_70b_is_told_that_line(root):
+    project = Project(root)
+    graph, execution = load_recipe(project.recipes, "tulu3_8b_onpolicy"), load_execution(project, "gpu8")
+    bare = execution.model_copy(update={"stages": {name: found for name, found in execution.stages.items() if name != "rated"}})
+    node = next(node for node in graph.nodes.values() if node.name == "rated")
+    found = Estimates(project, graph, bare).of(node).misfit
+    assert found is not None and "set numerics.tensor_parallel: 4 and placement.slots: 4" in found.remedies
 
 
 def test_offloading_is_refused_where_there_is_nothing_to_offload_to():
