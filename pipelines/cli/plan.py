@@ -35,6 +35,8 @@ HOW_ESTIMATED = (
 HOW_NEEDED = (
     "Memory: the peak of one rank. `~` is estimated, `<` an upper bound, `?` unknown; docs/plan.md has the formulas and their error."
 )
+UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+"""From which amount on one is told in a unit."""
 MARKS = {"counted": "", "estimated": "~", "at most": "<"}
 
 
@@ -77,7 +79,7 @@ class Sizes:
             weights = self.estimates.of(node).artifact
             if weights is not None:
                 return weights
-            bases = [edge.source for edge in node.edges if edge.port in ("policy", "candidates")]
+            bases = [edge.source for edge in node.edges if edge.port in ("policy", "policies", "candidates")]
             sizes = [size for size in (self.of(self.graph.nodes[base]) for base in bases) if size is not None]
             if sizes:
                 return max(sizes)
@@ -111,9 +113,8 @@ def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
     estimate = row.estimate
     if row.state in JOBLESS or (estimate.needs is None and estimate.time is None and not estimate.unknown):
         return None
-    mark = MARKS[estimate.time.tokens] or "~" if estimate.time else ""
-    time = f"{mark}{duration(estimate.time.seconds)}" if estimate.time else "?"
-    hours = f"{mark}{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
+    time = f"~{duration(estimate.time.seconds)}" if estimate.time else "?"  # no bound, also where the tokens are one: the speed is none
+    hours = f"~{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
     checkpoints = size(estimate.scratch) if estimate.scratch else ""
     return memory_text(estimate), _amount(estimate.amounts.tokens), _amount(estimate.amounts.steps), time, hours, checkpoints
 
@@ -130,11 +131,11 @@ def memory_text(estimate: Estimate) -> str:
 def _amount(amount: Amount | None) -> str:
     if amount is None:
         return ""
-    value = amount.value
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= unit:
-            return f"{MARKS[amount.how]}{value / min(unit, 1e3 if letter == 'k' else unit):.3g}{letter}"
-    return f"{MARKS[amount.how]}{value:.0f}"
+    value = float(f"{amount.value:.3g}")  # first, as 999,600 is a million in three figures
+    for least, unit, letter in UNITS:
+        if value >= least:
+            return f"{MARKS[amount.how]}{value / unit:.3g}{letter}"
+    return f"{MARKS[amount.how]}{amount.value:.0f}"
 
 
 def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:

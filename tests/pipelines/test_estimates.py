@@ -22,7 +22,7 @@ from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.fit import Trial, lacks, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import GIB, Trained
-from pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
+from pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
 from pipelines.estimate.shapes import KNOWN, Shape
 from pipelines.runs import load_execution
 
@@ -136,9 +136,9 @@ def test_operations_and_time_by_hand():
     assert LLAMA.multiplied == 7_504_924_672
     forward = 2 * 7_504_924_672 + 1_073_741_824
     assert work.forward(LLAMA, 4096) == forward
-    assert work.training(LLAMA, 4096, on_gpus(gradient_checkpointing=False)) == 3 * forward
-    assert work.training(LLAMA, 4096, on_gpus()) == 4 * forward
-    assert work.training(LLAMA, 4096, on_gpus(), adapters=True) == 3 * forward
+    assert work.training(LLAMA, 4096, checkpointing=False) == 3 * forward
+    assert work.training(LLAMA, 4096, checkpointing=True) == 4 * forward
+    assert work.training(LLAMA, 4096, checkpointing=True, adapters=True) == 3 * forward
     # 10¹⁸ operations on eight GPUs of 10¹⁵ a second, a quarter of it reached
     assert work.seconds(1e18, 8, 1e15, 0.25) == 500
 
@@ -149,6 +149,27 @@ def test_a_token_of_every_request_reads_the_weights_and_its_cache():
     expected = 100 * (15_009_849_344 + 64 * 50 * 131_072) / 1e12
     assert work.generation(LLAMA, **told, bandwidth=1e12) == pytest.approx(expected)
     assert work.generation(LLAMA, **told | {"requests": 640}, bandwidth=1e12) == pytest.approx(10 * expected)
+
+
+@pytest.mark.parametrize(
+    ("requests", "together", "chunks"),
+    [(1, 256, 1), (40, 256, 1), (256, 256, 1), (257, 256, 2), (300, 300, 2), (600, 512, 3), (65, 64, 2), (0.5, 64, 1)],
+)
+def test_the_weights_are_read_for_every_token_however_few_requests_wait_for_it(requests, together, chunks):
+    """2048 tokens on one H100 with half of its bandwidth: reading 15 GB so often takes 18.4 s."""
+    told = {"prompt": 0, "answer": 2048, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5, "bandwidth": 3350e9 / 2}
+    cache = 2048 * requests * 1024 * 131_072 / told["bandwidth"]
+    found = work.generation(LLAMA, requests=requests, together=together, **told)
+    assert found == pytest.approx(chunks * 2048 * 15_009_849_344 / told["bandwidth"] + cache)
+    assert found > 18.3
+
+
+def test_what_is_held_to_be_together_is_what_stages_hold(root):
+    """Pipelines import no stage, so that a plan loads no engine: what they know of one is copied, and equal."""
+    found = {}
+    for name in ("engines/sampler.py", "rlvr.py"):
+        found |= dict(re.findall(r"^(MAX_RUNNING|ROLLOUT_CHUNK) = (\d+)$", (root / "stages" / name).read_text(), re.MULTILINE))
+    assert found == {"MAX_RUNNING": str(work.MAX_RUNNING), "ROLLOUT_CHUNK": str(ROLLOUT_CHUNK)}
 
 
 def test_every_formula_of_the_docs_names_a_term():

@@ -1,6 +1,7 @@
 """What a plan says of a batch, and of what stages need, before anything runs; what cannot fit is refused before anything starts."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,12 +14,14 @@ from projects import environment, fresh_project
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics
 from configs.graph import Node
+from configs.project import Project
 from configs.recipe import load_recipe
-from pipelines.cli.plan import batch_text
+from pipelines.cli.plan import _amount, batch_text, plan
 from pipelines.estimate import machines
+from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates
 from pipelines.publish.report import write_report
-from pipelines.runs import load_execution
+from pipelines.runs import load_execution, load_run
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,15 @@ def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
     config = DECLARATIONS["preference_train"].config.model_validate(fields)
     node = Node("r", "it", "preference_train", config, (), "policy", (), "spec")
     assert batch_text(node, Numerics(**numerics), 20) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(9994, "9994"), (9999.6, "10k"), (12_345, "12.3k"), (999_400, "999k"), (999_600, "1M"), (1.5e6, "1.5M"), (999_600_000, "1G"),
+     (7.7e12, "7.7e+03G")],
+)  # fmt: skip
+def test_an_amount_is_told_in_the_unit_of_its_rounded_value(value, text):
+    assert _amount(Amount(value, "estimated")) == f"~{text}"
 
 
 LLAMA = """
@@ -83,8 +95,9 @@ def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(projec
     (line,) = [line for line in out.splitlines() if line.startswith("sft ") and " x " in line and "GB" in line]
     memory, share = line.split("8 x ")[1].split(" GB, ")
     assert 30 < float(memory) < 45 and share.startswith(("3", "4", "5"))
-    # 939,343 rows / 128, rounded up, twice; the data are not here, so that it is a bound, as are tokens and time: 4096 each
-    assert "<14.7k" in line and "<7.7G" in line and " <" in line
+    # 939,343 rows / 128, rounded up, twice; the data are not here, so that it is a bound, as are tokens: 4096 each
+    # time and hours are none: nobody knows how fast it is
+    assert "<14.7k" in line and "<7.7G" in line and line.count("<") == 2 and re.search(r" ~\d+h \d\dm +~4\d\d\.\d\d ", line)
 
 
 def test_the_document_has_every_term(project):
@@ -137,7 +150,7 @@ def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path
     monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
     for path in project.artifacts.glob("*/*/run.json"):
         run = json.loads(path.read_text())
-        run["numerics"] |= {"kernels": "torch", "packing": True}
+        run["numerics"] = execution.of("preference_train", "dpo_1")[0].model_dump(mode="json")
         path.write_text(json.dumps(run))
     estimates = Estimates(project, graph, execution)
     own = estimates.of(nodes["dpo_1"])
@@ -185,6 +198,27 @@ def test_a_record_of_a_run_that_cannot_be_understood_leaves_only_its_row_out(tmp
     run.write_text(json.dumps(said))
     page = write_report(project, graph).read_text()
     assert "<th>dpo_1</th>" in page.split('<section id="plan">')[1]
+
+
+def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypatch):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
+    execution = load_execution(project, "cpu")
+    numerics, placement = execution.of(node.kind, node.name)
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": run["numerics"] | numerics.model_dump(mode="json") | {"world_size": 1}}))
+    estimates = Estimates(project, graph, execution)
+    assert estimates.under(node, numerics, placement).time is not None
+    for field, value in (("tensor_parallel", 2), ("offload_optimizer", True), ("deterministic", not numerics.deterministic)):
+        assert estimates.under(node, numerics.model_copy(update={field: value}), placement).time is None, field
+
+
+def test_a_merge_is_as_large_as_what_it_merges(root):
+    rows = {row.shown: row for row in plan(load_run(Project(root), "methods"))}
+    assert rows["soup"].disk == rows["slerp"].disk == rows["sft_all"].disk
 
 
 def test_a_plan_is_made_in_no_time(project):
