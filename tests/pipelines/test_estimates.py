@@ -15,7 +15,7 @@ from configs.preference import Dpo
 from configs.project import Project
 from configs.recipe import load_recipe
 from configs.suite_forms import form_names
-from configs.training import Lora, PreferenceTrain, Rlvr, Sampling, Sft
+from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pipelines.estimate import machines, memory, work
 from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, tokens_of
 from pipelines.estimate.estimates import Estimates
@@ -172,10 +172,30 @@ def test_what_is_held_to_be_together_is_what_stages_hold(root):
     assert found == {"MAX_RUNNING": str(work.MAX_RUNNING), "ROLLOUT_CHUNK": str(ROLLOUT_CHUNK)}
 
 
-def test_every_formula_of_the_docs_names_a_term():
+@pytest.mark.parametrize("algorithm", [Grpo(type="grpo"), Ppo(type="ppo")])
+def test_every_formula_of_the_docs_names_a_term(algorithm):
     terms = {formula.term for formula in memory.FORMULAS}
-    model = needs_of(Facts(rlvr(), LLAMA, reference=LLAMA), on_gpus(), Placement(), H100.gpu_bytes)
+    model = needs_of(Facts(rlvr(algorithm), LLAMA, reference=LLAMA, value=LLAMA), on_gpus(), Placement(), H100.gpu_bytes)
     assert set(model.device) - {"runtime"} <= terms
+    assert ("value_model" in model.device) == isinstance(algorithm, Ppo)
+
+
+@pytest.mark.parametrize(
+    ("document", "fields", "tokens"),
+    [
+        (None, {"micro_batch_tokens": 16384}, 16384),
+        (None, {"micro_batch_tokens": 1024}, 4096),  # one that is longer than a pass goes alone, whole
+        (500.0, {"micro_batch_tokens": 1024}, 2000),  # four times the mean, as of what is trained on
+        (None, {"packing": False, "attention": "sdpa", "micro_batch_sequences": 8}, 8 * 4096),
+        (500.0, {"packing": False, "attention": "sdpa", "micro_batch_sequences": 8}, 8 * 2000),
+    ],
+)
+def test_a_pass_of_a_frozen_model_has_its_longest_document(document, fields, tokens):
+    numerics = on_gpus(world_size=1, **fields)
+    found = needs_of(Facts(ReferenceLogprobs(max_length=4096), LLAMA, document=document), numerics, Placement())
+    assert found.tokens_a_pass == tokens and found.device["working"] == memory.working(LLAMA, 2, tokens)
+    judged = needs_of(Facts(Judge(reward_weight=1, dtype="bf16"), LLAMA, document=document), numerics, Placement())
+    assert judged.tokens_a_pass == (tokens if document else numerics.micro_batch_tokens)
 
 
 # --- what fits ---------------------------------------------------------------------------------------------------------
