@@ -20,7 +20,8 @@ HEAD = """# What a plan states
 `pedigree plan RECIPE` says, before anything is downloaded or started, what each stage that would run needs under the profile: memory of
 a rank, tokens, steps, time, GPU-hours, checkpoints and disk. A stage that needs more memory than the profile's machine has is named with
 what it lacks, by how much, and the settings that would make it fit, each of which was tried out in the estimate; the exit code is 1 then,
-and `pedigree run` refuses it before any job starts. `--json` has every term in bytes.
+and `pedigree run` refuses it before any job starts. A stage that the cache gives back (`cached`) runs no job: it is neither counted nor
+refused, unless the cache turns out to be damaged, and then just before its job would start. `--json` has every term in bytes.
 
 ```console
 $ pedigree plan demo --execution gpu8

@@ -208,7 +208,7 @@ def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpoint
     if amounts.tokens is None:
         return None
     document = amounts.document.value if amounts.document else (amounts.prompt.value if amounts.prompt else 0)
-    forward = work.forward(facts.policy, document) * amounts.tokens.value
+    forward = work.forward(facts.judge or facts.policy, document) * amounts.tokens.value
     if isinstance(config, Sample | Evaluate | Judge | ReferenceLogprobs):
         return forward
     if not isinstance(config, Training | Rlvr):

@@ -26,7 +26,7 @@ class Facts:
 
     config: Frozen
     policy: Shape
-    """The model that is trained, asked or judges; the largest where there are several."""
+    """The model that is trained, asked or judges; the largest where there are several; not a language model that rates beside others."""
     reference: Shape | None = None
     """Held in memory beside it."""
     value: Shape | None = None

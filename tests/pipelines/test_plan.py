@@ -134,6 +134,34 @@ def test_what_cannot_be_made_here_can_be_brought_here(project):
     assert "too little" not in out + err and "neither the cache nor the remote has it whole" in out + err
 
 
+RATED = """
+description: Answers that a small reward model and a large language model judge.
+execution: gpu8
+extends: tiny
+stages:
+  judge_model:
+    kind: source_model
+    source: {type: hub, repo: meta-llama/Llama-3.1-70B, revision: d04e592bb4f6aa9cfee91e2e20afa771667e1d4b}
+    dtype: bf16
+  rated:
+    kind: judge
+    in: {completions: sample_0, reward_models: [reward], judge: judge_model}
+    reward_weight: 1
+    rating_weight: 1
+    rating: {rubrics: [helpfulness], by: {type: policy}}
+"""
+
+
+def test_a_reward_model_is_not_as_large_as_the_language_model_that_rates_beside_it(project):
+    """In torch and in fp32 is the reward model; the judge is in its engine, on four GPUs by the profile."""
+    (project / "configs" / "recipes" / "both.yaml").write_text(RATED)
+    there = Project(project)
+    graph = load_recipe(there.recipes, "both")
+    found = Estimates(there, graph, load_execution(there, "gpu8")).of(graph.nodes["both/rated"])
+    assert found.facts is not None and found.facts.judge is not None and found.misfit is None
+    assert found.facts.policy.parameters < 1e7 < found.facts.judge.parameters
+
+
 def test_a_shape_that_nobody_knows_is_said_and_refuses_nothing(project):
     recipe = LLAMA.replace("meta-llama/Llama-3.1-8B", "somebody/something")
     (project / "configs" / "recipes" / "unheard.yaml").write_text(recipe)
