@@ -335,16 +335,18 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
         cores: of this machine.
     """
     changes: list[Reduced] = []
+    threads, sampler = execution.numerics.threads, execution.placement.sampler_memory_gb  # their defaults are changed, too
+    placement = execution.placement.model_dump(mode="json", exclude_defaults=True) | {"sampler_memory_gb": sampler}
     found: dict[str, Any] = {
         "slots": max(RANKS, min(cores, MOST_SLOTS)),
-        "numerics": _on_cpu(execution.numerics.model_dump(mode="json", exclude_defaults=True) | {"threads": 1}, name, changes),
-        "placement": _placed(execution.placement.model_dump(mode="json", exclude_defaults=True)) | {"sampler_memory_gb": SAMPLER_GB},
+        "numerics": _on_cpu(execution.numerics.model_dump(mode="json", exclude_defaults=True) | {"threads": threads}, name, changes),
+        "placement": _placed(placement, name, changes) | {"sampler_memory_gb": SAMPLER_GB},
     }
     for part, overrides in (("kinds", execution.kinds), ("stages", execution.stages)):
         found[part] = {}
         for key, override in overrides.items():
             numerics = _on_cpu(override.get("numerics", {}), f"{name}: {key}", changes)
-            found[part][key] = {"numerics": numerics, "placement": _placed(override.get("placement", {}))}
+            found[part][key] = {"numerics": numerics, "placement": _placed(override.get("placement", {}), f"{name}: {key}", changes)}
     for kind, declaration in DECLARATIONS.items():
         ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
         if declaration.engine.startswith("deepspeed"):  # a core for each rank; other jobs have one process
@@ -368,5 +370,8 @@ def _on_cpu(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dic
     return made
 
 
-def _placed(given: Mapping[str, Any]) -> dict[str, Any]:
+def _placed(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dict[str, Any]:
+    sampler = given.get("sampler_memory_gb", SAMPLER_GB)
+    if sampler != SAMPLER_GB:
+        changes.append(Reduced(where, "sampler_memory_gb", sampler, SAMPLER_GB, "machine"))
     return {setting: value for setting, value in given.items() if setting not in OWN_PLACEMENT}

@@ -1,8 +1,17 @@
 """docs/plan.md: what a plan states, by which formulas, and how far off it was where that could be measured."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 from configs.execution import GPUS, Machine
+from configs.project import Project
+from configs.recipe import load_recipe
 from pipelines.estimate import amounts, estimates, memory, work
+from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.shapes import FAMILIES, KNOWN
+from pipelines.runs import load_execution
+
+ROOT = Path(__file__).resolve().parents[1]
 
 HEAD = """# What a plan states
 
@@ -11,7 +20,8 @@ HEAD = """# What a plan states
 `pedigree plan RECIPE` says, before anything is downloaded or started, what each stage that would run needs under the profile: memory of
 a rank, tokens, steps, time, GPU-hours, checkpoints and disk. A stage that needs more memory than the profile's machine has is named with
 what it lacks, by how much, and the settings that would make it fit, each of which was tried out in the estimate; the exit code is 1 then,
-and `pedigree run` refuses it before any job starts. `--json` has every term in bytes.
+and `pedigree run` refuses it before any job starts. A stage that the cache gives back (`cached`) runs no job: it is neither counted nor
+refused, unless the cache turns out to be damaged, and then just before its job would start. `--json` has every term in bytes.
 
 ```console
 $ pedigree plan demo --execution gpu8
@@ -32,7 +42,8 @@ Data sets of the hub that are not here yet are taken as the recipe names them, o
 
 **How long.** A stage that has run on such a machine takes as long as it took, by its tokens; another one is as fast as finished stages
 of its kind in the recipe. Otherwise its operations at `utilization` of the GPU's peak, and for generation bytes at
-`bandwidth_utilization` of its bandwidth, and {start:g} s to start: assumptions, which the profile can replace. On CPUs there is no
+`bandwidth_utilization` of its bandwidth, and {start:g} s to start: assumptions, which the profile can replace. So times and GPU-hours are
+`~` also where the tokens are a bound. On CPUs there is no
 peak to go by, and the time is unknown until a stage of the kind has run. GPU-hours count every GPU that a stage holds. Stages are
 added up one after another, though some run side by side.
 
@@ -84,10 +95,8 @@ JOBS = """Whole jobs of `tiny` on CPUs, by the largest memory of their processes
 There `runtime` and vLLM's process are nearly all. With models of real size the plan is short of what a process takes on a CPU, because
 glibc keeps what it was given: SFT of SmolLM2-135M in `demo` took at least 4.9 GB, planned 4.1 GB; without our allocator settings, at 2048
 tokens a pass, 6.3 GB beside the 4.4 GB of torch's tensors. This comes on top of the plan on a CPU."""
-PUBLISHED = (("SFT", 2 * 939_343 * 4096, 4.0, 192, "32 GPUs, 6 h"), ("DPO", 271_409 * 4096, 5.0, 80, "8 GPUs, 10 h"),
-             ("reward model", 271_409 * 4096, 4.0, 72, "8 GPUs, 9 h"))  # fmt: skip
-"""Stage of Tülu 3 8B; most tokens; passes forward, a backward pass being two, with layers computed again; GPU-hours and how they were spent
-(Lambert et al. 2024, arXiv 2411.15124, §4.3 and §5.4, and open-instruct's docs/tulu3.md)."""
+PUBLISHED = "tulu3_8b"
+"""The recipe whose `published.hardware` has what its stages took."""
 CARRIES_OVER = """
 {jobs}
 
@@ -98,12 +107,16 @@ time of anything on a GPU, and so `utilization`. Take the first run's section *P
 
 ## Beside published runs
 
-Tülu 3 8B trained on H100s. Before its rows are here the plan takes every one at its full length, at a utilization of 0.3: more tokens than
-there are, and a utilization that unpacked batches, as those of the published runs, do not reach.
+Tülu 3 8B trained on H100s ([flagship.md](flagship.md#tulu3_8b) has where its hours are from). Before its rows are here the plan of
+`{recipe}` takes every one at its full length, at a utilization of {utilization:g}: more tokens than there are, and a utilization that
+unpacked batches, as those of the published runs, do not reach.
 
 | stage | published GPU-hours | plan on `gpu8` |
 |---|---|---|
 {published}
+
+`rlvr_ppo` cannot be held against its hours: the published run's command asks for 10,000,000 episodes and was stopped by hand, after how
+many is not known to us, and the recipe has 100,000; seven of its GPUs trained while answers of the policy before were drawn.
 
 ## GPUs
 
@@ -127,7 +140,7 @@ def page() -> str:
     lines.append(ASSUMED.format(cuda=_gib(memory.RUNTIME["cuda"]), cpu=_gib(memory.RUNTIME["cpu"]), overhead=_gib(memory.ENGINE_OVERHEAD)))
     lines.append(ERROR)
     lines += [f"| {r} | {z} | {d} | {t} | {p:.2f} GB | {m:.2f} GB | {p / m:.2f} |" for r, z, d, t, p, m in MEASURED]
-    lines.append(CARRIES_OVER.format(jobs=JOBS, published=_published()))
+    lines.append(CARRIES_OVER.format(jobs=JOBS, recipe=PUBLISHED, utilization=Machine().utilization, published=_published()))
     lines += [f"| `{name}` | {gpu.memory_gb:g} | {gpu.peak_tflops:g} | {gpu.bandwidth_gbs:g} |" for name, gpu in GPUS.items()]
     lines.append(MODELS)
     lines += [
@@ -139,13 +152,17 @@ def page() -> str:
 
 
 def _published() -> str:
-    model, machine = KNOWN["meta-llama/Llama-3.1-8B"], Machine()
-    rows = []
-    for stage, tokens, passes, hours, how in PUBLISHED:
-        length = 4096 if stage == "SFT" else 2048
-        seconds = work.seconds(passes * work.forward(model, length) * tokens, 1, GPUS["h100"].peak_tflops * 1e12, machine.utilization)
-        rows.append(f"| {stage} | {hours} ({how}) | {seconds / 3600:.0f} |")
-    return "\n".join(rows)
+    """A row for each stage of which it is known what it took; the plan is that of a project in which nothing has run."""
+    graph = load_recipe(ROOT / "configs" / "recipes", PUBLISHED)
+    assert graph.published is not None
+    with TemporaryDirectory() as empty:
+        estimates = Estimates(Project(Path(empty)), graph, load_execution(Project(ROOT), "gpu8"))
+        nodes = {node.name: node for node in graph.nodes.values()}
+        planned = {name: estimates.of(nodes[name]).gpu_hours for name in graph.published.hardware}
+    return "\n".join(
+        f"| `{name}` | {took.gpus * took.hours:g} ({took.gpus} GPUs, {took.hours:g} h) | {planned[name]:.0f} |"
+        for name, took in graph.published.hardware.items()
+    )
 
 
 def _cell(text: str) -> str:

@@ -287,6 +287,9 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone)
     elif force:
         checkpoint_store.clear(placement.checkpoint_url, scratch)
         begin_again(scratch)
+    if not alive and node.address in run.too_large:
+        unfit = f"what the cache has of it cannot be used, and its job needs more memory than there is: {run.too_large[node.address]}"
+        raise StageFailed(node.address, "refused", unfit)
     with _slots(run, node, need, numerics, placement) as names:
         if not alive:
             _confirm(run, node, need)

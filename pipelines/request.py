@@ -119,7 +119,7 @@ def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     due = chosen - {end.address for end in done}
     refuse_missing_engines(run.graph, due, run.execution)
     refuse_unreachable(run.graph, due)
-    refuse_what_cannot_fit(run, due)
+    refuse_what_cannot_fit(run, due, chosen, forced)
     return None
 
 

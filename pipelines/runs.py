@@ -214,15 +214,22 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
         )
 
 
-def refuse_what_cannot_fit(run: RunContext, addresses: Collection[str]) -> None:
-    """Says before anything runs which of these stages need more memory than the profile's machine has.
+def refuse_what_cannot_fit(run: RunContext, due: Collection[str], chosen: Collection[str], forced: Collection[str]) -> None:
+    """Says before anything runs which of the stages that are due need more memory than the profile's machine has.
+
+    Of those that the cache gives back no job runs; where one turns out to have to be made, `ensure` refuses it by `run.too_large`.
 
     Raises:
         ConfigError: with each stage, what it lacks, by how much, and the settings that would make it fit.
     """
-    found = refusals(run.project, run.graph, run.execution, addresses)
-    if found:
-        raise ConfigError([Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found])
+    found = refusals(run.project, run.graph, run.execution, due)
+    if not found:
+        return
+    cached = restorable(run, plan(run, chosen, forced), forced)
+    run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached}
+    problems = [Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found if node.address not in cached]
+    if problems:
+        raise ConfigError(problems)
 
 
 def load_execution(project: Project, name: str) -> Execution:
@@ -295,6 +302,27 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
             stale.add(address)
         found.append(Plan(node, tuple(reasons), remote))
     return found
+
+
+def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str] = ()) -> frozenset[str]:
+    """Addresses of the planned stages that are due and that this machine's cache gives back.
+
+    Below a stage that is due only those count above which nothing is but lost files: what they will be made from is known.
+    """
+    found: set[str] = set()
+    due: set[str] = set()
+    lost: set[str] = set()
+    for entry in planned:
+        node = entry.node
+        if not entry.reasons:
+            continue
+        if node.address not in forced and lost.issuperset(due.intersection(node.parents)):
+            if run.ledger.is_cached(node, run.telling(node.address).hashed):
+                found.add(node.address)
+                if all(reason.startswith(("output ", "waits for ")) for reason in entry.reasons):
+                    lost.add(node.address)
+        due.add(node.address)
+    return frozenset(found)
 
 
 def _reasons(run: RunContext, node: Node, waits: bool) -> tuple[list[str], bool]:

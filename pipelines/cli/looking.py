@@ -103,7 +103,7 @@ def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> N
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
     say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}; {size(shutil.disk_usage(project.root).free)} are free.")
     seconds, hours, untimed = planning.totals(rows)
-    if untimed < len(stale):
+    if untimed < sum(row.state not in planning.JOBLESS for row in rows):
         gpus = f", {hours:.2f} GPU-hours" if hours else ""
         others = f"; {counted(untimed, 'stage')} of unknown time come on top" if untimed else ""
         say(f"Time: about {duration(seconds)} one after another{gpus}{others}.")

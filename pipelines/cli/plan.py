@@ -21,6 +21,8 @@ from pipelines.quantities import duration, size
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")
 """Nothing is to be done about a stage in one of these states."""
+JOBLESS: tuple[State, ...] = (*SETTLED, "cached")
+"""No job runs of a stage in one of these states."""
 NAMED = 3
 """Stages that a reason names where there are more."""
 OUTPUT = re.compile(r"output (\S+) (.+)")
@@ -33,6 +35,8 @@ HOW_ESTIMATED = (
 HOW_NEEDED = (
     "Memory: the peak of one rank. `~` is estimated, `<` an upper bound, `?` unknown; docs/plan.md has the formulas and their error."
 )
+UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+"""From which amount on one is told in a unit."""
 MARKS = {"counted": "", "estimated": "~", "at most": "<"}
 
 
@@ -75,7 +79,7 @@ class Sizes:
             weights = self.estimates.of(node).artifact
             if weights is not None:
                 return weights
-            bases = [edge.source for edge in node.edges if edge.port in ("policy", "candidates")]
+            bases = [edge.source for edge in node.edges if edge.port in ("policy", "policies", "candidates")]
             sizes = [size for size in (self.of(self.graph.nodes[base]) for base in bases) if size is not None]
             if sizes:
                 return max(sizes)
@@ -94,7 +98,8 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
     sizes = Sizes(run.project, run.graph, estimates)
     planned = runs.plan(run, selection, forced)
     stale = {entry.node.address for entry in planned if entry.reasons}
-    return [_row(run, entry, stale, sizes, forced) for entry in planned]
+    cached = runs.restorable(run, planned, forced)
+    return [_row(run, entry, stale, cached, sizes) for entry in planned]
 
 
 def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
@@ -103,14 +108,13 @@ def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
 
 
 def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
-    """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage that will run; None where
+    """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage whose job runs; None where
     there is nothing to say."""
     estimate = row.estimate
-    if row.state in SETTLED or (estimate.needs is None and estimate.time is None and not estimate.unknown):
+    if row.state in JOBLESS or (estimate.needs is None and estimate.time is None and not estimate.unknown):
         return None
-    mark = MARKS[estimate.time.tokens] or "~" if estimate.time else ""
-    time = f"{mark}{duration(estimate.time.seconds)}" if estimate.time else "?"
-    hours = f"{mark}{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
+    time = f"~{duration(estimate.time.seconds)}" if estimate.time else "?"  # no bound, also where the tokens are one: the speed is none
+    hours = f"~{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
     checkpoints = size(estimate.scratch) if estimate.scratch else ""
     return memory_text(estimate), _amount(estimate.amounts.tokens), _amount(estimate.amounts.steps), time, hours, checkpoints
 
@@ -127,16 +131,16 @@ def memory_text(estimate: Estimate) -> str:
 def _amount(amount: Amount | None) -> str:
     if amount is None:
         return ""
-    value = amount.value
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= unit:
-            return f"{MARKS[amount.how]}{value / min(unit, 1e3 if letter == 'k' else unit):.3g}{letter}"
-    return f"{MARKS[amount.how]}{value:.0f}"
+    value = float(f"{amount.value:.3g}")  # first, as 999,600 is a million in three figures
+    for least, unit, letter in UNITS:
+        if value >= least:
+            return f"{MARKS[amount.how]}{value / unit:.3g}{letter}"
+    return f"{MARKS[amount.how]}{amount.value:.0f}"
 
 
 def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:
-    """(seconds of stages that will run, one after another; their GPU-hours; how many have no estimate of their time)."""
-    due = [row.estimate for row in rows if row.state not in SETTLED]
+    """(seconds of stages whose jobs run, one after another; their GPU-hours; how many have no estimate of their time)."""
+    due = [row.estimate for row in rows if row.state not in JOBLESS]
     seconds = sum(estimate.time.seconds for estimate in due if estimate.time)
     hours = sum(estimate.gpu_hours or 0 for estimate in due)
     return seconds, hours, sum(estimate.time is None for estimate in due)
@@ -146,7 +150,7 @@ def notes(rows: Collection[PlanRow]) -> list[str]:
     """What the tables do not say: shapes that are unknown, and chunks of requests that fit only if prompts are short."""
     found = []
     for row in rows:
-        if row.state in SETTLED:
+        if row.state in JOBLESS:
             continue
         if row.estimate.unknown:
             found.append(f"{row.shown}: memory and time are unknown: {row.estimate.unknown}")
@@ -160,8 +164,8 @@ def notes(rows: Collection[PlanRow]) -> list[str]:
 
 
 def misfits(rows: Collection[PlanRow]) -> list[str]:
-    """What cannot fit, of the stages that would run."""
-    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in SETTLED and row.estimate.misfit]
+    """What cannot fit, of the stages whose jobs would run."""
+    return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in JOBLESS and row.estimate.misfit]
 
 
 def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
@@ -207,12 +211,12 @@ def _shortened(reason: str) -> str:
     return f"waits for {', '.join(stages[:NAMED])} and {len(stages) - NAMED} more"
 
 
-def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], sizes: Sizes, forced: Collection[str]) -> PlanRow:
+def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], cached: Collection[str], sizes: Sizes) -> PlanRow:
     node = entry.node
     state: State = "in the remote" if entry.remote else "up to date"
     if entry.reasons:
         state = "depends" if any(parent in stale for parent in node.parents) else "will run"
-    if state == "will run" and node.address not in forced and run.ledger.is_cached(node, run.telling(node.address).hashed):
+    if node.address in cached:
         state = "cached"
     numerics, _ = run.execution.of(node.kind, node.name)
     return PlanRow(

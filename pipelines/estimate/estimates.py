@@ -17,7 +17,7 @@ from configs.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
 from data.artifacts import Run, read_run
 from data.untrusted import ArtifactError
 from pipelines.estimate import work
-from pipelines.estimate.amounts import Amounts, How, amounts_of
+from pipelines.estimate.amounts import Amounts, amounts_of
 from pipelines.estimate.facts import Unknown, facts_of
 from pipelines.estimate.fit import Misfit, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
@@ -27,7 +27,7 @@ from pipelines.lineage.ancestry import opened
 
 START_S = 60.0
 """Until libraries and models are loaded, of stages that have not run yet on such a machine (an assumption)."""
-DECIDE_SPEED = ("device", "world_size", "kernels", "packing")
+DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
 """Numerics of which a stage that has run tells nothing about another one's time, unless they are equal."""
 ASSUMED = (Sample, Evaluate, Judge, ReferenceLogprobs, Training, Rlvr)
 """Stages whose time on a GPU follows from their operations."""
@@ -39,8 +39,6 @@ class Time:
 
     seconds: float
     how: str
-    tokens: How = "estimated"
-    """How the tokens are known that it is computed for."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +126,15 @@ class Estimates:
     def _time(self, node: Node, setting: Setting, new: bool) -> Time | None:
         size = self._operations(node, setting.numerics.gradient_checkpointing)
         amounts, facts = self._facts(node)
-        known = amounts.tokens.how if amounts.tokens else "estimated"
         own = None if new else self._finished.get(node.address)
         if own is not None and own.alike(setting):
             return Time(own.seconds * (size / own.operations if size and own.operations else 1), "its last run")
         others = [past for past in self._finished.values() if past.node.kind == node.kind and past.node.address != node.address]
         rates = [past.rate for past in others if past.rate and past.alike(setting)]
         if rates and size:
-            return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine", known)
+            return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine")
         assumed = self._assumed(node.config, amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
-        return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak", known) if assumed else None
+        return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak") if assumed else None
 
     @staticmethod
     def _assumed(config: Frozen, amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
@@ -211,24 +208,27 @@ def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpoint
     if amounts.tokens is None:
         return None
     document = amounts.document.value if amounts.document else (amounts.prompt.value if amounts.prompt else 0)
-    forward = work.forward(facts.policy, document) * amounts.tokens.value
+    forward = work.forward(facts.judge or facts.policy, document) * amounts.tokens.value
     if isinstance(config, Sample | Evaluate | Judge | ReferenceLogprobs):
         return forward
     if not isinstance(config, Training | Rlvr):
         return None
-    trained = ((2 if config.lora else 3) + checkpointing) * forward
+    trained = work.training(facts.policy, document, checkpointing=checkpointing, adapters=config.lora is not None) * amounts.tokens.value
     if isinstance(config, PreferenceTrain):
         return trained + (forward if facts.reference else 0)
     if isinstance(config, Rlvr):
         epochs = getattr(config.algorithm, "inner_epochs", 1)
         looks = (config.algorithm.updates > 1) + (facts.reference is not None)
-        critic = forward * (1 + epochs * (3 + checkpointing)) if facts.value is not None else 0
+        critic = 0.0
+        if facts.value is not None:  # asked once about each token, and trained on it whole
+            learned = work.training(facts.value, document, checkpointing=checkpointing)
+            critic = (work.forward(facts.value, document) + epochs * learned) * amounts.tokens.value
         return trained * epochs + looks * forward + critic
     return trained
 
 
 def artifact_bytes(config: Frozen, facts: Facts) -> int | None:
-    """Of the model that a stage writes: its weights in the compute dtype."""
+    """Of the model that a stage writes: its weights in the compute dtype; a merge has that of its policies."""
     if isinstance(config, SourceModel | Training | Rlvr):
         return SIZES[dtype_of(config)] * facts.policy.parameters
     return None

@@ -44,7 +44,8 @@ def _facts(project: Project, graph: Graph, node: Node, amounts: Amounts, sources
     for source, shape in zip(sources, shapes, strict=True):
         if shape is None:
             return Unknown(f"the shape of {_origin(graph, source)} is not known before it is here")
-    largest = max((shape for shape in shapes if shape), key=lambda shape: shape.parameters)
+    beside = [shape for source, shape in zip(sources, shapes, strict=True) if shape and source is not _at(graph, node, "judge")]
+    largest = max(beside or [shape for shape in shapes if shape], key=lambda shape: shape.parameters)
     config = node.config
     reference = value = None
     rater = _at(graph, node, "judge")

@@ -7,8 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.answers import Evaluate, Sample
+from configs.answers import Evaluate, Judge, Sample
 from configs.execution import SMALLEST_TOKENS, Numerics, Placement
+from configs.frozen import Frozen
+from configs.rating import PolicyJudge
 from configs.training import Lora, PreferenceTrain, Rlvr, Training
 from pipelines.estimate.machines import Hardware
 from pipelines.estimate.needs import Facts, Needs, needs_of
@@ -73,15 +75,15 @@ def misfit(trial: Trial) -> Misfit | None:
 def lacks(trial: Trial) -> list[Lack]:
     """What the stage needs more of than there is; without an estimate of a bound nothing is refused."""
     needs, hardware, found = trial.needs, trial.hardware, []
-    ranks_together = needs.ranks if hardware.device == "cpu" else 1
+    needed = needs.together if hardware.device == "cpu" else needs.peak
     bound = hardware.bytes_per_rank
     if bound is not None and needs.device:
         ranks = f" of {needs.ranks} ranks" if needs.ranks > 1 else ""
         each = f"memory{ranks}" if hardware.device == "cpu" else "the GPU of the first rank" if "sampler" in needs.device else "each GPU"
         loads = sum(needs.loading.values()) > sum(needs.device.values())
         terms, whole = (needs.loading, "loading the model on ") if loads else (needs.device, "")
-        if needs.peak * ranks_together > bound:
-            found.append(Lack(whole + each, needs.peak * ranks_together, bound, _largest(terms)))
+        if needed > bound:
+            found.append(Lack(whole + each, needed, bound, _largest(terms)))
     engine = needs.engine
     if engine is not None and engine.room is not None and engine.least_cache > engine.room:
         place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
@@ -163,9 +165,9 @@ def _cached_reference(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    asks = isinstance(trial.facts.config, Sample | Evaluate | Rlvr)
+    asks, asked = trial.needs.engine is not None, trial.facts.judge or trial.facts.policy
     for ranks in (2, 4, 8) if asks and trial.numerics.device == "cuda" else ():
-        fits_heads = trial.facts.policy.heads % ranks == 0
+        fits_heads = asked.heads % ranks == 0
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for said, changed in _numerics(trial, tensor_parallel=ranks):
                 slots = "" if trial.placement.slots >= ranks else f" and placement.slots: {ranks}"
@@ -190,15 +192,27 @@ def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    config = trial.facts.config
+    config, drawing = trial.facts.config, trial.facts.drawing
+    chunk = drawing.together // 2 if drawing is not None else 0
+    while chunk >= 1:
+        name, smaller = _in_chunks_of(config, chunk)
+        if smaller is None:
+            return
+        changed = replace(trial, facts=replace(trial.facts, config=smaller))
+        if not lacks(changed):
+            yield f"set the recipe's {name}: {chunk}", changed
+            return
+        chunk //= 2
+
+
+def _in_chunks_of(config: Frozen, chunk: int) -> tuple[str, Frozen | None]:
+    """The field of a stage's config that says how many requests are submitted together, and the config with another number there."""
     if isinstance(config, Sample | Evaluate):
-        chunk = config.chunk_size // 2
-        while chunk >= 1:
-            changed = replace(trial, facts=replace(trial.facts, config=config.model_copy(update={"chunk_size": chunk})))
-            if not lacks(changed):
-                yield f"set the recipe's chunk_size: {chunk}", changed
-                return
-            chunk //= 2
+        return "chunk_size", config.model_copy(update={"chunk_size": chunk})
+    if isinstance(config, Judge) and config.rating is not None and isinstance(config.rating.by, PolicyJudge):
+        by = config.rating.by.model_copy(update={"chunk_size": chunk})
+        return "rating.by.chunk_size", config.model_copy(update={"rating": config.rating.model_copy(update={"by": by})})
+    return "", None
 
 
 def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:

@@ -39,28 +39,31 @@ class Formula:
 FORMULAS = (
     Formula(
         "weights",
-        "eΨ; ZeRO-3: eΨ/R + e·min(Ψ, 10⁹) gathered",
+        "eΨ; ZeRO-3: eΨ/R + e·min(Ψ, 10⁹) gathered, of which one rank alone has none",
         "Rajbhandari et al. 2019, arXiv 1910.02054, §5; `stage3_max_live_parameters`",
     ),
     Formula(
         "gradients",
-        "4Ψ_t; from ZeRO-2 on 4Ψ_t/R; + eW, that of the largest weight as it comes",
+        "4Ψ_t, with ZeRO-1 in fp32 and a copy of 4Ψ_t/R; from ZeRO-2 on 4Ψ_t/R; with `offload_optimizer` none; + eW, "
+        "that of the largest weight as it comes",
         "arXiv 1910.02054, §5.2; in fp32, because micro-batches are summed in fp32",
     ),
     Formula(
         "optimizer",
-        "12Ψ_t/R: fp32 weights, two moments; ZeRO-0 (fp32 only): 8Ψ_t",
+        "12Ψ_t/R: fp32 weights, two moments; ZeRO-0 (fp32 only): 8Ψ_t; with `offload_optimizer` none",
         "arXiv 1910.02054, §3.1 (K = 12), §5.1",
     ),
     Formula(
         "buckets",
-        "ZeRO-2: 2·B + 4·min(Ψ_t, B), in fp32 4·B; ZeRO-3: 4·B + 4·min(Ψ_t, B); else none",
+        "ZeRO-2, ZeRO-1 with `offload_optimizer`: 2·B + 4·min(Ψ_t, B), in fp32 4·B; ZeRO-1 in fp32: 4·B; ZeRO-3: "
+        "4·B + 4·min(Ψ_t, B); else none; on a CPU min(Ψ_t, B) in place of B",
         "DeepSpeed 0.19, `reduce_bucket_size` B = 5·10⁸ elements",
     ),
     Formula(
         "activations",
-        "T · (L·a + head); a = 2·norm + e(2AD + 2KD) + 4A + 4eF, norm = (4 + 2e)H, head = norm + 2eD; fused "
-        "kernels: norm = 2eH, 3eF; checkpointed: T · (L·eH + a + head)",
+        "T · (L·a + head); a = 2·norm + e(2AD + 2KD) + 4A + 4eF, norm = 4 + (4 + 2e)H, head = (4 + 2e)H + 2eD + 24; "
+        "fused kernels: norm = 4 + 2eH, 3eF; on a CPU in bf16 a + 4AD; checkpointed: T · (L·eH + a + head); other "
+        "norms, experts and MLPs without a gate: `layer_activations`",
         "counted as in Korthikanti et al. 2022, arXiv 2205.05198, §4, for RMSNorm, grouped queries, SwiGLU, "
         "no dropout and attention that keeps no scores",
     ),
@@ -80,6 +83,12 @@ FORMULAS = (
         "`stages/engines/models.py`, `frozen`",
     ),
     Formula(
+        "value_model",
+        "PPO's, beside the policy: its weights, gradients, optimizer and buckets, with a scalar head; its activations "
+        "come when the policy's are gone",
+        "`stages/engines/policy_update.py`",
+    ),
+    Formula(
         "sampler",
         "vLLM takes `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = "
         "`tensor_parallel`",
@@ -92,13 +101,14 @@ FORMULAS = (
     ),
     Formula(
         "loading",
-        "eΨ on the device, 2eΨ with ZeRO-1: the model arrives whole, whatever parts it later",
+        "eΨ on the device, 2eΨ with ZeRO-1 in bf16, unless `offload_optimizer`: the model arrives whole, whatever "
+        "parts it later",
         "DeepSpeed 0.19, `_configure_distributed_model`",
     ),
     Formula(
         "host",
         "4Ψ per rank while loading, + eΨ where the stored weights are finer than bf16; or, where it is more, "
-        "16Ψ_t/R with `offload_optimizer`",
+        "16Ψ_t/R with `offload_optimizer`; both for a value model, too, where its states lie there",
         "`stages/engines/models.py`, `stages/engines/trainer.py`",
     ),
 )

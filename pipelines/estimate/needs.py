@@ -1,6 +1,7 @@
 """What one stage needs at the same time, from what is known of its models and its work: pure, so that a remedy can be tried out."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from configs.answers import Evaluate, Judge, Sample
@@ -25,7 +26,7 @@ class Facts:
 
     config: Frozen
     policy: Shape
-    """The model that is trained, asked or judges; the largest where there are several."""
+    """The model that is trained, asked or judges; the largest where there are several; not a language model that rates beside others."""
     reference: Shape | None = None
     """Held in memory beside it."""
     value: Shape | None = None
@@ -88,8 +89,18 @@ class Needs:
         return max(memory.total(self.device), memory.total(self.loading))
 
     @property
+    def together(self) -> int:
+        """Of all ranks on one machine; only the first has the sampler."""
+        return max(_of_all_ranks(self.device, self.ranks), _of_all_ranks(self.loading, self.ranks))
+
+    @property
     def gpus(self) -> int:
         return max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
+
+
+def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
+    sampler = terms.get("sampler", 0)
+    return ranks * (memory.total(terms) - sampler) + sampler
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
@@ -109,7 +120,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
     if isinstance(config, Sft | RewardModel | PreferenceTrain | Rlvr):
         return _training(facts, config, numerics, placement, gpu_bytes)
     if isinstance(config, ReferenceLogprobs | Judge):
-        size, tokens = SIZES[config.dtype], numerics.micro_batch_tokens
+        size, tokens = SIZES[config.dtype], tokens_of_a_frozen_pass(facts, config, numerics)
         terms = memory.inference(facts.policy, numerics, size, tokens, scores=isinstance(config, Judge))
         host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
         found = Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
@@ -179,6 +190,19 @@ def tokens_of_a_pass(facts: Facts, config: Training | Rlvr, numerics: Numerics) 
     else:
         found = numerics.micro_batch_sequences * unit
     return max(1, int(min(found, max(unit, a_step / numerics.world_size))))
+
+
+def tokens_of_a_frozen_pass(facts: Facts, config: ReferenceLogprobs | Judge, numerics: Numerics) -> int:
+    """Tokens of a forward pass without a backward pass: what the profile allows, or a longer document alone; padded, rows of the longest.
+
+    Answers share a pass only where they fit, so that a unit is one document. What a judge reads has no bound before it is there.
+    """
+    longest = 4 * facts.document if facts.document else None
+    if isinstance(config, ReferenceLogprobs):
+        longest = min(config.max_length, longest or config.max_length)
+    if longest is None:
+        return numerics.micro_batch_tokens
+    return int(max(numerics.micro_batch_tokens, longest) if numerics.packing else numerics.micro_batch_sequences * longest)
 
 
 def trained_parameters(shape: Shape, lora: Lora | None, scores: bool) -> int:

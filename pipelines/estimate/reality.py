@@ -2,6 +2,7 @@
 
 import csv
 import io
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates, run_of, run_seconds
 from pipelines.lineage.ancestry import opened
 
+UNREADABLE = (ArtifactError, ArithmeticError, csv.Error, AttributeError, LookupError, TypeError, ValueError)
+"""What a file says that is of another form than our stages write; artifacts may be others' work."""
 
 @dataclass(frozen=True)
 class Outcome:
@@ -40,23 +43,31 @@ def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[st
     """
     estimates, found = Estimates(project, graph, execution), {}
     for address, node in graph.nodes.items():
-        run = run_of(project, node)
-        settings = _settings(run) if run else None
-        if run is None or settings is None:
-            continue
-        numerics, placement = settings
-        estimate = estimates.under(node, numerics, placement, new=True)
-        if estimate.needs is None or not estimate.needs.device:
-            continue
-        found[address] = Outcome(
-            planned_bytes=estimate.needs.peak,
-            measured_bytes=_measured_bytes(run, node, numerics),
-            planned_tokens=estimate.amounts.tokens,
-            measured_tokens=_measured_tokens(project, node),
-            planned_seconds=estimate.time.seconds if estimate.time else None,
-            measured_seconds=run_seconds(run),
-        )
+        with suppress(*UNREADABLE):  # of this stage nothing is said, of the others all
+            outcome = _outcome(project, node, estimates)
+            if outcome is not None:
+                found[address] = outcome
     return found
+
+
+def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | None:
+    """Of one stage; None where it has not run, or no model took part."""
+    run = run_of(project, node)
+    settings = _settings(run) if run else None
+    if run is None or settings is None:
+        return None
+    numerics, placement = settings
+    estimate = estimates.under(node, numerics, placement, new=True)
+    if estimate.needs is None or not estimate.needs.device:
+        return None
+    return Outcome(
+        planned_bytes=estimate.needs.peak,
+        measured_bytes=_measured_bytes(run, node, numerics),
+        planned_tokens=estimate.amounts.tokens,
+        measured_tokens=_measured_tokens(project, node),
+        planned_seconds=estimate.time.seconds if estimate.time else None,
+        measured_seconds=run_seconds(run),
+    )
 
 
 def _settings(run: Run) -> tuple[Numerics, Placement] | None:
@@ -85,5 +96,5 @@ def _measured_tokens(project: Project, node: Node) -> int | None:
     try:
         rows = list(csv.DictReader(io.StringIO(read_plain(path, LIST_BYTES).decode())))
         return round(sum(float(row["tokens"]) for row in rows)) if rows else None
-    except (ArtifactError, KeyError, TypeError, ValueError):
+    except UNREADABLE:
         return None

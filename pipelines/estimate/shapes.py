@@ -189,16 +189,23 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _mixture(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    experts = next((config[name] for name in ("num_experts", "num_local_experts") if config.get(name)), 0)
-    if not experts or family.expert_width is None:
+    """Fields of `Shape` that a mixture alone has.
+
+    Raises:
+        ValueError: one of them is not what it should be.
+    """
+    named = next((name for name in ("num_experts", "num_local_experts") if config.get(name)), None)
+    if named is None or family.expert_width is None:
         return {}
-    shared = config.get("shared_expert_intermediate_size") or 0
+    shared, dense = "shared_expert_intermediate_size", config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ValueError("mlp_only_layers")
     return {
-        "experts": experts,
+        "experts": _number(config, named),
         "experts_per_token": _number(config, "num_experts_per_tok"),
         "expert_ffn": _number(config, family.expert_width),
-        "shared_ffn": shared,
-        "dense_layers": len(config.get("mlp_only_layers") or ()),
+        "shared_ffn": _number(config, shared) if config.get(shared) else 0,
+        "dense_layers": len(dense),
     }
 
 

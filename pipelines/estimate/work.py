@@ -3,7 +3,8 @@
 Symbols: N parameters that a token is multiplied by (without the input embedding), s tokens of a document, otherwise as in `shapes`.
 """
 
-from configs.execution import Numerics
+import math
+
 from pipelines.estimate.memory import Formula, kv_bytes_per_token
 from pipelines.estimate.shapes import Shape
 
@@ -27,8 +28,9 @@ FORMULAS = (
     ),
     Formula(
         "time of generation",
-        "chunks · longest answer · (eΨ + requests · s/2 · KV bytes) / (P · bandwidth · bandwidth_utilization) "
-        "+ prompts' operations / (P · peak · utilization)",
+        "longest answer · (chunks · eN + requests · (prompt + answer/2) · KV bytes) / (P · bandwidth · "
+        "bandwidth_utilization) + prompts' operations / (P · peak · utilization); chunks: of so many requests as "
+        "are submitted together, at most 256, the last of what is left",
         "Pope et al. 2022, arXiv 2211.05102, §2: a token of each request reads all weights and its own keys "
         "and values",
     ),
@@ -42,9 +44,9 @@ def forward(shape: Shape, document: float) -> float:
     return 2 * shape.multiplied + 2 * shape.layers * shape.heads * shape.head_dim * document
 
 
-def training(shape: Shape, document: float, numerics: Numerics, adapters: bool = False) -> float:
+def training(shape: Shape, document: float, *, checkpointing: bool, adapters: bool = False) -> float:
     """Operations of forward and backward pass per token; with gradient checkpointing a second forward pass is computed."""
-    passes = (2 if adapters else 3) + numerics.gradient_checkpointing
+    passes = (2 if adapters else 3) + checkpointing
     return passes * forward(shape, document)
 
 
@@ -62,17 +64,17 @@ def generation(
     Args:
         shape: of the model.
         requests: all of them.
-        together: requests that run at the same time.
+        together: requests that are submitted together, of which `MAX_RUNNING` run at the same time.
         prompt: tokens of one.
-        answer: tokens of the longest answer of a chunk: all wait for it.
+        answer: tokens of the longest answer of a chunk: all wait for it, and for each of them the weights are read once, however few wait.
         size: bytes of a weight.
         ranks: of the engine.
         peak: operations a second of one GPU.
         utilization: share of it that prompts reach.
         bandwidth: bytes a second that one GPU reads of its memory.
     """  # fmt: skip
-    together = max(1, min(together, MAX_RUNNING))
-    chunks = requests / together
-    cache = together * (prompt + answer / 2) * kv_bytes_per_token(shape, size) / ranks
-    decoding = chunks * answer * (size * shape.multiplied / ranks + cache) / bandwidth
+    whole, rest = divmod(math.ceil(requests), max(1, together))
+    chunks = whole * math.ceil(together / MAX_RUNNING) + math.ceil(rest / MAX_RUNNING)
+    cache = requests * (prompt + answer / 2) * kv_bytes_per_token(shape, size)
+    decoding = answer * (chunks * size * shape.multiplied + cache) / ranks / bandwidth
     return decoding + seconds(requests * prompt * forward(shape, prompt), ranks, peak, utilization)

@@ -1,6 +1,7 @@
 """One run of a recipe: what making a stage current needs to know of the outside, and how it fails."""
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -73,6 +74,8 @@ class RunContext:
     """Of a rehearsal: all that is otherwise than in the real recipe and profile."""
     require_checkpoint: frozenset[str] = frozenset()
     """Addresses of stages that are refused where there is nothing to go on from."""
+    too_large: Mapping[str, str] = field(default_factory=dict)
+    """Address → why there is not enough memory for its job, of stages that the cache should give back: refused only where it does not."""
 
     @property
     def title(self) -> str:

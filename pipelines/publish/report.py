@@ -33,7 +33,7 @@ SAMPLES_PER_TASK = 6
 LONGEST_ANSWER = 600
 """Characters of an answer that are shown."""
 CURVES_FIRST = ("reward", "gold", "proxy", "loss", "accuracy", "margin", "kl", "kl_k3", "entropy", "response_length", "grad_norm")
-UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error)
 CURVES_SHOWN = 4
 """Curves of a stage that stand open; the others are a click away."""
 SECTIONS = (

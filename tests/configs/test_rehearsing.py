@@ -157,6 +157,23 @@ def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
         assert numerics.device == "cpu" and numerics.world_size == min(2, was.world_size) == placement.slots
         assert numerics.tensor_parallel == 1 and not numerics.offload_optimizer
     assert (name == "cpu") == (not any(change.setting == "device" for change in changes))
+    told = {change.setting: (change.real, change.rehearsed) for change in changes if change.where == name and change.reason == "machine"}
+    assert told["threads"] == (real.numerics.threads, 1) == (2, 1)
+    assert told["sampler_memory_gb"] == (real.placement.sampler_memory_gb, 0.5)
+
+
+def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
+    """Whatever a stage runs with otherwise than by the real profile stands in the list, but for what the machine decides."""
+    overrides = {"kinds": {"sample": {"placement": {"sampler_memory_gb": 4}}}, "stages": {"it": {"numerics": {"threads": 5}}}}
+    real = Execution.model_validate({"slots": 9, "placement": {"retries": 3}, **overrides})
+    text, changes = rehearsed_profile(real, "it", cores=2)
+    small = Execution.model_validate(yaml.safe_load(text))
+    for kind, stage in (("sample", "other"), ("sft", "it"), ("sft", "other")):
+        for was, now in zip(real.of(kind, stage), small.of(kind, stage), strict=True):
+            differing = {field for field, value in was if getattr(now, field) != value} - {"slots", "gpu_memory_utilization"}
+            assert differing <= {change.setting for change in changes}
+    assert Reduced("it: sample", "sampler_memory_gb", 4, 0.5, "machine") in changes
+    assert Reduced("it: it", "threads", 5, 1, "machine") in changes
 
 
 @pytest.mark.parametrize("name", recipe_names(RECIPES))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.answers import Sample, Window
+from configs.answers import Judge, Sample, Window
 from configs.execution import Machine, Numerics, Placement
 from configs.optimizer import Optimizer
 from configs.policy_gradient import Grpo, Ppo
@@ -15,14 +15,14 @@ from configs.preference import Dpo
 from configs.project import Project
 from configs.recipe import load_recipe
 from configs.suite_forms import form_names
-from configs.training import Lora, PreferenceTrain, Rlvr, Sampling, Sft
+from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pipelines.estimate import machines, memory, work
 from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, tokens_of
 from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.fit import Trial, lacks, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import GIB, Trained
-from pipelines.estimate.needs import Facts, needs_of, scored, trained_parameters
+from pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
 from pipelines.estimate.shapes import KNOWN, Shape
 from pipelines.runs import load_execution
 
@@ -136,9 +136,9 @@ def test_operations_and_time_by_hand():
     assert LLAMA.multiplied == 7_504_924_672
     forward = 2 * 7_504_924_672 + 1_073_741_824
     assert work.forward(LLAMA, 4096) == forward
-    assert work.training(LLAMA, 4096, on_gpus(gradient_checkpointing=False)) == 3 * forward
-    assert work.training(LLAMA, 4096, on_gpus()) == 4 * forward
-    assert work.training(LLAMA, 4096, on_gpus(), adapters=True) == 3 * forward
+    assert work.training(LLAMA, 4096, checkpointing=False) == 3 * forward
+    assert work.training(LLAMA, 4096, checkpointing=True) == 4 * forward
+    assert work.training(LLAMA, 4096, checkpointing=True, adapters=True) == 3 * forward
     # 10¹⁸ operations on eight GPUs of 10¹⁵ a second, a quarter of it reached
     assert work.seconds(1e18, 8, 1e15, 0.25) == 500
 
@@ -151,10 +151,51 @@ def test_a_token_of_every_request_reads_the_weights_and_its_cache():
     assert work.generation(LLAMA, **told | {"requests": 640}, bandwidth=1e12) == pytest.approx(10 * expected)
 
 
-def test_every_formula_of_the_docs_names_a_term():
+@pytest.mark.parametrize(
+    ("requests", "together", "chunks"),
+    [(1, 256, 1), (40, 256, 1), (256, 256, 1), (257, 256, 2), (300, 300, 2), (600, 512, 3), (65, 64, 2), (0.5, 64, 1)],
+)
+def test_the_weights_are_read_for_every_token_however_few_requests_wait_for_it(requests, together, chunks):
+    """2048 tokens on one H100 with half of its bandwidth: reading 15 GB so often takes 18.4 s."""
+    told = {"prompt": 0, "answer": 2048, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5, "bandwidth": 3350e9 / 2}
+    cache = 2048 * requests * 1024 * 131_072 / told["bandwidth"]
+    found = work.generation(LLAMA, requests=requests, together=together, **told)
+    assert found == pytest.approx(chunks * 2048 * 15_009_849_344 / told["bandwidth"] + cache)
+    assert found > 18.3
+
+
+def test_what_is_held_to_be_together_is_what_stages_hold(root):
+    """Pipelines import no stage, so that a plan loads no engine: what they know of one is copied, and equal."""
+    found = {}
+    for name in ("engines/sampler.py", "rlvr.py"):
+        found |= dict(re.findall(r"^(MAX_RUNNING|ROLLOUT_CHUNK) = (\d+)$", (root / "stages" / name).read_text(), re.MULTILINE))
+    assert found == {"MAX_RUNNING": str(work.MAX_RUNNING), "ROLLOUT_CHUNK": str(ROLLOUT_CHUNK)}
+
+
+@pytest.mark.parametrize("algorithm", [Grpo(type="grpo"), Ppo(type="ppo")])
+def test_every_formula_of_the_docs_names_a_term(algorithm):
     terms = {formula.term for formula in memory.FORMULAS}
-    model = needs_of(Facts(rlvr(), LLAMA, reference=LLAMA), on_gpus(), Placement(), H100.gpu_bytes)
+    model = needs_of(Facts(rlvr(algorithm), LLAMA, reference=LLAMA, value=LLAMA), on_gpus(), Placement(), H100.gpu_bytes)
     assert set(model.device) - {"runtime"} <= terms
+    assert ("value_model" in model.device) == isinstance(algorithm, Ppo)
+
+
+@pytest.mark.parametrize(
+    ("document", "fields", "tokens"),
+    [
+        (None, {"micro_batch_tokens": 16384}, 16384),
+        (None, {"micro_batch_tokens": 1024}, 4096),  # one that is longer than a pass goes alone, whole
+        (500.0, {"micro_batch_tokens": 1024}, 2000),  # four times the mean, as of what is trained on
+        (None, {"packing": False, "attention": "sdpa", "micro_batch_sequences": 8}, 8 * 4096),
+        (500.0, {"packing": False, "attention": "sdpa", "micro_batch_sequences": 8}, 8 * 2000),
+    ],
+)
+def test_a_pass_of_a_frozen_model_has_its_longest_document(document, fields, tokens):
+    numerics = on_gpus(world_size=1, **fields)
+    found = needs_of(Facts(ReferenceLogprobs(max_length=4096), LLAMA, document=document), numerics, Placement())
+    assert found.tokens_a_pass == tokens and found.device["working"] == memory.working(LLAMA, 2, tokens)
+    judged = needs_of(Facts(Judge(reward_weight=1, dtype="bf16"), LLAMA, document=document), numerics, Placement())
+    assert judged.tokens_a_pass == (tokens if document else numerics.micro_batch_tokens)
 
 
 # --- what fits ---------------------------------------------------------------------------------------------------------
@@ -254,6 +295,52 @@ def test_ranks_on_a_cpu_share_its_memory():
     found = misfit(trial(sft(), numerics, cpu, shape=shape))
     assert found is not None and found.lacks[0].resource == "memory of 2 ranks"
     assert misfit(trial(sft(), Numerics(), replace(cpu, host_bytes=16 * GIB), shape=shape)) is None
+
+
+def test_only_the_first_rank_of_a_cpu_has_the_sampler():
+    shape = KNOWN["HuggingFaceTB/SmolLM2-135M"]
+    config = rlvr(answers=2, prompts=2, longest=64)
+    needs = needs_of(Facts(config, shape), Numerics(world_size=4), Placement())
+    sampler = needs.device["sampler"]
+    exactly = 4 * (needs.peak - sampler) + sampler
+    cpu = Hardware("cpu", gpus_per_node=1, host_bytes=exactly)
+    assert misfit(trial(config, Numerics(world_size=4), cpu, shape=shape)) is None
+    found = lacks(trial(config, Numerics(world_size=4), replace(cpu, host_bytes=exactly - 1), shape=shape))
+    assert [lack.needed for lack in found] == [exactly]
+
+
+JUDGED = {"verifier_weight": 0, "rating_weight": 1, "rating": {"rubrics": ["helpfulness"], "by": {"type": "policy", "chunk_size": 512}}}
+
+
+def test_a_judge_that_does_not_fit_is_told_what_would():
+    """It fits a GPU of an engine of several; the heads that must divide are its own, not those of what it judges."""
+    config, judge = Judge.model_validate(JUDGED), KNOWN["meta-llama/Llama-3.1-70B"]
+    odd = replace(KNOWN["HuggingFaceTB/SmolLM2-135M"], heads=9)
+    given = trial(config, on_gpus(world_size=1), shape=odd, judge=judge)
+    found = misfit(given)
+    assert found is not None and "set numerics.tensor_parallel: 4 and placement.slots: 4" in found.remedies
+    assert not lacks(replace(given, numerics=on_gpus(world_size=1, tensor_parallel=4)))
+
+
+def test_a_judge_can_be_asked_in_smaller_chunks():
+    sampling = {"sampling": {"temperature": 0.0, "max_tokens": 4096}}
+    config = Judge.model_validate(JUDGED | {"rating": JUDGED["rating"] | sampling})
+    given = trial(config, on_gpus(world_size=1), judge=LLAMA)
+    found = misfit(given)
+    assert found is not None
+    chunk = next(int(match[1]) for said in found.remedies if (match := re.search(r"rating\.by\.chunk_size: (\d+)", said)))
+    by = JUDGED["rating"]["by"] | {"chunk_size": chunk}
+    changed = Judge.model_validate(JUDGED | {"rating": JUDGED["rating"] | sampling | {"by": by}})
+    assert chunk < 512 and not lacks(trial(changed, on_gpus(world_size=1), judge=LLAMA))
+
+
+def test_the_profile_for_eight_gpus_without_its_line_for_the_judge_of_70b_is_told_that_line(root):
+    project = Project(root)
+    graph, execution = load_recipe(project.recipes, "tulu3_8b_onpolicy"), load_execution(project, "gpu8")
+    bare = execution.model_copy(update={"stages": {name: found for name, found in execution.stages.items() if name != "rated"}})
+    node = next(node for node in graph.nodes.values() if node.name == "rated")
+    found = Estimates(project, graph, bare).of(node).misfit
+    assert found is not None and "set numerics.tensor_parallel: 4 and placement.slots: 4" in found.remedies
 
 
 def test_offloading_is_refused_where_there_is_nothing_to_offload_to():

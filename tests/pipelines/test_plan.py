@@ -1,6 +1,7 @@
 """What a plan says of a batch, and of what stages need, before anything runs; what cannot fit is refused before anything starts."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -13,12 +14,14 @@ from projects import environment, fresh_project
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics
 from configs.graph import Node
+from configs.project import Project
 from configs.recipe import load_recipe
-from pipelines.cli.plan import batch_text
+from pipelines.cli.plan import _amount, batch_text, plan
 from pipelines.estimate import machines
+from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates
 from pipelines.publish.report import write_report
-from pipelines.runs import load_execution
+from pipelines.runs import load_execution, load_run
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,15 @@ def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
     config = DECLARATIONS["preference_train"].config.model_validate(fields)
     node = Node("r", "it", "preference_train", config, (), "policy", (), "spec")
     assert batch_text(node, Numerics(**numerics), 20) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(9994, "9994"), (9999.6, "10k"), (12_345, "12.3k"), (999_400, "999k"), (999_600, "1M"), (1.5e6, "1.5M"), (999_600_000, "1G"),
+     (7.7e12, "7.7e+03G")],
+)  # fmt: skip
+def test_an_amount_is_told_in_the_unit_of_its_rounded_value(value, text):
+    assert _amount(Amount(value, "estimated")) == f"~{text}"
 
 
 LLAMA = """
@@ -83,8 +95,9 @@ def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(projec
     (line,) = [line for line in out.splitlines() if line.startswith("sft ") and " x " in line and "GB" in line]
     memory, share = line.split("8 x ")[1].split(" GB, ")
     assert 30 < float(memory) < 45 and share.startswith(("3", "4", "5"))
-    # 939,343 rows / 128, rounded up, twice; the data are not here, so that it is a bound, as are tokens and time: 4096 each
-    assert "<14.7k" in line and "<7.7G" in line and " <" in line
+    # 939,343 rows / 128, rounded up, twice; the data are not here, so that it is a bound, as are tokens: 4096 each
+    # time and hours are none: nobody knows how fast it is
+    assert "<14.7k" in line and "<7.7G" in line and line.count("<") == 2 and re.search(r" ~\d+h \d\dm +~4\d\d\.\d\d ", line)
 
 
 def test_the_document_has_every_term(project):
@@ -121,6 +134,34 @@ def test_what_cannot_be_made_here_can_be_brought_here(project):
     assert "too little" not in out + err and "neither the cache nor the remote has it whole" in out + err
 
 
+RATED = """
+description: Answers that a small reward model and a large language model judge.
+execution: gpu8
+extends: tiny
+stages:
+  judge_model:
+    kind: source_model
+    source: {type: hub, repo: meta-llama/Llama-3.1-70B, revision: d04e592bb4f6aa9cfee91e2e20afa771667e1d4b}
+    dtype: bf16
+  rated:
+    kind: judge
+    in: {completions: sample_0, reward_models: [reward], judge: judge_model}
+    reward_weight: 1
+    rating_weight: 1
+    rating: {rubrics: [helpfulness], by: {type: policy}}
+"""
+
+
+def test_a_reward_model_is_not_as_large_as_the_language_model_that_rates_beside_it(project):
+    """In torch and in fp32 is the reward model; the judge is in its engine, on four GPUs by the profile."""
+    (project / "configs" / "recipes" / "both.yaml").write_text(RATED)
+    there = Project(project)
+    graph = load_recipe(there.recipes, "both")
+    found = Estimates(there, graph, load_execution(there, "gpu8")).of(graph.nodes["both/rated"])
+    assert found.facts is not None and found.facts.judge is not None and found.misfit is None
+    assert found.facts.policy.parameters < 1e7 < found.facts.judge.parameters
+
+
 def test_a_shape_that_nobody_knows_is_said_and_refuses_nothing(project):
     recipe = LLAMA.replace("meta-llama/Llama-3.1-8B", "somebody/something")
     (project / "configs" / "recipes" / "unheard.yaml").write_text(recipe)
@@ -137,7 +178,7 @@ def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path
     monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
     for path in project.artifacts.glob("*/*/run.json"):
         run = json.loads(path.read_text())
-        run["numerics"] |= {"kernels": "torch", "packing": True}
+        run["numerics"] = execution.of("preference_train", "dpo_1")[0].model_dump(mode="json")
         path.write_text(json.dumps(run))
     estimates = Estimates(project, graph, execution)
     own = estimates.of(nodes["dpo_1"])
@@ -161,6 +202,51 @@ def test_the_report_has_plan_beside_run(tmp_path):
     page = write_report(project, graph).read_text()
     row = page.split('<section id="plan">')[1].split("<th>sft</th>")[1].split("</tr>")[0]
     assert "1.2 GB" in row and "1,511" in row and "2m 05s" in row
+
+
+@pytest.mark.parametrize("cell", ["inf", "nan", "9" * 140_000, "many", ""])
+def test_a_curve_that_cannot_be_summed_leaves_only_its_cell_empty(tmp_path, cell):
+    """Evidence may be others' work: what it says of one stage ends neither the report nor the run that writes it."""
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.kind == "sft")
+    (project.artifact(node.address) / "evidence" / "curve.csv").write_text(f"step,loss,tokens\n1,2.0,{cell}\n")
+    page = write_report(project, graph).read_text()
+    plan = page.split('<section id="plan">')[1]
+    assert "2m 05s" in plan.split("<th>sft</th>")[1].split("</tr>")[0] and "<th>dpo_1</th>" in plan
+
+
+def test_a_record_of_a_run_that_cannot_be_understood_leaves_only_its_row_out(tmp_path):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.kind == "sft")
+    run = project.artifact(node.address) / "run.json"
+    said = json.loads(run.read_text())
+    said["attempts"][0]["started_at"] = "yesterday"
+    run.write_text(json.dumps(said))
+    page = write_report(project, graph).read_text()
+    assert "<th>dpo_1</th>" in page.split('<section id="plan">')[1]
+
+
+def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypatch):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
+    execution = load_execution(project, "cpu")
+    numerics, placement = execution.of(node.kind, node.name)
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": run["numerics"] | numerics.model_dump(mode="json") | {"world_size": 1}}))
+    estimates = Estimates(project, graph, execution)
+    assert estimates.under(node, numerics, placement).time is not None
+    for field, value in (("tensor_parallel", 2), ("offload_optimizer", True), ("deterministic", not numerics.deterministic)):
+        assert estimates.under(node, numerics.model_copy(update={field: value}), placement).time is None, field
+
+
+def test_a_merge_is_as_large_as_what_it_merges(root):
+    rows = {row.shown: row for row in plan(load_run(Project(root), "methods"))}
+    assert rows["soup"].disk == rows["slerp"].disk == rows["sft_all"].disk
 
 
 def test_a_plan_is_made_in_no_time(project):

@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 import yaml
-from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status, until
+from running_lab import CLEAN, PROFILE, RANKS, Lab, outcomes, read, running_scratch, status, until
 
+from configs.document import ConfigError
 from configs.problems import UsageProblem
 from pipelines import ensure as ensure_module
+from pipelines.cli.plan import misfits, needs_cells, totals
+from pipelines.cli.plan import plan as planned_rows
 from pipelines.ensure import Result, ensure, identify, log_file, run_under_dvc
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.preparation import InputsGone
 from pipelines.ledger.store import RemoteError, Store
 from pipelines.ledger.transfers import RemoteObjects
+from pipelines.request import already_made
 from pipelines.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
 
 
@@ -140,6 +144,35 @@ def test_flipped_byte_in_the_cache_is_not_served(lab: Lab, part: str) -> None:
     assert (folder / part).read_bytes() == good and lab.contents() == before
     assert status(lab) == CLEAN
     assert not shared or damaged.read_bytes() == good
+
+
+def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
+    """Until the cache cannot: then its job is refused just before it would start."""
+    lab.write("configs/recipes/lab.yaml", RANKS)
+    assert set(outcomes(lab).values()) == {"ran"}
+    lab.write("configs/execution/lab.yaml", PROFILE + "machine: {host_memory_gb: 0.25}\n")
+    run = lab.run()
+    chosen = frozenset(run.graph.nodes)
+    with pytest.raises(ConfigError, match="stage sft: memory needs"):
+        already_made(run, chosen, frozenset({"lab/sft"}))
+    objects = {path.read_bytes(): path for path in lab.root.glob(".dvc/cache/files/md5/??/*") if path.is_file()}
+    weights = lab.root / "artifacts/lab/sft/payload/model.safetensors"
+    damaged, good = objects[weights.read_bytes()], weights.read_bytes()
+    for name in ("base", "sft"):
+        shutil.rmtree(lab.root / "artifacts/lab" / name)
+    rows = {row.node.name: row for row in planned_rows(run)}
+    assert (rows["base"].state, rows["sft"].state) == ("cached", "cached") and not misfits(rows.values())
+    assert totals(rows.values()) == (0, 0, 0) and needs_cells(rows["sft"]) is None
+    assert already_made(run, chosen, frozenset()) is None
+    assert {outcomes(lab)[name] for name in ("base", "sft")} == {"restored"}
+    shutil.rmtree(lab.root / "artifacts/lab/sft")
+    damaged.chmod(0o644)
+    damaged.write_bytes(good[:-1] + b"?")
+    damaged.chmod(0o444)
+    run = lab.run()
+    assert already_made(run, chosen, frozenset()) is None
+    (failed,) = [end for end in run_graph(run) if isinstance(end, StageFailed)]
+    assert failed.address == "lab/sft" and "what the cache has of it cannot be used, and its job needs more memory" in failed.message
 
 
 def test_changed_parameter_names_the_field_and_equal_content_stops_there(lab: Lab) -> None:

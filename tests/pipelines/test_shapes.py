@@ -93,3 +93,16 @@ def test_a_tokens_way_through_a_mixture_meets_its_experts_alone():
 def test_the_hubs_cache_is_where_the_library_has_it(tmp_path):
     assert hub_cache({"HF_HOME": str(tmp_path)}) == tmp_path / "hub"
     assert hub_cache({"HF_HOME": "/a", "HF_HUB_CACHE": str(tmp_path)}) == tmp_path
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_local_experts": "8"}, {"num_local_experts": -8}, {"num_local_experts": True}, {"num_experts_per_tok": None},
+        {"shared_expert_intermediate_size": "64"}, {"shared_expert_intermediate_size": [64]}, {"mlp_only_layers": 3},
+        {"mlp_only_layers": "all"}, {"mlp_only_layers": {"0": 1}},
+    ],
+)  # fmt: skip
+def test_a_mixture_whose_config_is_malformed_has_no_shape(wrong):
+    config = SMALL | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    assert shape_of_config(config) is not None and shape_of_config(config | wrong) is None
