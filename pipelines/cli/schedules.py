@@ -147,8 +147,12 @@ def pause(name: Deployed) -> None:
     """Let a schedule start no more runs. One that has begun goes on: `pedigree cancel` ends it."""
     from pipelines import deployments
 
-    deployments.pause(_with_server(), name)
-    say(f"{name} is paused: nothing starts until {command('resume', name)}")
+    planned = deployments.pause(_with_server(), name)
+    say(f"{name} is paused: its schedule starts nothing until {command('resume', name)}")
+    for run in planned:
+        when = f" at {run.when.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.when else ""
+        remedy = f"`prefect flow-run cancel {run.id}` calls it off"
+        say(f"note: {run.name}, planned by hand, begins{when} all the same; {remedy}", file=sys.stderr)
 
 
 @commands.command()

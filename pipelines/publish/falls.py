@@ -58,7 +58,7 @@ def _fallen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Fall]:
 
 
 def measured(project: Project, graph: Graph) -> dict[str, Any]:
-    """What all published evaluations say: name → `hashes` (task → what its score depends on), `policies` (policy → task → mean, low, high)."""
+    """What all published evaluations say: name → `hashes` (by task), `policies` (policy → task → mean, low, high)."""
     found = {}
     for name, scores in scores_of(project, graph).items():
         hashes = {task: told["hash"] for task, told in scores.get("tasks", {}).items()}  # those of an older version have none
