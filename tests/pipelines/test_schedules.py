@@ -481,6 +481,37 @@ def test_serving_works_runs_off_until_ctrl_c_and_pauses_the_schedule(lab: Deploy
     until_seen(lambda: not lab.flow_runs("SCHEDULED"))
 
 
+@pytest.mark.parametrize("end", [signal.SIGHUP, signal.SIGKILL])
+def test_a_worker_ends_with_the_command_that_serves_by_it(lab: Deployed, end: signal.Signals) -> None:
+    """A closed terminal tells only the command, as the worker is in a session of its own; a kill tells nobody."""
+
+    def workers() -> list[dict[str, Any]]:
+        with suppress(HTTPError):
+            return lab.server.post(f"work_pools/{lab.deployment['work_pool_name']}/workers/filter", {})
+        return []
+
+    process = lab.until("serve", "lab", "--interval", "1h", "--name", lab.name, ready=lambda: seen(lambda: bool(workers())))
+    (worker,) = (int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    process.send_signal(end)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    until(lambda: not Path(f"/proc/{worker}").exists() or "State:\tZ" in Path(f"/proc/{worker}/status").read_text(), PATIENCE_S)
+    if end == signal.SIGHUP:
+        assert process.returncode == 0 and lab.deployment["paused"], out + err
+
+
+def test_a_deployment_is_removed_by_the_path_of_its_recipe_and_nothing_else_is_asked_beside_it(lab: Deployed) -> None:
+    path = f"{lab.name.replace('_', '-')}.yaml"
+    (lab.lab.root / path).write_text((lab.lab.root / "configs/recipes/lab.yaml").read_text())
+    said = lab.here("deploy", f"./{path}", "--work-pool", POOL)
+    lab.name = said.partition("deployed ")[2].partition(":")[0]
+    assert lab.deployment
+    refused = lab.here("deploy", f"./{path}", "--remove", "--cron", "0 3 * * *", "--work-pool", POOL, code=2)
+    assert "leave out --cron, --work-pool, or --remove" in refused and lab.deployment
+    assert f"{lab.name} is no longer deployed" in lab.here("deploy", f"./{path}", "--remove")
+    with pytest.raises(HTTPError):
+        print(lab.deployment)
+
+
 def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_killed_worker_ends_nothing(
     lab: Deployed, worker: subprocess.Popen[bytes], start_worker: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
