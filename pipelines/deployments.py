@@ -1,14 +1,18 @@
 """Schedules: deployments of the flow `post_train` on a Prefect server, each for one recipe or variant of one project."""
 
+import json
 import re
+import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import httpx
@@ -26,14 +30,14 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions, FlowRun, StateType
-from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.responses import DeploymentResponse, SetStateStatus
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
 from prefect.events.actions import ChangeFlowRunState, SendNotification
 from prefect.events.schemas.automations import Posture
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Cancelled, Cancelling
+from prefect.states import AwaitingConcurrencySlot, Cancelled, Cancelling
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
@@ -50,6 +54,10 @@ from pipelines.request import Request
 ENTRYPOINT = "pipelines/flow.py:post_train"
 CALL_S = 30.0
 PAUSES = 3
+PAGE = 200
+"""So many deployments or runs the server tells at once, at most."""
+T = TypeVar("T")
+AWAITS_SLOT = AwaitingConcurrencySlot().name
 Schedule = CronSchedule | IntervalSchedule | RRuleSchedule
 SILENCE = timedelta(minutes=10)
 """A run gives signs of life every three minutes (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`); one that is silent for so long has died."""
@@ -57,6 +65,26 @@ ALIVE = "prefect.flow-run.heartbeat"
 ENDED = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry")}
 ENDED_BADLY = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+FORMS = {
+    "--cron": 'five fields: minute, hour, day, month, weekday; "0 3 * * *" is 3:00 every night',
+    "--interval": "a positive number with a unit: 90s, 15m, 6h, 1d",
+    "--rrule": '"FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0", as in RFC 5545',
+}
+SEARCH_S = 10
+"""Seconds of a processor within which a schedule has to say when it fires next; Prefect's server stands still while it looks."""
+SEARCH = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({limit}, {limit} + 1))
+from prefect.server.schemas.actions import DeploymentScheduleCreate
+try:
+    made = DeploymentScheduleCreate.model_validate_json({made!r})  # a rule that has no begin is given one
+    dates = asyncio.run(made.schedule.get_dates(n=3))
+except Exception as error:
+    print(error)
+else:
+    print("fires" if dates else "there is no date that it fits")
+"""
+"""Looks for as many dates as the server's scheduler wants at least, by the server's code: it may raise, and may go on for ever."""
 WHEN_BUSY = {"skip": ConcurrencyLimitStrategy.CANCEL_NEW, "wait": ConcurrencyLimitStrategy.ENQUEUE}
 QUIET = {"stream_output": False}
 """Job variables: a flow run that writes to its worker's pipe would die of a broken one when the worker is killed. Prefect has its log."""
@@ -87,6 +115,15 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A run that has not begun."""
+
+    name: str
+    id: UUID
+    when: datetime | None
+
+
+@dataclass(frozen=True)
 class Listed:
     """A deployment as `pedigree deployments` shows it."""
 
@@ -106,7 +143,7 @@ def schedule_of(cron: str | None, interval: str | None, rrule: str | None, timez
     """The schedule that options ask for.
 
     Raises:
-        UsageProblem: more than one, or one that cannot be read; a time zone that does not exist, or without a schedule.
+        UsageProblem: more than one, one that cannot be read or never fires; a time zone that does not exist, or without a schedule.
     """
     given = {"--cron": cron, "--interval": interval, "--rrule": rrule}
     asked = [name for name, value in given.items() if value is not None]
@@ -116,33 +153,46 @@ def schedule_of(cron: str | None, interval: str | None, rrule: str | None, timez
         if timezone is not None:
             raise UsageProblem(f"--timezone {timezone}: there is no schedule; add --cron, --interval or --rrule")
         return None
+    option = asked[0]
+    if rrule is not None and re.search(r"INTERVAL=[+-]?0+\b", rrule, re.IGNORECASE):
+        raise UsageProblem(f"--rrule {rrule!r} never fires (INTERVAL is 0). It is {FORMS['--rrule']}")
     try:
         if cron is not None:
-            return CronSchedule(cron=cron, timezone=timezone or "UTC")
-        if interval is not None:
-            return IntervalSchedule(interval=_span(interval), timezone=timezone or "UTC")
-        return RRuleSchedule(rrule=str(rrule), timezone=timezone or "UTC")
+            schedule = CronSchedule(cron=cron, timezone=timezone or "UTC")
+        elif interval is not None:
+            schedule = IntervalSchedule(interval=_span(interval), timezone=timezone or "UTC")
+        else:
+            schedule = RRuleSchedule(rrule=str(rrule), timezone=timezone or "UTC")
     except ValidationError as error:
-        raise UsageProblem(_said_of_schedule(error, given, asked[0], timezone)) from error
+        raise UsageProblem(_said_of_schedule(error, given, option, timezone)) from error
+    why = _why_never(schedule)
+    if why:
+        raise UsageProblem(f"{option} {given[option]!r} never fires ({why}). It is {FORMS[option]}")
+    return schedule
 
 
 def _said_of_schedule(error: ValidationError, given: dict[str, str | None], option: str, timezone: str | None) -> str:
     if "timezone" in str(error).lower() and timezone is not None:
         return f"--timezone {timezone}: no such time zone; the IANA data base has names like Europe/Berlin, America/New_York and UTC"
-    forms = {
-        "--cron": 'five fields: minute, hour, day, month, weekday; "0 3 * * *" is 3:00 every night',
-        "--interval": "a positive number with a unit: 90s, 15m, 6h, 1d",
-        "--rrule": '"FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0", as in RFC 5545',
-    }
     why = error.errors()[0]["msg"].removeprefix("Value error, ")
-    return f"{option} {given[option]!r} cannot be read ({why}). It is {forms[option]}"
+    return f"{option} {given[option]!r} cannot be read ({why}). It is {FORMS[option]}"
+
+
+def _why_never(schedule: Schedule) -> str:
+    """Why a schedule would not fire on the server; empty where it does. What never finds a date is ended in a process of its own."""
+    code = SEARCH.format(limit=SEARCH_S, made=json.dumps({"schedule": schedule.model_dump(mode="json")}))
+    done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"{SEARCH_S} s are not enough to find its next dates, and Prefect's server would stand still meanwhile"
+    said = (done.stdout or done.stderr).strip().splitlines() or [f"the search for its next dates ended with {done.returncode}"]
+    return "" if said[-1] == "fires" else said[-1]
 
 
 def _span(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     seconds = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise UsageProblem(f"--interval {text!r} cannot be read. It is a positive number with a unit: 90s, 15m, 6h, 1d")
+    if not 0 < seconds < timedelta.max.total_seconds():
+        raise UsageProblem(f"--interval {text!r} cannot be read. It is {FORMS['--interval']}")
     return timedelta(seconds=seconds)
 
 
@@ -220,11 +270,16 @@ def name_of(graph: Graph, request: Request) -> str:
 def parameters_of(project: Project, graph: Graph, request: Request, gpu_pool: str | None) -> dict[str, Any]:
     """What `post_train` is called with, unless the form says otherwise."""
     words = _words(graph)
-    lists = {name: [words[graph.find(stage).address] for stage in getattr(request, name)] for name in ("start", "until", "force")}
-    lists["overrides"] = list(request.overrides)
+    lists = {name: _once(words[graph.find(stage).address] for stage in getattr(request, name)) for name in ("start", "until", "force")}
+    lists["overrides"] = _once(request.overrides)
     one = {"recipe": request.recipe, "project": str(project.root), "profile": request.profile, "gpu_pool": gpu_pool,
            "rehearse": request.rehearse}  # fmt: skip
     return one | lists
+
+
+def _once(texts: Iterable[str]) -> list[str]:
+    """Each once, as the form wants them; of two overrides of a field the later one counts."""
+    return list(dict.fromkeys(reversed(list(texts))))[::-1]
 
 
 def _words(graph: Graph) -> dict[str, str]:
@@ -245,7 +300,7 @@ def form_of(project: Project, graph: Graph, request: Request) -> dict[str, Any]:
     narrowed: dict[str, dict[str, Any]] = {
         "recipe": {"type": "string", "enum": [request.recipe]},
         "project": {"type": "string", "enum": [str(project.root)], "readOnly": True},
-        "overrides": texts | {"items": {"type": "string", "pattern": r"^[^=\s]+=.*$"}},
+        "overrides": texts | {"items": {"type": "string", "pattern": r"^\s*[^=\s]+\s*="}},
         "profile": {"anyOf": [{"type": "string", "enum": profiles}, {"type": "null"}]},
         "start": texts | {"items": {"type": "string", "enum": stages}, "title": "from"},
         "until": texts | {"items": {"type": "string", "enum": stages}},
@@ -385,21 +440,33 @@ def deployments(project: Project) -> list[Listed]:
         return [_listed(client, deployment) for deployment in _of(client, project)]
 
 
-def pause(project: Project, name: str) -> None:
-    """Its schedule starts no runs any more; those it had planned are forgotten. A run that has begun goes on.
+def pause(project: Project, name: str) -> list[Planned]:
+    """Its schedule starts no runs any more; those it had planned are forgotten, those that wait for their turn cancelled.
+
+    A run that has begun goes on.
+
+    Returns:
+        What was planned by hand, and begins all the same.
 
     Raises:
         UsageProblem: nothing of this project is deployed under this name.
         ServerAway: the server does not answer.
     """
 
-    def stop(client: SyncPrefectClient, deployment: UUID) -> None:
+    def stop(client: SyncPrefectClient, deployment: UUID) -> list[Planned]:
+        planned: list[FlowRun] = []
         for _ in range(PAUSES):
             client.pause_deployment(deployment)  # forgets what is planned; the scheduler may have been at work on it
-            if not _runs(client, client.read_deployment(deployment), (StateType.SCHEDULED,), limit=1):
-                return
+            found = _runs(client, client.read_deployment(deployment), (StateType.SCHEDULED,))
+            for run in found:
+                if _awaits_slot(run) and not run.run_count:
+                    _cancel(client, run)
+            planned = [run for run in found if not _awaits_slot(run) and not run.run_count]
+            if not any(run.auto_scheduled for run in planned):
+                break
+        return [Planned(run.name, run.id, run.expected_start_time) for run in planned if not run.auto_scheduled]
 
-    _change(project, name, stop)
+    return _change(project, name, stop)
 
 
 def resume(project: Project, name: str) -> None:
@@ -433,11 +500,24 @@ def cancel_runs(project: Project, name: str) -> int:
         found = [deployment for deployment in _of(client, project) if _is_called(deployment, name)]
         types = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
         runs = [run for deployment in found for run in _runs(client, deployment, types)]
-        under_way = [run for run in runs if run.state_type != StateType.SCHEDULED or run.run_count]  # others are merely planned
-        for run in under_way:
-            waiting = run.state_type == StateType.SCHEDULED  # for its next attempt
-            client.set_flow_run_state(run.id, Cancelled() if waiting else Cancelling(), force=True)
-        return len(under_way)
+        under_way = [run for run in runs if run.state_type != StateType.SCHEDULED or run.run_count or _awaits_slot(run)]
+        return sum(_cancel(client, run) for run in under_way)  # others are merely planned
+
+
+def _awaits_slot(run: FlowRun) -> bool:
+    """Whether its time has come, and only the run before it keeps it from beginning (`--when-busy wait`)."""
+    return run.state_name == AWAITS_SLOT
+
+
+def _cancel(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Cancels a run; returns whether it had not ended by itself meanwhile."""
+    is_between_attempts = run.state_type == StateType.SCHEDULED and run.run_count  # its process is gone: nobody would end the cancelling
+    try:
+        answer = client.set_flow_run_state(run.id, Cancelled() if is_between_attempts else Cancelling())
+    except ObjectNotFound:
+        return False
+    # one that has not begun has nothing that would have to be ended: the server answers that it is cancelled already
+    return answer.status == SetStateStatus.ACCEPT or (answer.state is not None and answer.state.is_cancelled())
 
 
 def _is_called(deployment: DeploymentResponse, name: str) -> bool:
@@ -446,20 +526,28 @@ def _is_called(deployment: DeploymentResponse, name: str) -> bool:
     return deployment.name == name or (f"recipe:{name}" in deployment.tags and not is_other)
 
 
-def _change(project: Project, name: str, change: Callable[[SyncPrefectClient, UUID], object]) -> None:
+def _change(project: Project, name: str, change: Callable[[SyncPrefectClient, UUID], T]) -> T:
     with _asking() as client:
         known = {deployment.name: deployment.id for deployment in _of(client, project)}
         if name not in known:
             there = ", ".join(known) or "none"
             raise UsageProblem(f"{name} is not deployed for this project (deployed: {there}); {command('deploy', name)} would deploy it")
-        change(client, known[name])
+        return change(client, known[name])
 
 
 def _of(client: SyncPrefectClient, project: Project) -> list[DeploymentResponse]:
-    found = client.read_deployments(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW_NAME])),
-        deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])),
-    )
+    found: list[DeploymentResponse] = []
+    while len(found) % PAGE == 0:
+        page = client.read_deployments(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[FLOW_NAME])),
+            deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])),
+            sort=DeploymentSort.NAME_ASC,
+            limit=PAGE,
+            offset=len(found),
+        )
+        if not page:
+            break
+        found += page
     return sorted((one for one in found if one.parameters.get("project") == str(project.root)), key=lambda one: one.name)
 
 
@@ -487,7 +575,7 @@ def _runs(
     deployment: DeploymentResponse,
     types: Sequence[StateType],
     sort: FlowRunSort = FlowRunSort.EXPECTED_START_TIME_ASC,
-    limit: int = 200,
+    limit: int = PAGE,
 ) -> list[FlowRun]:
     return client.read_flow_runs(
         deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[deployment.id])),

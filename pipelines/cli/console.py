@@ -44,8 +44,9 @@ Force = Annotated[
 ]
 Profile = Annotated[
     str | None,
-    typer.Option("--execution", metavar="PROFILE", help="Execution profile: name or path.", autocompletion=completion.profiles),
-]
+    typer.Option("--execution", "--profile", metavar="PROFILE", help="Execution profile: name or path; else the recipe's.",
+                 autocompletion=completion.profiles),
+]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (docs/cli.md) on stdout; everything else goes to stderr.")]
 
 

@@ -2,12 +2,10 @@
 
 import sys
 import time
-from typing import Annotated
 
 import typer
 
-from pipelines.cli import completion
-from pipelines.cli.console import AsJson, Overrides, Recipe, for_programs, project_here, say
+from pipelines.cli.console import AsJson, Overrides, Profile, Recipe, for_programs, project_here, say
 from pipelines.cli.running import ShowInPrefect, failed, run_what_is_due
 
 commands = typer.Typer()
@@ -17,16 +15,10 @@ commands = typer.Typer()
 def rehearse(
     recipe: Recipe,
     overrides: Overrides = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            "--profile", "--execution", metavar="PROFILE", help="Execution profile to rehearse: name or path; else the recipe's.",
-            autocompletion=completion.profiles,
-        ),
-    ] = None,
+    profile: Profile = None,
     prefect: ShowInPrefect = "auto",
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run a recipe with made rows and tiny models on this machine's CPU, in minutes: the same graph, code, formats and templates.
 
     It ends with what it has proved and what it could not. Its results lie in a project of its own, `.pedigree/rehearsals/PROFILE`.

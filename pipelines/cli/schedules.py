@@ -1,5 +1,7 @@
 """The commands on schedules: deploy, serve, deployments, pause, resume. They need a Prefect server."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -52,9 +54,20 @@ Deployed = Annotated[
                         autocompletion=completion.recipes)
 ]  # fmt: skip
 
+WORKER = """
+import ctypes, os, runpy, signal, sys
+set_parent_death_signal = 1  # PR_SET_PDEATHSIG: it comes when the thread ends that has started this process
+ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit("the command that has started this worker is gone")
+runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+"""
+"""`prefect`, which ends when its parent does, however that ends."""
+
 
 @commands.command()
 def deploy(
+    context: typer.Context,
     recipe: Recipe,
     overrides: Overrides = None,
     cron: Cron = None,
@@ -80,6 +93,7 @@ def deploy(
 
     project = _with_server()
     if remove:
+        _refuse_beside_remove(context)
         _remove(project, recipe, overrides, name, rehearse)
         return
     if work_pool is None:
@@ -125,7 +139,8 @@ def serve(
     say(f"Serving {deployed.name} until Ctrl-C.", flush=True)
     code = _work_off(project, pool, lambda: rest(project, deployed.name))
     rest(project, deployed.name)
-    say(f"The schedule of {deployed.name} is paused: {command('serve', recipe)} goes on with it.")
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        say(f"The schedule of {deployed.name} is paused: {command('serve', recipe)} goes on with it.", flush=True)
     if code:
         raise typer.Exit(1)
 
@@ -147,8 +162,12 @@ def pause(name: Deployed) -> None:
     """Let a schedule start no more runs. One that has begun goes on: `pedigree cancel` ends it."""
     from pipelines import deployments
 
-    deployments.pause(_with_server(), name)
-    say(f"{name} is paused: nothing starts until {command('resume', name)}")
+    planned = deployments.pause(_with_server(), name)
+    say(f"{name} is paused: its schedule starts nothing until {command('resume', name)}")
+    for run in planned:
+        when = f" at {run.when.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.when else ""
+        remedy = f"`prefect flow-run cancel {run.id}` calls it off"
+        say(f"note: {run.name}, planned by hand, begins{when} all the same; {remedy}", file=sys.stderr)
 
 
 @commands.command()
@@ -194,7 +213,7 @@ def _wanted(
     from pipelines.request import Request, opened, selection
 
     def anywhere(name: str) -> str:
-        return str(Path(name).resolve()) if name.endswith((".yaml", ".yml")) else name
+        return str(Path(name).resolve()) if _is_path(name) else name
 
     recipe, execution = anywhere(recipe), anywhere(execution) if execution else None
     lists = (tuple(names or ()) for names in (start, until, force))
@@ -202,6 +221,11 @@ def _wanted(
     run = opened(project, request, compiled=False)
     selection(run.graph, request)
     return run.graph, request
+
+
+def _is_path(name: str) -> bool:
+    """Whether a recipe or a profile is given by its path."""
+    return name.endswith((".yaml", ".yml"))
 
 
 def _deploy(
@@ -235,25 +259,42 @@ def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
     return name, int(slots) if has else None
 
 
+def _refuse_beside_remove(context: typer.Context) -> None:
+    """Only what names a deployment may stand beside `--remove`."""
+    from configs.problems import UsageProblem
+
+    naming = {"recipe", "overrides", "rehearse", "name", "remove"}
+    sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params if one.name not in naming}
+    wrong = [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if wrong:
+        raise UsageProblem(f"--remove takes a deployment off the server: leave out {', '.join(wrong)}, or --remove")
+
+
 def _remove(project: "Project", recipe: str, overrides: list[str] | None, name: str | None, rehearse: bool) -> None:
     from pipelines import deployments
 
-    if (overrides or rehearse) and name is None:
+    if (overrides or rehearse or _is_path(recipe)) and name is None:
         name = deployments.name_of(*_wanted(project, recipe, overrides, None, None, None, None, rehearse))
     deployments.remove(project, name or recipe)
     say(f"{name or recipe} is no longer deployed; artifacts and runs that were stay")
 
 
-def _work_off(project: "Project", pool: str, rest: Callable[[], None]) -> int:
-    """Runs a worker of the pool until it is interrupted, and lets the schedule rest before the worker ends; returns its exit code."""
+def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:
+    """Runs a worker of the pool until it is interrupted, and lets the schedule rest before the worker ends; returns its exit code.
+
+    To be called in the main thread: the worker ends with the thread that has started it.
+    """
     import signal
 
     interrupt_on_sigterm()
-    arguments = [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", "process"]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # `nohup` ignores it
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+    arguments = [sys.executable, "-c", WORKER, str(os.getpid()), "worker", "start", "--pool", pool, "--type", "process"]
     worker = subprocess.Popen(arguments, cwd=project.root, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         return worker.wait()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal that is closed it may come twice
         try:
             rest()
         finally:

@@ -8,10 +8,10 @@ from typing import Any
 from configs.frozen import finite
 from configs.graph import Graph
 from configs.project import Project
-from data.artifacts import ArtifactError, open_artifact, read_json, write_json
+from data.artifacts import ArtifactError, read_json, write_json
 from pipelines.publish.report import scores_of
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Fall:
 
 
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:
-    """Scores whose mean lies below the 95 % interval of the mean before, on the same items.
+    """Scores whose mean lies below the 95 % interval of the mean before, in the same measure.
 
     Args:
-        before: `Measured.evaluations` of the run before; evaluations, policies and tasks that it lacks have nothing to fall from.
+        before: `measured` by the run before; evaluations, policies and tasks that it lacks have nothing to fall from.
         now: the same, of this run.
     """
     return list(_fallen(before, now))
@@ -47,24 +47,22 @@ def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:
 def _fallen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Fall]:
     for name, evaluation in now.items():
         old = before.get(name)
-        if old is None or old["suites"] != evaluation["suites"]:  # other items: another score
+        if old is None:
             continue
         for policy, tasks in evaluation["policies"].items():
             for task, score in tasks.items():
                 was = old["policies"].get(policy, {}).get(task)
-                if was is not None and score["mean"] < was["low"]:
+                is_same = old["hashes"].get(task) == evaluation["hashes"].get(task)  # other items, form or sampling: another measure
+                if was is not None and is_same and score["mean"] < was["low"]:
                     yield Fall(name, policy, task, score["mean"], was["mean"], was["low"])
 
 
 def measured(project: Project, graph: Graph) -> dict[str, Any]:
-    """What all published evaluations say: name → `suites` (contents of the sets of items), `policies` (policy → task → mean, low, high)."""
-    addresses = {(node.name if node.recipe == graph.recipe else node.address): node.address for node in graph.nodes.values()}
+    """What all published evaluations say: name → `hashes` (by task), `policies` (policy → task → mean, low, high)."""
     found = {}
     for name, scores in scores_of(project, graph).items():
-        inputs = open_artifact(project.artifact(addresses[name])).record.inputs
-        suites = sorted(edge.content for edge in inputs if edge.port == "suites")
-        tasks = {label: policy["tasks"] for label, policy in scores["policies"].items()}
-        found[name] = {"suites": suites, "policies": tasks}
+        hashes = {task: told["hash"] for task, told in scores.get("tasks", {}).items()}  # those of an older version have none
+        found[name] = {"hashes": hashes, "policies": {label: policy["tasks"] for label, policy in scores["policies"].items()}}
     return found
 
 

@@ -83,3 +83,14 @@ def test_tables_show_markup_and_control_characters_and_obey_neither(capsys):
     assert "\x1b" not in out and "\x07" not in out and out.count("\n") == 2
     for shown in ("[bold]stage", "[red]x[/red]", "[link=file:///etc]y[/link]", r"\u001b[2J\u001b]0;title\u0007z", r"a\nb", "[/]"):
         assert shown in out
+
+
+def test_every_command_that_takes_an_execution_profile_takes_it_by_both_names():
+    from typer.main import get_group
+
+    from pipelines.cli.main import app
+
+    options = {name: {text for option in command.params for text in option.opts} for name, command in get_group(app).commands.items()}
+    takers = {name for name, texts in options.items() if texts & {"--execution", "--profile"}}
+    assert {"plan", "run", "rehearse", "deploy", "serve"} <= takers
+    assert all(options[name] >= {"--execution", "--profile"} for name in takers), takers

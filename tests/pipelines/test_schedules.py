@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 import pytest
 from chaos_prefect import PREFECT
 from prefect._internal.concurrency.cancellation import WatcherThreadCancelScope
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from running_lab import Lab, until
@@ -28,7 +29,7 @@ from typer.testing import CliRunner
 
 from configs.problems import PedigreeError
 from pipelines.cli.main import app
-from pipelines.deployments import ServerAway, Terms, deploy, deployments
+from pipelines.deployments import ServerAway, Terms, cancel_runs, deploy, deployments, remove
 from pipelines.flow import _undisturbed, connected
 from pipelines.publish.falls import Fall
 from pipelines.request import Request, opened
@@ -219,7 +220,7 @@ def test_a_run_waits_for_its_gpu_pool_and_is_cancelled_with_its_jobs_and_not_sta
 
 
 def test_the_api_takes_what_the_form_offers_and_nothing_else(lab: Deployed, server: Server) -> None:
-    said = lab.deploy("--until", "clean", "--set", "cleaner.ngram=7")
+    said = lab.deploy("--until", "clean", "--until", "clean", "--set", "cleaner.ngram = 7", "--set", "cleaner.ngram = 7")
     assert "variant:" in said and lab.deployment["parameters"]["until"] == ["clean"]
     server.call("POST", f"deployments/{lab.deployment['id']}/pause_deployment")
     form = lab.deployment["parameter_openapi_schema"]["properties"]
@@ -227,13 +228,82 @@ def test_the_api_takes_what_the_form_offers_and_nothing_else(lab: Deployed, serv
     assert form["profile"]["anyOf"][0]["enum"] == ["lab"] and "Execution profile" in form["profile"]["description"]
     bad: dict[str, dict[str, Any]] = {
         "cleen": {"until": ["cleen"]}, "nowhere": {"profile": "nowhere"}, "tiny": {"recipe": "tiny"}, "oops": {"oops": 1},
-        "ngram=3": {"overrides": "ngram=3"},
+        "ngram=3": {"overrides": "ngram=3"}, "ngram 3": {"overrides": ["ngram 3"]},
     }  # fmt: skip
     for word, parameters in bad.items():
         with pytest.raises(HTTPError) as refused:
             lab.start_run(**parameters)
         assert refused.value.code == 409 and word in refused.value.read().decode(), parameters
-    lab.start_run(until=["raw"], force=["raw"], profile="lab", overrides=["cleaner.ngram=3"])
+    lab.start_run(until=["raw"], force=["raw"], profile="lab", overrides=["cleaner.ngram=3", " cleaner.ngram = 4"])
+
+
+def begin(lab: Deployed) -> str:
+    """A run that takes the slot of its deployment, as a worker would start it; returns its id."""
+    run = lab.start_run()
+    for state in ("PENDING", "RUNNING"):
+        assert lab.server.post(f"flow_runs/{run}/set_state", {"state": {"type": state}})["status"] == "ACCEPT"
+    return run
+
+
+def wait_for_slot(lab: Deployed) -> str:
+    """A run whose time has come while another one runs; returns its id."""
+    run = lab.start_run()
+    answer = lab.server.post(f"flow_runs/{run}/set_state", {"state": {"type": "PENDING"}})
+    assert answer["state"]["name"] == "AwaitingConcurrencySlot"
+    return run
+
+
+@pytest.fixture
+def unworked(lab: Deployed, server: Server) -> Deployed:
+    """A lab that is deployed on a pool that nobody works off."""
+    with suppress(HTTPError):  # of the test before
+        server.post("work_pools/", {"name": "unworked", "type": "process"})
+    lab.deploy_here("unworked", when_busy="wait", schedule=IntervalSchedule(interval=timedelta(hours=1)))
+    return lab
+
+
+def test_nothing_that_waits_for_its_turn_begins_after_a_pause_or_a_cancellation(unworked: Deployed, server: Server) -> None:
+    running, waiting = begin(unworked), wait_for_slot(unworked)
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": (datetime.now(UTC) + timedelta(days=2)).isoformat()}}
+    by_hand = server.post(f"deployments/{unworked.deployment['id']}/create_flow_run", {"state": later})
+    said = unworked.here("pause", unworked.name)
+    assert "its schedule starts nothing until" in said and server.state(waiting)["type"] == "CANCELLED"
+    assert f"{by_hand['name']}, planned by hand, begins at" in said and f"`prefect flow-run cancel {by_hand['id']}`" in said
+    assert server.state(running)["type"] == "RUNNING" and server.state(by_hand["id"])["type"] == "SCHEDULED"
+
+    waiting = wait_for_slot(unworked)
+    assert f"cancelled what the schedule of {unworked.name} had started" in unworked.here("cancel", unworked.name)
+    assert server.state(running)["type"] == "CANCELLING" and server.state(waiting)["type"] == "CANCELLED"
+    assert server.state(by_hand["id"])["type"] == "SCHEDULED"
+
+
+def test_a_run_that_ends_while_it_is_being_cancelled_has_ended(
+    unworked: Deployed, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read = begin(unworked), SyncPrefectClient.read_flow_runs
+
+    def read_too_early(*arguments: Any, **options: Any) -> Any:
+        found = read(*arguments, **options)
+        server.post(f"flow_runs/{run}/set_state", {"state": {"type": "COMPLETED"}})
+        return found
+
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_runs", read_too_early)
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        assert cancel_runs(unworked.lab.project, unworked.name) == 0
+    assert server.state(run)["type"] == "COMPLETED"
+
+
+def test_deployments_are_listed_however_many_there_are(unworked: Deployed, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.deployments.PAGE", 2)
+    name, names = unworked.name, [f"{unworked.name}-{number}" for number in range(4)]
+    for unworked.name in names:
+        unworked.deploy_here("unworked")
+    unworked.name = name
+    with temporary_settings({PREFECT_API_URL: server.url}):
+        assert [one.name for one in deployments(unworked.lab.project)] == [name, *names]
+        for one in names:
+            remove(unworked.lab.project, one)
+        assert [one.name for one in deployments(unworked.lab.project)] == [name]
 
 
 class Listener:
@@ -334,6 +404,7 @@ def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: 
         ("--cron", "61 * * * *"): "--cron '61 * * * *' cannot be read",
         ("--cron", "0 3 * * *", "--timezone", "Europe/Berln"): "no such time zone",
         ("--interval", "3 weeks"): "--interval '3 weeks' cannot be read",
+        ("--rrule", "FREQ=DAILY;INTERVAL=0"): "never fires",
         ("--interval", "1h", "--timezone", "X/Y"): "no such time zone",
         ("--rrule", "FREQ=NEVER"): "--rrule 'FREQ=NEVER' cannot be read",
         ("--cron", "0 3 * * *", "--interval", "1h"): "a deployment has one schedule",
@@ -408,6 +479,37 @@ def test_serving_works_runs_off_until_ctrl_c_and_pauses_the_schedule(lab: Deploy
     assert process.returncode == 0 and f"The schedule of {lab.name} is paused" in out, out + err
     assert lab.deployment["paused"]
     until_seen(lambda: not lab.flow_runs("SCHEDULED"))
+
+
+@pytest.mark.parametrize("end", [signal.SIGHUP, signal.SIGKILL])
+def test_a_worker_ends_with_the_command_that_serves_by_it(lab: Deployed, end: signal.Signals) -> None:
+    """A closed terminal tells only the command, as the worker is in a session of its own; a kill tells nobody."""
+
+    def workers() -> list[dict[str, Any]]:
+        with suppress(HTTPError):
+            return lab.server.post(f"work_pools/{lab.deployment['work_pool_name']}/workers/filter", {})
+        return []
+
+    process = lab.until("serve", "lab", "--interval", "1h", "--name", lab.name, ready=lambda: seen(lambda: bool(workers())))
+    (worker,) = (int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+    process.send_signal(end)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    until(lambda: not Path(f"/proc/{worker}").exists() or "State:\tZ" in Path(f"/proc/{worker}/status").read_text(), PATIENCE_S)
+    if end == signal.SIGHUP:
+        assert process.returncode == 0 and lab.deployment["paused"], out + err
+
+
+def test_a_deployment_is_removed_by_the_path_of_its_recipe_and_nothing_else_is_asked_beside_it(lab: Deployed) -> None:
+    path = f"{lab.name.replace('_', '-')}.yaml"
+    (lab.lab.root / path).write_text((lab.lab.root / "configs/recipes/lab.yaml").read_text())
+    said = lab.here("deploy", f"./{path}", "--work-pool", POOL)
+    lab.name = said.partition("deployed ")[2].partition(":")[0]
+    assert lab.deployment
+    refused = lab.here("deploy", f"./{path}", "--remove", "--cron", "0 3 * * *", "--work-pool", POOL, code=2)
+    assert "leave out --cron, --work-pool, or --remove" in refused and lab.deployment
+    assert f"{lab.name} is no longer deployed" in lab.here("deploy", f"./{path}", "--remove")
+    with pytest.raises(HTTPError):
+        print(lab.deployment)
 
 
 def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_killed_worker_ends_nothing(
