@@ -308,7 +308,6 @@ def _reference(node: Node, edge: Edge) -> str:
 
 
 RANKS, MICRO_TOKENS, MICRO_SEQUENCES = 2, 512, 2
-SAMPLER_GB = 0.5
 NUMERICS: dict[str, Callable[[Any], Any]] = {
     "device": lambda _: "cpu",
     "world_size": lambda ranks: min(ranks, RANKS),
@@ -322,8 +321,10 @@ NUMERICS: dict[str, Callable[[Any], Any]] = {
     "deterministic": lambda _: False,
 }
 """Setting → what a CPU of two cores makes of it; all others stay: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
-OWN_PLACEMENT = ("slots", "sampler_memory_gb", "gpu_memory_utilization")
-"""Settings of placement that belong to the machine."""
+PLACEMENT = {"sampler_memory_gb": 0.5, "checkpoint_every_steps": 1}
+"""Settings of placement that are the same in all rehearsals: their checkpoints are rehearsed, too."""
+OF_MACHINE = ("slots", "gpu_memory_utilization")
+"""Settings of placement that go by this machine."""
 
 
 def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str, list[Reduced]]:
@@ -335,18 +336,23 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
         cores: of this machine.
     """
     changes: list[Reduced] = []
-    threads, sampler = execution.numerics.threads, execution.placement.sampler_memory_gb  # their defaults are changed, too
-    placement = execution.placement.model_dump(mode="json", exclude_defaults=True) | {"sampler_memory_gb": sampler}
+    numerics = execution.numerics.model_dump(mode="json", exclude_defaults=True)
+    placement = execution.placement.model_dump(mode="json", exclude_defaults=True)
+    numerics |= {"threads": execution.numerics.threads}  # where it is the default it is changed, too
+    placement |= {setting: getattr(execution.placement, setting) for setting in PLACEMENT}
     found: dict[str, Any] = {
         "slots": max(RANKS, min(cores, MOST_SLOTS)),
-        "numerics": _on_cpu(execution.numerics.model_dump(mode="json", exclude_defaults=True) | {"threads": threads}, name, changes),
-        "placement": _placed(placement, name, changes) | {"sampler_memory_gb": SAMPLER_GB},
+        "numerics": _on_cpu(numerics, name, changes),
+        "placement": _placed(placement, name, changes) | PLACEMENT,
     }
     for part, overrides in (("kinds", execution.kinds), ("stages", execution.stages)):
         found[part] = {}
         for key, override in overrides.items():
-            numerics = _on_cpu(override.get("numerics", {}), f"{name}: {key}", changes)
-            found[part][key] = {"numerics": numerics, "placement": _placed(override.get("placement", {}), f"{name}: {key}", changes)}
+            where = f"{name}: {key}"
+            found[part][key] = {
+                "numerics": _on_cpu(override.get("numerics", {}), where, changes),
+                "placement": _placed(override.get("placement", {}), where, changes),
+            }
     for kind, declaration in DECLARATIONS.items():
         ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
         if declaration.engine.startswith("deepspeed"):  # a core for each rank; other jobs have one process
@@ -371,7 +377,7 @@ def _on_cpu(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dic
 
 
 def _placed(given: Mapping[str, Any], where: str, changes: list[Reduced]) -> dict[str, Any]:
-    sampler = given.get("sampler_memory_gb", SAMPLER_GB)
-    if sampler != SAMPLER_GB:
-        changes.append(Reduced(where, "sampler_memory_gb", sampler, SAMPLER_GB, "machine"))
-    return {setting: value for setting, value in given.items() if setting not in OWN_PLACEMENT}
+    for setting, value in PLACEMENT.items():
+        if given.get(setting, value) != value:
+            changes.append(Reduced(where, setting, given[setting], value, "machine"))
+    return {setting: value for setting, value in given.items() if setting not in (*PLACEMENT, *OF_MACHINE)}

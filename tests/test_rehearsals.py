@@ -1,23 +1,31 @@
-"""The recipes of published work, each rehearsed whole: real jobs of every stage, from a fresh clone."""
+"""The recipes of published work, each rehearsed whole with real jobs of every stage; what several of them share is made once."""
 
 import json
+import shutil
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
-from projects import call, fresh_project
+from projects import BIN, call, contents, environment, fresh_project
 
 from configs.graph import Graph
 from configs.recipe import load_recipe
+from pipelines.jobs.processes import kill_all
 
-RECIPES = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")
+RECIPES = ("tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy", "olmo2_1b")
+REHEARSED = Path(".pedigree") / "rehearsals" / "gpu8"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.rotated(4)
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh clone in which one recipe after the other is rehearsed."""
+    return fresh_project(tmp_path_factory.mktemp("rehearsals") / "clone")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_of_published_work_is_rehearsed_whole(tmp_path, recipe):
-    project = fresh_project(tmp_path / "clone")
+def test_a_recipe_of_published_work_is_rehearsed_whole(project, recipe):
     graph: Graph = load_recipe(project / "configs" / "recipes", recipe)
     printed = call(project, "pedigree", "rehearse", recipe, "--json")
     document, _ = json.JSONDecoder().raw_decode(printed)  # what stands before the progress that went to stderr
@@ -33,3 +41,43 @@ def test_a_recipe_of_published_work_is_rehearsed_whole(tmp_path, recipe):
     assert {one["task"] for one in proved["suites"]} == {node.name for node in graph.nodes.values() if node.output == "item"}
     assert not (project / "artifacts").exists()
     assert subprocess.run(["git", "status", "--short"], cwd=project, capture_output=True, text=True, check=True).stdout == ""
+
+
+@pytest.mark.rotated(3)
+@pytest.mark.parametrize(
+    ("stage", "change", "made"),
+    [
+        ("sft", "sft.seed=9", "checkpoints/step-*/done"),
+        ("rlvr_ppo", "rlvr_ppo.seed=9", "checkpoints/step-*"),
+        ("scores", "scores.seed=9", "chunks/*.json"),
+    ],
+)
+def test_killed_while_its_jobs_compute_and_typed_again_it_ends_in_the_same_bytes(project, tmp_path, stage, change, made):
+    call(project, "pedigree", "rehearse", "tulu3_8b")
+    other = shutil.copytree(project, tmp_path / "clone", symlinks=True)
+    command = ["rehearse", "tulu3_8b", "--set", change]
+    call(project, "pedigree", *command)
+
+    process = subprocess.Popen([str(BIN / "pedigree"), *command], cwd=other, env=environment(), stderr=subprocess.DEVNULL)
+    scratch = at_work(other / REHEARSED, stage, made, process)
+    process.kill()
+    process.wait()
+    kill_all(scratch)
+    assert not (scratch / "done.json").exists()
+    printed = call(other, "pedigree", *command)
+    assert f"{stage} " in printed and "up to date" in printed
+
+    (variant,) = {path.parent.parent.name for path in (project / REHEARSED / "artifacts").glob("tulu3_8b-*/*/record.json")}
+    assert contents(other / REHEARSED, variant) == contents(project / REHEARSED, variant) != {}
+
+
+def at_work(project: Path, stage: str, made: str, process: "subprocess.Popen[bytes]") -> Path:
+    """The folder of a stage's job, once it has kept a first part of its work."""
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "it ended before it was killed"
+        for spec in project.glob(".pedigree/scratch/*/spec.json"):
+            if json.loads(spec.read_text())["address"].endswith(f"/{stage}") and any(spec.parent.glob(made)):
+                return spec.parent
+        time.sleep(0.02)
+    raise AssertionError(f"{stage} did not begin")

@@ -160,6 +160,7 @@ def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
     told = {change.setting: (change.real, change.rehearsed) for change in changes if change.where == name and change.reason == "machine"}
     assert told["threads"] == (real.numerics.threads, 1) == (2, 1)
     assert told["sampler_memory_gb"] == (real.placement.sampler_memory_gb, 0.5)
+    assert told["checkpoint_every_steps"] == (None, 1) and placement.checkpoint_every_steps == 1
 
 
 def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
