@@ -15,9 +15,9 @@ average is over these. A score that nobody could tell is null, counted, and left
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from typing import Any
 
 from configs.answers import Evaluate
@@ -99,23 +99,26 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenising", next(tokenised), total, "items")
 
-    with Ahead(job.numerics) as ahead:
+    with Ahead(job.numerics) as ahead, Scoring(job.numerics.threads) as scoring:
         chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
         asks = {
             (label, suite.label): asked(config, suite, policy, chats[label], beat)
             for label, policy in inputs["policies"].items()
             for suite in suites
         }
-        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
+        by_label = {suite.label: suite for suite in suites}
 
-    rows: list[ItemScore] = []
+        def tell(of: tuple[str, str], given: list[Any]) -> None:
+            scoring.begin(of[0], by_label[of[1]], given, chats[of[0]])
 
-    def verifying() -> None:
-        job.doing("verifying", len(rows), total, "items")
+        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead, tell=tell)
+        rows: list[ItemScore] = []
 
-    for label, chat in chats.items():
-        for suite in suites:
-            for row in scored(label, suite, answers[label, suite.label], chat, job.numerics.threads, verifying):
+        def verifying() -> None:
+            job.doing("verifying", len(rows), total, "items")
+
+        for label, suite in product(chats, suites):
+            for row in scoring.rows(label, suite, verifying):
                 verifying()
                 rows.append(row)
     refuse_unknown(config, rows)
@@ -189,25 +192,43 @@ def parts(suite: Suite, answers: list[Any]) -> Iterator[tuple[dict[str, Any], li
         start += count
 
 
-def scored(label: str, suite: Suite, answers: list[Any], chat: Chat, workers: int, beat: Callable[[], None]) -> Iterator[ItemScore]:
-    """A suite's rows, in its order.
+class Scoring:
+    """Scores answers in threads of its own, while the engine makes others; a context manager, whose end gives up what is not done.
 
-    Programs run in their sandboxes side by side, all answers of an item too, by so many `workers`. One may wait for minutes, and many of
-    one item for longer than a job may be silent; each has its limit of time, so that `beat` is called as long as one is waited for.
+    Programs run in their sandboxes side by side, by so many `workers`.
     """
-    macro = suite.form is not None and suite.form.average == "macro"
-    metrics = metrics_of(suite.form)
-    with ThreadPoolExecutor(workers if suite.has_programs else 1) as threads:
-        told = [[threads.submit(score, suite, item, one, chat) for one in asked] for item, asked in parts(suite, answers)]
-        try:
-            for (item, asked), futures in zip(parts(suite, answers), told, strict=True):
-                for future in futures:
-                    while not wait([future], timeout=LOOK_SECONDS).done:
-                        beat()
-                row = score_item(label, item, metrics, [future.result() for future in futures], macro=macro)
-                yield {**row, "logprobs": [sum(own) for own in asked[0]]} if suite.sampling is None else row
-        finally:
+
+    def __init__(self, workers: int) -> None:
+        self._programs, self._others = ThreadPoolExecutor(workers, "programs"), ThreadPoolExecutor(1, "verifiers")
+        self._begun: dict[tuple[str, str], list[tuple[dict[str, Any], list[Any], list[Future[AnswerScore]]]]] = {}
+
+    def __enter__(self) -> "Scoring":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for threads in (self._programs, self._others):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    def begin(self, label: str, suite: Suite, answers: list[Any], chat: Chat) -> None:
+        """Puts a policy's answers to a suite at the end of what is to be scored."""
+        threads = self._programs if suite.has_programs else self._others
+        self._begun[label, suite.label] = [
+            (item, given, [threads.submit(score, suite, item, one, chat) for one in given]) for item, given in parts(suite, answers)
+        ]
+
+    def rows(self, label: str, suite: Suite, beat: Callable[[], None]) -> Iterator[ItemScore]:
+        """A policy's rows of a suite, in its order.
+
+        A program may wait for minutes, and many of one item for longer than a job may be silent; each has its limit of time, so that
+        `beat` is called as long as one is waited for.
+        """
+        macro = suite.form is not None and suite.form.average == "macro"
+        for item, given, futures in self._begun.pop((label, suite.label)):
+            for future in futures:
+                while not wait([future], timeout=LOOK_SECONDS).done:
+                    beat()
+            row = score_item(label, item, metrics_of(suite.form), [future.result() for future in futures], macro=macro)
+            yield {**row, "logprobs": [sum(own) for own in given[0]]} if suite.sampling is None else row
 
 
 def score(suite: Suite, item: dict[str, Any], given: Any, chat: Chat) -> AnswerScore:

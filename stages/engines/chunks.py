@@ -5,7 +5,8 @@ and is written atomically; a chunk that a kill interrupted is made again from it
 """
 
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -91,35 +92,51 @@ class _Chunk(Generic[K]):
 
 
 def generate(
-    asks: Mapping[K, Ask | Score], *, chunk_size: int, dtype: str, job: Job, ahead: Ahead | None = None
+    asks: Mapping[K, Ask | Score],
+    *,
+    chunk_size: int,
+    dtype: str,
+    job: Job,
+    ahead: Ahead | None = None,
+    tell: Callable[[K, list[Any]], None] = lambda label, answers: None,
 ) -> dict[K, list[Any]]:
     """Label → answers, in the order of its requests: `Generation`s, or the log-probabilities of each token.
 
     Policies of one architecture share an engine, whose weights are replaced; another architecture takes another engine. Labels of one
-    policy stand together, so that its weights are loaded once.
+    policy stand together, so that its weights are loaded once. `tell` is called with the answers of a label as soon as they are there.
 
     Raises:
         StageError: a prompt with its answer is longer than the policy's context.
         EngineLost: the engine died or stopped responding; finished chunks are kept for the next attempt.
     """
     answers: dict[K, list[Any]] = {label: [] for label in asks}
+    chunks: dict[K, list[_Chunk[K]]] = {}
     total, done = sum(len(ask.requests) for ask in asks.values()), 0
+
+    def complete(label: K) -> None:
+        answers[label] = [asks[label].read(kept) for chunk in chunks[label] for kept in json.loads(chunk.file.read_text())]
+        tell(label, answers[label])
+
     for labels in _by_architecture(asks):
         context = _context([asks[label] for label in labels])
         with job.busy("preparing requests"):
-            chunks = [chunk for label in labels for chunk in _cut(label, asks[label], chunk_size, dtype, context, job)]
+            chunks |= {label: _cut(label, asks[label], chunk_size, dtype, context, job) for label in labels}
+        wanted = [chunk for label in labels for chunk in chunks[label]]
         mirror = open_mirror(job)
         if mirror is not None:
-            mirror.fetch_chunks([chunk.file for chunk in chunks if not chunk.file.exists()])
-        missing = [chunk for chunk in chunks if not chunk.file.exists()]
-        done += sum(len(chunk.requests) for chunk in chunks) - sum(len(chunk.requests) for chunk in missing)
+            mirror.fetch_chunks([chunk.file for chunk in wanted if not chunk.file.exists()])
+        missing = [chunk for chunk in wanted if not chunk.file.exists()]
+        done += sum(len(chunk.requests) for chunk in wanted) - sum(len(chunk.requests) for chunk in missing)
         job.progress(done, total)
-        if missing:
-            _fill(missing, asks, dtype, context, job, ahead, done, total)
-            done += sum(len(chunk.requests) for chunk in missing)
-        for number, chunk in enumerate(chunks):
-            job.doing("reading answers", number, len(chunks), "chunks")
-            answers[chunk.label] += [asks[chunk.label].read(kept) for kept in json.loads(chunk.file.read_text())]
+        lacks = Counter(chunk.label for chunk in missing)
+        for label in labels:
+            if not lacks[label]:
+                complete(label)
+        for chunk in _fill(missing, asks, dtype, context, job, ahead, done, total) if missing else ():
+            done += len(chunk.requests)
+            lacks[chunk.label] -= 1
+            if not lacks[chunk.label]:
+                complete(chunk.label)
     return answers
 
 
@@ -132,7 +149,8 @@ def _fill(
     ahead: Ahead | None,
     done: int,
     total: int,
-) -> None:
+) -> Iterator[_Chunk[K]]:
+    """Makes what is missing; gives each chunk when it is there."""
     loaded = asks[missing[0].label].policy
     job.doing("starting vLLM")
     settings: dict[str, Any] = {"dtype": dtype, "context": context, "numerics": job.numerics, "placement": job.placement}
@@ -140,6 +158,7 @@ def _fill(
         for chunk in missing:
             if chunk.file.exists():  # equal weights under two labels have the same chunks
                 done += len(chunk.requests)
+                yield chunk
                 continue
             ask = asks[chunk.label]
             if ask.policy.record.content != loaded.record.content:
@@ -156,6 +175,7 @@ def _fill(
                 mirror.offer_chunk(chunk.file)
             done += len(chunk.requests)
             job.progress(done, total)
+            yield chunk
 
 
 def _by_architecture(asks: Mapping[K, Ask | Score]) -> Iterator[list[K]]:

@@ -14,7 +14,9 @@ from tiny_models import make
 from configs.answers import Window
 from configs.execution import Numerics
 from data.artifacts import read_rows
+from stages import evaluate
 from stages.core.statistics import paired_difference
+from stages.engines import chunks
 from stages.engines.sampler import seed_of
 from stages.evaluate import comparisons
 from stages.job import StageError
@@ -89,7 +91,7 @@ def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(poli
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path):
+def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeypatch):
     def constraint(number: int):
         instruction = {"id": "length_constraints:number_words", "relation": "at least", "num_words": 3 + number % 3}
         verifier = {"name": "ifeval", "instructions": [instruction]}
@@ -101,8 +103,14 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path):
     }
     labels = {"base": policies["a"], "tuned": policies["b"], "other": policies["deep"], "again": policies["a"]}
     config = {"sampling": {"temperature": 0.0, "max_tokens": 16}, "chunk_size": 8, "resamples": 200, "dtype": "fp32"}
+    order = []
+    for module, name in ((chunks, "write_text"), (evaluate, "score")):
+        own = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, own=own, name=name: (order.append(name), own(*given))[1])
     done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
     assert done["ok"], done
+    last_made = max(place for place, name in enumerate(order) if name == "write_text")
+    assert order[:last_made].count("score") >= 16 and order.count("score") == 4 * 16  # beside the engine, which makes the next answers
     assert done["metrics"]["split"] == "dev" and "looks" not in done["metrics"]
     payload = tmp_path / "job" / "out" / "payload"
     rows, table = read_rows(payload / "rows.jsonl"), json.loads((payload / "scores.json").read_text())

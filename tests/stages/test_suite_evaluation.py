@@ -221,7 +221,9 @@ def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_i
     given = suite("humaneval", item | {"id": "i"})
     texts = [chr(ord("a") + number) for number in range(given.samples)]
     chat: Any = Letters()
-    (row,) = evaluate.scored("p", given, [drawn(text) for text in texts], chat, 10, lambda: beats.append(time.monotonic()))
+    with evaluate.Scoring(10) as scoring:
+        scoring.begin("p", given, [drawn(text) for text in texts], chat)
+        (row,) = scoring.rows("p", given, lambda: beats.append(time.monotonic()))
     assert most == 10 and len(beats) >= 4
     assert [answer["text"] for answer in row.get("answers", [])] == texts
 
@@ -238,8 +240,10 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
     (item,) = made("humaneval")
     items = [item | {"id": str(number)} for number in range(50)]
     answers = [drawn("a") for _ in range(50 * 20)]
-    with pytest.raises(sandbox.NoSandbox):
-        list(evaluate.scored("p", suite("humaneval", *items), answers, chat, 2, lambda: None))
+    given = suite("humaneval", *items)
+    with pytest.raises(sandbox.NoSandbox), evaluate.Scoring(2) as scoring:
+        scoring.begin("p", given, answers, chat)
+        list(scoring.rows("p", given, lambda: None))
     assert len(asked) < 1000
 
 
