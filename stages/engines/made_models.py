@@ -27,12 +27,14 @@ LEAST_HEADS = 4
 SPACE = "\u2581"
 MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 BATCH, LEARNING_RATE = 8, 3e-3
+THREADS = 2
+"""However many cores there are: on this depends in which order is summed."""
 
 
 def make(plan: ModelPlan, folder: Path) -> None:
     """Writes the model that a plan describes into a new folder."""
     disable_progress_bar()
-    torch.set_num_threads(1)  # sums do not depend on how many cores there are
+    torch.set_num_threads(THREADS)
     torch.manual_seed(plan.seed)
     tokenizer = tokenizer_of(plan)
     model = model_of(plan, tokenizer)
