@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from configs.problems import PedigreeError
 from configs.training import TrainOn
-from data.imports import uncollected
+from data.process import uncollected
 from data.records import Message, ended
 
 PROBE: list[Message] = [

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from configs.problems import PedigreeError
-from data.imports import uncollected
 from data.messages import FINISH_REASONS, message_problem
+from data.process import uncollected
 
 SHOWN = 5
 COLUMNS: dict[str, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ from data import memory
 from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from data.durable import sync_tree
 from data.faults import fault_point
-from data.imports import uncollected
+from data.process import leave, uncollected
 from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError
 from data.untrusted import described
@@ -210,4 +210,4 @@ def cause_of(error: BaseException, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    leave(main(Path(sys.argv[1]).resolve()))

@@ -20,6 +20,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from configs.rehearsal_models import LEARNED_TOKENS, ModelPlan
 from data.chat import end_of_turn
+from data.process import leave
 
 HEAD_DIM = 32
 """The narrowest that vLLM has a kernel for on CPU."""
@@ -183,3 +184,4 @@ def main(plan_file: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main(*islice(sys.argv, 1, 3))
+    leave(0)

@@ -4,6 +4,8 @@ import os
 import signal
 from typing import Any
 
+from data.process import leave
+
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, _ask_to_stop)
@@ -18,3 +20,4 @@ def _ask_to_stop(*_: Any) -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

@@ -26,7 +26,7 @@ from typing import Any, Protocol, TypeVar
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
 from configs.training import MAX_SERVED_RANK, Sampling
-from data.imports import uncollected
+from data.process import uncollected
 from data.records import FinishReason
 from stages.job import StageError
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from data.imports import uncollected
+from data.process import uncollected
 
 
 def test_what_was_collected_before_is_collected_after():
@@ -28,3 +28,17 @@ def test_a_job_begins_without_collections(root, module, call):
     code = f"import gc, {module}; gone = []; gc.callbacks.append(lambda *of: gone.append(of)); {module}.{call}; print(len(gone))"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert int(done.stdout.split()[-1]) < 10
+
+
+def test_leaving_runs_exit_handlers_writes_what_was_printed_and_waits_for_no_thread(root):
+    code = """
+import atexit, ctypes, threading, time
+from data.process import leave
+atexit.register(print, "handled")
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("printed")
+ctypes.CDLL(None).printf(b"by C\\n")
+leave(75)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 75 and set(done.stdout.split("\n")) == {"printed", "handled", "by C", ""}
