@@ -1,6 +1,7 @@
 """How a reproduced artifact compares with the recorded one: equal bytes, or how far off and under what other conditions."""
 
 import csv
+import io
 import math
 import os
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any, Literal
 from configs.declarations import DECLARATIONS
 from data.artifacts import Artifact, ArtifactError, Record, Run, read_run
 from data.runs import Environment
-from data.untrusted import open_plain, read_lines
+from data.untrusted import LIST_BYTES, open_plain, read_lines, read_plain
 from pipelines.lineage.provenance import CODE_ROOT
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
@@ -144,8 +145,10 @@ def first_divergence(before: Path, after: Path) -> str | None:
     """The first step at which two curves differ, and in what; columns that measure time do not count."""
     if not (before.exists() and after.exists()):
         return None
-    with before.open(newline="") as one, after.open(newline="") as other:
-        old, new = list(csv.DictReader(one)), list(csv.DictReader(other))
+    try:
+        old, new = _rows(before), _rows(after)
+    except (ArtifactError, csv.Error, UnicodeDecodeError) as error:  # the artifact may be others' work
+        return f"curves cannot be compared: {error}"
     for first, second in zip(old, new, strict=False):
         for name in dict.fromkeys([*first, *second]):
             if not name.endswith(CLOCKED) and first.get(name) != second.get(name):
@@ -153,6 +156,10 @@ def first_divergence(before: Path, after: Path) -> str | None:
     if len(old) != len(new):
         return f"curves agree for {min(len(old), len(new))} steps, then one ends: {len(old)} -> {len(new)} steps"
     return None
+
+
+def _rows(curve: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(read_plain(curve, LIST_BYTES).decode())))
 
 
 def weights_distance(before: Path, after: Path) -> float | None:

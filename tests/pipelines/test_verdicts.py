@@ -93,6 +93,15 @@ def test_the_first_step_at_which_curves_part_is_found_and_the_clock_does_not_cou
     assert first_divergence(before, after) is None and first_divergence(before, tmp_path / "none") is None
 
 
+@pytest.mark.parametrize(("bad", "why"), [(b"step,loss\n1," + b"3" * 200_000, "field larger"), (b"step,loss\n1,\xff\n", "utf-8")])
+def test_a_curve_that_cannot_be_read_is_said_and_ends_nothing(tmp_path, bad, why):
+    before, after = tmp_path / "before.csv", tmp_path / "after.csv"
+    before.write_bytes(bad)
+    after.write_text("step,loss\n1,3.0\n")
+    said = first_divergence(before, after)
+    assert said is not None and said.startswith("curves cannot be compared: ") and why in said
+
+
 def scored(folder: Path, scores: list[float]) -> Path:
     write_rows(folder / "payload" / "rows.jsonl", [{"policy": "p", "task": "t", "id": f"i{i}", "score": s} for i, s in enumerate(scores)])
     return folder / "payload"
