@@ -17,6 +17,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +271,9 @@ def until(condition: Callable[[], Any], seconds: float = 40.0) -> Any:
 def running_scratch(lab: Lab, name: str) -> Path | None:
     """The scratch folder of the stage's job, once the stage's code has begun."""
     for spec in lab.root.glob(".pedigree/scratch/*/spec.json"):
-        if json.loads(spec.read_text())["address"] == f"lab/{name}" and (spec.parent / "curve.jsonl").exists():
-            return spec.parent
+        with suppress(FileNotFoundError):  # a job that ended since
+            if json.loads(spec.read_text())["address"] == f"lab/{name}" and (spec.parent / "curve.jsonl").exists():
+                return spec.parent
     return None
 
 

@@ -253,7 +253,7 @@ def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_pa
     opened: list[str] = []
     for kind in ("Child", "Inline"):
 
-        def opening(settings, kind=kind):
+        def opening(*_, kind=kind):
             opened.append(kind)
             return SimpleNamespace(close=lambda: None)
 
