@@ -13,7 +13,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -105,14 +104,18 @@ class Trainer:
             raise StageError("numerics ask for device cuda, and torch sees none: use another execution profile")
         if dtype == "bf16" and numerics.zero_stage == 0:
             raise StageError("bf16 with zero_stage 0 has no fp32 gradient accumulation: set zero_stage to 1, 2 or 3")
+        backend = "nccl" if numerics.device == "cuda" else "gloo"
         os.environ["DS_ACCELERATOR"] = numerics.device
+        alone = "RANK" not in os.environ
         with _distributed_environment():
             deepspeed = _deepspeed()
             if numerics.device == "cpu":
                 load_comm_op()
             if not torch.distributed.is_initialized():
                 atexit.register(_leave)
-            deepspeed.init_distributed(dist_backend="nccl" if numerics.device == "cuda" else "gloo", verbose=False)
+                if alone:
+                    _meet_nobody(backend)
+            deepspeed.init_distributed(dist_backend=backend, verbose=False)
         self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if self.world_size != numerics.world_size:
             raise StageError(f"{self.world_size} ranks run, the execution profile asks for {numerics.world_size}")
@@ -343,6 +346,12 @@ def convert_to_universal(source: Path, target: Path) -> None:
     ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
 
 
+def _meet_nobody(backend: str) -> None:
+    """A process group of this process alone, which needs no port: one that was found free may be taken a moment later, by another job
+    that starts."""
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
 def _leave() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -387,10 +396,7 @@ def _distributed_environment() -> Iterator[None]:
     if "RANK" in os.environ:
         yield
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    added = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    added = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= added
     try:
         yield

@@ -79,6 +79,19 @@ def test_the_sum_over_micro_batches_reaches_the_optimizer_unrounded(tmp_path, ze
     assert gradients.dtype == torch.float32 and (touched != touched.bfloat16().float()).float().mean() > 0.5
 
 
+def test_a_process_alone_needs_no_port(tmp_path):
+    """One that was free when it was looked for may be another job's when it is used."""
+    numerics = Numerics(threads=1)
+    policy = models.tiny_policy(tmp_path)
+    Trainer(
+        load_policy(policy, numerics), optimizer=Optimizer(learning_rate=STEP), total_steps=1, dtype="bf16", numerics=numerics, seed=0
+    ).close()
+    store = torch.distributed.distributed_c10d._get_default_store()
+    while isinstance(store, torch.distributed.PrefixStore):
+        store = store.underlying_store
+    assert isinstance(store, torch.distributed.HashStore)
+
+
 def test_dropout_is_off_while_training(tmp_path):
     """Policy, reference and sampler are one function of their weights, also where the model's own config says otherwise."""
     policy = models.tiny_policy(tmp_path)
