@@ -117,7 +117,10 @@ def generate(
         answers[label] = [asks[label].read(kept) for chunk in chunks[label] for kept in json.loads(chunk.file.read_text())]
         tell(label, answers[label])
 
-    for labels in _by_architecture(asks):
+    families = list(_by_architecture(asks))
+    if ahead is not None:
+        ahead.expect(len(families))
+    for labels in families:
         context = _context([asks[label] for label in labels])
         with job.busy("preparing requests"):
             chunks |= {label: _cut(label, asks[label], chunk_size, dtype, context, job) for label in labels}

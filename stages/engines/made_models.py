@@ -28,8 +28,9 @@ LEAST_HEADS = 4
 SPACE = "\u2581"
 MARKS = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
 BATCH, LEARNING_RATE = 8, 3e-3
-THREADS = 2
-"""However many cores there are: on this depends in which order is summed."""
+THREADS = 1
+"""However many cores there are: on this depends in which order is summed. Several models are made side by side, and threads of two
+processes on the same cores would wait for each other."""
 
 
 def make(plan: ModelPlan, folder: Path) -> None:
@@ -132,7 +133,8 @@ def model_of(plan: ModelPlan, tokenizer: Any) -> Any:
 
 
 def documents(plan: ModelPlan, tokenizer: Any) -> list[tuple[list[int], int]]:
-    """(ids, how many of them are said to the model) of every dialogue; of long ones the end is taken."""
+    """(ids, how many of them are said to the model) of every dialogue; of long ones the end is taken, and for a model that does not read
+    the last token."""
     end = end_of_turn(plan.template)
     end = end if end in tokenizer.get_vocab() else tokenizer.eos_token
     found = []
@@ -142,7 +144,7 @@ def documents(plan: ModelPlan, tokenizer: Any) -> list[tuple[list[int], int]]:
         )
         said = tokenizer(asked, add_special_tokens=False)["input_ids"]
         reply = [*tokenizer(dialogue.answer, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids(end)][:LEARNED_TOKENS]
-        kept = LEARNED_TOKENS - len(reply)
+        kept = LEARNED_TOKENS - len(reply) if plan.reads else 1
         said = said[len(said) - min(kept, len(said)) :]
         found.append((said + reply, len(said)))
     return found
@@ -162,7 +164,7 @@ def teach(model: Any, given: Sequence[tuple[list[int], int]], plan: ModelPlan) -
         return
     drawn = torch.Generator().manual_seed(plan.seed)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learning, lr=LEARNING_RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(learning, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
     model.train()
     for _ in range(plan.steps):
         chosen = [given[number] for number in torch.randint(len(given), (BATCH,), generator=drawn).tolist()]

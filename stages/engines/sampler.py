@@ -155,7 +155,7 @@ def open_sampler(
         placement: memory, and how long the engine may take without a sign of life.
         inline: in this process; otherwise in a child process, which starts in the background and dies with the caller.
         adapter_rank: largest rank of adapters that `load_adapters` will get, at most `MAX_SERVED_RANK`; None for an engine without.
-        ahead: whose process becomes this engine, if it has one left.
+        ahead: whose process becomes this engine, if it has one.
 
     Raises:
         StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
@@ -426,26 +426,37 @@ def _import_vllm() -> None:
 
 
 class Ahead:
-    """An engine's process that imports vLLM while requests are still prepared; a context manager around both.
+    """Engines' processes that import vLLM before they are needed: the first while requests are still prepared, each further one that is
+    expected while the engine before it works. A context manager around all of that.
 
-    The first engine that is opened with it takes the process. One that nobody takes is killed at the end.
+    An engine that is opened with it takes the process. One that nobody takes is killed at the end.
     """
 
     def __init__(self, numerics: Numerics) -> None:
+        self._numerics = numerics
         self._process: subprocess.Popen[bytes] | None = _process(numerics)
+        self._expected = 1
 
     def __enter__(self) -> "Ahead":
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._expected = 0
         process = self.take()
         if process is not None:
             process.kill()
             process.communicate()
 
+    def expect(self, engines: int) -> None:
+        """Says how many engines will be opened from now on, at most."""
+        self._expected = engines
+
     def take(self) -> "subprocess.Popen[bytes] | None":
-        """The process, once."""
+        """The process that waits, if any; where another engine is expected after this one, its process starts."""
         process, self._process = self._process, None
+        self._expected -= 1
+        if self._expected > 0:
+            self._process = _process(self._numerics)
         return process
 
 

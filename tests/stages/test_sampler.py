@@ -238,6 +238,26 @@ def test_a_process_that_was_started_ahead_becomes_the_first_engine_that_takes_it
     assert not alive(unused)
 
 
+@pytest.mark.slow
+def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(engine):
+    with Ahead(Numerics(threads=1)) as ahead:
+        ahead.expect(2)
+        (begun,) = children("stages.engines.sampler", besides=engine.pid)
+        first = ahead.take()
+        assert first is not None and first.pid == begun
+        (further,) = set(children("stages.engines.sampler", besides=engine.pid)) - {begun}
+        second = ahead.take()
+        assert second is not None and second.pid == further and ahead.take() is None
+        assert set(children("stages.engines.sampler", besides=engine.pid)) == {begun, further}
+        ahead.expect(2)
+        ahead.take()
+        (unused,) = set(children("stages.engines.sampler", besides=engine.pid)) - {begun, further}
+    for process in (first, second):
+        process.kill()
+        process.communicate()
+    assert not alive(unused)
+
+
 @pytest.mark.proves("placement.sampler_memory_gb")
 @pytest.mark.slow
 @pytest.mark.timeout(300)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from models import dataset, publish, run, start_job
@@ -174,3 +175,24 @@ def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path)
     assert not set(first) & set(files(policies["b"], sampling, job))
     assert not set(first) & set(files(policies["a"], Sampling(max_tokens=4, temperature=0.5), job))
     assert not set(first) & set(files(policies["a"], sampling, a_job(tmp_path / "job", numerics=Numerics(threads=1))))
+
+
+def test_as_many_engines_are_expected_as_there_are_architectures(policies, tmp_path):
+    """So that each but the first starts while the one before it works."""
+    from models import a_job
+
+    from configs.training import Sampling
+    from data.chat import Chat
+    from stages.engines.chunks import Ask, _cut
+    from stages.engines.sampler import Request
+
+    job, sampling = a_job(tmp_path / "job"), Sampling(max_tokens=4)
+    asks = {label: Ask(policy, Chat(policy.payload), [Request([3, 4], 1)], sampling) for label, policy in policies.items()}
+    for label, ask in asks.items():
+        (chunk,) = _cut(label, ask, 1, "fp32", 128, job)
+        chunk.file.parent.mkdir(exist_ok=True)
+        chunk.file.write_text("[]")
+    expected: list[int] = []
+    ahead = SimpleNamespace(expect=expected.append)
+    assert chunks.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead) == {"a": [], "b": [], "deep": []}
+    assert expected == [2]
