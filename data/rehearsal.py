@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -93,32 +93,37 @@ def commit_of(folder: Path) -> str:
     return digest([[name, sha256_file(path)] for name, path in _files(folder)])[:40]
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache; made under another name and renamed when it is whole, so that a kill leaves nothing behind that
-    could be taken for it."""
-    target = cache() / name
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as scratch:
-        building = Path(scratch) / "made"
-        make(building)
-        sync_tree(building)
-        with _unless_there(target):
-            rename(building, target)
-    return target
+def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> dict[str, Path]:
+    """Name → folder of the cache; `make` makes those that are missing, under other names, and each is renamed when all are whole, so that
+    a kill leaves nothing behind that could be taken for one."""
+    targets = {name: cache() / name for name in names}
+    with ExitStack() as scratch:
+        building = {}
+        for name, target in targets.items():
+            if not target.is_dir():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                building[name] = Path(scratch.enter_context(tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-"))) / "made"
+        if building:
+            make(building)
+        for name, folder in building.items():
+            sync_tree(folder)
+            with _unless_there(targets[name]):
+                rename(folder, targets[name])
+    return targets
 
 
 def mirror(repositories: Mapping[str, Path]) -> Path:
     """A folder for PEDIGREE_HUB with these repositories (`datasets/OWNER/NAME` or `models/OWNER/NAME` → folder)."""
     commits = {place: commit_of(folder) for place, folder in sorted(repositories.items())}
 
-    def make(building: Path) -> None:
-        building.mkdir()
-        for place, commit in commits.items():
-            _lay(repositories[place], building / place, commit)
+    name = f"hubs/{digest(commits)[:40]}"
 
-    return made_once(f"hubs/{digest(commits)[:40]}", make)
+    def make(building: dict[str, Path]) -> None:
+        building[name].mkdir()
+        for place, commit in commits.items():
+            _lay(repositories[place], building[name] / place, commit)
+
+    return made_once([name], make)[name]
 
 
 def _lay(source: Path, target: Path, commit: str) -> None:

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from configs.project import Project
 from configs.rating import EndpointJudge
 from configs.recipe import load_recipes
 from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families, family_of
-from configs.rehearsing import FILE_ROWS, MADE_ROWS, MOST_SLOTS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.rehearsing import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
 from data import hub, layouts, rehearsal
 from data.artifacts import write_bytes, write_text
 from data.provenance import CODE_ROOT
@@ -56,6 +55,10 @@ DVC_CONFIG = """[core]
     slow_link_warning = false
 """
 
+
+TRAINED_STEPS, POOL_STEPS = 300, 120
+"""Of learning, of a made model: where reinforcement learning may begin with it, some answers must be right; of a pool that is sampled from
+it is enough that they come to an end."""
 
 Tell = Callable[[str], None]
 
@@ -237,46 +240,51 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
 
 
 def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
-    """Place in a mirror → folder, of a small model for each that the recipes bring in; those that lack are made side by side."""
+    """Place in a mirror → folder, of a small model for each that the recipes bring in."""
     texts, dialogues = rehearsal.texts_and_dialogues(folders, _ruled(nodes.values()))
     judges = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
+    used = {edge.source for node in nodes.values() for edge in node.edges if not (node.kind == "sample" and edge.port == "policies")}
     wanted = {model_repo(node): node for node in reversed(list(nodes.values())) if isinstance(node.config, SourceModel)}
-    with ThreadPoolExecutor(max_workers=max(1, min(MOST_SLOTS, os.cpu_count() or 1))) as pool:
-        made = {
-            f"models/{repo}": pool.submit(
-                _made_model, node, _family(node, folders), texts, None if node.address in judges else dialogues, tell
-            )
-            for repo, node in wanted.items()
-        }
-        return {place: future.result() for place, future in made.items()}
+    plans = {}
+    for repo, node in wanted.items():
+        given = None if node.address in judges else dialogues
+        plans[repo] = _plan(node, _family(node, folders), texts, given, TRAINED_STEPS if node.address in used else POOL_STEPS)
+    names = {repo: f"models/{rehearsal.fingerprint(plan)[:40]}" for repo, plan in plans.items()}
+    of = {name: repo for repo, name in names.items()}
+
+    def make(building: dict[str, Path]) -> None:
+        places: list[str] = []
+        for name, folder in building.items():
+            tell(f"making a tiny model in the place of {of[name]}, once for all rehearsals")
+            file = folder.with_name("plan.json")
+            write_text(file, plans[of[name]])
+            places += [str(file), str(folder)]
+        paths = os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}  # our code, and no folder's here
+        words = [sys.executable, "-m", "stages.engines.made_models", *places]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            recipe = wanted[next(iter(wanted))].recipe
+            raise CannotRehearse([Problem(recipe, None, f"no tiny models could be made: {done.stderr[-2000:]}")])
+
+    made = rehearsal.made_once(names.values(), make)
+    return {f"models/{repo}": made[name] for repo, name in names.items()}
 
 
-def _made_model(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, tell: Tell) -> Path:
-    """The folder of a small model in the place of a real one, which learns these dialogues; without any it learns to rate."""
+def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, steps: int) -> str:
+    """Of a small model in the place of a real one, which learns these dialogues; without any it learns to rate."""
     config = node.config
     assert isinstance(config, SourceModel)
     named = family.template or "chatml" if config.chat_template == OWN else config.chat_template
-    plan = ModelPlan(
+    return ModelPlan(
         family=family,
         template=(TEMPLATES / f"{named}.jinja").read_text(),
         comes_with_template=family.template is not None,
         texts=tuple(texts),
         reads=dialogues is not None,
         dialogues=tuple(Dialogue.model_validate(one) for one in (rehearsal.judging() if dialogues is None else dialogues)),
+        steps=steps,
     ).model_dump_json()
-
-    def make(building: Path) -> None:
-        tell(f"making a tiny model in the place of {model_repo(node)}, once for all rehearsals")
-        file = building.with_name("plan.json")
-        write_text(file, plan)
-        words = [sys.executable, "-m", "stages.engines.made_models", str(file), str(building)]
-        paths = os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}  # our code, and no folder's here
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CannotRehearse([Problem(node.recipe, None, f"stage {node.name}: no tiny model could be made: {done.stderr[-2000:]}")])
-
-    return rehearsal.made_once(f"models/{rehearsal.fingerprint(plan)[:40]}", make)
 
 
 def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:

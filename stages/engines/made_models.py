@@ -1,16 +1,18 @@
 """Models that stand for real ones in a rehearsal: the same architecture with two narrow layers, a tokenizer of the same family with a small
 vocabulary, and as much skill as the made rows can teach in seconds: turns come to their end, and some answers are right.
 
-    python -m stages.engines.made_models PLAN.json FOLDER
+    python -m stages.engines.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
 
-writes a Hugging Face folder. Equal plans give equal bytes on one kind of machine.
+writes Hugging Face folders. Equal plans give equal bytes on one kind of machine.
 """
 
 import json
+import multiprocessing
+import os
 import re
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +182,18 @@ def teach(model: Any, given: Sequence[tuple[list[int], int]], plan: ModelPlan) -
     model.eval()
 
 
-def main(plan_file: str, folder: str) -> None:
-    make(ModelPlan.model_validate(json.loads(Path(plan_file).read_text())), Path(folder))
+def main(*places: str) -> None:
+    """Makes the models side by side, on a core each, in processes that share what this one has imported."""
+    plans, folders = places[::2], places[1::2]
+    workers = min(len(plans), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
+        list(pool.map(_make, plans, folders))
+
+
+def _make(plan_file: str, folder: str) -> None:
+    make(ModelPlan.model_validate_json(Path(plan_file).read_text()), Path(folder))
 
 
 if __name__ == "__main__":
-    main(*islice(sys.argv, 1, 3))
+    main(*sys.argv[1:])
     leave(0)

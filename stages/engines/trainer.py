@@ -349,7 +349,7 @@ def convert_to_universal(source: Path, target: Path) -> None:
 def _meet_nobody(backend: str) -> None:
     """A process group of this process alone, which needs no port: one that was found free may be taken a moment later, by another job
     that starts."""
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _leave() -> None:

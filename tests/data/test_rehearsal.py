@@ -65,21 +65,27 @@ def test_other_rows_are_another_commit_and_another_mirror(tmp_path):
 
 
 def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_it():
-    def killed(building: Path) -> None:
-        building.mkdir()
-        (building / "half").touch()
+    names = ["models/some", "models/other"]
+
+    def killed(building: dict[str, Path]) -> None:
+        assert list(building) == names
+        building["models/some"].mkdir()
+        (building["models/some"] / "half").touch()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rehearsal.made_once("models/some", killed)
-    assert not (rehearsal.cache() / "models" / "some").exists()
+        rehearsal.made_once(names, killed)
+    assert list((rehearsal.cache() / "models").iterdir()) == []
 
-    def whole(building: Path) -> None:
-        building.mkdir()
-        (building / "all").touch()
+    def whole(building: dict[str, Path]) -> None:
+        for folder in building.values():
+            folder.mkdir()
+            (folder / "all").touch()
 
-    assert [path.name for path in rehearsal.made_once("models/some", whole).iterdir()] == ["all"]
-    assert rehearsal.made_once("models/some", killed) == rehearsal.cache() / "models" / "some"  # it is not made again
+    made = rehearsal.made_once(names, whole)
+    assert made == {name: rehearsal.cache() / name for name in names}
+    assert [[path.name for path in folder.iterdir()] for folder in made.values()] == [["all"], ["all"]]
+    assert rehearsal.made_once(names, killed) == made  # they are not made again
 
 
 def test_what_nobody_has_made_is_named_with_the_folder_where_it_belongs(tmp_path):
