@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,8 @@ def at_work(project: Path, stage: str, made: str, process: "subprocess.Popen[byt
     while time.monotonic() < deadline:
         assert process.poll() is None, "it ended before it was killed"
         for spec in project.glob(".pedigree/scratch/*/spec.json"):
-            if json.loads(spec.read_text())["address"].endswith(f"/{stage}") and any(spec.parent.glob(made)):
-                return spec.parent
+            with suppress(FileNotFoundError):  # a job that has ended since
+                if json.loads(spec.read_text())["address"].endswith(f"/{stage}") and any(spec.parent.glob(made)):
+                    return spec.parent
         time.sleep(0.02)
     raise AssertionError(f"{stage} did not begin")

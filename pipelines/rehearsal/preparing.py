@@ -243,12 +243,12 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     """Place in a mirror → folder, of a small model for each that the recipes bring in."""
     texts, dialogues = rehearsal.texts_and_dialogues(folders, _ruled(nodes.values()))
     judges = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
-    used = {edge.source for node in nodes.values() for edge in node.edges if not (node.kind == "sample" and edge.port == "policies")}
+    trained = not_only_sampled(nodes.values())
     wanted = {model_repo(node): node for node in reversed(list(nodes.values())) if isinstance(node.config, SourceModel)}
     plans = {}
     for repo, node in wanted.items():
         given = None if node.address in judges else dialogues
-        plans[repo] = _plan(node, _family(node, folders), texts, given, TRAINED_STEPS if node.address in used else POOL_STEPS)
+        plans[repo] = _plan(node, _family(node, folders), texts, given, TRAINED_STEPS if node.address in trained else POOL_STEPS)
     names = {repo: f"models/{rehearsal.fingerprint(plan)[:40]}" for repo, plan in plans.items()}
     of = {name: repo for repo, name in names.items()}
 
@@ -271,6 +271,11 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     return {f"models/{repo}": made[name] for repo, name in names.items()}
 
 
+def not_only_sampled(nodes: Iterable[Node]) -> set[str]:
+    """Addresses of what serves as more than one of the policies that a pool is sampled from."""
+    return {edge.source for node in nodes for edge in node.edges if not (node.kind == "sample" and edge.port == "policies")}
+
+
 def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, steps: int) -> str:
     """Of a small model in the place of a real one, which learns these dialogues; without any it learns to rate."""
     config = node.config
@@ -283,6 +288,7 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
         texts=tuple(texts),
         reads=dialogues is not None,
         dialogues=tuple(Dialogue.model_validate(one) for one in (rehearsal.judging() if dialogues is None else dialogues)),
+        layers=2 if dialogues is not None else 1,  # a judge reads many long questions, and does not depend on them
         steps=steps,
     ).model_dump_json()
 

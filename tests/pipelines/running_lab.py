@@ -268,7 +268,7 @@ def until(condition: Callable[[], Any], seconds: float = 40.0) -> Any:
     return found
 
 
-def running_scratch(lab: Lab, name: str) -> Path | None:
+def running_scratch(lab: Lab | Project, name: str) -> Path | None:
     """The scratch folder of the stage's job, once the stage's code has begun."""
     for spec in lab.root.glob(".pedigree/scratch/*/spec.json"):
         with suppress(FileNotFoundError):  # a job that ended since

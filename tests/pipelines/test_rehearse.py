@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
-from running_lab import Lab, until
+from running_lab import Lab, running_scratch, until
 from typer.testing import CliRunner
 
 from configs.problems import PedigreeError
 from configs.project import Project
+from configs.recipe import load_recipe
 from data import layouts
 from pipelines.cli.main import app
 from pipelines.jobs.processes import kill_all
-from pipelines.rehearsal.preparing import CannotRehearse, lay_project, prepare
+from pipelines.rehearsal.preparing import CannotRehearse, lay_project, not_only_sampled, prepare
 
 pytestmark = pytest.mark.slow
 COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pipelines.cli.main import main; main()"
@@ -118,13 +119,7 @@ def test_killed_anywhere_and_typed_again_it_ends_in_the_same_bytes(rehearsed, tm
     lab.knobs(**{stage: {"seconds": 8}})
     process = lab.start("rehearse", "lab")
 
-    def at_work() -> Path | None:
-        for spec in lab.project.root.glob(".pedigree/scratch/*/spec.json"):
-            if json.loads(spec.read_text())["address"] == f"lab/{stage}" and (spec.parent / "curve.jsonl").exists():
-                return spec.parent
-        return None
-
-    scratch = until(at_work, 120)
+    scratch = until(lambda: running_scratch(lab.project, stage), 120)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     kill_all(scratch)
@@ -140,6 +135,15 @@ def test_a_kill_while_it_is_prepared_is_harmless(tmp_path):
     lay_project(project)
     assert "no_scm = true" in (project.root / ".dvc" / "config").read_text() and project.is_rehearsal
     assert Project.find(project.root) == project
+
+
+def test_models_of_a_pool_are_told_from_those_that_are_trained_or_judge():
+    recipes = Path(__file__).parents[2] / "configs" / "recipes"
+    nodes = [node for name in ("tulu3_8b", "tulu3_8b_onpolicy") for node in load_recipe(recipes, name).nodes.values()]
+    models = {node.address for node in nodes if node.kind == "source_model"}
+    assert {address.partition("/")[2] for address in models - not_only_sampled(nodes)} == {
+        "llama_3_8b", "llama_31_8b", "qwen_25_7b", "qwen_25_14b",
+    }  # fmt: skip
 
 
 @pytest.fixture
