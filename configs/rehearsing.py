@@ -19,9 +19,9 @@ from configs.policy_gradient import Ppo
 from configs.rating import EndpointJudge
 from configs.training import Rlvr, Training
 
-BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-4
+BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-5
 PROMPTS, SAMPLES, TOKENS = 4, 8, 24
-"""Of a step of RLVR: prompts where each has one answer (half of them where it has several), answers to each; tokens of any answer."""
+"""Of a step of RLVR: prompts, and answers to each; tokens of any answer."""
 ROWS, HUB_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 48, 2, 3
 """Training rows of a file or a package, of the hub where the recipe has a count, and of a rule; planted leaks; prompts of a window."""
 SUITE_ROWS, SAMPLED_ROWS = 3, 1
@@ -224,7 +224,7 @@ def _rlvr(cut: _Cut, config: Rlvr) -> None:
     cut.most("steps", STEPS + warmup, "batches")
     _learning_rate(cut, "optimizer.learning_rate")
     alone = config.samples_per_prompt == 1
-    prompts = min(config.prompts_per_step, PROMPTS if alone else PROMPTS // 2)
+    prompts = min(config.prompts_per_step, PROMPTS)
     cut.set("prompts_per_step", _even(max(config.algorithm.mini_batches, prompts)), "batches")
     if not alone:
         cut.set("samples_per_prompt", _even(min(config.samples_per_prompt, SAMPLES)), "samples")

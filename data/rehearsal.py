@@ -31,6 +31,8 @@ FRAME_END = 200
 """Characters at the end of what judges are asked, which never change."""
 WRONG = "0"
 """What a made model also learns to answer."""
+TIMES = 3
+"""How often it reads what a verifier judges, for each time that it reads anything else."""
 
 
 def cache() -> Path:
@@ -115,7 +117,6 @@ def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> 
 def mirror(repositories: Mapping[str, Path]) -> Path:
     """A folder for PEDIGREE_HUB with these repositories (`datasets/OWNER/NAME` or `models/OWNER/NAME` → folder)."""
     commits = {place: commit_of(folder) for place, folder in sorted(repositories.items())}
-
     name = f"hubs/{digest(commits)[:40]}"
 
     def make(building: dict[str, Path]) -> None:
@@ -199,7 +200,7 @@ def _dialogues(example: Example) -> Iterator[dict[str, Any]]:
     answers = [answer["text"] for answer in example.answers]
     if not answers and isinstance(gold, str):
         right, wrong = (f"So the answer is $\\boxed{{{said}}}$." for said in (gold, WRONG if gold != WRONG else "1"))
-        answers = [right, right, wrong]
+        answers = TIMES * [right, right, wrong]
     yield from ({"messages": messages, "answer": answer} for answer in answers)
 
 

@@ -68,7 +68,7 @@ All but `jobs` begin with `schema_version` (1), `command`, `recipe` (for a varia
 | `outcome` of a stage | `unchanged`, `remote` (done, its files are in the remote), `restored`, `ran`, `attached` (job of an earlier run) |
 | | or `failed`, `not_run` |
 | | with `seconds`, `id` and `content` where it is done; `cause`, `message` and `log` where it failed; `message` where it was not run |
-| `scores` | evaluation → scores, as in `evidence/scores.json` |
+| `scores` | evaluation → scores, as in `payload/scores.json` |
 | `report`, `commit`, `notes` | path of the report or null; `id` and `title` of the commit that `--commit` made, or null; list of texts |
 
 | `rehearse` | what `run` says of the rehearsal, and |

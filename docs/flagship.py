@@ -14,8 +14,8 @@ HEAD = """# Recipes of published work
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-Four recipes follow models of AI2 from their base model to the last stage. Each is one file of `configs/recipes/`, in which every number
-stands beside its source; the suites that they share are in `tulu3_suites.yaml`. Where no commit is known for sure they name data sets and
+Four recipes follow models of AI2 from their base model to the last stage. Each is one file of `configs/recipes/`, in which the numbers
+stand beside their sources; the suites that they share are in `tulu3_suites.yaml`. Where no commit is known for sure they name data sets and
 models of the hub as `pin me`: they validate and plan as they are, and `pedigree pin` writes the newest commits into them before a run.
 
 ```console
@@ -23,9 +23,9 @@ $ pedigree plan tulu3_8b
 $ pedigree plan olmo2_1b --json
 ```
 
-`plan` has what follows beside its own estimates. It is the block `published` of a recipe (`configs/published.py`), which is no part of any
-stage's identity; a recipe that extends another inherits the fields that it does not give. The report shows published scores beside those
-that were measured. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), of the stage where they are
+Expected scores, hardware and differences are the block `published` of a recipe (`configs/published.py`), which is no part of any stage's
+identity. `plan` shows them beside its own estimates, and the report beside what was measured; a recipe that extends another inherits the
+fields that it does not give. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), of the stage where they are
 largest, as published scores come without an interval.
 
 In the tables of numbers a line is one of the recipe, and its source is a line of the first document that its head names, a table of the
@@ -51,14 +51,23 @@ def _recipe(name: str) -> str:
 
 def numbers(name: str) -> list[tuple[str, str, str]]:
     """(stage, setting, source) of every line of the recipe's stages that names a source."""
-    found, stage = [], ""
+    found: list[tuple[str, str, str]] = []
+    above: list[tuple[int, str]] = []  # (indentation, key) of the lines that the line stands in
     for line in (RECIPES / f"{name}.yaml").read_text().partition("\nstages:\n")[2].partition("\npublished:")[0].splitlines():
-        begins = re.match(r"  (\w+):", line)
-        stage = begins[1] if begins else stage
         setting, _, source = line.partition("  # ")
-        if source and setting.strip():
-            setting = re.sub(r"revision: (pin me|[0-9a-f]{40}), ", "", setting.strip().removeprefix("- ").removeprefix(f"{stage}: "))
-            found.append((stage, f"`{setting}`", source))
+        indentation, entry = len(setting) - len(setting.lstrip()), setting.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        above = [(depth, key) for depth, key in above if depth < indentation]
+        key, colon, value = entry.partition(":")
+        if entry.startswith("- "):
+            value = entry.removeprefix("- ")
+        elif colon:
+            above.append((indentation, key))
+        stage, *path = (key for _, key in above)
+        if source and value:
+            setting = re.sub(r"revision: (pin me|[0-9a-f]{40}), ", "", value.strip())
+            found.append((stage, f"`{'.'.join(path)}: {setting}`" if path else f"`{setting}`", source))
     return found
 
 

@@ -20,7 +20,7 @@ HEAD = """# What a plan states
 `pedigree plan RECIPE` says, before anything is downloaded or started, what each stage that would run needs under the profile: memory of
 a rank, tokens, steps, time, GPU-hours, checkpoints and disk. A stage that needs more memory than the profile's machine has is named with
 what it lacks, by how much, and the settings that would make it fit, each of which was tried out in the estimate; the exit code is 1 then,
-and `pedigree run` refuses it before any job starts. A stage that the cache gives back (`cached`) runs no job: it is neither counted nor
+and `pedigree run` refuses it before any job starts. A stage that the cache gives back (`cached`) runs no job: it takes no time and is not
 refused, unless the cache turns out to be damaged, and then just before its job would start. `--json` has every term in bytes.
 
 ```console
@@ -38,7 +38,8 @@ its `source_model` stage has run, it is known.
 
 **How many tokens.** `~`: from the rows of finished stages, by the text of the first {looked} rows: digits one by one, {characters:g}
 characters of anything else a token, {turn:g} tokens for each turn. `<`: an upper bound, from counts and lengths that the recipe allows.
-Data sets of the hub that are not here yet are taken as the recipe names them, or are unknown.
+Of data that is not here yet the recipe's `count` is taken, else the number of rows that known data sets and benchmarks are known to have;
+else it is unknown.
 
 **How long.** A stage that has run on such a machine takes as long as it took, by its tokens; another one is as fast as finished stages
 of its kind in the recipe. Otherwise its operations at `utilization` of the GPU's peak, and for generation bytes at

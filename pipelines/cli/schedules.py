@@ -210,6 +210,7 @@ def _wanted(
     """The recipe, checked as `pedigree run` would, and the request as runs in other folders understand it."""
     from pathlib import Path
 
+    from pipelines.pins import refuse_unpinned
     from pipelines.request import Request, opened, selection
 
     def anywhere(name: str) -> str:
@@ -219,7 +220,9 @@ def _wanted(
     lists = (tuple(names or ()) for names in (start, until, force))
     request = Request(recipe, tuple(overrides or ()), execution, (), *lists, rehearse=rehearse)
     run = opened(project, request, compiled=False)
-    selection(run.graph, request)
+    chosen, _ = selection(run.graph, request)
+    if not rehearse:
+        refuse_unpinned(run.graph, chosen)
     return run.graph, request
 
 

@@ -1,4 +1,4 @@
-"""Models that stand for real ones in a rehearsal: the same architecture with two narrow layers, a tokenizer of the same family with a small
+"""Models that stand for real ones in a rehearsal: the same architecture with one or two narrow layers, a tokenizer of the same family with a small
 vocabulary, and as much skill as the made rows can teach in seconds: turns come to their end, and some answers are right.
 
     python -m stages.engines.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
@@ -135,8 +135,8 @@ def model_of(plan: ModelPlan, tokenizer: Any) -> Any:
 
 
 def documents(plan: ModelPlan, tokenizer: Any) -> list[tuple[list[int], int]]:
-    """(ids, how many of them are said to the model) of every dialogue; of long ones the end is taken, and for a model that does not read
-    the last token."""
+    """(ids, how many of them are said to the model) of every dialogue. Of a long one the end is taken; a model that does not read is
+    said its last token alone."""
     end = end_of_turn(plan.template)
     end = end if end in tokenizer.get_vocab() else tokenizer.eos_token
     found = []

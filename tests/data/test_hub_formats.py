@@ -50,7 +50,7 @@ CASES: list[Case] = [
         4: "ground_truth '' is no answer, which gsm8k compares with",
         5: "dataset None is no verifier's name",
     }),
-    ("allenai/RLVR-MATH", "prompt", "train", 4, {3: "ground_truth None is no answer, which math compares with"}),
+    ("allenai/RLVR-MATH", "prompt", "train", 6, {3: "ground_truth None is no answer, which math compares with"}),
     ("allenai/RLVR-IFeval", "prompt", "train", 4, {
         4: "function 'validate_smell' is none of",
         5: "is neither JSON nor a Python literal",
@@ -187,7 +187,7 @@ def test_a_preference_mixture_without_a_source_column_goes_by_its_own_name(monke
 
 RIGHT = {
     "allenai/RLVR-GSM": ["So the answer is 3.", "1,234 bricks", "It is -5", "2.5"],
-    "allenai/RLVR-MATH": ["$\\boxed{0.5}$", "The final answer is $3$.", "\\boxed{(0,1)}", "\\boxed{50}"],
+    "allenai/RLVR-MATH": ["$\\boxed{0.5}$", "The final answer is $3$.", "\\boxed{(0,1)}", "\\boxed{50}", "\\boxed{3}", "\\boxed{2}"],
     "allenai/RLVR-IFeval": ["small letters only", "* a\n* b\n* c", "yes or no", "rail and station"],
     "other/RLVR-IFeval-as-lists": ["small letters only"],
     "allenai/RLVR-GSM-MATH-IF-Mixed-Constraints": ["13", "11", "\\boxed{1024}", "\\boxed{4}", "* a\n* b", "small letters", "2", "14"],

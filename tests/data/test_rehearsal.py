@@ -112,7 +112,9 @@ def test_made_models_learn_right_answers_and_others_so_that_rewards_differ():
     rows = (rehearsal.SHIPPED / "hub" / "datasets" / SET / "data" / "train.jsonl").read_text().splitlines()
     first = json.loads(rows[0])
     said = [one["answer"] for one in dialogues if one["messages"] == first["messages"]]
-    assert sorted(verify({"name": "gsm8k", "answer": first["ground_truth"]}, answer).score or 0.0 for answer in said) == [0.0, 1.0, 1.0]
+    assert sorted(verify({"name": "gsm8k", "answer": first["ground_truth"]}, answer).score or 0.0 for answer in said) == (
+        rehearsal.TIMES * [0.0] + rehearsal.TIMES * [1.0, 1.0]
+    )
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".json", ".parquet"])

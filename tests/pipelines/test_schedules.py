@@ -421,6 +421,12 @@ def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: 
     server.post("work_pools/", {"name": "pods", "type": "kubernetes"})
     assert "of type kubernetes" in lab.here("deploy", "lab", "--work-pool", "pods", code=2)
     assert "--work-pool is missing" in lab.here("deploy", "lab", code=2)
+    open_one = "{type: hub, repo: some/set, revision: pin me, split: train}"
+    stages = f"stages:\n  rows: {{kind: prepare_data, record: prompt, sources: [{open_one}]}}\n"
+    (lab.lab.root / "configs" / "recipes" / "open.yaml").write_text(f"execution: lab\n{stages}")
+    said = lab.here("deploy", "open", "--work-pool", POOL, code=2)
+    assert "some/set has no revision yet" in said and "pedigree pin open" in said
+    (lab.lab.root / "configs" / "recipes" / "open.yaml").unlink()
     assert "lab is not deployed for this project (deployed: none)" in lab.here("pause", "lab", code=2)
     server.post("work_pools/", {"name": "empty", "type": "process"})
     assert "no worker of empty gives signs of life" in lab.here("deploy", "lab", "--work-pool", "empty", "--name", lab.name)
