@@ -1,5 +1,5 @@
-"""Models that stand for real ones in a rehearsal: the same architecture with one or two narrow layers, a tokenizer of the same family with a small
-vocabulary, and as much skill as the made rows can teach in seconds: turns come to their end, and some answers are right.
+"""Models that stand for real ones in a rehearsal: the same architecture with one or two narrow layers, a tokenizer of the same family with
+a small vocabulary, and as much skill as the made rows can teach in seconds: turns come to their end, and some answers are right.
 
     python -m stages.engines.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
 
