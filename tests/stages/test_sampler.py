@@ -343,8 +343,9 @@ def test_a_prompt_longer_than_the_context_is_refused_before_the_engine_starts(mo
 
 
 def test_without_vllm_the_error_names_package_and_remedy(models, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "vllm", None)  # what Python leaves of a package that is not there
-    monkeypatch.delitem(sys.modules, "vllm.engine.llm_engine", raising=False)
     settings = {"numerics": Numerics().model_dump(), "placement": PLACEMENT.model_dump(), "model_folder": str(models["a"]), "context": 256}
     with pytest.raises(StageError, match="make setup"):
         Inline(settings)
