@@ -10,7 +10,10 @@ The key comes from the environment (`configs.rating.key_variable`), goes to that
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterable
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +116,35 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+@asynccontextmanager
+async def _signals() -> AsyncIterator["asyncio.Future[Callable[[], Any]]"]:
+    """A future that is done when this process is asked to stop, with what its handler does then.
+
+    A handler that raises may be called in a callback of the loop, which only logs what is raised there.
+    """
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[Callable[[], Any]] = loop.create_future()
+    found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    ours = {number: handler for number, handler in found.items() if callable(handler) and not isinstance(handler, signal.Handlers)}
+    if threading.current_thread() is not threading.main_thread():
+        ours = {}
+
+    def note(number: int, handler: Callable[[int, Any], Any]) -> None:
+        if not asked.done():
+            asked.set_result(lambda: handler(number, None))
+
+    for number, handler in ours.items():
+        loop.add_signal_handler(number, note, number, handler)
+    try:
+        yield asked
+    finally:
+        for number, handler in ours.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+        asked.cancel()
+
+
+
 class ChatServer:
     """One endpoint, and how it is asked."""
 
@@ -167,10 +199,15 @@ class ChatServer:
                     raise EngineLost(f"lost engine: {self._lost(outcome)}")
 
         limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
-        async with httpx.AsyncClient(limits=limits, timeout=self._timeout_s, follow_redirects=False) as client:
+        options: dict[str, Any] = {"limits": limits, "timeout": self._timeout_s, "follow_redirects": False}
+        async with _signals() as asked_to_stop, httpx.AsyncClient(**options) as client:
             workers = [asyncio.create_task(work(client)) for _ in range(self._concurrency)]
             try:
-                await asyncio.gather(*workers)
+                everything = asyncio.gather(*workers)
+                await asyncio.wait([everything, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
+                if asked_to_stop.done():
+                    asked_to_stop.result()()
+                await everything
             finally:
                 for worker in workers:
                     worker.cancel()
