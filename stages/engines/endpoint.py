@@ -12,8 +12,8 @@ import json
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,32 +116,34 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-@asynccontextmanager
-async def _signals() -> AsyncIterator["asyncio.Future[Callable[[], Any]]"]:
-    """A future that is done when this process is asked to stop, with what its handler does then.
+@contextmanager
+def _signals_kept() -> Iterator["asyncio.Future[None]"]:
+    """A future that is done when this process is asked to stop; the handler itself is called at the end of the block.
 
-    A handler that raises may be called in a callback of the loop, which only logs what is raised there.
+    One that raises might be called in a callback of the loop, which only logs what is raised there.
     """
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[Callable[[], Any]] = loop.create_future()
+    asked: asyncio.Future[None] = loop.create_future()
+    heard: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        heard.append(number)
+        loop.call_soon_threadsafe(lambda: None if asked.done() else asked.set_result(None))
+
     found = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    ours = {number: handler for number, handler in found.items() if callable(handler) and not isinstance(handler, signal.Handlers)}
-    if threading.current_thread() is not threading.main_thread():
-        ours = {}
-
-    def note(number: int, handler: Callable[[int, Any], Any]) -> None:
-        if not asked.done():
-            asked.set_result(lambda: handler(number, None))
-
-    for number, handler in ours.items():
-        loop.add_signal_handler(number, note, number, handler)
+    handlers = {number: handler for number, handler in found.items() if callable(handler) and not isinstance(handler, signal.Handlers)}
+    if threading.current_thread() is not threading.main_thread():  # the only one that hears signals
+        handlers = {}
+    for number in handlers:
+        signal.signal(number, note)
     try:
         yield asked
     finally:
-        for number, handler in ours.items():
-            loop.remove_signal_handler(number)
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         asked.cancel()
+        for number in heard[:1]:
+            handlers[signal.Signals(number)](number, None)
 
 
 
@@ -199,19 +201,19 @@ class ChatServer:
                     raise EngineLost(f"lost engine: {self._lost(outcome)}")
 
         limits = httpx.Limits(max_connections=self._concurrency, max_keepalive_connections=self._concurrency)
-        options: dict[str, Any] = {"limits": limits, "timeout": self._timeout_s, "follow_redirects": False}
-        async with _signals() as asked_to_stop, httpx.AsyncClient(**options) as client:
-            workers = [asyncio.create_task(work(client)) for _ in range(self._concurrency)]
-            try:
+        client = httpx.AsyncClient(limits=limits, timeout=self._timeout_s, follow_redirects=False)
+        with _signals_kept() as asked_to_stop:
+            async with client:
+                workers = [asyncio.create_task(work(client)) for _ in range(self._concurrency)]
                 everything = asyncio.gather(*workers)
-                await asyncio.wait([everything, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
-                if asked_to_stop.done():
-                    asked_to_stop.result()()
-                await everything
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
+                try:
+                    await asyncio.wait([everything, asked_to_stop], return_when=asyncio.FIRST_COMPLETED)
+                    if not asked_to_stop.done():
+                        await everything
+                finally:
+                    for worker in workers:
+                        worker.cancel()
+                    await asyncio.gather(everything, *workers, return_exceptions=True)
 
     def _lost(self, outcome: Any) -> str:
         return (

@@ -1,5 +1,7 @@
 """The door to chat servers, against real ones on loopback that fail in every way that servers do."""
 
+import asyncio
+import signal
 import socket
 import threading
 import time
@@ -12,7 +14,7 @@ from configs.rating import EndpointJudge, Rating, key_variable
 from data.records import Message
 from stages.engines.endpoint import MOST_BYTES, ChatServer, Garbage, NoReply, Reply, _seconds, read_reply, request_body
 from stages.engines.sampler import EngineLost
-from stages.job import StageError
+from stages.job import Preempted, StageError
 
 KEY = "sk-of-nobody-0123456789abcdef"
 
@@ -302,6 +304,38 @@ def test_an_error_of_whoever_takes_the_answers_ends_the_asking_at_once():
         with pytest.raises(StageError, match="the disk is full"):
             ask(chats.base_url, 10, arrived=full)
         assert time.monotonic() - began < 4  # the others would have taken five seconds each
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.timeout(30)
+def test_a_polite_stop_is_heard_wherever_the_loop_is(number):
+    """A handler that raises in one of the loop's callbacks is only logged."""
+    hanging = threading.Event()
+
+    def stop(number, frame):
+        raise Preempted("asked to stop")
+
+    def hang(chats, handler, body):
+        hanging.wait(20)
+
+    def bodies():
+        asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+        yield 0, {"model": "judge", "messages": [{"role": "user", "content": "0"}]}
+
+    before = signal.signal(number, stop)
+    try:
+        with chat_server(hang) as chats:
+            try:
+                server = ChatServer(judge_at(chats.base_url), Placement(endpoint_timeout_s=15, endpoint_retries=0))
+                began = time.monotonic()
+                with pytest.raises(Preempted):
+                    server.ask(bodies(), lambda *_: None)
+                assert time.monotonic() - began < 10
+            finally:
+                hanging.set()
+        assert signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_reply_is_read_with_all_that_says_what_it_is():
