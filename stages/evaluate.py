@@ -224,10 +224,12 @@ class Scoring:
         """
         macro = suite.form is not None and suite.form.average == "macro"
         for item, given, futures in self._begun.pop((label, suite.label)):
+            scores: list[AnswerScore] = []
             for future in futures:
                 while not wait([future], timeout=LOOK_SECONDS).done:
                     beat()
-            row = score_item(label, item, metrics_of(suite.form), [future.result() for future in futures], macro=macro)
+                scores.append(future.result())
+            row = score_item(label, item, metrics_of(suite.form), scores, macro=macro)
             yield {**row, "logprobs": [sum(own) for own in given[0]]} if suite.sampling is None else row
 
 

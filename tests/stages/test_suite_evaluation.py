@@ -1,6 +1,7 @@
 """`evaluate` on suites with forms, with the real engine; and the arithmetic of their scores without one."""
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -229,22 +230,29 @@ def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_i
 
 
 def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
-    asked = []
+    asked: list[str] = []
+    ended = threading.Event()
 
     def without(item: Any, metrics: Any, text: str) -> Any:
         asked.append(text)
+        if text == "b":
+            ended.wait(20)
         raise sandbox.NoSandbox("none")
 
     monkeypatch.setattr(evaluate, "score_answer", without)
     chat: Any = Letters()
     (item,) = made("humaneval")
     items = [item | {"id": str(number)} for number in range(50)]
-    answers = [drawn("a") for _ in range(50 * 20)]
+    answers = [drawn("a"), *(drawn("b") for _ in range(50 * 20 - 1))]
     given = suite("humaneval", *items)
     with pytest.raises(sandbox.NoSandbox), evaluate.Scoring(2) as scoring:
         scoring.begin("p", given, answers, chat)
         list(scoring.rows("p", given, lambda: None))
-    assert len(asked) < 1000
+    ended.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("programs"):
+            thread.join()
+    assert len(asked) <= 3  # the first, and what two threads had begun
 
 
 def test_a_verifier_that_cannot_say_leaves_null(monkeypatch):
