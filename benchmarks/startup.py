@@ -112,8 +112,7 @@ def prepare(folder: Path) -> dict[str, str]:
     from configs.declarations import DECLARATIONS
     from configs.execution import Numerics, Placement
     from data.artifacts import open_artifact
-    from data.provenance import CODE_ROOT, code_files, code_sha256, fingerprint
-    from data.runs import Fingerprint
+    from data.provenance import CODE_ROOT, code_files, code_sha256
     from pipelines.jobs.launcher import job_environment
     from stages.job import GivenInput, JobSpec
 
@@ -131,7 +130,6 @@ def prepare(folder: Path) -> dict[str, str]:
         inputs={name: {name: GivenInput.of(open_artifact(folder / name), scratch)} for name in ("policy", "data")},
         source_files={},
         code=code_sha256(code_files()),
-        fingerprint=Fingerprint.model_validate(fingerprint("sft")),
         numerics=numerics,
         placement=Placement(),
     )

@@ -24,7 +24,7 @@ from data.artifacts import Artifact, content_hash, entries_of, survey, write_jso
 from data.durable import sync_tree
 from data.faults import fault_point
 from data.process import leave, uncollected
-from data.provenance import code_files, code_sha256, environment, hardware
+from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError
 from data.untrusted import described
 from stages.core.postconditions import not_trained, other_template, templates_of, unmet
@@ -90,7 +90,7 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
     fault_point("job finished")
     files = entries_of(seen)
     made = {"content": content_hash(files), "files": [entry.model_dump() for entry in files], "metrics": metrics, "marks": job.marks}
-    made["made_by"] = {"fingerprint": spec.fingerprint.model_dump(), "environment": environment(), "hardware": hardware()}
+    made["made_by"] = {"fingerprint": fingerprint(spec.kind), "environment": environment(), "hardware": hardware()}
     end(job, ok=True, seen={name: found.as_json() for name, found in seen.items()}, **made)
 
 

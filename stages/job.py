@@ -37,7 +37,7 @@ from data.fence import OVERTAKEN, Fence, Overtaken
 from data.hashing import Hashed
 from data.memory import share_left
 from data.pulse import Pulse
-from data.runs import Fingerprint, MadeBy, Setting
+from data.runs import MadeBy, Setting
 from data.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -131,8 +131,6 @@ class JobSpec(Frozen):
     """By the name that the config has for it."""
     code: str
     """Hash of the code that is to run (`data.provenance.code_sha256`)."""
-    fingerprint: Fingerprint
-    """Of what of that code is behind the kind of stage (`data.provenance.fingerprint`): parsing it takes half a second of a job."""
     numerics: Numerics
     placement: Placement
     asked: Numerics | None = None

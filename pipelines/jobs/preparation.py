@@ -15,8 +15,6 @@ from typing import Any
 from configs.execution import Numerics, Placement
 from configs.graph import Node
 from data.artifacts import ArtifactError, open_artifact, sha256_path, write_json, write_text
-from data.provenance import fingerprint
-from data.runs import Fingerprint
 from data.storage import StoreError
 from pipelines.identity import Need
 from pipelines.jobs import checkpoint_store
@@ -72,7 +70,6 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
         inputs=inputs,
         source_files=files,
         code=code,
-        fingerprint=Fingerprint.model_validate(fingerprint(node.kind, run.project.code(code))),
         numerics=numerics,
         asked=asked,
         placement=placement,

@@ -16,7 +16,6 @@ from configs.execution import Numerics, Placement
 from data import records
 from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from data.provenance import code_files, code_sha256
-from data.runs import Fingerprint
 from pipelines.jobs.processes import MARK, kill_all
 from stages.__main__ import main as run_stage
 from stages.job import GivenInput, Job, JobSpec
@@ -106,7 +105,6 @@ def write_spec(
         inputs={port: {label: GivenInput.of(artifact, folder) for label, artifact in given.items()} for port, given in inputs.items()},
         source_files={},
         code=code_sha256(code_files()),
-        fingerprint=Fingerprint(),
         numerics=numerics,
         placement=Placement(**placement),
         **(asked or {}),

@@ -15,7 +15,6 @@ from tiny_models import make
 from configs.execution import Numerics
 from data import hashing, records
 from data.artifacts import read_rows, survey
-from data.runs import Fingerprint
 from pipelines.cli.progress import StageView, doing, with_heartbeat
 from stages import evaluate, judge, overoptimization, sample
 from stages import job as jobs
@@ -243,7 +242,7 @@ def test_a_job_that_proves_its_inputs_tells_how_far_it_is(tmp_path: Path, told: 
     given = dataset(tmp_path / "data", "prompt", PROMPTS * 20)
     size = (given.payload / "rows.jsonl").stat().st_size
     spec = JobSpec(
-        address="r/s", kind="sample", version=1, key="k", config={}, source_files={}, code="", fingerprint=Fingerprint(),
+        address="r/s", kind="sample", version=1, key="k", config={}, source_files={}, code="",
         inputs={"prompts": {"pool": GivenInput.of(given, tmp_path / "job")}},
         numerics=Numerics(), placement=a_job(tmp_path / "job").placement,
     )  # fmt: skip
