@@ -1,13 +1,24 @@
-"""The start and the end of a job's process, which take seconds where Python does as it always does."""
+"""The start and the end of processes: of a job's, which take seconds where Python does as it always does, and of its helpers'."""
 
 import atexit
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
+
+SET_PARENT_DEATH_SIGNAL = 1
+"""`PR_SET_PDEATHSIG` of `prctl(2)`."""
+
+
+def die_with(parent: int) -> None:
+    """Makes Linux kill this process when the *thread* that has started it ends, however it ends; ends it if `parent` is gone already."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 @contextmanager

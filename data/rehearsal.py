@@ -10,8 +10,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -33,6 +34,9 @@ WRONG = "0"
 """What a made model also learns to answer."""
 TIMES = 3
 """How often it reads what a verifier judges, for each time that it reads anything else."""
+MAKING = ".making-"
+MAKING_SECONDS = 24 * 3600.0
+"""After which nobody makes it any more: minutes are the rule."""
 
 
 def cache() -> Path:
@@ -100,11 +104,12 @@ def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> 
     a kill leaves nothing behind that could be taken for one."""
     targets = {name: cache() / name for name in names}
     with ExitStack() as scratch:
-        building = {}
+        building: dict[str, Path] = {}
         for name, target in targets.items():
             if not target.is_dir():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                building[name] = Path(scratch.enter_context(tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-"))) / "made"
+                _sweep(target.parent)
+                building[name] = Path(scratch.enter_context(tempfile.TemporaryDirectory(dir=target.parent, prefix=MAKING))) / "made"
         if building:
             make(building)
         for name, folder in building.items():
@@ -112,6 +117,14 @@ def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> 
             with _unless_there(targets[name]):
                 rename(folder, targets[name])
     return targets
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what a killed process has begun and left."""
+    for left in folder.glob(f"{MAKING}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > MAKING_SECONDS:
+                shutil.rmtree(left)
 
 
 def mirror(repositories: Mapping[str, Path]) -> Path:

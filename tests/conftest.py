@@ -29,6 +29,8 @@ atexit.register(shutil.rmtree, os.environ["PEDIGREE_SLOTS"], ignore_errors=True)
 ROOT = Path(__file__).resolve().parents[1]
 # A shell starts what runs in its background with Ctrl-C ignored, and all our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under `nohup`; what has a handler is not handed down
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ rehearsal meets anything real. Recipes that refer to each other lie there side b
 what is made follows from its contents, so that a rehearsal that was killed goes on when it is typed again.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -31,6 +32,7 @@ from configs.datasets import (
 )
 from configs.document import ConfigError, Problem
 from configs.graph import Graph, Node
+from configs.problems import PedigreeError
 from configs.project import Project
 from configs.rating import EndpointJudge
 from configs.recipe import load_recipes
@@ -93,6 +95,10 @@ class Rehearsal:
         run = load_run(self.project, self.recipe, profile=self.profile, compiled=True, watch=watch)
         run.on_code_change, run.changes = "rerun", self.changes
         return run
+
+
+class Unmade(PedigreeError):
+    """The process that makes tiny models ended before it could say what is wrong; the message has its last words."""
 
 
 class CannotRehearse(ConfigError):
@@ -264,11 +270,18 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
         words = [sys.executable, "-m", "stages.engines.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            recipe = wanted[next(iter(wanted))].recipe
-            raise CannotRehearse([Problem(recipe, None, f"no tiny models could be made: {done.stderr[-2000:]}")])
+            raise Unmade(f"the process that makes tiny models ended with exit code {done.returncode}: {done.stderr[-2000:]}")
+        found = zip(building, json.loads(done.stdout.splitlines()[-1]), strict=True)
+        problems = [Problem(wanted[of[name]].recipe, None, _unmade(of[name], problem)) for name, problem in found if problem is not None]
+        if problems:
+            raise CannotRehearse(problems)
 
     made = rehearsal.made_once(names.values(), make)
     return {f"models/{repo}": made[name] for repo, name in names.items()}
+
+
+def _unmade(repo: str, problem: str) -> str:
+    return f"no tiny model could be made in the place of {repo}: {problem}; mend what configs/rehearsal/models says of its family"
 
 
 def not_only_sampled(nodes: Iterable[Node]) -> set[str]:

@@ -3,7 +3,8 @@ a small vocabulary, and as much skill as the made rows can teach in seconds: tur
 
     python -m stages.engines.made_models PLAN.json FOLDER [PLAN.json FOLDER ...]
 
-writes Hugging Face folders. Equal plans give equal bytes on one kind of machine.
+writes Hugging Face folders, and prints a JSON list with the problem of each that could not be made, and null for the others. Equal plans
+give equal bytes on one kind of machine.
 """
 
 import json
@@ -22,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from configs.rehearsal_models import LEARNED_TOKENS, ModelPlan
 from data.chat import end_of_turn
-from data.process import leave
+from data.process import die_with, leave
 
 HEAD_DIM = 32
 """The narrowest that vLLM has a kernel for on CPU."""
@@ -183,15 +184,20 @@ def teach(model: Any, given: Sequence[tuple[list[int], int]], plan: ModelPlan) -
 
 
 def main(*places: str) -> None:
-    """Makes the models side by side, on a core each, in processes that share what this one has imported."""
+    """Makes the models side by side, on a core each, in processes that share what this one has imported, and die with it."""
     plans, folders = places[::2], places[1::2]
     workers = min(len(plans), os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
-        list(pool.map(_make, plans, folders))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), initializer=die_with, initargs=(os.getpid(),)) as pool:
+        print(json.dumps(list(pool.map(_make, plans, folders))))
 
 
-def _make(plan_file: str, folder: str) -> None:
-    make(ModelPlan.model_validate_json(Path(plan_file).read_text()), Path(folder))
+def _make(plan_file: str, folder: str) -> str | None:
+    """What is wrong, if anything."""
+    try:
+        make(ModelPlan.model_validate_json(Path(plan_file).read_text()), Path(folder))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ distribution that was sampled from (after temperature and top-p). `python -m sta
 process: JSON lines on its standard input and output, everything that vLLM prints goes to standard error.
 """
 
-import ctypes
 import importlib
 import json
 import os
@@ -26,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
 from configs.training import MAX_SERVED_RANK, Sampling
-from data.process import uncollected
+from data.process import die_with, uncollected
 from data.records import FinishReason
 from stages.job import StageError
 
@@ -587,7 +586,9 @@ def _clean_environment(numerics: Numerics) -> dict[str, str]:
 
 def _serve(parent: int, numerics: Numerics) -> None:
     """The main loop of the child process: settings, then orders, one JSON line each, until the input ends."""
-    _die_with(parent)
+    die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent hears them
+        signal.signal(number, signal.SIG_IGN)
     _prepare_environment(numerics)
     pipe = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps what vLLM and its libraries print out of the pipe
@@ -625,16 +626,6 @@ def _obey(engine: Inline, order: dict[str, Any], beat: Beat) -> Any:
     requests = [Request(**request) for request in order["requests"]]
     answers = engine.generate(requests, Sampling.model_validate(order["sampling"]), order["stop_ids"], beat)
     return [asdict(answer) for answer in answers]
-
-
-def _die_with(parent: int) -> None:
-    """Makes Linux kill this process when its parent ends, however it ends; termination signals are left to the parent."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,15 @@ def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_i
     assert made == {name: rehearsal.cache() / name for name in names}
     assert [[path.name for path in folder.iterdir()] for folder in made.values()] == [["all"], ["all"]]
     assert rehearsal.made_once(names, killed) == made  # they are not made again
+
+
+def test_what_a_killed_process_has_begun_is_removed_a_day_later():
+    begun, left = ((rehearsal.cache() / "models" / f"{rehearsal.MAKING}{name}") for name in ("begun", "left"))
+    for folder in (begun, left):
+        (folder / "made").mkdir(parents=True)
+    os.utime(left, (time.time() - rehearsal.MAKING_SECONDS - 60,) * 2)
+    rehearsal.made_once(["models/some"], lambda building: building["models/some"].mkdir())
+    assert begun.is_dir() and not left.exists()
 
 
 def test_what_nobody_has_made_is_named_with_the_folder_where_it_belongs(tmp_path):

@@ -1,6 +1,11 @@
 """Models for rehearsals: the architecture and the tokenizer's family of a real one, and answers that come to an end."""
 
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +115,37 @@ def test_a_tokenizer_of_sentencepiece_is_refused_as_the_real_one_is(tmp_path):
     tokenizer.save_pretrained(folder)
     with pytest.raises(ChatError, match="a prefix space"):
         Chat(folder)
+
+
+def begun(folder: Path, *plans: ModelPlan) -> "tuple[subprocess.Popen[str], list[Path]]":
+    """The command that makes models, and their folders."""
+    folders = [folder / f"made-{number}" for number in range(len(plans))]
+    for made_folder, plan in zip(folders, plans, strict=True):
+        made_folder.with_suffix(".json").write_text(plan.model_dump_json())
+    places = [str(place) for one in folders for place in (one.with_suffix(".json"), one)]
+    words = [sys.executable, "-m", "stages.engines.made_models", *places]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True), folders
+
+
+def test_the_command_says_of_each_model_why_it_could_not_be_made(tmp_path):
+    good = plan_of("meta-llama/Llama-3.1-8B", steps=1)
+    lame = good.model_copy(update={"family": good.family.model_copy(update={"model_type": "lama"})})
+    process, folders = begun(tmp_path, lame, good)
+    problem, none = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+    assert problem.startswith("ValueError: Unrecognized model identifier: lama") and len(problem) == 300 and none is None
+    assert process.returncode == 0 and (folders[1] / "config.json").is_file()
+
+
+def test_processes_that_make_models_die_with_the_one_that_began_them(tmp_path):
+    endless = plan_of("meta-llama/Llama-3.1-8B", steps=1_000_000)
+    process, _ = begun(tmp_path, endless, endless)
+    task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (workers := [int(pid) for pid in task.read_text().split()]):
+        assert process.poll() is None
+        select.select([], [], [], 0.05)
+    watched = [os.pidfd_open(pid) for pid in workers]
+    process.send_signal(signal.SIGKILL)
+    for one in watched:
+        assert select.select([one], [], [], 20)[0], "a worker outlived its parent"
+        os.close(one)
+    process.communicate()

@@ -9,21 +9,18 @@ as this process; those that ask may come and go.
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import multiprocessing
 import resource
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any
 
 from configs.problems import PedigreeError
+from data.process import die_with
 
 MEMORY_BYTES = 4 * 2**30
-SET_PARENT_DEATH_SIGNAL = 1
-"""`prctl(2)`."""
 START_SECONDS = 60.0
 """For the imports of the first question."""
 
@@ -98,7 +95,9 @@ atexit.register(end)
 
 def _answer(pipe: Connection) -> None:
     """In the process: answers until nobody asks any more. A question without arguments only imports what it needs."""
-    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    asker = multiprocessing.parent_process()
+    assert asker is not None and asker.pid is not None
+    die_with(asker.pid)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
