@@ -78,7 +78,7 @@ from prefect.server.schemas.actions import DeploymentScheduleCreate
 try:
     made = DeploymentScheduleCreate.model_validate_json({made!r})  # a rule that has no begin is given one
     dates = asyncio.run(made.schedule.get_dates(n=3))
-except Exception as error:
+except Exception as error:  # whatever it is, the server would meet it too
     print(error)
 else:
     print("fires" if dates else "there is no date that it fits")

@@ -195,7 +195,7 @@ def _make(plan_file: str, folder: str) -> str | None:
     """What is wrong, if anything."""
     try:
         make(ModelPlan.model_validate_json(Path(plan_file).read_text()), Path(folder))
-    except Exception as error:
+    except Exception as error:  # of transformers and tokenizers, which say in their own ways what they cannot make
         return f"{type(error).__name__}: {error}"[:300]
     return None
 
