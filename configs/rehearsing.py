@@ -20,6 +20,8 @@ from configs.rating import EndpointJudge
 from configs.training import Rlvr, Training
 
 BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-5
+"""Of training. In a few steps a smaller rate changes less than bf16 can hold; a larger one makes a tiny model so sure of its answers that
+no rewards differ any more."""
 PROMPTS, SAMPLES, TOKENS = 4, 8, 24
 """Of a step of RLVR: prompts, and answers to each; tokens of any answer."""
 ROWS, HUB_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 48, 2, 3

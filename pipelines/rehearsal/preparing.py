@@ -58,9 +58,9 @@ DVC_CONFIG = """[core]
 """
 
 
-TRAINED_STEPS, POOL_STEPS = 300, 120
-"""Of learning, of a made model: where reinforcement learning may begin with it, some answers must be right; of a pool that is sampled from
-it is enough that they come to an end."""
+TRAINED, SAMPLED, JUDGE = (2, 300), (1, 60), (1, 200)
+"""Layers of a made model, and its steps of learning. Where reinforcement learning may begin with it, some answers must be right; of a pool
+that is sampled from it is enough that they come to an end, and a judge reads many long questions that its answers do not depend on."""
 
 Tell = Callable[[str], None]
 
@@ -248,13 +248,15 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
 def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
     """Place in a mirror → folder, of a small model for each that the recipes bring in."""
     texts, dialogues = rehearsal.texts_and_dialogues(folders, _ruled(nodes.values()))
-    judges = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
-    trained = not_only_sampled(nodes.values())
-    wanted = {model_repo(node): node for node in reversed(list(nodes.values())) if isinstance(node.config, SourceModel)}
+    brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
+    asked = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
+    judges = {model_repo(node) for node in brought if node.address in asked}
+    trained = {model_repo(node) for node in brought if node.address in not_only_sampled(nodes.values())}
+    wanted = {model_repo(node): node for node in reversed(brought)}
     plans = {}
     for repo, node in wanted.items():
-        given = None if node.address in judges else dialogues
-        plans[repo] = _plan(node, _family(node, folders), texts, given, TRAINED_STEPS if node.address in trained else POOL_STEPS)
+        size = JUDGE if repo in judges else TRAINED if repo in trained else SAMPLED
+        plans[repo] = _plan(node, _family(node, folders), texts, None if size is JUDGE else dialogues, *size)
     names = {repo: f"models/{rehearsal.fingerprint(plan)[:40]}" for repo, plan in plans.items()}
     of = {name: repo for repo, name in names.items()}
 
@@ -289,7 +291,7 @@ def not_only_sampled(nodes: Iterable[Node]) -> set[str]:
     return {edge.source for node in nodes for edge in node.edges if not (node.kind == "sample" and edge.port == "policies")}
 
 
-def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, steps: int) -> str:
+def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, layers: int, steps: int) -> str:
     """Of a small model in the place of a real one, which learns these dialogues; without any it learns to rate."""
     config = node.config
     assert isinstance(config, SourceModel)
@@ -301,7 +303,7 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
         texts=tuple(texts),
         reads=dialogues is not None,
         dialogues=tuple(Dialogue.model_validate(one) for one in (rehearsal.judging() if dialogues is None else dialogues)),
-        layers=2 if dialogues is not None else 1,  # a judge reads many long questions, and does not depend on them
+        layers=layers,
         steps=steps,
     ).model_dump_json()
 

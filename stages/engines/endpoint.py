@@ -146,7 +146,6 @@ def _signals_kept() -> Iterator["asyncio.Future[None]"]:
             handlers[signal.Signals(number)](number, None)
 
 
-
 class ChatServer:
     """One endpoint, and how it is asked."""
 
