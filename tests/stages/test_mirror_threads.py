@@ -64,7 +64,7 @@ def test_nobody_waits_and_the_newest_is_sent_when_the_one_before_has_arrived(sto
     job = job_in(tmp_path, keep_checkpoints=9)
     with job:
         mirror = mirror_of(job)
-        store.delay(1.0, 1, matching="state.json")
+        store.delay(3.0, 1, matching="state.json")
         began = time.monotonic()
         mirror.offer(checkpoint(job, 5))
         while mirror.busy is None:
@@ -72,7 +72,7 @@ def test_nobody_waits_and_the_newest_is_sent_when_the_one_before_has_arrived(sto
         assert mirror.busy == "step-000005"
         for step in (10, 15, 20):
             mirror.offer(checkpoint(job, step))
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < 2.9
         mirror.flush()
         assert mirror.mirror.checkpoints() == ["step-000005", "step-000020"]
     assert job.checkpoint_cost["mirrored"] == 2 and job.checkpoint_cost["mirror_bytes"] > 0
