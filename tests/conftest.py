@@ -42,7 +42,9 @@ def root() -> Path:
 @pytest.fixture(autouse=True)
 def no_test_leaves_anything_behind() -> Iterator[None]:
     """Trainers in this process put into the environment what torchrun would, and an engine that nothing be compiled: jobs of later
-    tests would take themselves for ranks, and compile nothing."""
+    tests would take themselves for ranks, and compile nothing. Those of a fixture that several tests share have done so before."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():
