@@ -6,14 +6,18 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from data.messages import message_problem
 from data.procedural import Example, SourceError
 from data.records import Answer, Message
+from data.transcripts import is_transcript, messages_of
 from data.verifiable import verifier_of
+
+BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
+"""Columns with a conversation or its beginning; the first that is there counts."""
 
 
 class Unreadable(NamedTuple):
@@ -148,8 +152,12 @@ def example_of(row: Any) -> Example:
         instruction [, input], output                       Alpaca
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
         [messages | prompt,] chosen, rejected               a pair: answers, or whole chats with the same beginning
+        chosen, rejected                                    the same as transcripts, see `data/transcripts.py`
+        context, response1, response2, overall_preference   a pair, of which a number below 0 prefers the first (HelpSteer3)
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
+        prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
 
+    `conversation` and `context_messages` are other names for messages.
     What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
     of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
@@ -173,10 +181,12 @@ def _parse(row: Any) -> Example:
     verifiable = len(named) == 2 and any(value is not None for value in named)
     row = {name: value for name, value in row.items() if value is not None}
     own = row["source"] if isinstance(row.get("source"), str) else None
+    if {"response1", "response2"} <= set(row):
+        row = _compared(row)
     if {"chosen", "rejected"} & set(row):
         return _pair(row, own)
     if "answers" in row:
-        return Example(_turns(row), _ranked(row["answers"]), source=own)
+        return _by_rank(row, own) if _has_ranks(row["answers"]) else Example(_turns(row), _ranked(row["answers"]), source=own)
     if "instruction" in row:
         parts = [part for part in (row["instruction"], row.get("input")) if part]
         if not all(isinstance(part, str) for part in parts):
@@ -224,6 +234,39 @@ def _ranked(given: Any) -> tuple[Answer, ...]:
     return tuple(_answer(one["text"], float(one["score"]), one.get("finish_reason"), one.get("win_rate")) for one in best_first)
 
 
+def _has_ranks(given: Any) -> bool:
+    return isinstance(given, list) and any(isinstance(one, dict) and "rank" in one for one in given)
+
+
+def _by_rank(row: dict[str, Any], own: str | None) -> Example:
+    """Answers with ranks, 1 the best, to a prompt that is a transcript up to the answer. A rank says nothing of how much better one is."""
+    given = row["answers"]
+    if not all(isinstance(one, dict) and "answer" in one and _number(one.get("rank")) is not None for one in given):
+        raise ValueError("answers with ranks are not {answer, rank} with a number each")
+    best_first = sorted(given, key=lambda one: float(one["rank"]))
+    for one, after in pairwise(best_first):
+        if one["rank"] == after["rank"]:
+            raise ValueError(f"two answers have the rank {one['rank']:g}, so that neither is the better one")
+    prompt = row.get("prompt")
+    messages = _turns({"messages": messages_of(prompt)} if isinstance(prompt, str) and is_transcript(prompt) else row)
+    if messages[-1]["role"] == "assistant" and messages[-1]["content"] == "":
+        messages = messages[:-1]  # "Assistant:", after which the answer comes
+    return Example(messages, tuple(_answer(one["answer"], None) for one in best_first), source=own)
+
+
+def _compared(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of two responses and the number by which one is preferred, as chosen and rejected."""
+    number = _number(row.get("overall_preference"))
+    if number is None:
+        raise ValueError(f"overall_preference {row.get('overall_preference')!r} is no number, which is below 0 where response1 is better")
+    if number == 0:
+        raise ValueError("overall_preference is 0: neither response is the better one")
+    better, worse = ("response1", "response2") if number < 0 else ("response2", "response1")
+    rest = {name: value for name, value in row.items() if name not in BEGINNINGS}
+    before = _turns({"prompt": row["context"]} if "context" in row else {})
+    return {**rest, "messages": before, "chosen": row[better], "rejected": row[worse]}
+
+
 def _number(value: Any) -> float | None:
     """A finite number; None for whatever else a column of this name may hold."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
@@ -233,8 +276,9 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     """Chosen and rejected as answers to a given beginning, or as two whole chats with one beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
-    before = _turns(row) if {"messages", "conversations", "prompt"} & set(row) else None
-    chosen, rejected = (_chat(row[side]) for side in ("chosen", "rejected"))
+    before = _turns(row) if set(BEGINNINGS) & set(row) else None
+    whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
+    chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
     if len(chosen) > 1 or len(rejected) > 1:
         if chosen[:-1] != rejected[:-1]:
             raise ValueError("chosen and rejected do not answer the same beginning")
@@ -260,7 +304,7 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
 
 
 def _turns(row: dict[str, Any]) -> list[Message]:
-    for column in ("messages", "conversations", "prompt"):
+    for column in BEGINNINGS:
         if column in row:
             given = row[column]
             return [{"role": "user", "content": given}] if isinstance(given, str) else _chat(given)

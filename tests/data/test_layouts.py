@@ -1,0 +1,101 @@
+"""Layouts of well-known preference sets and prompt collections: made rows with their quirks, and what becomes of each."""
+
+from typing import Any
+
+import pytest
+
+from data.layouts import example_of
+
+HUMAN, ASSISTANT = "\n\nHuman: ", "\n\nAssistant: "
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def pair(row: Any) -> tuple[list[Any], list[str]]:
+    example = example_of(row)
+    return example.messages, [answer["text"] for answer in example.answers]
+
+
+SAME = f"{HUMAN}How old is it?{ASSISTANT}Which one?{HUMAN}The tree.{ASSISTANT}"
+
+
+def test_a_pair_of_transcripts_answers_what_they_have_in_common():
+    before = [turn("user", "How old is it?"), turn("assistant", "Which one?"), turn("user", "The tree.")]
+    assert pair({"chosen": f"{SAME}Ninety years.\n", "rejected": f"{SAME}No idea."}) == (before, ["Ninety years.", "No idea."])
+
+
+def test_a_blank_line_within_a_turn_is_no_mark():
+    asked = f"{HUMAN}A list, please.\n\nHumans: none.{ASSISTANT}"
+    before = [turn("user", "A list, please.\n\nHumans: none.")]
+    assert pair({"chosen": f"{asked}1.\n\n2.", "rejected": f"{asked}No."}) == (before, ["1.\n\n2.", "No."])
+
+
+def test_a_prompt_beside_texts_leaves_them_as_they_are():
+    """What is preferred may itself be a transcript."""
+    assert pair({"prompt": "Write a dialogue.", "chosen": SAME, "rejected": "No."}) == ([turn("user", "Write a dialogue.")], [SAME, "No."])
+
+
+def ranked(*ranks: Any, prompt: Any = f"{HUMAN}Name a sea.{ASSISTANT}") -> dict[str, Any]:
+    answers = [{"answer": f"answer {rank}", "rank": rank, "model": "some"} for rank in ranks]
+    return {"prompt": prompt, "answers": answers, "source": ["lmsys"]}
+
+
+def test_the_answer_of_the_first_rank_is_the_best():
+    assert pair(ranked(3.0, 1.0, 2.0)) == ([turn("user", "Name a sea.")], ["answer 1.0", "answer 2.0", "answer 3.0"])
+    assert [answer["score"] for answer in example_of(ranked(2, 1)).answers] == [None, None]
+    assert pair(ranked(1, 2, prompt="Name a sea."))[0] == [turn("user", "Name a sea.")]
+    several = f"{HUMAN}Hello.{ASSISTANT}Hello!{HUMAN}Name a sea.{ASSISTANT}"
+    assert pair(ranked(1, 2, prompt=several))[0] == [turn("user", "Hello."), turn("assistant", "Hello!"), turn("user", "Name a sea.")]
+
+
+def transcripts(before: str) -> dict[str, str]:
+    return {side: f"{before}{ASSISTANT}{side}" for side in ("chosen", "rejected")}
+
+
+def compared(preference: Any, context: Any = "Name a sea.") -> dict[str, Any]:
+    return {"context": context, "response1": "one", "response2": "two", "overall_preference": preference, "domain": "general"}
+
+
+@pytest.mark.parametrize(("preference", "answers"), [(-3, ["one", "two"]), (-1, ["one", "two"]), (1, ["two", "one"]), (3, ["two", "one"])])
+def test_a_preference_below_zero_is_for_the_first_response(preference, answers):
+    assert pair(compared(preference)) == ([turn("user", "Name a sea.")], answers)
+
+
+def test_the_context_of_a_comparison_may_be_a_conversation():
+    turns = [turn("system", "Be brief."), turn("user", "Hello."), turn("assistant", "Hello!"), turn("user", "Name a sea.")]
+    assert pair(compared(-1, turns))[0] == turns
+
+
+@pytest.mark.parametrize("column", ["conversation", "context_messages"])
+def test_other_names_for_messages_are_known(column):
+    turns = [turn("user", "Name a sea."), turn("assistant", "The North Sea.")]
+    example = example_of({column: [{**one, "language": "English", "toxic": False} for one in turns], "model": "some-4"})
+    assert (example.messages, example.answer) == (turns[:1], "The North Sea.")
+    prompt = example_of({"dataset": "some/prompts", "context": "Name a sea.", "context_messages": turns[:1], "id": 7})
+    assert prompt.messages == turns[:1] and not prompt.answers and prompt.verifier is None
+
+
+REFUSED = {
+    "chosen and rejected do not answer the same beginning": {"chosen": f"{SAME}Yes.", "rejected": f"{HUMAN}Is it?{ASSISTANT}No."},
+    "the rejected answer is empty": {"chosen": f"{SAME}Yes.", "rejected": SAME},
+    r"chosen does not end with the assistant's turn": {"chosen": f"{SAME}Yes.{HUMAN}Why?", "rejected": f"{SAME}Yes.{HUMAN}Why?"},
+    r"message 1 \(assistant\) is empty": transcripts(f"{HUMAN}Hi.{ASSISTANT}{HUMAN}Hi?"),
+    "turn 1 is the user's where the assistant's is due": transcripts(f"{HUMAN}Hi.{HUMAN}Hi?"),
+    "there is no prompt": {"chosen": f"{SAME}Yes.", "rejected": "No."},
+    "two answers have the rank 1, so that neither is the better one": ranked(1, 2, 1),
+    r"answers with ranks are not \{answer, rank\} with a number each": ranked(1, "2"),
+    "the answer is empty": {"prompt": "Name a sea.", "answers": [{"answer": " ", "rank": 1}, {"answer": "The Black Sea.", "rank": 2}]},
+    "overall_preference is 0: neither response is the better one": compared(0),
+    "overall_preference None is no number": compared(None),
+    "overall_preference 'much better' is no number": compared("much better"),
+    "there are no messages": {"response1": "one", "response2": "two", "overall_preference": 1},
+    r"the last turn is the assistant's, not the user's": compared(1, [turn("user", "Hello."), turn("assistant", "Hello!")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_cannot_be_used_is_refused_with_its_reason(reason):
+    with pytest.raises(ValueError, match=reason):
+        example_of(REFUSED[reason])
