@@ -10,6 +10,8 @@ from itertools import islice, pairwise
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+from configs.datasets import RecordType
+from data import trees
 from data.messages import message_problem
 from data.procedural import Example, SourceError
 from data.records import Answer, Message
@@ -141,6 +143,19 @@ def _first_of_parquet(file: Path, count: int) -> bytes | None:
         rows = Table.from_batches([next(opened.iter_batches(batch_size=count))])
     parquet.write_table(rows, sink := BufferOutputStream())
     return sink.getvalue().to_pybytes()
+
+
+def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
+    """(place, row) of the same rows, with those that hold several examples in parts."""
+    for place, row in rows:
+        if not trees.is_tree(row):
+            yield place, row
+            continue
+        parts = list(trees.comparisons(row) if record == "preference" else trees.conversations(row))
+        lacks = "two answers with ranks to one turn" if record == "preference" else "an answer"
+        yield from ((f"{place}/{number}", part) for number, part in enumerate(parts))
+        if not parts:
+            yield place, Unreadable(json.dumps(row, ensure_ascii=False, default=str), f"the tree of conversations lacks {lacks}")
 
 
 def example_of(row: Any) -> Example:

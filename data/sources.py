@@ -79,7 +79,7 @@ def load(source: DataSource, record: RecordType, task: str | None, outside: Outs
         return Loaded(name, with_ids([_own(example, record, task, name) for example in examples]), {})
     name, given = _given(source, outside)
     made, bad = [], []
-    for place, row in given:
+    for place, row in layouts.unfolded(given, record):
         try:
             made.append(_record_of(row, record, task, name, outside))
         except ValueError as error:

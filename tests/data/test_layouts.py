@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from data.layouts import example_of
+from data.layouts import Unreadable, example_of, unfolded
 
 HUMAN, ASSISTANT = "\n\nHuman: ", "\n\nAssistant: "
 
@@ -75,6 +75,53 @@ def test_other_names_for_messages_are_known(column):
     assert (example.messages, example.answer) == (turns[:1], "The North Sea.")
     prompt = example_of({"dataset": "some/prompts", "context": "Name a sea.", "context_messages": turns[:1], "id": 7})
     assert prompt.messages == turns[:1] and not prompt.answers and prompt.verifier is None
+
+
+def node(role: str, text: str, *replies: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
+    return {"text": text, "role": role, "rank": rank, "lang": "en", "replies": list(replies)}
+
+
+TREE = {
+    "message_tree_id": "7",
+    "prompt": node(
+        "prompter", "Hello.",
+        node("assistant", "Hello!", node("prompter", "And?", node("assistant", "Nothing.")), node("prompter", "Bye."), rank=1),
+        node("assistant", "Hi!", node("prompter", "Who are you?"), rank=0),
+        node("assistant", "What?"),
+    ),
+}  # fmt: skip
+
+
+def said(messages: list[dict[str, str]]) -> str:
+    return " ".join(message["content"] for message in messages)
+
+
+@pytest.mark.parametrize("record", ["conversation", "prompt"])
+def test_a_tree_is_every_way_to_a_last_answer(record):
+    parts = dict(unfolded([("x.jsonl:1", TREE), ("x.jsonl:2", {"prompt": "a", "completion": "b"})], record))
+    assert list(parts) == ["x.jsonl:1/0", "x.jsonl:1/1", "x.jsonl:1/2", "x.jsonl:2"]
+    examples = [example_of(part) for part in parts.values()]
+    assert [said(one.messages) for one in examples] == ["Hello. Hello! And?", "Hello.", "Hello.", "a"]
+    assert [one.answer for one in examples] == ["Nothing.", "Hi!", "What?", "b"]
+
+
+def test_of_a_tree_the_ranked_answers_to_one_turn_are_compared():
+    ((place, part),) = unfolded([("x.jsonl:1", TREE)], "preference")
+    assert place == "x.jsonl:1/0" and pair(part) == ([turn("user", "Hello.")], ["Hi!", "Hello!"])
+
+
+@pytest.mark.parametrize(("record", "lacks"), [("conversation", "an answer"), ("preference", "two answers with ranks to one turn")])
+def test_a_tree_that_gives_nothing_is_a_bad_row(record, lacks):
+    ((place, part),) = unfolded([("x.jsonl:1", {"prompt": node("prompter", "Hello.")})], record)
+    assert place == "x.jsonl:1" and isinstance(part, Unreadable) and part.reason == f"the tree of conversations lacks {lacks}"
+
+
+def test_a_tree_of_ten_thousand_turns_is_read():
+    deep = node("assistant", "end")
+    for number in range(9_999):
+        deep = node(("prompter", "assistant")[number % 2], str(number), deep)
+    ((_, part),) = unfolded([("x.jsonl:1", {"prompt": deep})], "conversation")
+    assert len(part["messages"]) == 10_000
 
 
 REFUSED = {
