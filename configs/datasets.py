@@ -184,6 +184,19 @@ class Read(Licensed):
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Rows that may be left out because nothing can be made of them: a number, or a share of all below 1. The evidence lists them
     with their reasons; with more of them the stage fails."""
+    verifier: Literal["gsm8k", "math", "strict_math"] | None = None
+    """What compares answers with the `ground_truth` of the rows; by default each row says so itself, by its column `dataset`."""
+    attributes: dict[str, float] = Field(default_factory=dict)
+    """Of rows with one `response` each: column of a rating → its weight. The weighted sum is the response's score, and responses to the
+    same prompt in rows that follow each other are compared."""
+
+    @field_validator("attributes")
+    @classmethod
+    def weights_decide_something(cls, value: dict[str, float]) -> dict[str, float]:
+        idle = [name for name, weight in value.items() if weight == 0]
+        if idle:
+            raise ValueError(f"the weight 0 of {', '.join(idle)} decides nothing: give another one, or leave it out")
+        return value
 
     @field_validator("max_bad_rows")
     @classmethod
@@ -225,6 +238,7 @@ LAYOUT_COLUMNS = (
     "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
+    "response", "reward_model",
 )  # fmt: skip
 """The columns that `data/layouts.py` reads."""
 
@@ -270,14 +284,16 @@ class Hub(Read):
             raise ValueError(f"config_as {self.config_as} is one of the columns already: name another, or leave it out of columns")
         return self
 
-    @field_validator("columns")
-    @classmethod
-    def layouts_have_them(cls, value: dict[str, str]) -> dict[str, str]:
-        unknown = sorted(set(value) - set(LAYOUT_COLUMNS))
+    @model_validator(mode="after")
+    def columns_are_read(self) -> "Hub":
+        unknown = sorted(set(self.columns) - {*LAYOUT_COLUMNS, *self.attributes})
         if unknown:
-            known = ", ".join(LAYOUT_COLUMNS)
+            known = ", ".join((*LAYOUT_COLUMNS, *self.attributes))
             raise ValueError(f"columns {', '.join(unknown)} are read by no layout: before the colon stands one of {known}")
-        return value
+        lacking = sorted(set(self.attributes) - set(self.columns)) if self.columns else []
+        if lacking:
+            raise ValueError(f"columns lack the attributes {', '.join(lacking)}: name them there too, or leave columns out")
+        return self
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -417,6 +433,9 @@ class PrepareData(Frozen):
         made = [source.type for source in self.sources if not isinstance(source, Packaged | Files | Stored | Hub)]
         if made:
             raise ValueError(f"form {self.form} reads a benchmark's own rows, and a source of type {made[0]} has none: leave one out")
+        told = [source.type for source in self.sources if isinstance(source, Read) and (source.verifier or source.attributes)]
+        if told:
+            raise ValueError(f"form {self.form} says what is read and how it is scored: leave verifier and attributes of {told[0]} out")
         if self.shots is not None and not form.prompt.shots:
             raise ValueError(f"form {self.form} has no worked examples: leave `shots` out")
         if self.shots is None and len(form.examples) < form.prompt.shots:

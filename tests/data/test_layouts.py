@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from data.layouts import Unreadable, example_of, unfolded
+from data.layouts import example_of, unfolded
+from data.row_files import Unreadable
 
 HUMAN, ASSISTANT = "\n\nHuman: ", "\n\nAssistant: "
 
@@ -122,6 +123,76 @@ def test_a_tree_of_ten_thousand_turns_is_read():
         deep = node(("prompter", "assistant")[number % 2], str(number), deep)
     ((_, part),) = unfolded([("x.jsonl:1", {"prompt": deep})], "conversation")
     assert len(part["messages"]) == 10_000
+
+
+WEIGHTS = {"helpfulness": 0.65, "correctness": 0.8, "coherence": 0.45, "complexity": 0.55, "verbosity": -0.4}
+"""Of the 70B model in the paper of HelpSteer2."""
+
+
+def rated(prompt: str, response: str, *ratings: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "response": response, **dict(zip(WEIGHTS, ratings, strict=True))}
+
+
+def grouped(*rows: Any) -> list[tuple[str, Any]]:
+    return list(unfolded([(str(number), row) for number, row in enumerate(rows)], "preference", WEIGHTS))
+
+
+def test_responses_to_one_prompt_are_compared_by_the_weighted_sum_of_their_ratings():
+    rows = [rated("Hello.", "Hi.", 3, 4, 4, 2, 1), rated("Hello.", "Hello!", 4, 4, 4, 2, 1), rated("Bye.", "Bye!", 4, 4, 4, 1, 1)]
+    (first, pair_), (second, single) = grouped(*rows)
+    assert (first, second) == ("0", "2")
+    assert example_of(pair_).answers == ({"text": "Hello!", "score": 8.3}, {"text": "Hi.", "score": 7.65})
+    assert example_of(single).answers == ({"text": "Bye!", "score": 7.75},)
+
+
+def test_ratings_that_weigh_the_same_are_a_tie_whatever_floats_make_of_them():
+    weights = {"a": 0.1, "b": 0.2, "c": 0.3}
+    first, second = {"response": "x", "a": 1, "b": 1, "c": 0}, {"response": "y", "a": 0, "b": 0, "c": 1}
+    ((place, tie),) = unfolded([("0", {"prompt": "p", **first}), ("1", {"prompt": "p", **second})], "preference", weights)
+    assert 0.1 + 0.2 != 0.3 and place == "0" and tie.reason == "all 2 responses have the score 0.3: none is the better one"
+
+
+def test_a_response_that_is_rated_wrongly_is_a_bad_row_and_the_others_stay():
+    rows = [rated("Hello.", "Hi.", 3, None, 4, 2, 1), rated("Hello.", "Hello!", 4, 4, 4, 2, 1), {"prompt": "Hello."}, "text"]
+    found = grouped(*rows)
+    assert [one.reason for _, one in found if isinstance(one, Unreadable)] == [
+        "correctness None is no number", "the row has no response", "the row has no response",
+    ]  # fmt: skip
+    assert [example_of(one).answer for _, one in found if not isinstance(one, Unreadable)] == ["Hello!"]
+
+
+def test_a_prompt_of_several_turns_has_marks():
+    several = "Hello.\n<extra_id_1>Assistant\nHello!\nWell?\n<extra_id_1>User\nName a sea."
+    ((_, row),) = grouped(rated(several, "The North Sea.", 4, 4, 4, 1, 1))
+    assert [tuple(message.values()) for message in example_of(row).messages] == [
+        ("user", "Hello."), ("assistant", "Hello!\nWell?"), ("user", "Name a sea."),
+    ]  # fmt: skip
+    ((_, other),) = grouped(rated("Hello.\n<extra_id_1>Tool\nx", "Hm.", 4, 4, 4, 1, 1))
+    assert other.reason == "the prompt has <extra_id_1> and neither User nor Assistant on the same line after it"
+
+
+ASKED = [turn("user", "What is 6 times 7?")]
+QUESTIONS = {
+    "columns of its own": ("math", {"prompt": "What is 6 times 7?", "ground_truth": "42"}),
+    "a whole number": ("math", {"prompt": "What is 6 times 7?", "ground_truth": 42}),
+    "verl": ("math", {"prompt": ASKED, "data_source": "some", "reward_model": {"ground_truth": "42", "style": "rule"}}),
+    "Open-Reasoner-Zero": ("math", [{"from": "human", "value": "What is 6 times 7?"}, {"from": "x", "ground_truth": {"value": "42"}}]),
+    "GSM8K's working": ("gsm8k", {"prompt": "What is 6 times 7?", "ground_truth": "It is <<6*7=42>>42.\n#### 42"}),
+    "another name beside it": ("math", {"prompt": "What is 6 times 7?", "ground_truth": "42", "dataset": "olympiads"}),
+}
+
+
+@pytest.mark.parametrize("form", QUESTIONS)
+def test_a_recipe_may_say_what_compares_with_the_ground_truth(form):
+    name, row = QUESTIONS[form]
+    example = example_of(row, name)
+    assert example.messages == ASKED and example.verifier == {"name": name, "answer": "42"}
+
+
+@pytest.mark.parametrize("truth", [None, "", "proof", "notfound", True, 4.2])
+def test_what_is_no_answer_is_refused(truth):
+    with pytest.raises(ValueError, match="is no answer, which math compares with"):
+        example_of({"prompt": "Prove it.", "ground_truth": truth}, "math")
 
 
 REFUSED = {
