@@ -175,12 +175,23 @@ class Packaged(Frozen):
         return ASSETS[self.asset].sha256
 
 
+LAYOUT_COLUMNS = (
+    "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
+    "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
+    "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
+    "response", "reward_model",
+)  # fmt: skip
+"""The columns that `data/layouts.py` reads."""
+
+
 class Read(Licensed):
     """Rows that others have written, some of which may be of no use."""
 
     count: int | None = Field(default=None, ge=1)
     """Rows to keep, drawn by hash of (seed, id); all when absent."""
     seed: int = Field(default=0, ge=0)
+    columns: dict[str, str] = Field(default_factory=dict)
+    """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Rows that may be left out because nothing can be made of them: a number, or a share of all below 1. The evidence lists them
     with their reasons; with more of them the stage fails."""
@@ -204,6 +215,17 @@ class Read(Licensed):
         if isinstance(value, float) and not 0 < value < 1:
             raise ValueError(f"{value} is neither a whole number of rows nor a share between 0 and 1: write e.g. 3, or 0.001")
         return value
+
+    @model_validator(mode="after")
+    def columns_are_read(self) -> "Read":
+        unknown = sorted(set(self.columns) - {*LAYOUT_COLUMNS, *self.attributes})
+        if unknown:
+            known = ", ".join((*LAYOUT_COLUMNS, *self.attributes))
+            raise ValueError(f"columns {', '.join(unknown)} are read by no layout: before the colon stands one of {known}")
+        lacking = sorted(set(self.attributes) - set(self.columns)) if self.columns else []
+        if lacking:
+            raise ValueError(f"columns lack the attributes {', '.join(lacking)}: name them there too, or leave columns out")
+        return self
 
 
 class Files(Read):
@@ -234,15 +256,6 @@ class Stored(Read):
         return value
 
 
-LAYOUT_COLUMNS = (
-    "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
-    "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
-    "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
-    "response", "reward_model",
-)  # fmt: skip
-"""The columns that `data/layouts.py` reads."""
-
-
 class Hub(Read):
     """A data set of the Hugging Face hub, pinned to a commit."""
 
@@ -257,8 +270,6 @@ class Hub(Read):
     """A column that takes the name of each row's configuration, where nothing else tells the parts of a data set apart."""
     split: str | Many[str]
     """One split, or a list of them, whose rows follow each other."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
 
     @field_validator("split")
     @classmethod
@@ -282,17 +293,6 @@ class Hub(Read):
             raise ValueError(f"config_as {self.config_as} takes a configuration's name, and none is named: set config, or leave it out")
         if self.config_as in self.columns:
             raise ValueError(f"config_as {self.config_as} is one of the columns already: name another, or leave it out of columns")
-        return self
-
-    @model_validator(mode="after")
-    def columns_are_read(self) -> "Hub":
-        unknown = sorted(set(self.columns) - {*LAYOUT_COLUMNS, *self.attributes})
-        if unknown:
-            known = ", ".join((*LAYOUT_COLUMNS, *self.attributes))
-            raise ValueError(f"columns {', '.join(unknown)} are read by no layout: before the colon stands one of {known}")
-        lacking = sorted(set(self.attributes) - set(self.columns)) if self.columns else []
-        if lacking:
-            raise ValueError(f"columns lack the attributes {', '.join(lacking)}: name them there too, or leave columns out")
         return self
 
     @property

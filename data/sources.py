@@ -156,11 +156,17 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
         case Packaged(asset=asset):
             return asset, row_files.read(assets.path(asset))
         case Files(path=path):
-            return Path(path).stem, row_files.read(outside.files[path])
+            return Path(path).name.removesuffix(row_files.ending(Path(path))), _chosen(row_files.read(outside.files[path]), source.columns)
         case Stored(name=name):
-            return name, row_files.read(fetched(source, outside.beat))
+            return name, _chosen(row_files.read(fetched(source, outside.beat)), source.columns)
         case Hub():
             return source.repo.rpartition("/")[2], hub.rows(source, outside.beat, outside.mark)
+
+
+def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """The rows with the columns that the source chooses, under the names that layouts have for them."""
+    for place, row in rows:
+        yield place, {ours: row.get(theirs) for ours, theirs in columns.items()} if columns and isinstance(row, dict) else row
 
 
 def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:

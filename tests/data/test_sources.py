@@ -1,3 +1,4 @@
+import gzip
 import json
 from collections import Counter
 
@@ -55,8 +56,10 @@ def test_a_recipe_says_how_rated_responses_are_compared_and_what_compares_with_a
     assert [(bad.place, bad.reason) for bad in weighed.bad] == [
         ("x.jsonl:3", "all 2 responses have the score 1.5: none is the better one"), ("x.jsonl:5", "length None is no number"),
     ]  # fmt: skip
-    asked = [{"prompt": "6 times 7?", "ground_truth": "#### 42"}, {"prompt": "And 6 plus 7?"}]
-    judged = read(write(tmp_path / "y.jsonl", *asked), "prompt", verifier="gsm8k", max_bad_rows=1)
+    asked = [{"question": "6 times 7?", "answer": "#### 42", "prompt": "Hello."}, {"question": "And 6 plus 7?"}]
+    columns = {"prompt": "question", "ground_truth": "answer"}
+    judged = read(write(tmp_path / "y.jsonl", *asked), "prompt", columns=columns, verifier="gsm8k", max_bad_rows=1)
+    assert [row["messages"][0]["content"] for row in judged.rows] == ["6 times 7?"]
     assert [row["verifier"] for row in judged.rows] == [{"name": "gsm8k", "answer": "42"}]
     assert [bad.reason for bad in judged.bad] == ["ground_truth None is no answer, which gsm8k compares with"]
 
@@ -253,6 +256,8 @@ def test_parquet_and_folders_are_read(tmp_path):
     parquet.write_table(Table.from_pylist(rows[:2]), tmp_path / "set" / "a.parquet")
     write(tmp_path / "set" / "b.jsonl", rows[2])
     assert sorted(row["messages"][0]["content"] for row in read(tmp_path / "set").rows) == ["q0", "q1", "q2"]
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "set" / "b.jsonl").read_bytes()))
+    assert [row["source"] for row in read(tmp_path / "c.jsonl.gz").rows] == ["c"]
 
 
 BAD = {
