@@ -2,7 +2,6 @@
 
     \\n\\nHuman: How old is it?\\n\\nAssistant: Nobody knows.
 
-
 or in HelpSteer2's prompts of several turns (arXiv 2406.08673):
 
     How old is it?
