@@ -175,15 +175,39 @@ class Packaged(Frozen):
         return ASSETS[self.asset].sha256
 
 
+LAYOUT_COLUMNS = (
+    "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
+    "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
+    "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
+    "response", "reward_model",
+)  # fmt: skip
+"""The columns that `data/layouts.py` reads."""
+
+
 class Read(Licensed):
     """Rows that others have written, some of which may be of no use."""
 
     count: int | None = Field(default=None, ge=1)
     """Rows to keep, drawn by hash of (seed, id); all when absent."""
     seed: int = Field(default=0, ge=0)
+    columns: dict[str, str] = Field(default_factory=dict)
+    """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Rows that may be left out because nothing can be made of them: a number, or a share of all below 1. The evidence lists them
     with their reasons; with more of them the stage fails."""
+    verifier: Literal["gsm8k", "math", "strict_math"] | None = None
+    """What compares answers with the `ground_truth` of the rows; by default each row says so itself, by its column `dataset`."""
+    attributes: dict[str, float] = Field(default_factory=dict)
+    """Of rows with one `response` each: column of a rating → its weight. The weighted sum is the response's score, and responses to the
+    same prompt in rows that follow each other are compared."""
+
+    @field_validator("attributes")
+    @classmethod
+    def weights_decide_something(cls, value: dict[str, float]) -> dict[str, float]:
+        idle = [name for name, weight in value.items() if weight == 0]
+        if idle:
+            raise ValueError(f"the weight 0 of {', '.join(idle)} decides nothing: give another one, or leave it out")
+        return value
 
     @field_validator("max_bad_rows")
     @classmethod
@@ -191,6 +215,17 @@ class Read(Licensed):
         if isinstance(value, float) and not 0 < value < 1:
             raise ValueError(f"{value} is neither a whole number of rows nor a share between 0 and 1: write e.g. 3, or 0.001")
         return value
+
+    @model_validator(mode="after")
+    def columns_are_read(self) -> "Read":
+        unknown = sorted(set(self.columns) - {*LAYOUT_COLUMNS, *self.attributes})
+        if unknown:
+            known = ", ".join((*LAYOUT_COLUMNS, *self.attributes))
+            raise ValueError(f"columns {', '.join(unknown)} are read by no layout: before the colon stands one of {known}")
+        lacking = sorted(set(self.attributes) - set(self.columns)) if self.columns else []
+        if lacking:
+            raise ValueError(f"columns lack the attributes {', '.join(lacking)}: name them there too, or leave columns out")
+        return self
 
 
 class Files(Read):
@@ -221,14 +256,6 @@ class Stored(Read):
         return value
 
 
-LAYOUT_COLUMNS = (
-    "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
-    "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
-    "ground_truth", "verifier", "source",
-)  # fmt: skip
-"""The columns that `data/layouts.py` reads."""
-
-
 class Hub(Read):
     """A data set of the Hugging Face hub, pinned to a commit."""
 
@@ -243,8 +270,6 @@ class Hub(Read):
     """A column that takes the name of each row's configuration, where nothing else tells the parts of a data set apart."""
     split: str | Many[str]
     """One split, or a list of them, whose rows follow each other."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
 
     @field_validator("split")
     @classmethod
@@ -269,15 +294,6 @@ class Hub(Read):
         if self.config_as in self.columns:
             raise ValueError(f"config_as {self.config_as} is one of the columns already: name another, or leave it out of columns")
         return self
-
-    @field_validator("columns")
-    @classmethod
-    def layouts_have_them(cls, value: dict[str, str]) -> dict[str, str]:
-        unknown = sorted(set(value) - set(LAYOUT_COLUMNS))
-        if unknown:
-            known = ", ".join(LAYOUT_COLUMNS)
-            raise ValueError(f"columns {', '.join(unknown)} are read by no layout: before the colon stands one of {known}")
-        return value
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -417,6 +433,9 @@ class PrepareData(Frozen):
         made = [source.type for source in self.sources if not isinstance(source, Packaged | Files | Stored | Hub)]
         if made:
             raise ValueError(f"form {self.form} reads a benchmark's own rows, and a source of type {made[0]} has none: leave one out")
+        told = [source.type for source in self.sources if isinstance(source, Read) and (source.verifier or source.attributes)]
+        if told:
+            raise ValueError(f"form {self.form} says what is read and how it is scored: leave verifier and attributes of {told[0]} out")
         if self.shots is not None and not form.prompt.shots:
             raise ValueError(f"form {self.form} has no worked examples: leave `shots` out")
         if self.shots is None and len(form.examples) < form.prompt.shots:

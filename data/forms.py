@@ -15,9 +15,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from configs.frozen import digest
 from configs.suite_forms import Form, Metric
 from data.golds import FUNCTIONS
-from data.layouts import Unreadable
 from data.procedural import SourceError
 from data.records import Message
+from data.row_files import Unreadable
 
 SHOWN = 5
 NOT_ASKED = "not asked"

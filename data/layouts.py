@@ -1,159 +1,67 @@
-"""Data files to examples: the usual formats and layouts, row by row, with a place for every complaint."""
+"""Rows to examples: the usual layouts, with one sentence for every row that is in none of them."""
 
-import gzip
 import json
 import math
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import islice
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
 
+from configs.datasets import RecordType
+from data import trees
+from data.attributes import grouped
 from data.messages import message_problem
-from data.procedural import Example, SourceError
+from data.procedural import Example
 from data.records import Answer, Message
+from data.row_files import Unreadable, text_of
+from data.transcripts import is_transcript, messages_of
 from data.verifiable import verifier_of
 
-
-class Unreadable(NamedTuple):
-    """Stands for a row that cannot be read by itself, where those around it can."""
-
-    text: str
-    reason: str
+BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
+"""Columns with a conversation or its beginning; the first that is there counts."""
 
 
-def read(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row) of every row of a file, or of every data file below a folder."""
-    files = sorted(file for file in path.rglob("*") if ending(file) in READERS) if path.is_dir() else [path]
-    if not files:
-        raise SourceError(f"{path.name} holds no {', '.join(sorted(READERS))} file")
-    for file in files:
-        if ending(file) not in READERS:
-            raise SourceError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
-        yield from READERS[ending(file)](file)
+def unfolded(
+    rows: Iterable[tuple[str, Any]], record: RecordType, attributes: Mapping[str, float] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """(place, row) of the same rows, with those that hold several examples in parts, and what belongs together in one.
+
+    Args:
+        attributes: column of a rating → its weight, of rows with one response each, see `data/attributes.py`.
+    """
+    for place, row in grouped(rows, attributes) if attributes else rows:
+        if not trees.is_tree(row):
+            yield place, row
+            continue
+        parts = list(trees.comparisons(row) if record == "preference" else trees.conversations(row))
+        lacks = "two answers with ranks to one turn" if record == "preference" else "an answer"
+        yield from ((f"{place}/{number}", part) for number, part in enumerate(parts))
+        if not parts:
+            yield place, Unreadable(text_of(row), f"the tree of conversations lacks {lacks}")
 
 
-def ending(file: PurePath) -> str:
-    """How a file ends, with what it is packed in."""
-    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
-
-
-def read_jsonl(file: Path) -> Iterator[tuple[str, Any]]:
-    with _utf8(file), file.open() as stream:
-        yield from _lines(file, stream)
-
-
-def _read_packed(file: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        with _utf8(file), gzip.open(file, "rt", encoding="utf-8") as stream:
-            yield from _lines(file, stream)
-    except (OSError, EOFError) as error:
-        raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
-
-
-def _lines(file: Path, stream: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(stream, start=1):
-        if line.strip():
-            yield f"{file.name}:{number}", _line(line)
-
-
-def _line(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Unreadable(text.rstrip("\n"), f"is not JSON: {error}")
-
-
-def _read_json(file: Path) -> Iterator[tuple[str, Any]]:
-    with _utf8(file):
-        rows = _line(file.read_text())
-    if isinstance(rows, Unreadable):
-        raise SourceError(f"{file.name} {rows.reason}")
-    if not isinstance(rows, list):
-        raise SourceError(f"{file.name} is not a JSON list of rows")
-    yield from ((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
-
-
-@contextmanager
-def _utf8(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{file.name} is not UTF-8: {error}") from error
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
-    from pyarrow import ArrowInvalid, parquet
-
-    try:
-        rows = parquet.read_table(file).to_pylist()
-    except ArrowInvalid as error:
-        raise SourceError(f"{file.name} is not Parquet: {error}") from error
-    yield from ((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": read_jsonl,
-    ".jsonl.gz": _read_packed,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}
-
-
-def first_rows(file: Path, count: int) -> bytes | None:
-    """A file of the same kind with the first rows of this one alone; None where it has no more of them, or cannot be read."""
-    try:
-        match ending(file):
-            case ".jsonl":
-                with file.open("rb") as stream:
-                    return _first_lines(stream, count)
-            case ".jsonl.gz":
-                with gzip.open(file) as stream:
-                    lines = _first_lines(stream, count)
-                return gzip.compress(lines, mtime=0) if lines is not None else None
-            case ".json":
-                rows = json.loads(file.read_bytes())
-                return json.dumps(rows[:count]).encode() if isinstance(rows, list) and len(rows) > count else None
-            case ".parquet":
-                return _first_of_parquet(file, count)
-            case _:
-                return None
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error):  # pyarrow's too is a ValueError
-        return None
-
-
-def _first_lines(stream: Iterable[bytes], count: int) -> bytes | None:
-    lines = list(islice((line for line in stream if line.strip()), count + 1))
-    return b"".join(lines[:count]) if len(lines) > count else None
-
-
-def _first_of_parquet(file: Path, count: int) -> bytes | None:
-    from pyarrow import BufferOutputStream, Table, parquet
-
-    with parquet.ParquetFile(file) as opened:
-        if opened.metadata.num_rows <= count:
-            return None
-        rows = Table.from_batches([next(opened.iter_batches(batch_size=count))])
-    parquet.write_table(rows, sink := BufferOutputStream())
-    return sink.getvalue().to_pybytes()
-
-
-def example_of(row: Any) -> Example:
+def example_of(row: Any, verifier: str | None = None) -> Example:
     """The example of a row in one of the usual layouts; columns that none of them names are ignored.
 
         messages [, verifier]                               chat; the last turn is the user's or the assistant's
-        messages | prompt, dataset, ground_truth            a prompt for RLVR, see `data/verifiable.py`
-        prompt, completion                                  a chat and its last turn
+        messages | prompt, dataset, ground_truth            a prompt for RLVR, see `data/verifiable.py`; or with the ground truth in
+                                                            `reward_model` (verl), or [{value}, {ground_truth}] (Open-Reasoner-Zero)
+        prompt, completion | response                       a chat and its last turn
         instruction [, input], output                       Alpaca
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
         [messages | prompt,] chosen, rejected               a pair: answers, or whole chats with the same beginning
+        chosen, rejected                                    the same as transcripts, see `data/transcripts.py`
+        context, response1, response2, overall_preference   a pair, of which a number below 0 prefers the first (HelpSteer3)
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
+        prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
 
+    `conversation` and `context_messages` are other names for messages.
     What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
     of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
     a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
+
+    Args:
+        verifier: what compares answers with the ground truth, whatever the row says.
 
     Raises:
         ValueError: the row cannot be read, or has missing, empty or wrong-role messages; with one sentence why.
@@ -161,22 +69,27 @@ def example_of(row: Any) -> Example:
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     try:
-        return _checked(_parse(row))
+        return _checked(_parse(row, verifier))
     except OverflowError as error:  # an integer that no float holds
         raise ValueError(str(error)) from error
 
 
-def _parse(row: Any) -> Example:
+def _parse(row: Any, verifier: str | None) -> Example:
+    row = _named(row)
     if not isinstance(row, dict):
         raise ValueError("the row is not an object with named fields")
+    if verifier is not None:
+        row = {"ground_truth": None, **row, "dataset": verifier}
     named = [row[column] for column in ("dataset", "ground_truth") if column in row]
     verifiable = len(named) == 2 and any(value is not None for value in named)
     row = {name: value for name, value in row.items() if value is not None}
     own = row["source"] if isinstance(row.get("source"), str) else None
+    if {"response1", "response2"} <= set(row):
+        row = _compared(row)
     if {"chosen", "rejected"} & set(row):
         return _pair(row, own)
     if "answers" in row:
-        return Example(_turns(row), _ranked(row["answers"]), source=own)
+        return _by_rank(row, own) if _has_ranks(row["answers"]) else Example(_turns(row), _ranked(row["answers"]), source=own)
     if "instruction" in row:
         parts = [part for part in (row["instruction"], row.get("input")) if part]
         if not all(isinstance(part, str) for part in parts):
@@ -187,13 +100,26 @@ def _parse(row: Any) -> Example:
     messages = _turns(row)
     if verifiable:
         row["verifier"] = verifier_of(row.get("dataset"), row.get("ground_truth"))
-    if "completion" in row:
-        messages = [*messages, *_chat(row["completion"])]
+    for column in ("completion", "response"):
+        if column in row:
+            messages = [*messages, *_chat(row[column])]
+            break
     if messages and messages[-1]["role"] == "assistant":
         last = messages[-1]
         row = {"finish_reason": last["finish_reason"], **row} if "finish_reason" in last else row
         return Example(messages[:-1], (_single(last["content"], row),), verifier=row.get("verifier"), source=own, train=last.get("train"))
     return Example(messages, verifier=row.get("verifier"), source=own)
+
+
+def _named(row: Any) -> Any:
+    """A question and its ground truth in columns of their own, where the set has them one within the other."""
+    match row:
+        case {"reward_model": {"ground_truth": truth}} if row.get("ground_truth") is None:
+            return {**row, "ground_truth": truth}
+        case [{"value": question}, {"ground_truth": {"value": truth}}]:
+            return {"prompt": question, "ground_truth": truth}
+        case _:
+            return row
 
 
 def _single(text: str, row: dict[str, Any]) -> Answer:
@@ -224,6 +150,39 @@ def _ranked(given: Any) -> tuple[Answer, ...]:
     return tuple(_answer(one["text"], float(one["score"]), one.get("finish_reason"), one.get("win_rate")) for one in best_first)
 
 
+def _has_ranks(given: Any) -> bool:
+    return isinstance(given, list) and any(isinstance(one, dict) and "rank" in one for one in given)
+
+
+def _by_rank(row: dict[str, Any], own: str | None) -> Example:
+    """Answers with ranks, 1 the best, to a prompt that is a transcript up to the answer. A rank says nothing of how much better one is."""
+    given = row["answers"]
+    if not all(isinstance(one, dict) and "answer" in one and _number(one.get("rank")) is not None for one in given):
+        raise ValueError("answers with ranks are not {answer, rank} with a number each")
+    best_first = sorted(given, key=lambda one: float(one["rank"]))
+    for one, after in pairwise(best_first):
+        if one["rank"] == after["rank"]:
+            raise ValueError(f"two answers have the rank {one['rank']:g}, so that neither is the better one")
+    prompt = row.get("prompt")
+    messages = _turns({"messages": messages_of(prompt)} if isinstance(prompt, str) and is_transcript(prompt) else row)
+    if messages[-1]["role"] == "assistant" and messages[-1]["content"] == "":
+        messages = messages[:-1]  # "Assistant:", after which the answer comes
+    return Example(messages, tuple(_answer(one["answer"], None) for one in best_first), source=own)
+
+
+def _compared(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of two responses and the number by which one is preferred, as chosen and rejected."""
+    number = _number(row.get("overall_preference"))
+    if number is None:
+        raise ValueError(f"overall_preference {row.get('overall_preference')!r} is no number, which is below 0 where response1 is better")
+    if number == 0:
+        raise ValueError("overall_preference is 0: neither response is the better one")
+    better, worse = ("response1", "response2") if number < 0 else ("response2", "response1")
+    rest = {name: value for name, value in row.items() if name not in BEGINNINGS}
+    before = _turns({"prompt": row["context"]} if "context" in row else {})
+    return {**rest, "messages": before, "chosen": row[better], "rejected": row[worse]}
+
+
 def _number(value: Any) -> float | None:
     """A finite number; None for whatever else a column of this name may hold."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
@@ -233,8 +192,9 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     """Chosen and rejected as answers to a given beginning, or as two whole chats with one beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
-    before = _turns(row) if {"messages", "conversations", "prompt"} & set(row) else None
-    chosen, rejected = (_chat(row[side]) for side in ("chosen", "rejected"))
+    before = _turns(row) if set(BEGINNINGS) & set(row) else None
+    whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
+    chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
     if len(chosen) > 1 or len(rejected) > 1:
         if chosen[:-1] != rejected[:-1]:
             raise ValueError("chosen and rejected do not answer the same beginning")
@@ -260,7 +220,7 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
 
 
 def _turns(row: dict[str, Any]) -> list[Message]:
-    for column in ("messages", "conversations", "prompt"):
+    for column in BEGINNINGS:
         if column in row:
             given = row[column]
             return [{"role": "user", "content": given}] if isinstance(given, str) else _chat(given)

@@ -19,7 +19,7 @@ from typing import Any
 from configs.datasets import Arithmetic, Constraints, Stored
 from configs.frozen import digest
 from configs.rubrics import FRAME, HIGHEST
-from data import assets, layouts, procedural
+from data import assets, layouts, procedural, row_files
 from data.artifacts import sha256_file
 from data.durable import rename, sync_tree
 from data.hub import NOTES, STATEMENT, HubError
@@ -72,7 +72,7 @@ def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
     Raises:
         HubError: there is none; the message says where it belongs.
     """
-    name = f"{source.name}{layouts.ending(PurePosixPath(source.url))}"
+    name = f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     found = [folder / "stored" / name for folder in folders]
     for file in found:
         if file.is_file():
@@ -85,7 +85,7 @@ def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
 def lay_stored(source: Stored, file: Path) -> str:
     """Puts made rows where fetched files of stored sources are kept, under their own hash, which is returned."""
     sha256 = sha256_file(file)
-    target = assets.cache_folder() / "sources" / sha256 / f"{source.name}{layouts.ending(PurePosixPath(source.url))}"
+    target = assets.cache_folder() / "sources" / sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     if not target.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -177,7 +177,7 @@ def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Co
     examples: list[Example] = []
     files = {file.relative_to(folder).as_posix(): file for folder in folders[::-1] for file in _made_files(folder)}
     for _, file in sorted(files.items()):
-        rows = [row for _, row in layouts.read(file)]
+        rows = [row for _, row in row_files.read(file)]
         text = file.read_text() if file.suffix == ".jsonl" else "\n".join(json.dumps(row, ensure_ascii=False, default=str) for row in rows)
         texts.append(text[:LONGEST_TEXT])
         examples += [example for row in rows if (example := _example(row)) is not None]
@@ -190,7 +190,7 @@ def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Co
 
 def _made_files(folder: Path) -> list[Path]:
     """Those with rows, of the hub and of object stores."""
-    stored = [file for file in (folder / "stored").glob("*") if layouts.ending(file) in layouts.READERS]
+    stored = [file for file in (folder / "stored").glob("*") if row_files.ending(file) in row_files.READERS]
     return [*(folder / "hub").rglob("*.jsonl"), *stored]
 
 

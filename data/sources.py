@@ -4,7 +4,6 @@ Each source gives `Example`s; one function gives them the form of a record. An i
 so it depends on nothing but the row itself.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, Read, RecordType, RowSource, Shots, Stored
 from configs.frozen import digest
 from configs.suite_forms import Form
-from data import assets, forms, hub, layouts, procedural, storage
+from data import assets, forms, hub, layouts, procedural, row_files, storage
 from data.artifacts import sha256_file
 from data.expectations import row_problem
 from data.procedural import Example, SourceError, unscored
@@ -79,11 +78,12 @@ def load(source: DataSource, record: RecordType, task: str | None, outside: Outs
         return Loaded(name, with_ids([_own(example, record, task, name) for example in examples]), {})
     name, given = _given(source, outside)
     made, bad = [], []
-    for place, row in given:
+    verifier, attributes = (source.verifier, source.attributes) if isinstance(source, Read) else (None, {})
+    for place, row in layouts.unfolded(given, record, attributes):
         try:
-            made.append(_record_of(row, record, task, name, outside))
+            made.append(_record_of(row, record, task, name, outside, verifier))
         except ValueError as error:
-            bad.append(BadRow(place, str(error), _text(row)[:EXCERPT]))
+            bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
     _refuse_too_many(name, bad, len(made) + len(bad), _allowed_of(source))
     return _counted(name, with_ids(made), bad, {"malformed": len(bad)}, source)
 
@@ -96,10 +96,6 @@ def _counted(name: str, rows: list[dict[str, Any]], bad: Sequence[BadRow], left_
         left_out = left_out | {"not drawn": len(rows) - source.count}
         rows = shuffled(rows, source.seed)[: source.count]
     return Loaded(name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
-
-
-def _text(row: Any) -> str:
-    return row.text if isinstance(row, layouts.Unreadable) else json.dumps(row, ensure_ascii=False, default=str)
 
 
 def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
@@ -158,13 +154,19 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
     """(name of the source, (place, row) of each of its rows in its own columns)."""
     match source:
         case Packaged(asset=asset):
-            return asset, layouts.read(assets.path(asset))
+            return asset, row_files.read(assets.path(asset))
         case Files(path=path):
-            return Path(path).stem, layouts.read(outside.files[path])
+            return Path(path).name.removesuffix(row_files.ending(Path(path))), _chosen(row_files.read(outside.files[path]), source.columns)
         case Stored(name=name):
-            return name, layouts.read(fetched(source, outside.beat))
+            return name, _chosen(row_files.read(fetched(source, outside.beat)), source.columns)
         case Hub():
             return source.repo.rpartition("/")[2], hub.rows(source, outside.beat, outside.mark)
+
+
+def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """The rows with the columns that the source chooses, under the names that layouts have for them."""
+    for place, row in rows:
+        yield place, {ours: row.get(theirs) for ours, theirs in columns.items()} if columns and isinstance(row, dict) else row
 
 
 def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
@@ -182,7 +184,7 @@ def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, ou
         return row_problem(item, "item", outside.check_verifier)
 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
-    bad = [BadRow(place, reason, _text(row)[:EXCERPT]) for place, row, reason in made.bad]
+    bad = [BadRow(place, reason, row_files.text_of(row)[:EXCERPT]) for place, row, reason in made.bad]
     _refuse_too_many(name, bad, len(made.items) + len(bad), _allowed_of(source))
     return _counted(name, with_ids(made.items), bad, made.left_out | {"malformed": len(bad)}, source)
 
@@ -197,7 +199,7 @@ def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
     Raises:
         StoreError: it cannot be fetched, or another file lies at its URL; the message says both hashes.
     """
-    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{layouts.ending(PurePosixPath(source.url))}"
+    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     if file.is_file() and sha256_file(file) != source.sha256:
         print(f"{file} is damaged and is fetched again", flush=True)
         file.unlink()
@@ -214,7 +216,7 @@ def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
 
 def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
     """The prompts of IFEval, each with its instructions."""
-    for place, row in layouts.read_jsonl(file):
+    for place, row in row_files.read_jsonl(file):
         instructions = instructions_of(row["instruction_id_list"], row["kwargs"])
         yield place, {"prompt": row["prompt"], "verifier": {"name": "ifeval", "instructions": instructions}}
 
@@ -263,13 +265,13 @@ def _rewrapped(text: str) -> str:
 DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "embedded": _embedded, "rewrapped": _rewrapped}
 
 
-def _record_of(row: Any, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
+def _record_of(row: Any, record: RecordType, task: str | None, name: str, outside: Outside, verifier: str | None) -> dict[str, Any]:
     """What others have written as a row of one type, without its id.
 
     Raises:
         ValueError: it is in no layout, lacks what the type needs, or breaks an expectation; with one sentence why.
     """
-    example = layouts.example_of(row)
+    example = layouts.example_of(row, verifier)
     made = _record(example, record, task, example.source or name)
     problem = row_problem(made, record, outside.check_verifier)
     if problem:

@@ -2,7 +2,7 @@
 
 open-instruct's sets name the verifier in `dataset`, in either case, and say in `ground_truth` what it needs:
 
-    gsm8k, math, strict_math     the answer, as a text or a list of one
+    gsm8k, math, strict_math     the answer, as a text or a whole number, or a list of one; of GSM8K also the working with it after ####
     ifeval, ifeval_old           {"func_name": ..., arguments, null where unused} as JSON; or
     ifeval                       a list of one {"instruction_id": [...], "kwargs": [...]} as a Python literal or JSON, once or twice encoded
 
@@ -16,6 +16,8 @@ from typing import Any
 
 ANSWERS = ("gsm8k", "math", "strict_math")
 CONSTRAINTS = ("ifeval", "ifeval_old")
+NO_ANSWERS = ("proof", "notfound")
+"""What NuminaMath has in the place of answers that it lacks."""
 DEEPEST = 3
 """Encodings of texts within texts that are undone."""
 
@@ -32,13 +34,20 @@ def verifier_of(dataset: Any, ground_truth: Any) -> dict[str, Any]:
     truth = _single(ground_truth, "ground_truth")
     match name.lower():
         case name if name in ANSWERS:
-            if not isinstance(truth, str) or not truth.strip():
-                raise ValueError(f"ground_truth {truth!r} is no answer, which {name} compares with")
-            return {"name": name, "answer": truth.strip()}
+            return {"name": name, "answer": _answer(name, truth)}
         case name if name in CONSTRAINTS:
             return _constraint(_single(_decoded(truth), "ground_truth"))
         case name:
             raise ValueError(f"dataset {name!r} is none of the verifiers {', '.join((*ANSWERS, *CONSTRAINTS))}")
+
+
+def _answer(name: str, truth: Any) -> str:
+    text = str(truth) if isinstance(truth, int) and not isinstance(truth, bool) else truth
+    if name == "gsm8k" and isinstance(text, str):
+        text = text.rpartition("####")[2]
+    if not isinstance(text, str) or not text.strip() or text.strip().lower() in NO_ANSWERS:
+        raise ValueError(f"ground_truth {truth!r:.80} is no answer, which {name} compares with")
+    return text.strip()
 
 
 def _single(value: Any, column: str) -> Any:

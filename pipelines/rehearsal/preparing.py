@@ -38,7 +38,7 @@ from configs.rating import EndpointJudge
 from configs.recipe import load_recipes
 from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families, family_of
 from configs.rehearsing import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
-from data import hub, layouts, rehearsal
+from data import hub, rehearsal, row_files
 from data.artifacts import write_bytes, write_text
 from data.provenance import CODE_ROOT
 from pipelines.estimate.shapes import known_shape
@@ -319,7 +319,7 @@ def _cut(source: Path, target: Path) -> bool:
     """Whether something was left out."""
     if source.is_dir():
         return any([_cut(file, target / file.relative_to(source)) for file in source.rglob("*.*") if file.is_file()])
-    rows = layouts.first_rows(source, FILE_ROWS)
+    rows = row_files.first_rows(source, FILE_ROWS)
     if rows is not None:
         write_bytes(target, rows)
         return True

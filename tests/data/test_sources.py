@@ -1,3 +1,4 @@
+import gzip
 import json
 from collections import Counter
 
@@ -39,6 +40,28 @@ def read(path, record="conversation", **source):
 
 def turn(role, content):
     return {"role": role, "content": content}
+
+
+def test_a_recipe_says_how_rated_responses_are_compared_and_what_compares_with_a_ground_truth(tmp_path):
+    rated = [
+        {"prompt": "Name a sea.", "response": "The Black Sea.", "tone": 1, "length": 1},
+        {"prompt": "Name a sea.", "response": "Gladly: the Black Sea.", "tone": 4, "length": 2},
+        {"prompt": "Name a lake.", "response": "Como.", "tone": 2, "length": 1},
+        {"prompt": "Name a lake.", "response": "Garda.", "tone": 2, "length": 1},
+        {"prompt": "Name a town.", "response": "Bonn.", "tone": 2},
+    ]
+    weighed = read(write(tmp_path / "x.jsonl", *rated), "preference", attributes={"tone": 1.0, "length": -0.5}, max_bad_rows=2)
+    (row,) = weighed.rows
+    assert [(answer["text"], answer["score"]) for answer in row["answers"]] == [("Gladly: the Black Sea.", 3.0), ("The Black Sea.", 0.5)]
+    assert [(bad.place, bad.reason) for bad in weighed.bad] == [
+        ("x.jsonl:3", "all 2 responses have the score 1.5: none is the better one"), ("x.jsonl:5", "length None is no number"),
+    ]  # fmt: skip
+    asked = [{"question": "6 times 7?", "answer": "#### 42", "prompt": "Hello."}, {"question": "And 6 plus 7?"}]
+    columns = {"prompt": "question", "ground_truth": "answer"}
+    judged = read(write(tmp_path / "y.jsonl", *asked), "prompt", columns=columns, verifier="gsm8k", max_bad_rows=1)
+    assert [row["messages"][0]["content"] for row in judged.rows] == ["6 times 7?"]
+    assert [row["verifier"] for row in judged.rows] == [{"name": "gsm8k", "answer": "42"}]
+    assert [bad.reason for bad in judged.bad] == ["ground_truth None is no answer, which gsm8k compares with"]
 
 
 @pytest.mark.parametrize("config", [arithmetic(), arithmetic(style="gsm"), constraints()], ids=["plain", "gsm", "constraints"])
@@ -233,6 +256,8 @@ def test_parquet_and_folders_are_read(tmp_path):
     parquet.write_table(Table.from_pylist(rows[:2]), tmp_path / "set" / "a.parquet")
     write(tmp_path / "set" / "b.jsonl", rows[2])
     assert sorted(row["messages"][0]["content"] for row in read(tmp_path / "set").rows) == ["q0", "q1", "q2"]
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress((tmp_path / "set" / "b.jsonl").read_bytes()))
+    assert [row["source"] for row in read(tmp_path / "c.jsonl.gz").rows] == ["c"]
 
 
 BAD = {

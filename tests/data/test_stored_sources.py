@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from configs.datasets import Stored
 from data import storage
 from data.artifacts import stage_key
-from data.layouts import READERS
+from data.row_files import READERS
 from data.sources import Outside, fetched, load
 from data.storage import ContentChanged, Missing, StoreError
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from configs.problems import PedigreeError
 from configs.project import Project
 from configs.recipe import load_recipe
-from data import layouts
+from data import row_files
 from pipelines.cli.main import app
 from pipelines.jobs.processes import kill_all
 from pipelines.rehearsal.preparing import CannotRehearse, lay_project, not_only_sampled, prepare
@@ -202,7 +202,7 @@ def test_files_of_the_project_are_cut_and_it_is_said(bare, monkeypatch, kind):
     (bare / "configs" / "recipes" / "filed.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
     made = prepare(Project(bare), "filed")
     cut = made.project.root / path
-    assert [row for _, row in layouts.read(cut / "rows.jsonl" if kind == "/" else cut)] == rows[:16]
+    assert [row for _, row in row_files.read(cut / "rows.jsonl" if kind == "/" else cut)] == rows[:16]
     assert kind != "/" or (cut / "damaged.parquet").read_bytes() == b"PAR1"
     (change,) = (change for change in made.changes if change.setting == "sources.0.path")
     assert (change.where, change.reason) == ("filed/rows", "data") and "the first 16 rows of data/" in change.rehearsed

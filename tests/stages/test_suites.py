@@ -310,6 +310,8 @@ FILE = {"type": "files", "path": "x.jsonl"}
         ({"form": "gsm8k", "sources": [{"type": "constraints", "checks": ["title"], "count": 1, "seed": 0}]}, "type constraints has none"),
         ({"form": "mmlu_mc"}, "needs 5 worked examples, which are not shipped with it: name rows"),
         ({"form": "mmlu", "shots": {"source": FILE}}, "has no worked examples: leave `shots` out"),
+        ({"form": "mmlu", "sources": [FILE | {"verifier": "math"}]}, "leave verifier and attributes of files out"),
+        ({"form": "mmlu", "sources": [FILE | {"attributes": {"tone": 1}}]}, "leave verifier and attributes of files out"),
         ({"shots": {"source": FILE}}, "are worked examples for a form"),
         ({"form": "bbh", "shots": {"source": FILE | {"count": 3}}}, "the form says how many"),
     ],
@@ -383,9 +385,9 @@ def test_humaneval_comes_in_a_package(tmp_path):
 
 @pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 def test_a_canonical_solution_of_humaneval_passes_and_an_empty_one_does_not(tmp_path):
-    from data import assets, layouts
+    from data import assets, row_files
 
-    rows = {row["task_id"]: row for _, row in layouts.read(assets.path("humaneval"))}
+    rows = {row["task_id"]: row for _, row in row_files.read(assets.path("humaneval"))}
     for name in ("HumanEval/0", "HumanEval/32", "HumanEval/38"):  # the latter two test with helpers of the prompt
         (item,) = made("humaneval", [rows[name]])
         assert verify(item["verifier"], rows[name]["canonical_solution"] + "\n```\nThat is it.").score == 1, name

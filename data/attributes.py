@@ -1,0 +1,62 @@
+"""Responses that people have rated by attributes, one in a row, as HelpSteer2 has them (Wang et al. 2024, arXiv 2406.08673).
+
+A response's score is Σ wₐ rₐ over its ratings r, by the weights w that the recipe gives. Rows with the same prompt that follow each other
+are responses to compare.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from itertools import groupby
+from typing import Any
+
+from data.row_files import Unreadable, text_of
+from data.transcripts import MARK, marked
+
+
+def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
+    """(place of the first, row with `answers` and their scores) of rows with one prompt; what is rated wrongly comes as it is, with the
+    reason, and so do responses none of which is the better one."""
+    for prompt, group in groupby(rows, key=lambda one: _prompt(one[1])):
+        responses: list[tuple[str, Any, Fraction]] = []
+        for place, row in group:
+            try:
+                responses.append((place, row, _score(row, weights)))
+            except ValueError as error:
+                yield place, Unreadable(text_of(row), str(error))
+        if responses:
+            yield responses[0][0], _compared(prompt, responses)
+
+
+def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
+    first = responses[0][1]
+    try:
+        turns = marked(prompt) if isinstance(prompt, str) and MARK in prompt else prompt
+    except ValueError as error:
+        return Unreadable(text_of(first), str(error))
+    if len(responses) == 1:
+        return {**first, "prompt": turns, "score": float(responses[0][2])}
+    if len({score for *_, score in responses}) == 1:
+        score = float(responses[0][2])
+        return Unreadable(text_of(first), f"all {len(responses)} responses have the score {score:g}: none is the better one")
+    rest = {name: value for name, value in first.items() if name != "response"}
+    return {**rest, "prompt": turns, "answers": [{"text": row["response"], "score": float(score)} for _, row, score in responses]}
+
+
+def _prompt(row: Any) -> Any:
+    return row.get("prompt") if isinstance(row, dict) else None
+
+
+def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
+    """Exact, so that equal sums are told from nearly equal ones."""
+    if isinstance(row, Unreadable):
+        raise ValueError(row.reason)
+    if not isinstance(row, dict) or "response" not in row:
+        raise ValueError("the row has no response")
+    total = Fraction(0)
+    for name, weight in weights.items():
+        rating = row.get(name)
+        if isinstance(rating, bool) or not isinstance(rating, (int, float)) or not math.isfinite(rating):
+            raise ValueError(f"{name} {rating!r:.80} is no number")
+        total += Fraction(str(weight)) * Fraction(str(rating))
+    return total
