@@ -32,7 +32,11 @@ def unfolded(
         if not trees.is_tree(row):
             yield place, row
             continue
-        parts = list(trees.comparisons(row) if record == "preference" else trees.conversations(row))
+        try:
+            parts = list(trees.comparisons(row) if record == "preference" else trees.conversations(row))
+        except ValueError as error:
+            yield place, Unreadable(text_of(row), str(error))
+            continue
         lacks = "two answers with ranks to one turn" if record == "preference" else "an answer"
         yield from ((f"{place}/{number}", part) for number, part in enumerate(parts))
         if not parts:

@@ -12,18 +12,27 @@ ROLES = {"prompter": "user", "assistant": "assistant"}
 
 
 def is_tree(row: Any) -> bool:
+    """Whether a row is to be read as a tree, be it a broken one."""
     return isinstance(row, dict) and isinstance(row.get("prompt"), dict) and "replies" in row["prompt"]
 
 
 def conversations(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each way from the root to an answer after which there is none; what a user said last, and nobody answered, is left out."""
+    """A row for each way from the root to an answer after which there is none; what a user said last, and nobody answered, is left out.
+
+    Raises:
+        ValueError: replies that are no list of turns.
+    """
     for way, node in _nodes(tree):
         if node.get("role") == "assistant" and not any(_replies(reply) for reply in _replies(node)):
             yield {"messages": way}
 
 
 def comparisons(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each turn of a user with at least two answers that people have ranked, 0 the best; answers without a rank are left out."""
+    """A row for each turn of a user with at least two answers that people have ranked, 0 the best; answers without a rank are left out.
+
+    Raises:
+        ValueError: replies that are no list of turns.
+    """
     for way, node in _nodes(tree):
         ranked = [reply for reply in _replies(node) if reply.get("rank") is not None]
         if node.get("role") == "prompter" and len(ranked) > 1:
@@ -43,4 +52,8 @@ def _nodes(tree: dict[str, Any]) -> Iterator[tuple[list[Message], dict[str, Any]
 
 def _replies(node: dict[str, Any]) -> list[dict[str, Any]]:
     given = node.get("replies")
-    return [reply for reply in given if isinstance(reply, dict)] if isinstance(given, list) else []
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(reply, dict) for reply in given):
+        raise ValueError(f"replies {given!r:.80} of a turn in the tree of conversations are no list of turns")
+    return given

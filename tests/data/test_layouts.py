@@ -117,6 +117,14 @@ def test_a_tree_that_gives_nothing_is_a_bad_row(record, lacks):
     assert place == "x.jsonl:1" and isinstance(part, Unreadable) and part.reason == f"the tree of conversations lacks {lacks}"
 
 
+@pytest.mark.parametrize("record", ["conversation", "preference"])
+@pytest.mark.parametrize("replies", ["Hi!", ["Hi!", node("assistant", "Hello!")], {"0": node("assistant", "Hi!")}])
+def test_a_tree_with_replies_that_are_no_turns_is_a_bad_row(record, replies):
+    broken = {"prompt": node("prompter", "Hello.") | {"replies": replies}}
+    ((place, part),) = unfolded([("x.jsonl:1", broken)], record)
+    assert place == "x.jsonl:1" and isinstance(part, Unreadable) and "are no list of turns" in part.reason
+
+
 def test_a_tree_of_ten_thousand_turns_is_read():
     deep = node("assistant", "end")
     for number in range(9_999):
