@@ -1,57 +1,32 @@
-"""Which training rows share text with which benchmark items: exact n-gram coverage.
+"""Which training rows share text with which benchmark items.
 
-As in Tülu 3 (Lambert et al. 2024, arXiv 2411.15124, §3.2), an item's score with a row is the share of the item's tokens that lie in
-n-grams which the row holds too; of an item its question counts (its user's turns where it has no form), as there, and neither instructions
-nor worked examples, which many items share; of a row all turns that are asked for. One reader serves
-both sides (`data/reading.py`); an item's turn that is shorter than n tokens counts as one n-gram of its own length; every place of a
-repeated n-gram counts; nothing is capped.
+A compiled pass (`data/matching.py`) says which n-grams of which items a row may hold, arithmetic how much of each item they could cover
+at most, and the exact comparison (`data/coverage.py`), of what is left, how much they do. So the compiled pass changes no verdict: what
+hashes have in common by chance makes it find too much, never too little.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from configs.problems import PedigreeError
-from data.messages import ROLES, user_turns
-from data.reading import ASCII_OPERATORS, readings
-from data.screening import Screen
+from data.coverage import Benchmarks, Coverage, Overlap, compared, searched
+from data.messages import ROLES
 
-Gram = tuple[bytes, ...]
-OPERATORS = frozenset(bytes([code]) for code in ASCII_OPERATORS)
+if TYPE_CHECKING:
+    from data.candidates import Candidates
 
-
-class NoText(PedigreeError):
-    """A benchmark item that no row can be compared with."""
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """A training row and a benchmark item that share text."""
-
-    benchmark: str
-    item: dict[str, Any]
-    score: float
-    """Share of the item's tokens in shared n-grams, (0, 1]."""
-    matched: str
-    """The shared stretches of the item, as they are read; `…` where it differs."""
-
-
-@dataclass(frozen=True)
-class _Item:
-    """One reading of a benchmark item."""
-
-    benchmark: str
-    row: dict[str, Any]
-    tokens: Gram
-    """Of all its turns, one after another."""
+LITTLE = 6 << 20
+"""Characters that are compared word by word before machine code is loaded: that takes as long."""
+FEW = 1 << 20
+"""Characters of benchmark items of which all n-grams may stand in a dictionary."""
+REMEMBERED = 4
+"""Sets of items whose n-grams are kept: one is wanted again where many rows and items begin alike."""
 
 
 class Index:
-    """All n-grams of all benchmark items, with every place where they stand."""
+    """Benchmark items, to compare rows with. May be shared with forked processes."""
 
-    def __init__(self, benchmarks: Mapping[str, Sequence[dict[str, Any]]], ngram: int, turns: Sequence[str] = ROLES) -> None:
+    def __init__(self, benchmarks: Benchmarks, ngram: int, turns: Sequence[str] = ROLES) -> None:
         """Indexes the questions of `benchmarks` (label → items).
 
         Args:
@@ -62,100 +37,48 @@ class Index:
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
-        self._ngram, self._turns = ngram, frozenset(turns)
-        self._items: list[_Item] = []
-        self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
-        self._singles: set[bytes] = set()
-        """The n-grams of one token."""
-        self._lengths: dict[Gram, set[int]] = defaultdict(set)
-        """First two tokens → lengths of the n-grams that begin with them."""
-        self._known: dict[tuple[frozenset[Gram], float], list[Overlap]] = {}
-        """Comparisons made: rows that share a common preamble with every item share it with each other."""
-        for benchmark, rows in benchmarks.items():
-            for row in rows:
-                self._add(benchmark, row)
-        self._screen = Screen({tuple(token for token in gram if token not in OPERATORS) for gram in self._places})
+        self._benchmarks, self._ngram, self._turns = benchmarks, ngram, frozenset(turns)
+        self._candidates: Candidates | None = None
+        self._coverages: OrderedDict[tuple[int, ...], Coverage] = OrderedDict()
+        self._read = 0
+        """Characters compared word by word."""
+        self._all: Coverage | None = None
+        """Of all items, while rows are few."""
+        if sum(len(text) for rows in benchmarks.values() for row in rows for text in compared(row)) > FEW:
+            self.compile()
+        else:
+            self._all = Coverage(benchmarks, ngram)
+
+    def compile(self) -> None:
+        """Makes ready for many rows; otherwise done when many have been compared. No result depends on it."""
+        if self._candidates is None:
+            from data.candidates import Candidates  # loads numba
+
+            self._candidates = Candidates(self._benchmarks, self._ngram)
+            self._candidates.of([compared(row) for rows in self._benchmarks.values() for row in rows[:1]], 0.0)  # loads the rest of it
+            self._all = None
 
     def overlaps(self, rows: Sequence[dict[str, Any]], threshold: float) -> list[list[Overlap]]:
         """For each row the items of which it covers more than `threshold`; the most covered first, then by benchmark and id."""
-        texts = [(number, text) for number, row in enumerate(rows) for text in searched(row, self._turns)]
-        passes = self._screen.passes([_lines(text, operators=False) for _, text in texts])
-        shared: dict[int, set[Gram]] = {}
-        for (number, text), might in zip(texts, passes, strict=True):
-            if might:
-                shared.setdefault(number, set()).update(self._shared(_lines(text)))
-        return [self._compared(frozenset(shared.get(number, ())), threshold) for number in range(len(rows))]
+        texts = [searched(row, self._turns) for row in rows]
+        if self._all is not None:
+            self._read += sum(len(text) for row in texts for text in row)
+            if self._read <= LITTLE:
+                return [self._all.overlaps(row, threshold) for row in texts]
+            self.compile()
+        assert self._candidates is not None
+        near = self._candidates.of(texts, threshold)
+        return [self._coverage(near[number]).overlaps(row, threshold) if number in near else [] for number, row in enumerate(texts)]
 
-    def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
-        if (shared, threshold) not in self._known:
-            self._known[shared, threshold] = self._compare(shared, threshold)
-        return self._known[shared, threshold]
-
-    def _compare(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
-        covered: dict[int, int] = {}
-        for gram in shared:
-            for number, places in self._places[gram].items():
-                covered[number] = covered.get(number, 0) | places
-        best: dict[tuple[str, str], Overlap] = {}
-        for number, places in sorted(covered.items()):
-            item = self._items[number]
-            score = places.bit_count() / len(item.tokens)
-            name = (item.benchmark, item.row["id"])
-            if score > threshold and (name not in best or score > best[name].score):
-                best[name] = Overlap(item.benchmark, item.row, score, _stretches(item.tokens, places))
-        return sorted(best.values(), key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
-
-    def _add(self, benchmark: str, row: dict[str, Any]) -> None:
-        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row))]
-        for turns in read:
-            every = tuple(token for turn in turns for token in turn)
-            if not every:
-                raise NoText(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
-            number, start = len(self._items), 0
-            self._items.append(_Item(benchmark, row, every))
-            for turn in turns:
-                length = min(self._ngram, len(turn))
-                for offset in range(len(turn) - length + 1 if turn else 0):
-                    gram = turn[offset : offset + length]
-                    places = self._places[gram]
-                    places[number] = places.get(number, 0) | ((1 << length) - 1) << (start + offset)
-                    if length == 1:
-                        self._singles.add(gram[0])
-                    else:
-                        self._lengths[gram[:2]].add(length)
-                start += len(turn)
-
-    def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
-        """The indexed n-grams that stand in one of the lines."""
-        shared: set[Gram] = set()
-        for line in lines:
-            turn = tuple(line.split())
-            shared.update((token,) for token in self._singles.intersection(turn))
-            for start in [start for start, head in enumerate(pairwise(turn)) if head in self._lengths]:
-                for length in self._lengths[turn[start : start + 2]]:
-                    gram = turn[start : start + length]
-                    if gram in self._places:
-                        shared.add(gram)
-        return shared
-
-
-def compared(item: Mapping[str, Any]) -> list[str]:
-    """The texts of a benchmark item that rows are compared with."""
-    return [item["question"]] if "question" in item else user_turns(item["messages"])
-
-
-def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
-    """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant."""
-    found = [message["content"] for message in row["messages"] if message["role"] in turns]
-    return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
-
-
-def _lines(text: str, operators: bool = True) -> list[bytes]:
-    """All readings of a text."""
-    return [line for (line,) in readings([text], operators)]
-
-
-def _stretches(item: Gram, places: int) -> str:
-    """The covered tokens (bit i of `places` is token i), with one `…` for each stretch that is not."""
-    shown = [token.decode() if places >> position & 1 else "…" for position, token in enumerate(item)]
-    return " ".join(token for position, token in enumerate(shown) if token != "…" or position == 0 or shown[position - 1] != "…")
+    def _coverage(self, items: tuple[int, ...]) -> Coverage:
+        """Of these items alone."""
+        assert self._candidates is not None
+        if items not in self._coverages:
+            some: dict[str, list[dict[str, Any]]] = {}
+            for label, row in (self._candidates.items[number] for number in items):
+                some.setdefault(label, []).append(row)
+            self._coverages[items] = Coverage(some, self._ngram)
+            if len(self._coverages) > REMEMBERED:
+                self._coverages.popitem(last=False)
+        self._coverages.move_to_end(items)
+        return self._coverages[items]

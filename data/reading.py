@@ -36,8 +36,6 @@ _not_ascii = re.compile(r"[^\x00-\x7f]")
 _composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
 """Parts of Korean syllables and marks of Japanese ones: folding goes by single characters, so they are put together before."""
 _ASCII = bytes(range(128))
-FEW = 16
-"""So many different characters are replaced one after another."""
 _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 
 
@@ -96,16 +94,11 @@ class _Folded(dict[str, str]):
 _FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) for spaced in (False, True)}
 
 
-def readings(texts: Sequence[str], operators: bool = True) -> list[list[bytes]]:
-    """The different ways to read texts that belong together, each way with one line of tokens per text; the first is as it is written.
-
-    Args:
-        texts: e.g. the turns of a conversation.
-        operators: whether operators are tokens too; without them reading takes a quarter of the time.
-    """
-    line = _line if operators else _words
+def readings(texts: Sequence[str]) -> list[list[bytes]]:
+    """The different ways to read texts that belong together, e.g. the turns of a conversation, each way with one line of tokens per
+    text; the first is as it is written."""
     if all(map(str.isascii, texts)):
-        return [[line(text) for text in texts]]
+        return [[_line(text) for text in texts]]
     foreign, composed = set(), []
     for text in texts:
         if not text.isascii():
@@ -121,19 +114,28 @@ def readings(texts: Sequence[str], operators: bool = True) -> list[list[bytes]]:
     found: dict[tuple[bytes, ...], None] = {}
     for spaced in hidden:
         written, looked = _FOLDED[False, spaced], _FOLDED[True, spaced]
-        for folded in (written, looked) if any(written[char] != looked[char] for char in foreign) else (written,):
-            found.setdefault(tuple(line(_replaced(text, foreign, folded)) for text in composed))
+        for folds in (written, looked) if any(written[char] != looked[char] for char in foreign) else (written,):
+            found.setdefault(tuple(_line(_replaced(text, folds)) for text in composed))
     return [list(lines) for lines in found]
 
 
-def _replaced(text: str, foreign: set[str], folded: _Folded) -> str:
-    if text.isascii():
-        return text
-    if len(foreign) > FEW:
-        return _not_ascii.sub(lambda one: folded[one[0]], text)
-    for char in foreign:
-        text = text.replace(char, folded[char])
-    return text
+def folded(char: str, looks: bool) -> str:
+    """What a character that is not ASCII is read as, as it is written or as it looks, with nothing in the place of what is not seen."""
+    return _FOLDED[looks, False][char]
+
+
+def invisible(char: str) -> bool:
+    """Whether nobody sees the character."""
+    return _invisible.match(char) is not None
+
+
+def composes(char: str) -> bool:
+    """Whether a text with this character is put together (NFKC) before it is read."""
+    return _composes.match(char) is not None
+
+
+def _replaced(text: str, folds: _Folded) -> str:
+    return _not_ascii.sub(lambda one: folds[one[0]], text)
 
 
 def tokens(text: str) -> tuple[str, ...]:
@@ -147,8 +149,3 @@ def _line(folded: str) -> bytes:
     if small.translate(None, _BEFORE_NO_NUMBER):
         small = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), small)
     return small.translate(_PLAIN)
-
-
-def _words(folded: str) -> bytes:
-    """The same without operators."""
-    return folded.encode().translate(_PLAIN, _CONTROLS)

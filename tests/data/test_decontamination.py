@@ -2,7 +2,8 @@ import random
 
 import pytest
 
-from data.decontamination import Index, NoText, Overlap
+from data.coverage import NoText, Overlap
+from data.decontamination import Index
 from data.reading import tokens
 
 

@@ -1,0 +1,154 @@
+"""Decontamination beside its peers: rows per CPU-second, copies found by disguise, clean rows lost, memory.
+
+    python -m benchmarks.decontamination --decon PYTHON --datatrove PYTHON [--data FOLDER]
+
+The peers are run by interpreters of environments of their own (`decontaminate` wants Python 3.12; `datatrove` wants spacy, regex and
+xxhash below 4), and left out where none is given. FOLDER may hold `gsm8k_train.jsonl.gz` and `hh_harmless_test.jsonl.gz`: then a part of
+the questions of the first are the items and the others clean rows, and rows of chat are made of sentences of the second. Otherwise
+all are made of made words, which tokenizers of subwords take for two or three tokens each: peers that use one are slower on them.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.disguises import DISGUISES, chat, planted, problems, prose, shuffled
+from benchmarks.report import RESULTS, RUNS, Interval, Reading, Watch, described, write
+
+ROOT = Path(__file__).resolve().parents[1]
+PEER = ROOT / "benchmarks" / "decontamination_peer.py"
+FOUND = RESULTS / "decontamination" / "found.json"
+ITEMS, PLANTED, CLEAN = 1319, 30, 6000
+"""Benchmark items, copies of each disguise, clean problems, in each of the runs."""
+ROWS = {"ours": 50_000, "decon": 50_000, "datatrove 8": 2_000, "datatrove 13": 2_000}
+"""Of chat, by how fast a tool is; what it takes for `FEW` of them is its start."""
+FEW = 200
+CLEAN_ROWS = "clean problems, lost"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--decon", metavar="PYTHON", help="interpreter that has the package decontaminate")
+    parser.add_argument("--datatrove", metavar="PYTHON", help="interpreter that has the package datatrove")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="with gsm8k_train.jsonl.gz and hh_harmless_test.jsonl.gz")
+    given = parser.parse_args()
+    tools = {"ours": sys.executable}
+    tools |= {"decon": given.decon} if given.decon else {}
+    tools |= {name: given.datatrove for name in ("datatrove 8", "datatrove 13")} if given.datatrove else {}
+    print("left out:", ", ".join(sorted(ROWS.keys() - tools.keys())) or "nobody")
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
+        measure(tools, Texts(given.data), Path(folder))
+
+
+class Texts:
+    """What rows and items are made of."""
+
+    def __init__(self, data: Path | None) -> None:
+        self.source = "GSM8K" if data else "made problems"
+        if data is None:
+            self.problems = problems(ITEMS + CLEAN, 0)
+            self._said: list[str] = []
+        else:
+            self.problems = [row["question"] for row in _rows(data / "gsm8k_train.jsonl.gz")]
+            self._said = [text for row in _rows(data / "hh_harmless_test.jsonl.gz") for text in (row["chosen"], row["rejected"])]
+
+    def chat(self, count: int, seed: int) -> list[dict[str, Any]]:
+        texts = shuffled(self._said, count, seed) if self._said else prose(count, seed)
+        return [chat(text[: len(text) // 3], text[len(text) // 3 :]) for text in texts]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def measure(tools: dict[str, str], texts: Texts, folder: Path) -> None:
+    """Runs all tools in turn, several times with other items, and writes what they found and how fast they were."""
+    watch, versions = Watch(), {}
+    speeds: dict[str, list[Speed]] = {tool: [] for tool in tools}
+    found: dict[str, list[Counter[str]]] = {tool: [] for tool in tools}
+    for run in range(RUNS):
+        drawn = random.Random(run).sample(texts.problems, len(texts.problems))
+        items, clean = drawn[:ITEMS], drawn[ITEMS : ITEMS + CLEAN]
+        leaks = planted(items, PLANTED, run)
+        rows = texts.chat(max(ROWS.values()), run)
+        for tool, python in tools.items():
+            small, large = (search(tool, python, items, rows[:count], folder) for count in (FEW, ROWS[tool]))
+            speeds[tool].append(Speed(small, large, ROWS[tool]))
+            cases = [(CLEAN_ROWS, chat(text, "Well.")) for text in clean] + leaks
+            answer = search(tool, python, items, [row for _, row in cases], folder)
+            found[tool].append(Counter(cases[number][0] for number in answer["found"]))
+            versions |= {tool.split()[0]: answer["version"]} if "version" in answer else {}
+            print(tool, run, round(speeds[tool][-1].rate), "rows per CPU-second", flush=True)
+    keep(found, texts.source, speeds, watch.read(), versions)
+
+
+class Speed:
+    """What a tool took for many rows, less what it takes for few."""
+
+    def __init__(self, small: dict[str, Any], large: dict[str, Any], rows: int) -> None:
+        self.rate = (rows - FEW) / (large["seconds"] - small["seconds"])
+        """Rows per CPU-second from the file to the verdicts."""
+        self.searching = rows / large["searching"] if "searching" in large else None
+        """Rows per CPU-second from rows in memory."""
+        self.start, self.peak = small["seconds"], large["peak"]
+
+
+def search(tool: str, python: str, items: Sequence[str], rows: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Writes items and rows, and has a tool search them."""
+    (folder / "rows").mkdir(exist_ok=True)
+    with (folder / "rows" / "rows.jsonl").open("w") as stream:
+        for row in rows:
+            text = "\n".join(message["content"] for message in row["messages"])
+            stream.write(json.dumps(row if tool == "ours" else {"text": text}, ensure_ascii=False) + "\n")
+    with (folder / "items.jsonl").open("w") as stream:
+        stream.writelines(json.dumps({"question": item}) + "\n" for item in items)
+    path = {"PYTHONPATH": str(ROOT)} if tool == "ours" else {}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | path
+    answer = subprocess.run([python, str(PEER), tool, str(folder)], env=environment, capture_output=True, text=True)
+    if answer.returncode:
+        raise SystemExit(f"{tool} failed:\n{answer.stderr[-2000:]}")
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def keep(
+    found: dict[str, list[Counter[str]]], source: str, speeds: dict[str, list[Speed]], machine: dict[str, Any], versions: dict[str, str]
+) -> None:
+    FOUND.parent.mkdir(parents=True, exist_ok=True)
+    kinds = [*DISGUISES, CLEAN_ROWS]
+    table = {
+        "source": source,
+        "of": dict.fromkeys(DISGUISES, PLANTED) | {CLEAN_ROWS: CLEAN},
+        "found": {tool: {kind: [run[kind] for run in runs] for kind in kinds} for tool, runs in found.items()},
+        "start": {tool: described(Interval.of([run.start for run in runs])) for tool, runs in speeds.items()},
+        "versions": versions,
+    }
+    FOUND.write_text(json.dumps(table, indent=1) + "\n")
+    readings = []
+    said = {"text": f"{ITEMS} items of {source}, rows of chat of about 1,300 characters, one core; the start is taken off"}
+    for peer in [tool for tool in speeds if tool != "ours"]:
+        every: list[tuple[str, str, Callable[[Speed], float], Callable[[Speed], float], float | None]] = [
+            ("searching (the peer: and reading)", "rows/CPU-s", lambda run: run.searching or 0, lambda run: run.rate, 10),
+            ("file to verdicts", "rows/CPU-s", lambda run: run.rate, lambda run: run.rate, None),
+        ]
+        for what, unit, mine, theirs, goal in every:
+            name = f"decontamination against {peer}, {what}"
+            readings.append(Reading(name, list(map(mine, speeds["ours"])), list(map(theirs, speeds[peer])), unit, True, goal, said))
+        memory = [[run.peak / 2**20 for run in speeds[tool]] for tool in ("ours", peer)]
+        counted = {"text": f"{ROWS['ours']} rows of ours, all in memory as Python objects, and {ROWS[peer]} of the peer"}
+        readings.append(Reading(f"decontamination against {peer}, memory", *memory, "MiB", False, None, counted))
+    if readings:
+        write("decontamination", readings, ("numba", "numpy"), machine)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""How much of which benchmark items a training row holds: exact n-gram coverage, word by word.
+
+As in Tülu 3 (Lambert et al. 2024, arXiv 2411.15124, §3.2), an item's score with a row is the share of the item's tokens that lie in
+n-grams which the row holds too; of an item its question counts (its user's turns where it has no form), as there, and neither instructions
+nor worked examples, which many items share; of a row all turns that are asked for. One reader serves
+both sides (`data/reading.py`); an item's turn that is shorter than n tokens counts as one n-gram of its own length; every place of a
+repeated n-gram counts; nothing is capped.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from configs.problems import PedigreeError
+from data.messages import user_turns
+from data.reading import readings
+
+Gram = tuple[bytes, ...]
+Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
+"""Label → items."""
+
+
+class NoText(PedigreeError):
+    """A benchmark item that no row can be compared with."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A training row and a benchmark item that share text."""
+
+    benchmark: str
+    item: dict[str, Any]
+    score: float
+    """Share of the item's tokens in shared n-grams, (0, 1]."""
+    matched: str
+    """The shared stretches of the item, as they are read; `…` where it differs."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One reading of a benchmark item."""
+
+    benchmark: str
+    row: dict[str, Any]
+    tokens: Gram
+    """Of all its turns, one after another."""
+
+
+class Coverage:
+    """All n-grams of benchmark items, with every place where they stand."""
+
+    def __init__(self, benchmarks: Benchmarks, ngram: int) -> None:
+        """Indexes the questions of `benchmarks` with n-grams of up to `ngram` tokens.
+
+        Raises:
+            NoText: an item has no word, number or operator, so that nothing could ever match it.
+        """
+        self._ngram = ngram
+        self._items: list[_Item] = []
+        self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
+        self._singles: set[bytes] = set()
+        """The n-grams of one token."""
+        self._lengths: dict[Gram, set[int]] = defaultdict(set)
+        """First two tokens → lengths of the n-grams that begin with them."""
+        self._known: dict[tuple[frozenset[Gram], float], list[Overlap]] = {}
+        """Comparisons made: rows that share a common preamble with every item share it with each other."""
+        for benchmark, rows in benchmarks.items():
+            for row in rows:
+                self._add(benchmark, row)
+
+    def overlaps(self, texts: Sequence[str], threshold: float) -> list[Overlap]:
+        """The items of which the texts of a row cover more than `threshold`; the most covered first, then by benchmark and id."""
+        shared: set[Gram] = set()
+        for text in texts:
+            shared.update(self._shared([line for (line,) in readings([text])]))
+        return self._compared(frozenset(shared), threshold)
+
+    def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
+        if (shared, threshold) not in self._known:
+            self._known[shared, threshold] = self._compare(shared, threshold)
+        return self._known[shared, threshold]
+
+    def _compare(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
+        covered: dict[int, int] = {}
+        for gram in shared:
+            for number, places in self._places[gram].items():
+                covered[number] = covered.get(number, 0) | places
+        best: dict[tuple[str, str], Overlap] = {}
+        for number, places in sorted(covered.items()):
+            item = self._items[number]
+            score = places.bit_count() / len(item.tokens)
+            name = (item.benchmark, item.row["id"])
+            if score > threshold and (name not in best or score > best[name].score):
+                best[name] = Overlap(item.benchmark, item.row, score, _stretches(item.tokens, places))
+        return sorted(best.values(), key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
+
+    def _add(self, benchmark: str, row: dict[str, Any]) -> None:
+        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row))]
+        for turns in read:
+            every = tuple(token for turn in turns for token in turn)
+            if not every:
+                raise NoText(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
+            number, start = len(self._items), 0
+            self._items.append(_Item(benchmark, row, every))
+            for turn in turns:
+                length = min(self._ngram, len(turn))
+                for offset in range(len(turn) - length + 1 if turn else 0):
+                    gram = turn[offset : offset + length]
+                    places = self._places[gram]
+                    places[number] = places.get(number, 0) | ((1 << length) - 1) << (start + offset)
+                    if length == 1:
+                        self._singles.add(gram[0])
+                    else:
+                        self._lengths[gram[:2]].add(length)
+                start += len(turn)
+
+    def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
+        """The indexed n-grams that stand in one of the lines."""
+        shared: set[Gram] = set()
+        for line in lines:
+            turn = tuple(line.split())
+            shared.update((token,) for token in self._singles.intersection(turn))
+            for start in [start for start, head in enumerate(pairwise(turn)) if head in self._lengths]:
+                for length in self._lengths[turn[start : start + 2]]:
+                    gram = turn[start : start + length]
+                    if gram in self._places:
+                        shared.add(gram)
+        return shared
+
+
+def compared(item: Mapping[str, Any]) -> list[str]:
+    """The texts of a benchmark item that rows are compared with."""
+    return [item["question"]] if "question" in item else user_turns(item["messages"])
+
+
+def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
+    """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant."""
+    found = [message["content"] for message in row["messages"] if message["role"] in turns]
+    return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
+
+
+def _stretches(item: Gram, places: int) -> str:
+    """The covered tokens (bit i of `places` is token i), with one `…` for each stretch that is not."""
+    shown = [token.decode() if places >> position & 1 else "…" for position, token in enumerate(item)]
+    return " ".join(token for position, token in enumerate(shown) if token != "…" or position == 0 or shown[position - 1] != "…")

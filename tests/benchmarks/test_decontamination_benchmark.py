@@ -1,0 +1,54 @@
+"""The disguises of the decontamination benchmark are what they are called, and its counts are what a tool finds."""
+
+import random
+import sys
+
+import pytest
+
+from benchmarks import decontamination
+from benchmarks.disguises import DISGUISES, LOOKALIKES, latex, planted, problems, prose, renamed, renumbered
+from data.reading import tokens
+
+TEXT = "Noor has $1,250 and 3/4 of a cake. She gave Peter 20% of 7.50 dollars. How much has Noor left?"
+
+
+def draw() -> random.Random:
+    return random.Random(0)
+
+
+def test_names_and_nothing_else_are_exchanged():
+    other = renamed(TEXT, draw())
+    changed = [(one, two) for one, two in zip(TEXT.split(), other.split(), strict=True) if one != two]
+    assert [one for one, _ in changed] == ["Noor", "Peter", "Noor"]
+    assert changed[0][1] == changed[2][1] != changed[1][1]
+
+
+def test_all_numbers_come_into_formulas():
+    said = r"has \$\(1{,}250\) and \(\frac{3}{4}\) of a cake. She gave Peter \(20\)\% of \(7.50\) dollars"
+    assert said in latex(TEXT, draw())
+
+
+def test_other_numbers_leave_the_words():
+    words = [token for token in tokens(TEXT) if token.isalpha()]
+    other = tokens(renumbered(TEXT, draw()))
+    assert [token for token in other if token.isalpha()] == words and other != tokens(TEXT)
+
+
+@pytest.mark.parametrize("disguise", sorted(DISGUISES.keys() - {"verbatim"}))
+def test_no_disguise_is_void(disguise):
+    plain = DISGUISES["verbatim"](problems(1, 3)[0], draw())
+    assert DISGUISES[disguise](problems(1, 3)[0], draw()) != plain
+
+
+def test_made_texts_are_those_of_their_seed():
+    assert problems(50, 1) == problems(50, 1) != problems(50, 2)
+    assert prose(5, 1) == prose(5, 1) != prose(5, 2)
+    assert planted(problems(50, 1), 3, 1) == planted(problems(50, 1), 3, 1)
+    assert "а" in "banana".translate(LOOKALIKES)
+
+
+def test_ours_is_asked_in_a_process_of_its_own_and_finds_the_copy(tmp_path):
+    item, other = problems(1, 1)[0], prose(1, 1)[0]
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in (other, item.upper(), other)]
+    answer = decontamination.search("ours", sys.executable, [item], rows, tmp_path)
+    assert answer["found"] == [1] and answer["seconds"] > 0 and answer["peak"] > 1 << 20
