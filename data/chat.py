@@ -11,7 +11,7 @@ tokens that it was given with, where a server that gets it as text may merge the
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from configs.problems import PedigreeError
 from configs.training import TrainOn
@@ -33,6 +33,17 @@ HALF_CHARACTER = "\ufffd"
 
 class ChatError(PedigreeError):
     """A tokenizer, chat template or text that cannot be trained on as it is; the message says why and what to do."""
+
+
+class Piece(NamedTuple):
+    """A stretch of a conversation that is tokenised by itself."""
+
+    text: str
+    plain: bool
+    """Control tokens in it are plain characters: a model may say anything."""
+    ends: bool
+    """The end-of-turn token comes after it."""
+    trained: bool
 
 
 class Chat:
@@ -65,7 +76,14 @@ class Chat:
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id = self._pad()
         self._control = sorted({str(added) for added in tokenizer.added_tokens_decoder.values() if added.special})
+        self._any_control = re.compile("|".join(map(re.escape, self._control)) or "(?!)")
+        self._named: dict[str, Any] = tokenizer.special_tokens_map  # the tokenizer makes it anew at each call
         self._check()
+
+    @property
+    def highest_id(self) -> int:
+        """No token has a higher one. Looks through the whole vocabulary."""
+        return max(self.tokenizer.get_vocab().values())
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation that ends with the user's turn, up to where the assistant begins to speak.
@@ -74,7 +92,7 @@ class Chat:
             ChatError: a message spells out a control token.
         """
         self._refuse_control_tokens(messages)
-        return [token for piece in self._pieces(messages, ask=True) for token in self._encode(*piece)]
+        return [token for piece in self._pieces(messages, ask=True) for token in self.ids(self._piece(*piece))]
 
     def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
         """Ids of a conversation up to where the assistant has said `beginning`, and goes on.
@@ -99,7 +117,17 @@ class Chat:
         return self.tokenizer(text)["input_ids"]
 
     def training(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> tuple[list[int], list[bool]]:
-        """Ids of a whole conversation, and which of them are trained; a turn of the assistant is its text and its end-of-turn token.
+        """Ids of a whole conversation, and which of them are trained: see `conversation`."""
+        ids: list[int] = []
+        mask: list[bool] = []
+        for piece in self.conversation(messages, train_on):
+            tokens = self.ids(piece)
+            ids += tokens
+            mask += [piece.trained] * len(tokens)
+        return ids, mask
+
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> list[Piece]:
+        """The pieces of a whole conversation; a turn of the assistant is its text and its end-of-turn token.
 
         A last turn that was cut off has no end-of-turn token, and nothing comes after it.
 
@@ -115,18 +143,20 @@ class Chat:
                 "turns of the assistant: put each turn between one `{% generation %}` and `{% endgeneration %}`"
             )
         trained = iter(trained_turns(turns, train_on))
-        ids: list[int] = []
-        mask: list[bool] = []
         whole = not turns or ended(turns[-1])
         last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
-        for place, (piece, said) in enumerate(pieces if whole else pieces[: last + 1]):
-            tokens = self._encode(piece, said, whole or place != last)
-            ids += tokens
-            mask += [next(trained) if said else train_on == "all"] * len(tokens)
-        return ids, mask
+        return [
+            self._piece(text, said, whole or place != last, next(trained) if said else train_on == "all")
+            for place, (text, said) in enumerate(pieces if whole else pieces[: last + 1])
+        ]
 
     def answer(self, messages: Sequence[Message], text: str, *, ended: bool = True) -> tuple[list[int], list[int]]:
-        """(ids of the prompt, ids of `text` as its answer with the end-of-turn token; without it where the answer has not ended).
+        """(ids of the prompt, ids of `text` as its answer): see `answered`."""
+        *prompt, answer = self.answered(messages, text, ended=ended)
+        return [token for piece in prompt for token in self.ids(piece)], self.ids(answer)
+
+    def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True) -> list[Piece]:
+        """The pieces of a prompt, and last `text` as its answer with the end-of-turn token; without it where the answer has not ended.
 
         Control tokens spelled out in `text` (a sampled text may hold any characters) become plain characters.
 
@@ -134,15 +164,26 @@ class Chat:
             ChatError: the template renders the prompt otherwise once an answer follows, so the answer would be trained in
                 another context than it is asked for in; or a message of the prompt spells out a control token.
         """
-        asked = "".join(piece for piece, _ in self._pieces(messages, ask=True))
+        asked = self._pieces(messages, ask=True)
         pieces = self._pieces([*messages, {"role": "assistant", "content": text}], ask=False)
         last = max(place for place, (_, said) in enumerate(pieces) if said)
-        if "".join(piece for piece, _ in pieces[:last]) != asked:
+        if "".join(piece for piece, _ in pieces[:last]) != "".join(piece for piece, _ in asked):
             raise ChatError(
                 f"the chat template in {self.folder} renders a prompt otherwise when an answer follows (it strips or adds text): "
                 "use a template whose generation prompt is a prefix of the whole conversation"
             )
-        return self.prompt(messages), self._encode(*pieces[last], ended)
+        self._refuse_control_tokens(messages)
+        return [*(self._piece(*piece) for piece in asked), self._piece(*pieces[last], ended, trained=True)]
+
+    def ids(self, piece: Piece) -> list[int]:
+        """The tokens of one piece."""
+        ids = self.text_ids(piece.text, piece.plain)
+        return [*ids, self.eos_id] if piece.ends else ids
+
+    def text_ids(self, text: str, plain: bool) -> list[int]:
+        """The tokens of a text, with nothing around it; `plain`: control tokens in it are plain characters."""
+        split = {"split_special_tokens": True} if plain else {}
+        return list(self.tokenizer(text, add_special_tokens=False, **split)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without special tokens."""
@@ -158,7 +199,7 @@ class Chat:
                 chat_template=self.template,
                 return_assistant_tokens_mask=True,
                 add_generation_prompt=ask,
-                **self.tokenizer.special_tokens_map,
+                **self._named,
             )
         except Exception as error:  # a template is a program: it may raise anything
             begins = f"a conversation that begins with {messages[0]['content'][:80]!r}" if messages else "no messages"
@@ -171,20 +212,18 @@ class Chat:
         pieces.append((text[cursor:], False))
         return [(piece, said) for piece, said in pieces if piece]
 
-    def _encode(self, piece: str, said: bool, ended: bool = True) -> list[int]:
-        """Ids of one piece; in what the assistant said, only the end of the turn is a control token."""
-        if said and piece.endswith(self.tokenizer.eos_token):
-            body = piece.removesuffix(self.tokenizer.eos_token)
-            body = body if ended else body.rstrip(HALF_CHARACTER)
-            ids = self.tokenizer(body, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            return [*ids, self.eos_id] if ended else list(ids)
-        return self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+    def _piece(self, text: str, said: bool, ended: bool = True, trained: bool = False) -> Piece:
+        """In what the assistant said, only the end of the turn is a control token."""
+        if said and text.endswith(self._named["eos_token"]):
+            body = text.removesuffix(self._named["eos_token"])
+            return Piece(body if ended else body.rstrip(HALF_CHARACTER), True, ended, trained)
+        return Piece(text, False, False, trained)
 
     def _refuse_control_tokens(self, messages: Sequence[Message]) -> None:
         """A control token written out in a message would forge turns."""
         for message in messages:
-            found = next((token for token in self._control if token in message["content"]), None)
-            if found is not None:
+            if self._any_control.search(message["content"]):
+                found = next(token for token in self._control if token in message["content"])
                 raise ChatError(
                     f"a {message['role']} message spells out the control token {found!r} ({message['content'][:80]!r}): "
                     "drop such rows when the data is prepared"

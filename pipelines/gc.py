@@ -24,12 +24,14 @@ from data.faults import fault_point
 from data.untrusted import LIST_BYTES, Address, ObjectId, described, parse_json, parse_listing, parse_yaml, read_plain
 from pipelines.jobs.code import unused
 from pipelines.jobs.live import live_jobs
+from pipelines.jobs.scratch_state import read_mapping
 from pipelines.jobs.signs import Signs
 from pipelines.ledger.git import git
 from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.lock_files import read_lock, read_run_entry
 from pipelines.ledger.objects import md5_of_bytes
 from pipelines.ledger.store import RemoteError, Store
+from stages.job import TOKENS
 
 KEEP_PLACE = "add --workspace, which keeps what the working tree names and nothing else"
 LIST_AGAIN = "`pedigree verify` names the stage; `pedigree run` makes a sound one, or give up the branch or tag that names it"
@@ -70,6 +72,8 @@ class Sweep:
     remote_entries: list[str] = field(default_factory=list)
     snapshots: list[Path] = field(default_factory=list)
     """Snapshots of the code that no unfinished job needs."""
+    tokens: dict[Path, int] = field(default_factory=dict)
+    """Files of tokenised rows that no unfinished job reads, with their bytes: they are made again where somebody needs them."""
 
 
 def collect(
@@ -103,6 +107,7 @@ def collect(
     with store.locked():
         sweep = _Survey(project, store).sweep(workspace, remote)
         sweep.snapshots = unused(project)
+        sweep.tokens = _unread_tokens(project)
         if delete:
             _refuse_company(signs, listening)
             _delete(store, sweep, remote)
@@ -301,6 +306,11 @@ class _Survey:
             raise GcRefused(f"nothing is deleted: {error}; {LIST_AGAIN}") from error
 
 
+def _unread_tokens(project: Project) -> dict[Path, int]:
+    read = [read_mapping(path).get("file") for path in (project.private / "scratch").glob(f"*/{TOKENS}")]
+    return {path: path.stat().st_size for path in sorted(project.tokens.glob("*")) if path.name not in read}
+
+
 def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
     """What leads to an object goes before the object: a kill in between leaves nothing that promises more than there is."""
     for path in sweep.entries:
@@ -311,6 +321,8 @@ def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
         fault_point("gc object deleted")
     for path in sweep.snapshots:
         shutil.rmtree(path)
+    for path in sweep.tokens:
+        path.unlink(missing_ok=True)
     if remote:
         store.delete_remote(sweep.remote_objects, sweep.remote_entries)
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from configs.preference import Kto, PreferenceLoss, SppoSoft
 from configs.training import PreferenceTrain
-from data import records
 from data.artifacts import Artifact
 from data.chat import Chat
+from data.documents import Documents, Pairs, SingleAnswers
+from data.sequences import Mapped
 from stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
 from stages.core.probe import probe
@@ -25,7 +26,8 @@ from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import Feed, GlobalBatch, PreparedMicroBatch
 from stages.engines.models import frozen, load_policy, same_weights
 from stages.engines.reference import Cached, Reference, online
-from stages.engines.rows import gather, pairs, preference, single_answer, to_units
+from stages.engines.rows import Row, fitting, gather, pairs, single_answers
+from stages.engines.tokens import units_of
 from stages.engines.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
 from stages.job import Inputs, Job, StageError, only, only_or_none
 
@@ -106,14 +108,15 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     chat = Chat(policy.payload)
     with job.busy("reading rows"):
         rows = comparisons(config, gather(inputs["preferences"].values()))
-    kept, units = to_units(rows, documents_of(config.loss, chat), config.max_length, job, config.too_long)
-    examples = [PreferenceExample(unit, row["label"], row.get("win_rates")) for row, unit in zip(kept, units, strict=True)]
+    every = units_of(rows, documents_of(config), chat, job, policy, inputs["preferences"].values())
+    kept, units = fitting(rows, every, config.max_length, job, config.too_long)
+    labels = [(row["label"], row.get("win_rates")) for row in kept]
     cached = None
     if given and given.type == "logprobs":
         with job.busy("reading the reference"):
             cached = Cached(given)
             cached.refuse_missing(kept, units, config.max_length)
-    total = config.epochs * steps_per_epoch(len(examples), config.global_batch)
+    total = config.epochs * steps_per_epoch(len(units), config.global_batch)
     with job.busy("loading the model"):
         module = load_policy(policy, numerics, config.lora, config.seed)
     trainer = Trainer(
@@ -134,7 +137,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "trained_tokens": 0, "last": None}
 
     def batch_of(step: int) -> list[PreferenceExample]:
-        return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
+        return [PreferenceExample(units[i], *labels[i]) for i in step_rows(step, len(units), config.global_batch, config.seed)]
 
     batches = (one for step in range(state["step"], total) for one in objective.global_batches(batch_of(step)))
     with trainer.feed(batches, chat.pad_id) as feed:
@@ -163,7 +166,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
         trainer.export(job.out / "payload", chat)
     trainer.close()
     counted = "answers" if isinstance(config.loss, Kto) else "pairs"
-    counts = {counted: len(examples), "steps": total, "trained_tokens": state["trained_tokens"]}
+    counts = {counted: len(units), "steps": total, "trained_tokens": state["trained_tokens"]}
     return {**counts, "first_loss": state["first_loss"], **state["last"]}
 
 
@@ -217,7 +220,7 @@ def add_gradient(
     return metric_sums
 
 
-def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def comparisons(config: PreferenceTrain, rows: Sequence[Row]) -> Sequence[Row]:
     """Rows with a `label`: pairs {..., chosen, rejected}, or single answers {..., text} for KTO.
 
     Raises:
@@ -232,12 +235,21 @@ def comparisons(config: PreferenceTrain, rows: list[dict[str, Any]]) -> list[dic
             "use a loss that takes uncertain pairs (dpo, sppo_soft, ...), or rows without `strength`"
         )
     if isinstance(loss, Kto):
-        return single_answers(loss, rows)
-    found = [{**row, "label": 1.0 if row["strength"] is None else row["strength"]} for row in pairs(rows, config.lists)]
-    return [{**row, "win_rates": win_rates_of(row)} for row in found] if isinstance(loss, SppoSoft) else found
+        return single_answers(rows, loss.threshold)
+    found = pairs(rows, config.lists)
+    if not isinstance(loss, SppoSoft):
+        return Mapped(found, labelled)
+    for row in found:
+        win_rates_of(row)
+    return Mapped(found, lambda row: {**labelled(row), "win_rates": win_rates_of(row)})
 
 
-def win_rates_of(row: dict[str, Any]) -> tuple[float, float]:
+def labelled(row: Row) -> Row:
+    """A pair with its `label`: P(the chosen answer is better)."""
+    return {**row, "label": 1.0 if row["strength"] is None else row["strength"]}
+
+
+def win_rates_of(row: Row) -> tuple[float, float]:
     """P(better than the policy's answers) of (chosen, rejected); of a pair whose strength alone is known, each is the other's opponent.
 
     Raises:
@@ -253,28 +265,9 @@ def win_rates_of(row: dict[str, Any]) -> tuple[float, float]:
     )
 
 
-def single_answers(loss: Kto, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best answer of a row is good and its worst is bad; one given alone is good when its score is above the threshold."""
-    found = []
-    several = [row for row in rows if len(row["answers"]) > 1]
-    for row in pairs(several, "best_vs_worst") if several else []:
-        sides = zip(("chosen", "rejected"), row["ended"], (1.0, 0.0), strict=True)
-        found += [{**row, "text": row[side], "ended": ended, "label": label} for side, ended, label in sides]
-    for row in rows:
-        if len(row["answers"]) == 1:
-            (answer,) = row["answers"]
-            if answer["score"] is None:
-                raise StageError(f"preference {row['id']} is one answer without a score, which kto needs: score or drop it")
-            told = {"text": answer["text"], "ended": records.ended(answer)}
-            found.append({**row, **told, "label": float(answer["score"] > loss.threshold)})
-    return found
-
-
-def documents_of(loss: PreferenceLoss, chat: Chat) -> Callable[[dict[str, Any]], Unit]:
-    """The function that turns a row into the documents of one term of the loss."""
-    if isinstance(loss, Kto):
-        return single_answer(chat)
-    return preference(chat)
+def documents_of(config: PreferenceTrain) -> Documents:
+    """What a row becomes: the documents of one term of the loss."""
+    return SingleAnswers(taken="single_answers") if isinstance(config.loss, Kto) else Pairs(config.lists)
 
 
 def is_reference(given: Artifact, policy: Artifact) -> bool:

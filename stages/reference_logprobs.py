@@ -20,6 +20,7 @@ from configs.training import ReferenceLogprobs
 from data import records
 from data.artifacts import write_text
 from data.chat import Chat
+from data.documents import SingleAnswers
 from data.faults import fault_point
 from stages.core.batches import Unit, share_prompts
 from stages.core.logprobs import PolicyModule
@@ -28,7 +29,8 @@ from stages.engines.feed import GlobalBatch, feed
 from stages.engines.mirroring import open_mirror
 from stages.engines.models import frozen, load_policy
 from stages.engines.reference import content_key, document_logps
-from stages.engines.rows import gather, single_answer, to_units
+from stages.engines.rows import Row, every_answer, fitting, gather
+from stages.engines.tokens import units_of
 from stages.engines.trainer import TORCH_DTYPES
 from stages.job import Inputs, Job, NotFinite, only
 
@@ -44,12 +46,9 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
     policy = only(inputs, "policy")
     chat = Chat(policy.payload)
     with job.busy("reading rows"):
-        answers = [
-            {name: row[name] for name in ("id", "source", "messages")} | {"text": answer["text"], "ended": records.ended(answer)}
-            for row in gather(inputs["preferences"].values())
-            for answer in row["answers"]
-        ]
-    kept, units = to_units(answers, single_answer(chat), config.max_length, job, config.too_long)
+        answers = every_answer(gather(inputs["preferences"].values()))
+    every = units_of(answers, SingleAnswers(taken="every_answer"), chat, job, policy, inputs["preferences"].values())
+    kept, units = fitting(answers, every, config.max_length, job, config.too_long)
     grouped = by_row(kept, units, job.numerics)
     chunks = [grouped[start : start + CHUNK_ROWS] for start in range(0, len(grouped), CHUNK_ROWS)]
     files = [chunk_file(chunk, policy.record.content, config, job) for chunk in chunks]
@@ -77,12 +76,12 @@ def run(config: ReferenceLogprobs, inputs: Inputs, job: Job) -> dict[str, Any]:
             for doc, logp in zip(unit, logps, strict=True):
                 key = content_key(doc)
                 rows.setdefault(key, {"id": key, "source": source, "logp": logp, "length": doc.num_trained})
-    records.save(job.out, list(rows.values()))
+    records.save(job.out, "logprobs", list(rows.values()))
     tokens = sum(row["length"] for row in rows.values())
     return {"rows": len(rows), "tokens": tokens, "mean_logp": sum(row["logp"] for row in rows.values()) / tokens}
 
 
-def by_row(kept: Sequence[dict[str, Any]], units: Sequence[Unit], numerics: Numerics) -> list[tuple[str, Unit]]:
+def by_row(kept: Sequence[Row], units: Sequence[Unit], numerics: Numerics) -> list[tuple[str, Unit]]:
     """(source, answers to one prompt that fit a forward pass) of each row, so that they share their prompt."""
     found: dict[tuple[str, str], Unit] = {}
     for row, unit in zip(kept, units, strict=True):

@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from configs.training import BradleyTerry, RewardModel
 from data.artifacts import write_json, write_rows
 from data.chat import Chat
+from data.documents import Pairs
+from data.sequences import Mapped
 from stages.core import calibration, losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
 from stages.core.probe import probe
@@ -32,11 +34,11 @@ from stages.core.statistics import wilson
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import GlobalBatch, PreparedMicroBatch
 from stages.engines.models import load_reward_model
-from stages.engines.rows import gather, pairs, preference, to_units
+from stages.engines.rows import Row, fitting, gather, pairs
+from stages.engines.tokens import units_of
 from stages.engines.trainer import MetricSums, Trainer
 from stages.job import Inputs, Job, StageError, only
 
-Row = dict[str, Any]
 Example = tuple[Row, Unit]
 """A pair (see `stages.engines.rows.pairs`) and its documents."""
 
@@ -79,7 +81,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
                 checkpoints.after_step(step + 1, state)
 
     measured = held or examples  # without a hold-out, rewards are normalised on the training pairs
-    scores = score_all(trainer, [unit for _, unit in measured], chat)
+    scores = score_all(trainer, Mapped(measured, lambda example: example[1]), chat)
     with job.busy("writing the model"):
         trainer.export(job.out / "payload", chat)
     every = [score for pair in scores for score in pair]
@@ -92,26 +94,29 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {**counts, "loss": state["last"]["loss"], **{f"held_out_{name}": value for name, value in report.items()}}
 
 
-def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[list[Example], list[Example]]:
-    """(pairs to train on, pairs held out).
+def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Sequence[Example], Sequence[Example]]:
+    """(pairs to train on, with what training needs of a row; pairs held out, with whole rows).
 
     Raises:
         StageError: there is nothing to train on, or no pair has the margin that the loss asks for.
     """
     with job.busy("reading rows"):
         given = pairs(gather(inputs["preferences"].values()), config.lists)
-    rows, units = to_units(given, preference(chat), config.max_length, job, config.too_long)
-    if config.loss.margin_weight and all(row["margin"] is None for row in rows):
+    every = units_of(given, Pairs(config.lists), chat, job, only(inputs, "policy"), inputs["preferences"].values())
+    rows, units = fitting(given, every, config.max_length, job, config.too_long)
+    facts = [{name: row[name] for name in ("list", "strength", "margin")} for row in rows]
+    if config.loss.margin_weight and all(fact["margin"] is None for fact in facts):
         raise StageError(
             f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and none of {len(rows)} pairs has "
             "scores: give preferences with scores, or leave margin_weight out"
         )
-    sides: dict[bool, list[Example]] = {True: [], False: []}
-    for row, unit in zip(rows, units, strict=True):
-        sides[is_held_out(row["list"], config.holdout, config.seed)].append((row, unit))
+    sides: dict[bool, list[int]] = {True: [], False: []}
+    for place, fact in enumerate(facts):
+        sides[is_held_out(fact["list"], config.holdout, config.seed)].append(place)
     if not sides[False]:
         raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
-    return sides[False], sides[True]
+    trained = Mapped(sides[False], lambda place: (facts[place], units[place]))
+    return trained, Mapped(sides[True], lambda place: (rows[place], units[place]))
 
 
 def is_held_out(row_id: str, share: float, seed: int) -> bool:
@@ -127,7 +132,7 @@ def init_head(head: nn.Linear, seed: int) -> None:
     head.weight.copy_(draw / math.sqrt(head.in_features + 1))
 
 
-def labelled_batch(examples: list[Example], margin_weight: float) -> GlobalBatch:
+def labelled_batch(examples: Sequence[Example], margin_weight: float) -> GlobalBatch:
     """A global batch of pairs with the margins and strengths of their labels."""
 
     def labels(units: Sequence[int]) -> dict[str, Tensor]:
@@ -137,7 +142,7 @@ def labelled_batch(examples: list[Example], margin_weight: float) -> GlobalBatch
     return GlobalBatch([unit for _, unit in examples], labels)
 
 
-def targets(rows: list[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
+def targets(rows: Sequence[Row], margin_weight: float) -> tuple[Tensor, Tensor]:
     """(m, p) of each pair, of shape (P,): 0 and 1 where a pair has no margin or strength."""
     margins = [margin_weight * (row["margin"] or 0.0) for row in rows]
     strengths = [1.0 if row["strength"] is None else row["strength"] for row in rows]
@@ -171,7 +176,7 @@ def add_gradient(
 
 
 @torch.no_grad()
-def score_all(trainer: Trainer, units: list[Unit], chat: Chat) -> list[tuple[float, float]]:
+def score_all(trainer: Trainer, units: Sequence[Unit], chat: Chat) -> list[tuple[float, float]]:
     """(score of chosen, score of rejected) of every pair; the same on every rank."""
     scores_U2 = torch.zeros(len(units), 2, dtype=torch.float64, device=trainer.device)
     with trainer.feed([GlobalBatch(units, lambda indices: {"indices": torch.tensor(indices)})], chat.pad_id) as feed:
@@ -183,7 +188,7 @@ def score_all(trainer: Trainer, units: list[Unit], chat: Chat) -> list[tuple[flo
     return [(chosen, rejected) for chosen, rejected in trainer.summed(scores_U2.flatten()).view(-1, 2).tolist()]
 
 
-def held_out_report(held: list[Example], scores: list[tuple[float, float]], job: Job) -> dict[str, float]:
+def held_out_report(held: Sequence[Example], scores: list[tuple[float, float]], job: Job) -> dict[str, float]:
     """Diagnostics on pairs that were not trained on: numbers for the record, details as evidence."""
     gaps = [chosen - rejected for chosen, rejected in scores]
     strengths = [1.0 if row["strength"] is None else row["strength"] for row, _ in held]
@@ -224,7 +229,7 @@ def held_out_report(held: list[Example], scores: list[tuple[float, float]], job:
     return found
 
 
-def list_agreement(held: list[Example], scores: list[tuple[float, float]]) -> tuple[int, int]:
+def list_agreement(held: Sequence[Example], scores: list[tuple[float, float]]) -> tuple[int, int]:
     """(triples of ranked lists in the labels' order, all triples)."""
     lists: dict[str, list[tuple[str, str]]] = defaultdict(list)
     by_answer: dict[tuple[str, str], float] = {}

@@ -8,18 +8,21 @@ curve   loss and entropy in nats per trained token; tokens, trained tokens and s
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from configs.execution import Numerics
 from configs.training import Sft
 from data.chat import Chat
+from data.documents import Conversations
 from stages.core import losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
 from stages.core.probe import probe
 from stages.engines.checkpoints import Checkpoints
 from stages.engines.feed import GlobalBatch
 from stages.engines.models import load_policy
-from stages.engines.rows import conversation, gather, to_units
+from stages.engines.rows import Row, fitting, gather
+from stages.engines.tokens import units_of
 from stages.engines.trainer import MetricSums, Trainer
 from stages.job import Inputs, Job, StageError, only
 
@@ -30,7 +33,8 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     with job.busy("reading rows"):
         given = gather(inputs["data"].values())
     refuse_without_marks(given, config)
-    rows, units = to_units(given, conversation(chat, config.train_on), config.max_length, job, config.too_long)
+    every = units_of(given, Conversations(config.train_on), chat, job, base, inputs["data"].values())
+    rows, units = fitting(given, every, config.max_length, job, config.too_long)
     epoch = steps_per_epoch(len(units), config.global_batch)
     total = config.epochs * epoch
     with job.busy("loading the model"):
@@ -89,7 +93,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {"rows": len(rows), "steps": total, "trained_tokens": state["tokens"], "loss": last}
 
 
-def refuse_without_marks(rows: list[dict[str, Any]], config: Sft) -> None:
+def refuse_without_marks(rows: Sequence[Row], config: Sft) -> None:
     if config.train_on == "marked" and not any("train" in message for row in rows for message in row["messages"]):
         raise StageError(
             f"train_on is marked, and none of {len(rows)} rows has a turn with `train: true` or `train: false`: mark the turns in the "

@@ -9,7 +9,6 @@ per row, right-padded, with a mask made from lengths, never from a token id: the
 """
 
 import random
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,27 +21,57 @@ from configs.execution import Numerics
 from stages.core.spans import Span, Spans, spans_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Document:
-    """One sequence.
+    """One sequence of T tokens. Its arrays may be views into a file that all ranks share (`stages/engines/tokens.py`).
 
-    Example: prompt ids [5, 6], answer ids [7, 2] → ids (5, 6, 7, 2), trained (False, False, True, True).
+    Example: prompt ids [5, 6], answer ids [7, 2] → ids [5, 6, 7, 2], trained [False, False, True, True].
     """
 
-    ids: tuple[int, ...]
-    trained: tuple[bool, ...]
-    """Tokens whose log-probability counts; the first token has none."""
+    ids: np.ndarray
+    """Shape (T,), integers of any width."""
+    trained_bits: np.ndarray
+    """`trained`, eight tokens a byte, as `np.packbits` packs them."""
+    num_trained: int
+    """How many of `trained[1:]`: the first token has no log-probability."""
+
+    @classmethod
+    def of(cls, ids: Sequence[int], trained: Sequence[bool]) -> "Document":
+        """From numbers in memory."""
+        trained_T = np.asarray(trained, dtype=np.bool_)
+        return cls(np.asarray(ids, dtype=np.int64), np.packbits(trained_T), int(np.count_nonzero(trained_T[1:])))
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Document):
+            return NotImplemented
+        return np.array_equal(self.ids, other.ids) and np.array_equal(self.trained, other.trained)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
     @property
-    def num_trained(self) -> int:
-        return sum(self.trained[1:])
+    def trained(self) -> np.ndarray:
+        """Tokens whose log-probability counts, shape (T,), bool; unpacked at each call."""
+        return np.unpackbits(self.trained_bits, count=len(self)).view(np.bool_)
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens stand before the first trained one; all, where none is trained."""
+        trained_T = self.trained
+        return int(trained_T.argmax()) if trained_T.any() else len(self)
+
+    def cut(self, length: int) -> "Document":
+        """Its first tokens; none is copied."""
+        if len(self) <= length:
+            return self
+        return Document(self.ids[:length], self.trained_bits[: -(-length // 8)], int(np.count_nonzero(self.trained[1:length])))
 
 
 def document(prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Document:
-    return Document((*prompt_ids, *answer_ids), (False,) * len(prompt_ids) + (True,) * len(answer_ids))
+    """A prompt, and an answer that is trained."""
+    return Document.of([*prompt_ids, *answer_ids], [False] * len(prompt_ids) + [True] * len(answer_ids))
 
 
 Unit = tuple[Document, ...]
@@ -54,22 +83,11 @@ def shared_prefix(unit: Unit) -> int:
     if len(unit) < 2:
         return 0
     first, *others = unit
-    most = min(min(len(doc) - 1, doc.trained.index(True) if True in doc.trained else len(doc)) for doc in unit)
+    shared = min(min(len(doc) - 1, doc.prompt_length) for doc in unit)
     for doc in others:
-        most = _common(first.ids, doc.ids, most)
-    return most
-
-
-def _common(first: Sequence[int], second: Sequence[int], most: int) -> int:
-    """How many of the first `most` ids are equal, by bisection: comparing slices is far faster than a loop."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+        differing = np.flatnonzero(first.ids[:shared] != doc.ids[:shared])
+        shared = int(differing[0]) if len(differing) else shared
+    return shared
 
 
 def unit_tokens(unit: Unit, numerics: Numerics) -> int:
@@ -248,8 +266,7 @@ def collate(units: Sequence[Unit], numerics: Numerics, pad_id: int, most_trained
         position_ids = torch.arange(width).expand(len(documents), width).clone()
         lengths = torch.tensor([len(doc) for doc in documents])
         attention = (torch.arange(width)[None, :] < lengths[:, None]).long()
-    masks = [np.frombuffer(bytes(piece.doc.trained), dtype=np.bool_) for piece in pieces]
-    trained = [np.flatnonzero(mask[1:]) + 1 for mask in masks]  # the first token has no log-probability
+    trained = [np.flatnonzero(piece.doc.trained[1:]) + 1 for piece in pieces]  # the first token has no log-probability
     counts, both = [len(times) for times in trained], list(zip(pieces, trained, strict=True))
     return MicroBatch(
         input_ids_BT=input_ids,
@@ -296,7 +313,7 @@ def _row(units: Sequence[Unit], numerics: Numerics) -> tuple[list[_Piece], list[
 
 
 def _ids(doc: Document) -> np.ndarray:
-    return np.frombuffer(array("q", doc.ids), dtype=np.int64)
+    return doc.ids.astype(np.int64)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> Tensor:

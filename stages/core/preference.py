@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from configs import preference as losses
-from stages.core.batches import Document
+from stages.core.batches import Document, document
 
 Sums = dict[str, Tensor]
 MAX_EXPONENT = 80.0
@@ -133,15 +133,14 @@ def mismatched(documents: Sequence[Document], max_length: int) -> list[Document]
     for place, (prompt, _) in enumerate(ordered):
         own, answer = ordered[place - turn]
         if own != prompt:
-            ids = (*prompt, *answer)[:max_length]
-            found.append(Document(ids, tuple(t >= len(prompt) for t in range(len(ids)))))
+            found.append(document(prompt, answer).cut(max_length))
     return found
 
 
 def _split(doc: Document) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(ids of the prompt, ids of the answer)."""
-    border = doc.trained.index(True)
-    return doc.ids[:border], doc.ids[border:]
+    ids, border = tuple(doc.ids.tolist()), doc.prompt_length
+    return ids[:border], ids[border:]
 
 
 def means(sums: Mapping[str, float], count: int, counts: Mapping[str, int]) -> dict[str, float]:

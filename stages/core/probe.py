@@ -112,7 +112,7 @@ def _probed_length(config: Any) -> int:
 
 def _by_transformers(module: Module, doc: Document, device: torch.device) -> Tensor:
     """What the model's own forward gives for each token but the first, or its one score. Shape (T - 1,) or (1,)."""
-    ids = torch.tensor([doc.ids], device=device)
+    ids = torch.from_numpy(doc.ids)[None].to(device)
     kind = module if isinstance(module, PolicyModule | RewardModule) else module.module  # inside of DeepSpeed's engine
     with torch.no_grad(), _eager(module.model):
         if isinstance(kind, PolicyModule):

@@ -20,7 +20,7 @@ Reference = Callable[[PreparedMicroBatch], Tensor]
 
 def content_key(doc: Document) -> str:
     """The key of a cached log-probability: a hash of the ids of prompt and answer, and of where the answer begins."""
-    return digest([list(doc.ids), doc.trained.index(True)])
+    return digest([doc.ids.tolist(), doc.prompt_length])
 
 
 def online(module: PolicyModule) -> Reference:

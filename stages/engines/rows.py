@@ -1,24 +1,32 @@
-"""Rows to documents, for every stage that trains: rows that do not fit are dropped, counted and listed in the evidence."""
+"""Rows for every stage that trains: what is taken from the data, and which of it fits; the rest is counted and listed in the evidence.
+
+All of it is taken by iteration and by index, and made anew when it is asked for: a stage keeps the few facts of a row that it needs
+besides its tokens.
+"""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Any
 
-from configs.training import Lists, TooLong, TrainOn
+import numpy as np
+
+from configs.training import Lists, TooLong
 from data import records
 from data.artifacts import Artifact, write_json, write_rows
-from data.chat import Chat
-from stages.core.batches import Document, Unit, document
+from data.sequences import Chained, Mapped
+from stages.engines.tokens import Units
 from stages.job import Job, StageError
 
+Row = dict[str, Any]
 
-def gather(artifacts: Iterable[Artifact]) -> list[dict[str, Any]]:
+
+def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
     """All rows of several data sets, in the recipe's order."""
-    return [row for artifact in artifacts for row in records.load(artifact)]
+    return Chained([records.load(artifact) for artifact in artifacts])
 
 
-def pairs(rows: Sequence[dict[str, Any]], lists: Lists) -> list[dict[str, Any]]:
+def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
     """The pairs of preferences: {id, list, source, messages, chosen, rejected, ended, win_rates, strength, margin}.
 
     A pair is taken as it is, whatever its scores; of a ranked list, the pairs that `lists` selects, if their scores differ or are
@@ -28,21 +36,26 @@ def pairs(rows: Sequence[dict[str, Any]], lists: Lists) -> list[dict[str, Any]]:
     Raises:
         StageError: none is left.
     """
-    made = []
-    for row in rows:
+    places = []
+    for number, row in enumerate(rows):
         answers = row["answers"]
         for i, j in chosen_places(len(answers), lists):
-            margin = gap(answers[i]["score"], answers[j]["score"])
-            if len(answers) > 2 and margin == 0:
-                continue
-            common = {"id": row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}", "list": row["id"], "source": row["source"]}
-            texts = {"chosen": answers[i]["text"], "rejected": answers[j]["text"]}
-            wins = (answers[i].get("win_rate"), answers[j].get("win_rate"))
-            facts = {"ended": (records.ended(answers[i]), records.ended(answers[j])), "win_rates": None if None in wins else wins}
-            made.append({**common, "messages": row["messages"], **texts, **facts, "strength": row["strength"], "margin": margin})
-    if not made:
+            if len(answers) == 2 or gap(answers[i]["score"], answers[j]["score"]) != 0:
+                places.append((number, i, j))
+    if not places:
         raise StageError(f"none of {len(rows)} preferences gives a pair: they are single answers, or lists of equal scores")
-    return made
+    return Mapped(places, lambda place: _pair(rows[place[0]], place[1], place[2]))
+
+
+def _pair(row: Row, i: int, j: int) -> Row:
+    answers = row["answers"]
+    better, worse = answers[i], answers[j]
+    common = {"id": row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}", "list": row["id"], "source": row["source"]}
+    texts = {"chosen": better["text"], "rejected": worse["text"]}
+    wins = (better.get("win_rate"), worse.get("win_rate"))
+    facts = {"ended": (records.ended(better), records.ended(worse)), "win_rates": None if None in wins else wins}
+    margin = gap(better["score"], worse["score"])
+    return {**common, "messages": row["messages"], **texts, **facts, "strength": row["strength"], "margin": margin}
 
 
 def chosen_places(count: int, lists: Lists) -> list[tuple[int, int]]:
@@ -62,61 +75,82 @@ def gap(better: float | None, worse: float | None) -> float | None:
     return None if better is None or worse is None else better - worse
 
 
-def to_units(
-    rows: list[dict[str, Any]], make: Callable[[dict[str, Any]], Unit], max_length: int, job: Job, too_long: TooLong = "drop"
-) -> tuple[list[dict[str, Any]], list[Unit]]:
-    """The rows that fit, or are cut to fit, and their documents.
+def single_answers(rows: Sequence[Row], threshold: float) -> Sequence[Row]:
+    """Answers that are good or bad, as {..., text, ended, label}: 1.0 or 0.0.
+
+    First the best answer of each preference, which is good, and its worst; then those given alone, good with a score above `threshold`.
+
+    Raises:
+        StageError: one given alone has no score, or no preference with several answers gives a pair.
+    """
+    several = [number for number, row in enumerate(rows) if len(row["answers"]) > 1]
+    alone = [number for number, row in enumerate(rows) if len(row["answers"]) == 1]
+    unscored = next((rows[number]["id"] for number in alone if rows[number]["answers"][0]["score"] is None), None)
+    if unscored is not None:
+        raise StageError(f"preference {unscored} is one answer without a score, which kto needs: score or drop it")
+    judged = pairs(Mapped(several, lambda number: rows[number]), "best_vs_worst") if several else []
+    sides = [(number, side) for number in range(len(judged)) for side in (0, 1)]
+    return Chained([
+        Mapped(sides, lambda place: _side(judged[place[0]], place[1])),
+        Mapped(alone, lambda number: _alone(rows[number], threshold)),
+    ])  # fmt: skip
+
+
+def _side(pair: Row, side: int) -> Row:
+    return {**pair, "text": pair[("chosen", "rejected")[side]], "ended": pair["ended"][side], "label": 1.0 - side}
+
+
+def _alone(row: Row, threshold: float) -> Row:
+    (answer,) = row["answers"]
+    return {**row, "text": answer["text"], "ended": records.ended(answer), "label": float(answer["score"] > threshold)}
+
+
+def every_answer(rows: Sequence[Row]) -> Sequence[Row]:
+    """All answers of preferences, one by one: {id, source, messages, text, ended}."""
+    places = [(number, place) for number, row in enumerate(rows) for place in range(len(row["answers"]))]
+    return Mapped(places, lambda place: _answer(rows[place[0]], place[1]))
+
+
+def _answer(row: Row, place: int) -> Row:
+    answer = row["answers"][place]
+    return {name: row[name] for name in ("id", "source", "messages")} | {"text": answer["text"], "ended": records.ended(answer)}
+
+
+def fitting(
+    rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop"
+) -> tuple[Sequence[Row], Units]:
+    """The rows whose documents fit, or are cut to fit, and these; what is dropped is counted and listed in the evidence.
+
+    Args:
+        rows: read only where something is to be said of one.
+        units: their documents.
+        max_length: tokens of a document.
+        job: rank 0 writes the evidence.
+        too_long: what becomes of longer ones.
 
     Raises:
         StageError: none is left.
     """
-    kept, units, drops, cut = [], [], [], 0
-    for number, row in enumerate(rows):
-        job.doing("tokenising", number, len(rows), "rows")
-        unit = make(row)
-        longest = max(len(doc) for doc in unit)
-        reason = None
-        if longest > max_length and too_long == "truncate":
-            unit, cut = tuple(Document(doc.ids[:max_length], doc.trained[:max_length]) for doc in unit), cut + 1
-        elif longest > max_length:
-            reason = f"longer than max_length {max_length}"
-        if reason is None and any(doc.num_trained == 0 for doc in unit):
-            reason = "no trained token"
-        if reason:
-            drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": longest})
-        else:
-            kept.append(row)
-            units.append(unit)
+    longest_R = units.lengths_RD.max(axis=1, initial=0)
+    long_R = longest_R > max_length
+    untrained_R = (units.trained_RD == 0).any(axis=1)
+    if too_long == "truncate":
+        for row in np.flatnonzero(long_R & ~untrained_R):
+            untrained_R[row] = any(doc.cut(max_length).num_trained == 0 for doc in units[int(row)])
+    dropped_R = untrained_R if too_long == "truncate" else long_R | untrained_R
     if job.rank == 0:
+        drops = []
+        for place in np.flatnonzero(dropped_R).tolist():
+            reason = "no trained token" if too_long == "truncate" or not long_R[place] else f"longer than max_length {max_length}"
+            row = rows[place]
+            drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": int(longest_R[place])})
         write_rows(job.evidence / "drops.jsonl", drops)
         counts = Counter((drop["source"], drop["reason"]) for drop in drops)
         summary = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in sorted(counts.items())]
-        write_json(job.evidence / "counts.json", {"rows": len(rows), "kept": len(kept), "truncated": cut, "dropped": summary})
-    if not units:
+        cut = int(np.count_nonzero(long_R)) if too_long == "truncate" else 0
+        told = {"rows": len(rows), "kept": len(rows) - len(drops), "truncated": cut, "dropped": summary}
+        write_json(job.evidence / "counts.json", told)
+    kept = np.flatnonzero(~dropped_R)
+    if not len(kept):
         raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")
-    return kept, units
-
-
-def conversation(chat: Chat, train_on: TrainOn) -> Callable[[dict[str, Any]], Unit]:
-    def make(row: dict[str, Any]) -> Unit:
-        ids, mask = chat.training(row["messages"], train_on)
-        end = max((i for i, trained in enumerate(mask) if trained), default=len(mask) - 1) + 1  # later tokens have no effect
-        return (Document(tuple(ids[:end]), tuple(mask[:end])),)
-
-    return make
-
-
-def preference(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
-    """(chosen, rejected)."""
-
-    def make(row: dict[str, Any]) -> Unit:
-        texts = zip((row["chosen"], row["rejected"]), row["ended"], strict=True)
-        chosen, rejected = (document(*chat.answer(row["messages"], text, ended=ended)) for text, ended in texts)
-        return chosen, rejected
-
-    return make
-
-
-def single_answer(chat: Chat) -> Callable[[dict[str, Any]], Unit]:
-    """Of a row {messages, text, ended}."""
-    return lambda row: (document(*chat.answer(row["messages"], row["text"], ended=row["ended"])),)
+    return Mapped(kept, lambda place: rows[int(place)]), units.taken(kept, max_length)

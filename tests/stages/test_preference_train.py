@@ -16,7 +16,6 @@ from stages.core.batches import collate, document
 from stages.engines.feed import feed
 from stages.engines.models import load_policy
 from stages.engines.reference import content_key, online
-from stages.engines.rows import to_units
 from stages.job import StageError
 from stages.preference_train import PreferenceExample, PreferenceObjective, add_gradient, comparisons, documents_of, reference_point
 
@@ -78,8 +77,8 @@ def gradient(tmp_path_factory, policy, other):
             numerics = Numerics(**changed)
             wanted = config(METHODS[name])
             labelled = comparisons(wanted, certain(6) if name == "kto" else rows(6))
-            kept, units = to_units(labelled, documents_of(wanted.loss, chat), 96, models.a_job(tmp_path_factory.mktemp("job")))
-            batch = [PreferenceExample(unit, row["label"]) for row, unit in zip(kept, units, strict=True)]
+            units = models.units(labelled, documents_of(wanted), chat)
+            batch = [PreferenceExample(unit, row["label"]) for row, unit in zip(labelled, units, strict=True)]
             module = load_policy(policy, numerics)
             reference = None if wanted.loss.reference_free else online(load_policy(other, numerics))
             objective = PreferenceObjective(wanted.loss, module, reference, 96, torch.device("cpu"))

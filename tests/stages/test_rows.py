@@ -5,8 +5,9 @@ import json
 import models
 import pytest
 
+from data.documents import pack
 from stages.core.batches import Document
-from stages.engines.rows import pairs, to_units
+from stages.engines.rows import fitting, pairs
 from stages.job import StageError
 
 
@@ -47,14 +48,15 @@ def test_singles_give_no_pair_and_nothing_but_singles_is_an_error():
         pairs([preference("s", 1.0), preference("l", 1.0, 1.0, 1.0)], "all")
 
 
-LONG = Document((1, 2, 3, 4, 5), (False, False, True, True, True))
-LATE = Document((1, 2, 3, 4, 5), (False, False, False, False, True))
-SHORT = Document((1, 2), (False, True))
+LONG = Document.of((1, 2, 3, 4, 5), (False, False, True, True, True))
+LATE = Document.of((1, 2, 3, 4, 5), (False, False, False, False, True))
+SHORT = Document.of((1, 2), (False, True))
 
 
 def fitted(tmp_path, too_long):
-    job, units = models.a_job(tmp_path), {"long": (LONG, SHORT), "late": (LATE,), "short": (SHORT,)}
-    rows, kept = to_units([{"id": name, "source": "s"} for name in units], lambda row: units[row["id"]], 4, job, too_long)
+    job, given = models.a_job(tmp_path), {"long": (LONG, SHORT), "late": (SHORT, LATE), "short": (SHORT, SHORT)}
+    packed = pack([(doc.ids.astype("<u2"), doc.trained) for unit in given.values() for doc in unit])
+    rows, kept = fitting([{"id": name, "source": "s"} for name in given], models.packed_units(packed, 2), 4, job, too_long)
     return [row["id"] for row in rows], kept, json.loads((job.evidence / "counts.json").read_text())
 
 
@@ -66,5 +68,5 @@ def test_rows_that_are_too_long_are_dropped(tmp_path):
 
 def test_or_lose_their_end_and_are_dropped_where_nothing_is_left_to_train(tmp_path):
     names, units, counts = fitted(tmp_path, "truncate")
-    assert names == ["long", "short"] and units[0] == (Document((1, 2, 3, 4), (False, False, True, True)), SHORT)
+    assert names == ["long", "short"] and units[0] == (Document.of((1, 2, 3, 4), (False, False, True, True)), SHORT)
     assert counts["truncated"] == 2 and counts["dropped"] == [{"source": "s", "reason": "no trained token", "rows": 1}]

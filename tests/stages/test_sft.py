@@ -9,8 +9,8 @@ import pytest
 from configs.execution import Numerics
 from data.artifacts import read_rows
 from data.chat import Chat
+from data.documents import Conversations
 from stages import sft
-from stages.engines.rows import conversation
 from stages.job import StageError
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
@@ -37,7 +37,7 @@ def train(folder, policy, rows, numerics=None, **config):
 def test_a_document_ends_with_its_last_trained_token(policy, train_on, said):
     """0 + 0 = 0. Nothing learns from what stands behind."""
     chat = Chat(policy.payload)
-    (document,) = conversation(chat, train_on)(two_turns(1, True, False)[0])
+    ((document,),) = models.units(two_turns(1, True, False), Conversations(train_on), chat)
     tokens = [token for token, trained in zip(document.ids, document.trained, strict=True) if trained]
     end = chat.tokenizer.eos_token
     assert chat.tokenizer.decode(tokens) == "".join(text + end for text in said)
@@ -46,9 +46,9 @@ def test_a_document_ends_with_its_last_trained_token(policy, train_on, said):
 
 def test_everything_is_trained_but_the_first_token_which_nothing_predicts(policy):
     row = two_turns(1)[0]
-    (document,) = conversation(Chat(policy.payload), "all")(row)
+    ((document,),) = models.units([row], Conversations("all"), Chat(policy.payload))
     whole, _ = Chat(policy.payload).training(row["messages"])
-    assert document.ids == tuple(whole) and document.num_trained == len(whole) - 1
+    assert document.ids.tolist() == whole and document.num_trained == len(whole) - 1
 
 
 def test_rows_without_a_trained_token_are_dropped_and_counted(tmp_path, policy):
@@ -70,7 +70,7 @@ def test_the_curve_says_what_a_step_was(tmp_path, policy):
     metrics, job = train(tmp_path, policy, models.arithmetic(6), Numerics(threads=1, micro_batch_tokens=64), epochs=2)
     curve = models.curve(job)
     assert [row["samples"] for row in curve] == [4, 2, 4, 2] and [row["epoch"] for row in curve] == [0.5, 1.0, 1.5, 2.0]
-    documents = [conversation(Chat(policy.payload), "assistant")(row)[0] for row in models.arithmetic(6)]
+    documents = [document for (document,) in models.units(models.arithmetic(6), Conversations("assistant"), Chat(policy.payload))]
     for epoch in (curve[:2], curve[2:]):
         assert sum(row["tokens"] for row in epoch) == sum(len(document) for document in documents)
         assert sum(row["trained_tokens"] for row in epoch) == sum(document.num_trained for document in documents)
@@ -92,7 +92,7 @@ def test_the_curve_says_what_a_step_was(tmp_path, policy):
 def test_packing_is_the_share_of_the_capacity_that_is_filled(tmp_path, policy, numerics, capacity):
     rows = models.arithmetic(4)
     _, job = train(tmp_path, policy, rows, Numerics(threads=1, **numerics))
-    lengths = [len(conversation(Chat(policy.payload), "assistant")(row)[0]) for row in rows]
+    lengths = [len(document) for (document,) in models.units(rows, Conversations("assistant"), Chat(policy.payload))]
     assert len(set(lengths)) > 1
     assert models.curve(job)[0]["packing"] == pytest.approx(sum(lengths) / capacity(lengths))
 

@@ -7,11 +7,11 @@ from datasets import Dataset
 
 from configs.execution import Numerics
 from data.chat import Chat
+from data.documents import Conversations
 from stages.core import losses
 from stages.core.batches import collate
 from stages.core.logprobs import PolicyModule
 from stages.engines.models import load_policy
-from stages.engines.rows import conversation
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def test_sft_loss_is_trls(tmp_path, policy, train_on, settings):
     with torch.no_grad():
         for parameter in module.parameters():  # a fresh model gives every token nearly the same probability
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-    units = [conversation(chat, train_on)(row) for row in rows()]
+    units = models.units(rows(), Conversations(train_on), chat)
     with torch.no_grad():
         logps_N, _ = module(collate(units, numerics, chat.pad_id))
     ours = losses.sft(logps_N).item() / sum(doc.num_trained for (doc,) in units)

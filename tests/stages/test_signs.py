@@ -14,13 +14,11 @@ from tiny_models import make
 
 from configs.execution import Numerics
 from data import hashing, records
-from data.artifacts import read_rows, survey
+from data.artifacts import survey
 from pipelines.cli.progress import StageView, doing, with_heartbeat
 from stages import evaluate, judge, overoptimization, sample
 from stages import job as jobs
-from stages.core.batches import Document
 from stages.engines import models
-from stages.engines.rows import to_units
 from stages.engines.sampler import Generation
 from stages.inputs import open_inputs
 from stages.job import GivenInput, Inputs, Job, JobSpec
@@ -75,18 +73,6 @@ def test_hashing_tells_how_far_it_is(tmp_path: Path) -> None:
     survey(tmp_path / "a", md5=True, beat=lambda done, size: told.append((done, size)))
     assert len(told) == 4 and {size for _, size in told} == {(10 << 20) + 1}  # pieces of 4 MiB
     assert [done for done, _ in told] == sorted(done for done, _ in told) and told[-1][0] == (10 << 20) + 1
-
-
-def test_tokenising_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.0)
-    job, seen = a_job(tmp_path), []
-
-    def make(row: dict[str, Any]) -> tuple[Document, ...]:
-        seen.append(said(tmp_path)["doing"])
-        return (Document((1, 2), (False, True)),)
-
-    to_units([{"id": str(n), "source": "x"} for n in range(3)], make, 8, job)
-    assert [(entry["what"], entry["done"], entry["of"]) for entry in seen] == [("tokenising", n, 3) for n in range(3)]
 
 
 def test_something_new_is_said_at_once_and_the_same_from_time_to_time(tmp_path: Path) -> None:
@@ -147,13 +133,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
     def hear(job: Job, what: str, done: float = 0, of: float = 0, unit: str = "") -> None:
         heard.append((what, done, of))
 
-    def slowly(path: Path) -> Any:
+    read = records.stream
+
+    def slowly(payload: Path) -> Any:
         computing(0.3)
-        return read_rows(path)
+        return read(payload)
 
     monkeypatch.setattr(Job, "doing", hear)
     monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
-    monkeypatch.setattr(records, "read_rows", slowly)
+    monkeypatch.setattr(records, "stream", slowly)
     return heard
 
 
@@ -181,7 +169,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_sampling_shows_how_rows_are_read_tokenised_and_decoded(tmp_path: Path, policy: Any, told: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sample, "generate", answered)
-    inputs: Inputs = {"policies": {"a": policy, "b": policy}, "prompts": {"pool": dataset(tmp_path / "pool", "prompt", PROMPTS)}}
+    asked = [{name: value for name, value in item.items() if name != "task"} for item in PROMPTS]
+    inputs: Inputs = {"policies": {"a": policy, "b": policy}, "prompts": {"pool": dataset(tmp_path / "pool", "prompt", asked)}}
     config = config_of("sample", sampling={"max_tokens": 4}, samples_per_prompt=2, prompts={"count": 6, "index": 0})
     assert sample.run(config, inputs, a_job(tmp_path / "job"))["rows"] == 24
     assert beats(told, "reading rows") >= 2
@@ -238,9 +227,9 @@ def test_measuring_how_real_a_reward_is_tells_how_far_it_is(tmp_path: Path, monk
 
 
 def test_a_job_that_proves_its_inputs_tells_how_far_it_is(tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashing, "PIECE_BYTES", 1 << 10)
-    given = dataset(tmp_path / "data", "prompt", PROMPTS * 20)
-    size = (given.payload / "rows.jsonl").stat().st_size
+    monkeypatch.setattr(hashing, "PIECE_BYTES", 1 << 8)
+    given = dataset(tmp_path / "data", "item", PROMPTS * 20)
+    size = (given.payload / "rows-00000.parquet").stat().st_size
     spec = JobSpec(
         address="r/s", kind="sample", version=1, key="k", config={}, source_files={}, code="",
         inputs={"prompts": {"pool": GivenInput.of(given, tmp_path / "job")}},
@@ -248,7 +237,7 @@ def test_a_job_that_proves_its_inputs_tells_how_far_it_is(tmp_path: Path, told: 
     )  # fmt: skip
     open_inputs(spec, a_job(tmp_path / "job"))
     found = counted(told, "checking inputs")
-    assert len(found) == -(-size // 1024) >= 10 and found[-1] == (size / 1e9, size / 1e9)
+    assert len(found) == -(-size // 256) >= 10 and found[-1] == (size / 1e9, size / 1e9)
 
 
 def test_two_threads_that_beat_at_once_do_not_trip_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from datasets import Dataset
 from configs import preference as configs
 from configs.execution import Numerics
 from data.chat import Chat
+from data.documents import Pairs
 from stages.core import losses
 from stages.core.batches import collate, document
 from stages.core.logprobs import PolicyModule, RewardModule
 from stages.core.preference import Answers, kto, mismatched, pair_loss
-from stages.engines.rows import preference
 from stages.reward_model import init_head, targets
 
 pytestmark = pytest.mark.slow
@@ -63,7 +63,7 @@ def measured(lab, documents, with_reference=True):
 
 
 def sides(lab, with_reference=True):
-    answers = measured(lab, [doc for row in lab.rows for doc in preference(lab.chat)(row)], with_reference)
+    answers = measured(lab, [doc for unit in models.units(lab.rows, Pairs("adjacent"), lab.chat) for doc in unit], with_reference)
     return answers.select(slice(0, None, 2)), answers.select(slice(1, None, 2))
 
 
@@ -207,7 +207,7 @@ def test_reward_loss_is_trls_with_margin_and_centering(lab, margin_weight, cente
     with torch.no_grad():
         model.score.weight *= 20  # far from zero: margin and centering matter
     rows = [{**row, "margin": 0.25 * number, "strength": None} for number, row in enumerate(lab.rows)]
-    batch = collate([preference(lab.chat)(row) for row in rows], Numerics(attention="sdpa"), lab.chat.pad_id)
+    batch = collate(list(models.units(rows, Pairs("adjacent"), lab.chat)), Numerics(attention="sdpa"), lab.chat.pad_id)
     with torch.no_grad():
         scores_D = RewardModule(copy.deepcopy(model))(batch)
     ours, _ = losses.bradley_terry(scores_D[0::2], scores_D[1::2], *targets(rows, margin_weight), centering)

@@ -6,11 +6,12 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 
 from data.chat import Chat
+from data.documents import Conversations, Pairs
 from stages import reference_logprobs
 from stages.core.batches import document
 from stages.engines.policy_update import MiniBatchPlan, TrainingSample
 from stages.engines.reference import content_key
-from stages.engines.rows import conversation, pairs, preference
+from stages.engines.rows import pairs
 from stages.preference_train import comparisons, documents_of
 
 pytestmark = pytest.mark.slow
@@ -86,16 +87,18 @@ def expected(chat: Chat, text: str, finish_reason: str):
 def test_no_training_adds_an_end(preferences, policy):
     chat, rows = Chat(policy.payload), rows_of(preferences)
     truth = {row["text"]: row["finish_reason"] for row in COMPLETIONS}
-    for row in pairs(rows, "all"):  # what reward models and pair losses read
-        for doc, side in zip(preference(chat)(row), ("chosen", "rejected"), strict=True):
+    compared = pairs(rows, "all")  # what reward models and pair losses read
+    for row, unit in zip(compared, models.units(compared, Pairs("all"), chat), strict=True):
+        for doc, side in zip(unit, ("chosen", "rejected"), strict=True):
             assert doc == expected(chat, row[side], truth[row[side]])
     kto = models.config_of("preference_train", global_batch=2, max_length=64, optimizer={"learning_rate": 1e-3}, loss={"type": "kto"})
     single = {**rows[0], "answers": [{"text": "alone", "score": 0.0, "finish_reason": "length"}]}
-    for row in comparisons(kto, [*rows, single]):
-        assert documents_of(kto.loss, chat)(row) == (expected(chat, row["text"], (truth | {"alone": "length"})[row["text"]]),)
+    answers = comparisons(kto, [*rows, single])
+    for row, unit in zip(answers, models.units(answers, documents_of(kto), chat), strict=True):
+        assert unit == (expected(chat, row["text"], (truth | {"alone": "length"})[row["text"]]),)
     for text, finish_reason in truth.items():  # the best samples as conversations: rejection sampling
         said = {"role": "assistant", "content": text, "finish_reason": finish_reason}
-        (doc,) = conversation(chat, "assistant")({"messages": [*ASKED, said]})
+        ((doc,),) = models.units([{"messages": [*ASKED, said]}], Conversations("assistant"), chat)
         assert doc == expected(chat, text, finish_reason)
 
 
@@ -115,5 +118,5 @@ def test_policy_gradients_train_the_very_tokens_that_were_sampled(policy):
     made = policy_lab.learner(policy_lab.algorithm("dapo"), policy)
     samples = [TrainingSample("p", [5, 6], ids, [-1.0] * len(ids), float(i)) for i, ids in enumerate(([7, 8, 2], [7, 8, 9, 10]))]
     plan = MiniBatchPlan.of(made, samples, [[0, 1]], frozenset())
-    assert [doc.ids for unit in plan.units for doc in unit] == [(5, 6, 7, 8, 2), (5, 6, 7, 8, 9, 10)]
+    assert [doc.ids.tolist() for unit in plan.units for doc in unit] == [[5, 6, 7, 8, 2], [5, 6, 7, 8, 9, 10]]
     policy_lab.close(made)

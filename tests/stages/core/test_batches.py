@@ -20,12 +20,13 @@ from stages.core.spans import Span
 
 
 def docs(*lengths):
-    return [(Document(tuple(range(length)), (False, *[True] * (length - 1))),) for length in lengths]
+    return [(Document.of(tuple(range(length)), (False, *[True] * (length - 1))),) for length in lengths]
 
 
 def test_an_answer_is_trained_and_its_prompt_is_not():
     doc = document([5, 6], [7, 2])
-    assert doc.ids == (5, 6, 7, 2) and doc.trained == (False, False, True, True) and doc.num_trained == 2
+    assert doc.ids.tolist() == [5, 6, 7, 2] and doc.trained.tolist() == [False, False, True, True]
+    assert (doc.num_trained, doc.prompt_length, len(doc)) == (2, 2, 4)
 
 
 def test_best_fit_fills_the_fullest_bin_that_still_has_room():
@@ -68,7 +69,7 @@ def test_answers_share_their_prompt_and_nothing_that_is_trained():
     assert shared_prefix(PAIR) == 3  # the 8 that both begin with is trained
     assert shared_prefix((document([5, 6], [8]), document([5, 7], [8]))) == 1
     assert shared_prefix((document([], [5, 6]), document([], [5, 7]))) == 0
-    assert shared_prefix((Document((5, 6), (False, False)), Document((5, 6), (False, False)))) == 1  # each keeps a token of its own
+    assert shared_prefix((Document.of((5, 6), (False, False)), Document.of((5, 6), (False, False)))) == 1  # each keeps a token of its own
     assert unit_tokens(PAIR, Numerics()) == 3 + 3 + 2
     assert unit_tokens(PAIR, Numerics(attention="sdpa")) == unit_tokens(PAIR, Numerics(packing=False)) == 11
 
@@ -119,7 +120,7 @@ def drawn_units(seed):
         unit = [document(prompt, [draw.randrange(9) for _ in range(draw.randrange(1, 7))]) for _ in range(draw.randrange(1, 4))]
         if draw.random() < 0.3:
             ids = [draw.randrange(9) for _ in range(8)]
-            unit = [Document(tuple(ids), tuple(draw.random() < 0.5 for _ in ids))]
+            unit = [Document.of(tuple(ids), tuple(draw.random() < 0.5 for _ in ids))]
         units.append(tuple(unit))
     return units
 
@@ -148,9 +149,9 @@ def test_what_prompts_have_in_common_ends_at_the_first_difference(length):
     same = tuple(range(length))
     for place in range(length):
         other = (*same[:place], -1, *same[place + 1 :])
-        unit = tuple(Document((*ids, 99), (False,) * (length + 1)) for ids in (same, other))
+        unit = tuple(Document.of((*ids, 99), (False,) * (length + 1)) for ids in (same, other))
         assert shared_prefix(unit) == place
-    unit = tuple(Document((*same, end), (False,) * (length + 1)) for end in (99, 98))
+    unit = tuple(Document.of((*same, end), (False,) * (length + 1)) for end in (99, 98))
     assert shared_prefix(unit) == length
 
 

@@ -53,7 +53,7 @@ def policy_of(model, numerics, chunk=1024):
 
 def by_hand(model, doc, temperature=1.0):
     """One document alone, through the model's own forward and a plain log-softmax."""
-    logits = model(torch.tensor([doc.ids])).logits[0].double() / temperature
+    logits = model(torch.from_numpy(doc.ids)[None]).logits[0].double() / temperature
     logps = logits.log_softmax(-1)
     return [logps[t - 1, doc.ids[t]].item() for t in range(1, len(doc)) if doc.trained[t]]
 

@@ -15,7 +15,7 @@ from data import records
 from data.artifacts import ArtifactError, write_json
 from data.assets import AssetError
 from data.chat import ChatError
-from data.decontamination import NoText
+from data.coverage import NoText
 from data.expectations import ValidationError
 from data.procedural import SourceError
 from data.storage import StoreError
@@ -28,7 +28,8 @@ from stages.core.verifiers import VerifierError
 from stages.engines.sampler import EngineLost
 from stages.job import Job, NotFinite, StageError
 
-ROWS = [{"n": 1}, {"n": 2}]
+SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+ROWS = [{"id": "1", "source": "s", "messages": SAID}, {"id": "2", "source": "s", "messages": SAID}]
 
 
 def a_job(folder: Path) -> Job:
@@ -98,11 +99,13 @@ def test_a_curve_that_lacks_or_repeats_a_step(tmp_path: Path, steps: tuple[int, 
 def test_rows_that_were_not_written(tmp_path: Path) -> None:
     job = a_job(tmp_path)
     assert unmet("conversation", {"rows": 2}, job) == "wrote no payload"
-    records.save(job.out, ROWS)
+    records.save(job.out, "conversation", ROWS)
     assert unmet("conversation", {"rows": 2}, job) is None
     assert unmet("conversation", {"rows": 3}, job) == "reports 3 rows and wrote 2"
-    records.save(job.out, [])
-    assert unmet("conversation", {"rows": 0}, job) == "wrote no row into rows.jsonl"
+    records.save(job.out, "conversation", ROWS[:0])
+    assert unmet("conversation", {"rows": 0}, job) == "wrote no payload"
+    records.save(job.out, "scores", [])
+    assert unmet("scores", {"rows": 0}, job) == "wrote no row into rows.jsonl"
 
 
 def test_every_failure_has_its_cause(tmp_path: Path) -> None:

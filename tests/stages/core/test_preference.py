@@ -273,27 +273,27 @@ def test_ktos_gradient_lifts_the_good_and_sinks_the_bad():
 
 
 def doc(prompt, *answer):
-    return Document((prompt, *answer), (False,) + (True,) * len(answer))
+    return Document.of((prompt, *answer), (False,) + (True,) * len(answer))
 
 
 def test_mismatched_answers_stand_after_other_prompts_and_each_stands_once():
     docs = [doc(1, 10, 11), doc(2, 20), doc(1, 12), doc(3, 30), doc(2, 21)]
     found = mismatched(docs, 16)
     prompts = {10: 1, 12: 1, 20: 2, 21: 2, 30: 3}
-    assert sorted(d.ids[1] for d in found) == sorted(prompts)
-    assert sorted(d.ids[0] for d in found) == [1, 1, 2, 2, 3]
-    assert all(prompts[d.ids[1]] != d.ids[0] for d in found)
-    assert all(d.trained == (False,) + (True,) * (len(d) - 1) for d in found)
+    assert sorted(int(d.ids[1]) for d in found) == sorted(prompts)
+    assert sorted(int(d.ids[0]) for d in found) == [1, 1, 2, 2, 3]
+    assert all(prompts[int(d.ids[1])] != d.ids[0] for d in found)
+    assert all(d.trained.tolist() == [False] + [True] * (len(d) - 1) for d in found)
 
 
 def test_where_one_prompt_has_most_answers_those_without_a_partner_are_left_out():
     docs = [doc(1, 10), doc(1, 11), doc(1, 12), doc(2, 20)]
-    assert [d.ids for d in mismatched(docs, 16)] == [(1, 20), (2, 10)]
+    assert [d.ids.tolist() for d in mismatched(docs, 16)] == [[1, 20], [2, 10]]
     assert mismatched(docs[:3], 16) == [] and mismatched([], 16) == []
 
 
 def test_a_mismatched_answer_loses_what_exceeds_the_length():
-    assert [d.ids for d in mismatched([doc(1, 10, 11, 12), doc(2, 20)], 3)] == [(1, 20), (2, 10, 11)]
+    assert [d.ids.tolist() for d in mismatched([doc(1, 10, 11, 12), doc(2, 20)], 3)] == [[1, 20], [2, 10, 11]]
 
 
 def test_means_divide_each_side_by_its_own_count():

@@ -1,0 +1,136 @@
+"""How fast rows become tokens, and what it takes to have them, against the way of before and against the tokenizer alone.
+
+Conversations of the packaged demonstration data, drawn again and again with other numbers in them, under SmolLM2's own tokenizer:
+
+- each row alone, as it was done before (`Chat.training`), its ids in Python's tuples;
+- `tokenizer(list)` of the rendered conversations: their ids alone, without which of them are trained;
+- ours: `data/tokenising.py` in one process, then in one for each core, and a file of tokens that is opened again.
+
+Times are of the processor (of child processes too, `os.times`), but for opening and for all cores, which are by the clock.
+
+    python -m benchmarks.tokens [--rows 8000]
+"""
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Reading, Watch, write
+
+ROUNDS = 3
+KEY = "0" * 64
+
+
+def rows_of(count: int) -> list[dict[str, Any]]:
+    """Conversations: real ones, in which every number is another one each time, so that words go on being new as in real data."""
+    from configs.datasets import Packaged
+    from data import sources
+
+    def given(asset: str, record: Any) -> list[dict[str, Any]]:
+        return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
+
+    found = list(given("alpaca-en-demo", "conversation"))
+    for row in given("dpo-en-demo", "preference"):
+        found += [{**row, "messages": [*row["messages"], {"role": "assistant", "content": one["text"]}]} for one in row["answers"]]
+    draw = random.Random(0)
+    return [varied(draw.choice(found), draw) for _ in range(count)]
+
+
+def varied(row: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    def other(text: str) -> str:
+        words = text.split(" ")
+        place = draw.randrange(len(words))
+        words[place] += f"{draw.choice('abcdefghij')}{draw.randrange(10**4)}"
+        return " ".join(words)
+
+    return {**row, "messages": [{**message, "content": other(message["content"])} for message in row["messages"]]}
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of the processor, this process and those it has waited for."""
+    before = os.times()
+    work()
+    after = os.times()
+    return sum(after[:4]) - sum(before[:4])
+
+
+def measure(count: int, folder: Path) -> None:
+    from configs.datasets import TEMPLATES
+    from data import assets
+    from data.chat import Chat
+    from data.documents import Conversations
+    from data.token_files import TokenFile, written
+    from data.tokenising import packed
+    from stages.source_model import gguf_tokenizer
+
+    tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))
+    tokenizer.chat_template = (TEMPLATES / "chatml.jinja").read_text()
+    tokenizer.save_pretrained(folder / "tokenizer")
+    chat, rows, how, dtype = Chat(folder / "tokenizer"), rows_of(count), Conversations("assistant"), np.dtype("<u2")
+    cores, path, made = len(os.sched_getaffinity(0)), folder / "x.tokens", []
+
+    def before() -> None:
+        made[:] = [chat.training(row["messages"]) for row in rows]
+
+    def alone() -> None:
+        chat.tokenizer([row["rendered"] for row in rendered], add_special_tokens=False)
+
+    def ours(processes: int) -> None:
+        with written(path, KEY, len(rows), 1, dtype, "benchmark") as file:
+            for _, some in packed(rows, chat, how, dtype, True, processes):
+                file.append(some)
+
+    rendered = [{"rendered": "".join(piece for piece, _ in chat._pieces(row["messages"], ask=False))} for row in rows]
+    watch, taken = Watch(), {name: [] for name in ("before", "alone", "one", "cores", "opening")}
+    for _ in range(ROUNDS):
+        taken["before"].append(seconds(before))
+        taken["alone"].append(seconds(alone))
+        taken["one"].append(seconds(lambda: ours(1)))
+        began = time.perf_counter()
+        ours(cores)
+        taken["cores"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        file = TokenFile(path, KEY, len(rows), 1)
+        taken["opening"].append(time.perf_counter() - began)
+    tokens = int(file.lengths_D.sum())
+    for number, (ids, mask) in enumerate(made):
+        found, bits = file.document(number)
+        end = len(mask) - mask[::-1].index(True)
+        assert found.tolist() == ids[:end] and np.unpackbits(bits, count=end).astype(bool).tolist() == mask[:end], number
+    a_row = [1e3 * took / len(rows) for took in taken["before"]]
+    about = f"{len(rows)} conversations, {tokens / len(rows):.0f} tokens each; equal ids and masks"
+    each = {name: [1e3 * took / len(rows) for took in values] for name, values in taken.items()}
+    size = path.stat().st_size / tokens
+    readings = [
+        Reading("tokenising, against each row alone", each["one"], a_row, "ms of a core per row", False, 5.0, {"text": about}),
+        Reading("tokenising, against tokenizer(list) without masks", each["one"], each["alone"], "ms of a core per row", False),
+        Reading(
+            "tokenising on all cores, against each row alone", each["cores"], a_row, "ms per row", False, None,
+            {"text": f"{cores} processes by the clock, one by its processor time"},
+        ),
+        Reading(
+            "tokens at a resume, against tokenising again", taken["opening"], taken["before"], "s", False, None,
+            {"text": f"a file of {size:.2f} bytes a token"},
+        ),
+    ]  # fmt: skip
+    write("tokens", readings, ("tokenizers", "transformers", "jinja2", "regex"), watch.read())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=8_000)
+    given = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
+        measure(given.rows, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,520 @@
+"""Rows are tokenised once: by one process, for all ranks and later jobs; whole or not at all; and nothing but time is saved."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+import models
+import numpy as np
+import pytest
+
+from data import encoding, tokenising
+from data.chat import Chat, ChatError
+from data.documents import Conversations, pack
+from data.faults import FAULTS
+from data.token_files import Damaged, TokenFile, written
+from stages.engines import tokens
+from stages.engines.tokens import Units, units_of
+from stages.job import Job
+
+KEY = "ab" * 32
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def chat(policy):
+    return Chat(policy.payload)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Rows that were tokenised, in this process."""
+    found, real = [], tokenising.tokenised
+
+    def count(rows, *args):
+        found.extend(row["id"] for row in rows)
+        return real(rows, *args)
+
+    monkeypatch.setattr(tokenising, "tokenised", count)
+    return found
+
+
+@pytest.fixture
+def data(tmp_path):
+    return models.dataset(tmp_path / "data", "conversation", models.arithmetic(200))
+
+
+def sharing(folder: Path, shared: Path, rank: int = 0) -> Job:
+    return replace(models.a_job(folder), tokens=shared, rank=rank)
+
+
+ASSISTANT = Conversations("assistant")
+
+
+def read(job, chat, policy, *data, rows=None, documents=ASSISTANT) -> Units:
+    rows = models.arithmetic(200) if rows is None else rows
+    return units_of(rows, documents, chat, job, policy, data)
+
+
+def numbers(units: Units) -> list[list[tuple[list[int], list[bool]]]]:
+    return [[(doc.ids.tolist(), doc.trained.tolist()) for doc in unit] for unit in units]
+
+
+# --- what is read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_documents_are_those_of_the_chat_up_to_their_last_trained_token(tmp_path, chat, policy, data, train_on):
+    rows = models.arithmetic(200)
+    for row, (doc,) in zip(rows, read(models.a_job(tmp_path), chat, policy, data, documents=Conversations(train_on)), strict=True):
+        ids, mask = chat.training(row["messages"], train_on)
+        end = len(mask) - mask[::-1].index(True)
+        assert (doc.ids.tolist(), doc.trained.tolist()) == (ids[:end], mask[:end])
+        assert (len(doc), doc.num_trained) == (end, sum(mask[1:end]))
+
+
+def test_counts_come_from_the_index_alone(tmp_path, chat, policy, data, monkeypatch):
+    units = read(models.a_job(tmp_path), chat, policy, data)
+    expected = [[(len(doc), doc.num_trained) for doc in unit] for unit in units]
+    monkeypatch.setattr(TokenFile, "document", None)
+    assert np.stack([units.lengths_RD, units.trained_RD], axis=-1).tolist() == [[list(pair) for pair in unit] for unit in expected]
+
+
+def test_ids_are_views_into_the_map_and_cannot_be_written(tmp_path, chat, policy, data):
+    ((doc,), *_) = read(models.a_job(tmp_path), chat, policy, data)
+    assert doc.ids.dtype == np.uint16 and not doc.ids.flags.owndata and not doc.ids.flags.writeable
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("<u2", 2.2), ("<u4", 4.2)])
+def test_a_token_takes_two_bytes_and_a_bit_or_four(tmp_path, dtype, most):
+    draw = random.Random(0)
+    lengths = [draw.randrange(1, 838) for _ in range(500)]
+    highest = 1 << (16 if dtype == "<u2" else 18)
+    given = [
+        (np.array([draw.randrange(highest) for _ in range(n)], dtype=dtype), np.array([draw.random() < 0.5 for _ in range(n)]))
+        for n in lengths
+    ]
+    path = tmp_path / "x.tokens"
+    with written(path, KEY, 500, 1, np.dtype(dtype), "w") as file:
+        for start in range(0, 500, 7):
+            file.append(pack(given[start : start + 7]))
+    assert path.stat().st_size / sum(lengths) <= most
+    opened = TokenFile(path, KEY, 500, 1)
+    for number, (ids, trained) in enumerate(given):
+        found, bits = opened.document(number)
+        assert np.array_equal(found, ids) and np.array_equal(np.unpackbits(bits, count=len(ids)).astype(bool), trained)
+        assert opened.trained_D[number] == trained[1:].sum()
+
+
+def test_a_large_vocabulary_takes_four_bytes(tmp_path, chat, policy, data, monkeypatch):
+    monkeypatch.setattr(Chat, "highest_id", 1 << 16)
+    assert read(models.a_job(tmp_path), chat, policy, data)[0][0].ids.dtype == np.uint32
+
+
+# --- made once ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_resume_another_job_and_another_max_length_tokenise_nothing(tmp_path, chat, policy, data, counted):
+    first = read(sharing(tmp_path / "a", tmp_path / "shared"), chat, policy, data)
+    assert counted == [row["id"] for row in models.arithmetic(200)]
+    counted.clear()
+    again = read(sharing(tmp_path / "b", tmp_path / "shared", rank=1), chat, policy, data)
+    assert counted == [] and numbers(again) == numbers(first)
+    assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".tokens"]
+
+
+class Tomorrow(date):
+    @classmethod
+    def today(cls):
+        return date.today() + timedelta(days=1)
+
+
+def test_whatever_decides_the_tokens_is_in_the_key(tmp_path, policy, data, counted, monkeypatch):
+    shared, chat = tmp_path / "shared", Chat(policy.payload)
+
+    def made(name, *args, **kwargs):
+        counted.clear()
+        read(sharing(tmp_path / name, shared), chat, *args, **kwargs)
+        return bool(counted)
+
+    assert made("first", policy, data) and not made("same", policy, data)
+    assert made("train_on", policy, data, documents=Conversations("last_turn"))
+    assert made("rows", policy, models.dataset(tmp_path / "other", "conversation", models.arithmetic(199)), rows=models.arithmetic(199))
+    assert made("twice", policy, data, data, rows=models.arithmetic(200) * 2)
+
+    def with_file(name):
+        files = [entry.model_copy(update={"sha256": "0" * 64}) if entry.path == name else entry for entry in policy.record.files]
+        assert files != list(policy.record.files)
+        return replace(policy, record=policy.record.model_copy(update={"files": tuple(files)}))
+
+    assert made("template", with_file("chat_template.jinja"), data)
+    assert made("tokenizer", with_file("tokenizer.json"), data)
+    assert not made("weights", with_file("model.safetensors"), data)
+    chat.template += "{# strftime_now #}"
+    assert made("today", policy, data) and not made("again", policy, data)
+    monkeypatch.setattr(tokens, "date", Tomorrow)
+    assert made("tomorrow", policy, data)
+    monkeypatch.setattr(tokens, "_code", lambda: {"data/chat.py": "changed"})
+    assert made("code", policy, data)
+    monkeypatch.setattr(tokens.importlib.metadata, "version", lambda name: "0")
+    assert made("libraries", policy, data)
+
+
+def test_a_row_that_cannot_be_trained_on_ends_the_job_and_leaves_no_file(tmp_path, chat, policy, data):
+    rows = models.arithmetic(200)
+    for number in (150, 70):
+        rows[number] = {**rows[number], "messages": [{"role": "user", "content": f"<|im_end|> {number}"}]}
+    with pytest.raises(ChatError, match=r"spells out the control token '<\|im_end\|>' .*70"):
+        read(sharing(tmp_path / "job", tmp_path / "shared"), chat, policy, data, rows=rows)
+    assert not list((tmp_path / "shared").glob("*.tokens")) and not list((tmp_path / "shared").glob("*.unfinished"))
+
+
+def test_a_job_says_which_file_it_reads_and_how_far_it_is(tmp_path, chat, policy, data, monkeypatch):
+    told = []
+    monkeypatch.setattr(Job, "doing", lambda job, what, done=0, of=0, unit="": told.append((what, done, of, unit)))
+    job = sharing(tmp_path / "job", tmp_path / "shared")
+    read(job, chat, policy, data)
+    assert told == [("tokenising", done, 200, "rows") for done in (0, 200)]
+    (path,) = (tmp_path / "shared").iterdir()
+    assert json.loads((job.folder / "tokens.json").read_text()) == {"file": path.name}
+    told.clear()
+    read(job, chat, policy, data)
+    assert told == []
+
+
+def test_long_rows_come_in_smaller_chunks():
+    row = {"messages": [{"role": "user", "content": "x" * (tokenising.CHUNK_CHARACTERS // 2)}]}
+    sizes = [len(chunk) for chunk in tokenising.chunks([row] * 5 + [{"messages": []}] * 300, Conversations("all"))]
+    assert sizes == [2, 2, 256, 45]
+
+
+# --- whole or not at all -----------------------------------------------------------------------------------------------
+
+
+def whole(tmp_path) -> Path:
+    path = tmp_path / f"{KEY}.tokens"
+    given = [(np.arange(number + 3, dtype="<u2"), np.arange(number + 3) > 1) for number in range(20)]
+    with written(path, KEY, 10, 2, np.dtype("<u2"), "w") as file:
+        file.append(pack(given))
+    return path
+
+
+def test_every_damage_is_noticed_when_the_file_or_the_document_is_opened(tmp_path):
+    """One bit anywhere; bits that nobody reads do no harm."""
+    path = whole(tmp_path)
+    sound = path.read_bytes()
+    silent = []
+    for place in range(len(sound)):
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        try:
+            opened = TokenFile(path, KEY, 10, 2)
+            for number in range(20):
+                opened.document(number)
+            silent.append(place)
+        except Damaged:
+            continue
+    assert silent == list(range(80, 96)), "only the header's own padding"
+
+
+@pytest.mark.parametrize("size", [0, 50, 96, 300, -1])
+def test_a_file_that_was_cut_or_has_grown_is_no_file(tmp_path, size):
+    path = whole(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[:size] if size >= 0 else data + b"\0")
+    with pytest.raises(Damaged):
+        TokenFile(path, KEY, 10, 2)
+
+
+def test_another_file_under_the_name_is_not_taken(tmp_path):
+    path = whole(tmp_path)
+    for key, rows, per_row in (("cd" * 32, 10, 2), (KEY, 11, 2), (KEY, 20, 1)):
+        with pytest.raises(Damaged, match="documents of 10 rows"):
+            TokenFile(path, key, rows, per_row)
+    link = tmp_path / "link.tokens"
+    link.symlink_to(path)
+    with pytest.raises(Damaged, match="links are not followed"):
+        TokenFile(link, KEY, 10, 2)
+    with pytest.raises(FileNotFoundError):
+        TokenFile(tmp_path / "none", KEY, 10, 2)
+
+
+def test_a_damaged_file_is_made_again_and_one_that_is_deleted_too(tmp_path, chat, policy, data, counted):
+    expected = numbers(read(sharing(tmp_path / "a", tmp_path / "shared"), chat, policy, data))
+    (path,) = (tmp_path / "shared").iterdir()
+    sound = path.read_bytes()
+    path.write_bytes(sound[:-2])
+    counted.clear()
+    units = read(sharing(tmp_path / "b", tmp_path / "shared"), chat, policy, data)
+    assert len(counted) == 200 and path.read_bytes() == sound
+    path.unlink()
+    assert numbers(units) == expected, "who has it open keeps it"
+    read(sharing(tmp_path / "c", tmp_path / "shared"), chat, policy, data)
+    assert path.read_bytes() == sound
+
+
+def test_a_document_that_a_disk_has_changed_fails_the_attempt_and_is_made_again_by_the_next(tmp_path, chat, policy, data, counted):
+    expected = numbers(read(sharing(tmp_path / "a", tmp_path / "shared"), chat, policy, data))
+    (path,) = (tmp_path / "shared").iterdir()
+    with path.open("r+b") as stream:
+        stream.seek(-3, os.SEEK_END)
+        stream.write(b"\xff")
+    units = read(sharing(tmp_path / "b", tmp_path / "shared"), chat, policy, data)
+    assert numbers(units[:10]) == expected[:10]
+    with pytest.raises(OSError, match="document 199 is damaged, and was deleted"):
+        units[199]
+    assert numbers(read(sharing(tmp_path / "c", tmp_path / "shared"), chat, policy, data)) == expected
+
+
+# --- several processes -------------------------------------------------------------------------------------------------
+
+MAKER = """
+import sys
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+import models
+from data.artifacts import open_artifact
+from data.chat import Chat
+from data import tokenising
+from data.documents import Conversations
+from stages.engines import tokens
+real, made = tokenising.tokenised, []
+def slowly(rows, *args):
+    made.extend(rows)
+    if {stop}:
+        print("making", flush=True)
+        sys.stdin.readline()
+    return real(rows, *args)
+tokenising.tokenised = slowly
+policy = open_artifact(Path({policy!r}))
+job = replace(models.a_job(Path({folder!r})), tokens=Path({shared!r}), rank={rank})
+data, chat = open_artifact(Path({data!r})), Chat(policy.payload)
+units = tokens.units_of(models.arithmetic(200), Conversations("assistant"), chat, job, policy, [data])
+print(len(made), sum(len(doc) for unit in units for doc in unit), flush=True)
+"""
+
+
+def maker(tmp_path, policy, data, name, stop=False, rank=0, **environment):
+    told = {"policy": policy.path, "data": data.path, "folder": tmp_path / name, "shared": tmp_path / "shared"}
+    script = MAKER.format(tests=str(Path(__file__).parent), stop=stop, rank=rank, **{key: str(value) for key, value in told.items()})
+    return subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+
+
+def said(process) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def waits(tmp_path, name) -> bool:
+    """Whether the job of `name` has come to where the file is locked, and passes on how far its maker is."""
+    path = tmp_path / name / "progress.json"
+    return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenising", "done": 0, "of": 200, "unit": "rows"}
+
+
+def until(condition, seconds=60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, policy, data):
+    first = maker(tmp_path, policy, data, "a", stop=True, rank=1)
+    assert said(first) == "making"
+    second = maker(tmp_path, policy, data, "b")
+    until(lambda: waits(tmp_path, "b"))
+    first.communicate("\n" * 10)
+    rows, length = said(second).split()
+    second.wait()
+    assert rows == "0" and int(length) > 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [None, "tokens written"])
+def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left_is_swept(tmp_path, policy, data, fault):
+    (tmp_path / "faults").mkdir()
+    if fault:
+        (tmp_path / "faults" / fault).write_text("0")
+    first = maker(tmp_path, policy, data, "a", stop=True, **{FAULTS: str(tmp_path / "faults")})
+    assert said(first) == "making"
+    second = maker(tmp_path, policy, data, "b")
+    until(lambda: waits(tmp_path, "b"))
+    if fault:
+        first.communicate("\n" * 10)
+        assert first.returncode == -signal.SIGKILL
+    else:
+        first.kill()
+        first.wait()
+    rows, length = said(second).split()
+    second.wait()
+    assert rows == "200" and int(length) > 200
+    assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".tokens"]
+
+
+@pytest.mark.slow
+def test_one_that_hangs_is_not_taken_for_work(tmp_path, policy, data):
+    """Its progress stands still, and so does that of those who wait: whoever watches heartbeats ends them."""
+    first = maker(tmp_path, policy, data, "a", stop=True)
+    assert said(first) == "making"
+    second = maker(tmp_path, policy, data, "b")
+    until(lambda: waits(tmp_path, "b"))
+    before = (tmp_path / "b" / "progress.json").read_text()
+    time.sleep(2.5)  # beats are a second apart
+    assert (tmp_path / "b" / "progress.json").read_text() == before
+    for process in (first, second):
+        process.kill()
+        process.wait()
+
+
+def test_files_of_dead_writers_go_and_those_of_living_ones_of_other_machines_stay(tmp_path):
+    old, young, own = (tmp_path / f".{name}.unfinished" for name in ("k.other.1", "k.other.2", f"{KEY}.w.1"))
+    for path in (old, young, own):
+        path.write_bytes(b"x")
+    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    whole(tmp_path)
+    assert not old.exists() and young.exists() and not own.exists()
+
+
+def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, policy, data, monkeypatch):
+    """As on a file system that knows none, or on two machines: both make it, and it is whole at each moment."""
+
+    def refuse(*_):
+        raise OSError(38, "no locks here")
+
+    monkeypatch.setattr(tokens.fcntl, "flock", refuse)
+    both, one, results, real = threading.Barrier(2), threading.Lock(), [], tokenising.tokenised
+
+    def together(*args):
+        both.wait(timeout=60)
+        with one:  # Jinja renders for one thread at a time
+            return real(*args)
+
+    monkeypatch.setattr(tokenising, "tokenised", together)
+
+    def make(name):
+        results.append(numbers(read(sharing(tmp_path / name, tmp_path / "shared"), chat, policy, data)))
+
+    threads = [threading.Thread(target=make, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2 and results[0] == results[1]
+    assert len(list((tmp_path / "shared").glob("*.tokens"))) == 1 and not list((tmp_path / "shared").glob("*.unfinished"))
+
+
+# --- several cores -----------------------------------------------------------------------------------------------------
+
+
+def test_the_bytes_do_not_depend_on_how_many_processes_there_are(tmp_path, chat, policy, monkeypatch):
+    rows = models.arithmetic(1500)
+    data, made = models.dataset(tmp_path / "data", "conversation", rows), {}
+    for processes in (1, 2, 3):
+        monkeypatch.setattr(tokens, "processes_for", lambda _, count=processes: count)
+        read(sharing(tmp_path / f"{processes}", tmp_path / f"shared-{processes}"), chat, policy, data, rows=rows)
+        (path,) = (tmp_path / f"shared-{processes}").iterdir()
+        made[processes] = path.read_bytes()
+    assert made[1] == made[2] == made[3]
+
+
+def test_each_process_works_and_none_is_left(chat, monkeypatch, tmp_path):
+    pids, real = tmp_path / "pids", tokenising.tokenised
+
+    def noted(*args):
+        with pids.open("a") as stream:
+            stream.write(f"{os.getpid()}\n")
+        return real(*args)
+
+    monkeypatch.setattr(tokenising, "tokenised", noted)
+    rows = models.arithmetic(3000)
+    counts = [count for count, _ in tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)]
+    assert sum(counts) == 3000 and len(counts) == 12
+    workers = set(map(int, pids.read_text().split()))
+    assert len(workers) == 2 and os.getpid() not in workers
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def test_few_rows_start_no_process():
+    assert [tokenising.processes_for(rows) for rows in (0, 1, 1999)] == [1, 1, 1]
+    assert tokenising.processes_for(10**6) == min(len(os.sched_getaffinity(0)), 16)
+
+
+def test_no_more_than_a_few_chunks_are_read_ahead(chat):
+    taken = []
+    rows = (taken.append(row) or row for row in models.arithmetic(5000))
+    made = tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)
+    next(made)
+    assert len(taken) <= 6 * tokenising.CHUNK_ROWS
+    made.close()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_first_bad_row_is_told_by_however_many_processes(chat, processes):
+    rows = models.arithmetic(2000)
+    for number in (300, 700, 1900):
+        rows[number] = {**rows[number], "messages": [{"role": "user", "content": f"<|im_end|> {number}"}]}
+    with pytest.raises(ChatError, match="300"):
+        list(tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, processes))
+
+
+ORPHANS = """
+import sys, os, time
+sys.path[:0] = [{tests!r}]
+import numpy as np
+import models
+from pathlib import Path
+from data import tokenising
+from data.chat import Chat
+from data.documents import Conversations
+real = tokenising.tokenised
+def noted(*args):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+tokenising.tokenised = noted
+list(tokenising.packed(models.arithmetic(3000), Chat(Path({policy!r})), Conversations("all"), np.dtype("<u2"), True, 2))
+"""
+
+
+@pytest.mark.slow
+def test_processes_die_with_the_one_that_started_them(policy):
+    script = ORPHANS.format(tests=str(Path(__file__).parent), policy=str(policy.payload))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    workers = [int(said(process)) for _ in range(2)]
+    assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+    process.kill()
+    process.wait()
+    until(lambda: not any(alive(pid) for pid in workers))
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; who was killed and not waited for is a zombie, where nobody inherits it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_where_the_fast_way_turns_out_wrong_all_rows_are_made_by_the_tokenizer(tmp_path, chat, policy, data, monkeypatch, capsys):
+    expected = numbers(read(models.a_job(tmp_path / "a"), chat, policy, data))
+    real = encoding._Words.ids
+    monkeypatch.setattr(encoding._Words, "ids", lambda self, text, plain: [7, *real(self, text, plain)])
+    assert numbers(read(models.a_job(tmp_path / "b"), chat, policy, data)) == expected
+    assert "it tokenises all rows" in capsys.readouterr().out
+    assert not list((tmp_path / "b" / "tokens").glob("*.unfinished"))
