@@ -50,9 +50,12 @@ N ?= 100
 chaos: setup ## Kills `tiny` N times (N=100) and compares all contents with a quiet run
 	PYTHONPATH=. python tests/chaos.py --kills $(N)
 
-bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo for some of the training ones)
+bench: setup ## Measures ratios against peers into benchmarks/results and the docs (ONLY=sft,dpo: some of training; PEERS: see decontamination.py)
 	$(if $(ONLY),,python -m benchmarks.tracking)
 	$(if $(ONLY),,python -m benchmarks.startup)
+	$(if $(ONLY),,python -m benchmarks.decontamination $(PEERS))
+	$(if $(ONLY),,python -m benchmarks.tokens)
+	$(if $(ONLY),,python -m benchmarks.growth)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table
 

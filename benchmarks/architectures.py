@@ -195,16 +195,16 @@ def own_logps(model: Any) -> Tensor:
     """log π of all trained tokens by the model's own forward, each document alone."""
     found = []
     for doc in documents():
-        ids = torch.tensor([doc.ids])
+        ids = torch.from_numpy(doc.ids)[None]
         logps_TV = model(input_ids=ids, use_cache=False).logits[0, :-1].float().log_softmax(-1)
-        found.append(logps_TV.gather(-1, ids[0, 1:, None])[:, 0][torch.tensor(doc.trained[1:])])
+        found.append(logps_TV.gather(-1, ids[0, 1:, None])[:, 0][torch.from_numpy(doc.trained[1:])])
     return torch.cat(found)
 
 
 @torch.no_grad()
 def own_scores(model: Any) -> Tensor:
     """The score of each document by the classifier's own forward."""
-    return torch.cat([model(input_ids=torch.tensor([doc.ids]), use_cache=False).logits[:, 0] for doc in documents()])
+    return torch.cat([model(input_ids=torch.from_numpy(doc.ids)[None], use_cache=False).logits[:, 0] for doc in documents()])
 
 
 def must_equal(found: Tensor, expected: Tensor) -> None:
@@ -303,7 +303,7 @@ def sample(architecture: Architecture, folder: Path) -> None:
 
     attention.register()
     architecture.model().save_pretrained(folder)
-    prompts = [list(doc.ids[:9]) for doc in documents()]
+    prompts = [doc.ids[:9].tolist() for doc in documents()]
     sampling = Sampling(temperature=1.0, max_tokens=20)
     settings = {"dtype": "fp32", "context": 64, "numerics": Numerics(threads=1), "placement": Placement(sampler_memory_gb=0.1)}
     with open_sampler(folder, inline=False, **settings) as sampler:  # vLLM changes classes of transformers in its process

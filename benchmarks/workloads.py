@@ -9,6 +9,7 @@ each optimizer step, for the peer, made by our stages' own tokenisation: so both
 import json
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -123,9 +124,12 @@ def prepare(workload: Workload, folder: Path) -> None:
     """Writes policy, data and units of a workload below `folder`."""
     from configs.datasets import Packaged
     from data import records, sources
+    from data.artifacts import open_artifact
     from data.chat import Chat
+    from data.documents import Conversations, Pairs
     from stages.core.batches import epoch_order
-    from stages.engines.rows import conversation, pairs, preference, to_units
+    from stages.engines.rows import fitting, pairs
+    from stages.engines.tokens import units_of
     from stages.job import Job
 
     def rows_of(asset: str, record: Any) -> list[dict[str, Any]]:
@@ -133,28 +137,31 @@ def prepare(workload: Workload, folder: Path) -> None:
 
     conversations = rows_of("alpaca-en-demo", "conversation")
     make_policy(workload.model, conversations, folder)
-    chat = Chat(folder / "policy" / "payload")
+    policy = open_artifact(folder / "policy")
+    chat = Chat(policy.payload)
     in_pairs = workload.task in ("reward_model", "preference_train")
     rows = rows_of("dpo-en-demo", "preference") if in_pairs else conversations
     scratch = Job(folder / "scratch", "bench/rows", "k", Numerics(), Placement(), {})
     scratch.folder.mkdir()
-    taken, make = (pairs(rows, "adjacent"), preference(chat)) if in_pairs else (rows, conversation(chat, "assistant"))
-    fitting, units = to_units(taken, make, workload.max_length, scratch)
+    taken, documents = (pairs(rows, "adjacent"), Pairs("adjacent")) if in_pairs else (rows, Conversations("assistant"))
+    kept, units = fitting(taken, units_of(taken, documents, chat, scratch, policy, ()), workload.max_length, scratch)
     count = workload.steps * workload.global_batch
     chosen = drawn(len(units), count, workload.global_batch, None if in_pairs else [len(unit[0]) for unit in units])
     by_id = {row["id"]: row for row in rows}
     placed: list[Any] = [None] * count
     for place, number in zip(epoch_order(count, SEED, 0), chosen, strict=True):
-        placed[place] = by_id[fitting[number]["id"]]
-    records.save(folder / "data", placed)
-    seal(folder / "data", "preference" if in_pairs else "conversation")
+        placed[place] = by_id[kept[number]["id"]]
+    record = "preference" if in_pairs else "conversation"
+    records.save(folder / "data", record, placed)
+    seal(folder / "data", record)
     if workload.task == "rlvr":
         trained = [answered(units, chosen, place, workload) for place in range(count)]
     else:
         trained = [units[row] for row in chosen]
     if workload.cached_reference:
         cache_reference(workload, folder)
-    (folder / "units.json").write_text(json.dumps([[asdict(doc) for doc in unit] for unit in trained]))
+    told = [[{"ids": doc.ids.tolist(), "trained": doc.trained.tolist()} for doc in unit] for unit in trained]
+    (folder / "units.json").write_text(json.dumps(told))
 
 
 def cache_reference(workload: Workload, folder: Path) -> None:
@@ -168,14 +175,15 @@ def cache_reference(workload: Workload, folder: Path) -> None:
     made(reference_logprobs, config, inputs, folder / "reference", "logprobs", workload.our_numerics())
 
 
-def answered(units: list[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
+def answered(units: Sequence[Any], chosen: list[int], place: int, workload: Workload) -> list[Any]:
     """A row's prompt with `group` answers: its own and those of the rows after it, cut to what fits."""
     from stages.core.batches import document
 
     (own,) = units[chosen[place]]
-    prompt = own.ids[: own.trained.index(True)]
+    prompt = own.ids[: own.prompt_length].tolist()
     answers = [units[chosen[(place + further) % len(chosen)]][0] for further in range(workload.group)]
-    return [document(prompt, answer.ids[answer.trained.index(True) :][: workload.max_length - len(prompt)]) for answer in answers]
+    said = [answer.ids[answer.prompt_length :].tolist() for answer in answers]
+    return [document(prompt, ids[: workload.max_length - len(prompt)]) for ids in said]
 
 
 def rewards(number: int, group: int) -> list[float]:
@@ -207,7 +215,7 @@ def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
     from data.artifacts import open_artifact
     from stages import source_model
 
-    records.save(folder / "corpus", conversations)
+    records.save(folder / "corpus", "conversation", conversations)
     seal(folder / "corpus", "conversation")
     config = SourceModel.model_validate({"source": MODELS[model]})
     made(source_model, config, {"corpus": {"corpus": open_artifact(folder / "corpus")}}, folder / "policy", "policy", Numerics())

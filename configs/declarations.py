@@ -73,7 +73,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=4,
+            version=5,
             config=datasets.PrepareData,
             inputs={"leak_from": port("item", many=True, optional=True)},
             output=lambda config, inputs: config.record,
@@ -81,7 +81,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="decontaminate",
-            version=2,
+            version=3,
             config=datasets.Decontaminate,
             inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
             output=lambda config, inputs: inputs["data"][0],
@@ -97,7 +97,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="sample",
-            version=2,
+            version=3,
             config=answers.Sample,
             inputs={"policies": port("policy", many=True), "prompts": port("prompt")},
             output=gives("completion"),
@@ -106,7 +106,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="judge",
-            version=4,
+            version=5,
             config=answers.Judge,
             inputs={
                 "completions": port("completion"),
@@ -120,7 +120,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="pair",
-            version=4,
+            version=5,
             config=answers.Pair,
             inputs={"judgments": port("judgment")},
             output=gives("preference"),

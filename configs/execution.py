@@ -69,7 +69,7 @@ class Numerics(Frozen):
     """How norms, rotary embeddings, gated MLPs and what lies between them are computed: as `torch` does; `compiled` into fused code by
     torch's compiler, with the log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
-    """OpenMP threads per rank on CPU."""
+    """OpenMP threads per rank on CPU; processes of `decontaminate`."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time."""
     tensor_parallel: int = Field(default=1, ge=1)

@@ -62,6 +62,11 @@ class Project:
         """A snapshot of our code, which jobs run."""
         return self.private / "code" / sha256
 
+    @property
+    def tokens(self) -> Path:
+        """Tokenised rows, which jobs share (`stages/engines/tokens.py`)."""
+        return self.private / "tokens"
+
     def rehearsal(self, profile: str) -> "Project":
         """Where rehearsals under a profile (its name or path) lie: a project of its own, which shares nothing with this one."""
         return Project(self.private / "rehearsals" / Path(profile).stem)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -448,7 +448,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Writes rows as JSONL with a stable form: equal rows are equal bytes."""
     write_text(path, "".join(canonical_json(row) + "\n" for row in rows))
 

@@ -3,6 +3,7 @@
 The verdict goes into the artifact's record, so it holds no time and no random id: equal rows give equal verdicts.
 """
 
+import json
 import math
 import os
 import sys
@@ -10,11 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.problems import PedigreeError
-from data.messages import FINISH_REASONS, message_problem
+from data.messages import FINISH_REASONS, is_unicode, message_problem
 from data.process import uncollected
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 SHOWN = 5
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -50,7 +54,20 @@ def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
     Raises:
         ValidationError: an expectation fails; the message names the first five offending rows of each.
     """
+    return hold(facts_of(rows, record_type, check_verifier), record_type)
+
+
+def facts_of(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> "Table":
+    """What the expectations look at: a line for each row, of texts. A problem is a sentence, or null where there is none."""
+    from pyarrow import Table, schema, string
+
+    names = _facts({}, record_type, lambda verifier: None)
     facts = [_facts(row, record_type, check_verifier) for row in rows]
+    return Table.from_pylist(facts, schema=schema([(name, string()) for name in names]))
+
+
+def hold(facts: "Table", record_type: str) -> dict[str, Any]:
+    """Holds the facts of rows (`facts_of`) against the suite of their type; as `validate`."""
     results = _run_suite(facts, record_type)
     failures = [_describe(result, facts) for result in results if not result["success"]]
     if failures:
@@ -58,7 +75,7 @@ def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
     return {
         "suite": record_type,
         "success": True,
-        "rows": len(rows),
+        "rows": len(facts),
         "expectations": [
             {"expectation": result["expectation"], "column": result["column"], "success": result["success"]} for result in results
         ],
@@ -68,7 +85,10 @@ def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
 def row_problem(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> str | None:
     """What a row by itself breaks, in one sentence, or None; its id and what it shares with other rows are not looked at."""
     facts = _facts(row, record_type, check_verifier)
-    return next((facts[column] for column in ("messages", "verifier", "answers") if facts.get(column)), None)
+    found = next((facts[column] for column in ("messages", "verifier", "answers") if facts.get(column)), None)
+    if found is None and not is_unicode(json.dumps([row[name] for name in row if name not in ("messages", "answers")], ensure_ascii=False)):
+        return "a text holds half of a surrogate pair, which is no character"
+    return found
 
 
 def _facts(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
@@ -112,6 +132,8 @@ def _answers_problem(row: dict[str, Any]) -> str | None:
         return "a finish_reason is neither stop nor length"
     if not all(one.get("win_rate") is None or (_is_number(one["win_rate"]) and 0 <= one["win_rate"] <= 1) for one in answers):
         return "a win_rate is no probability"
+    if not all(is_unicode(one["text"]) for one in answers):
+        return "an answer holds half of a surrogate pair, which is no character"
     if not answers[0]["text"].strip():
         return "the best answer is empty"
     if len({one["text"] for one in answers}) < len(answers):
@@ -134,7 +156,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, Any]]:
+def _run_suite(facts: "Table", record_type: str) -> list[dict[str, Any]]:
     """One entry per expectation: its name, column, success, and the places of the first offending rows."""
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     with uncollected(), _imported_on_use(UNUSED):
@@ -160,8 +182,7 @@ def _run_suite(facts: list[dict[str, Any]], record_type: str) -> list[dict[str, 
     context.variables.progress_bars = {"globally": False, "metric_calculations": False}
     source = context.data_sources.add_pandas("rows")
     batch = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows")
-    names = list(_facts({}, record_type, lambda verifier: None))
-    table = pd.DataFrame({name: pd.Series([fact[name] for fact in facts], dtype=object) for name in names})
+    table = facts.to_pandas(types_mapper=pd.ArrowDtype)
     outcome = batch.get_batch({"dataframe": table}).validate(suite, result_format="COMPLETE")
     return [
         {
@@ -199,8 +220,9 @@ def _imported_on_use(names: Sequence[str]) -> Iterator[None]:
                 del sys.modules[one.__name__]
 
 
-def _describe(result: dict[str, Any], facts: list[dict[str, Any]]) -> str:
+def _describe(result: dict[str, Any], facts: "Table") -> str:
     places = result["offending"]
     lines = [f"  {result['expectation']}({result['column'] or 'rows'}): {len(places) or result['observed']} rows"]
-    lines += [f"    {facts[place]['id']}: {facts[place].get(result['column'])}" for place in places[:SHOWN]]
+    shown = [fact for place in places[:SHOWN] for fact in facts.slice(place, 1).to_pylist()]
+    lines += [f"    {fact['id']}: {fact.get(result['column'])}" for fact in shown]
     return "\n".join([*lines, f"    ... and {len(places) - SHOWN} more"] if len(places) > SHOWN else lines)

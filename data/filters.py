@@ -1,22 +1,29 @@
-"""Which rows to keep, and why not the others."""
+"""Which rows to keep, and why not the others.
 
+A filter looks at each row by itself, in any process, and notes a fact; what it takes to decide is all facts, without the rows.
+"""
+
+import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from configs.datasets import ExactDuplicates, Filter, Keywords, MaxCharacters
 
-
-@dataclass(frozen=True)
-class Keep:
-    """The row stays."""
+KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
+"""What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
+Facts = dict[int, str] | NDArray[np.void]
+"""What a filter says against a row, by its place; or of each row the `KEY` that equal ones share."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """The row goes."""
+    """Why a row goes."""
 
     reason: str
     """The filter's name: what drops are counted by."""
@@ -24,29 +31,53 @@ class Drop:
     """What it saw in this row."""
 
 
-Decision = Keep | Drop
-KEEP = Keep()
+def look(filters: Sequence[Filter], rows: Sequence[dict[str, Any]]) -> list[Facts]:
+    """By filter, what it notes of the rows."""
+    return [_facts(one, rows) for one in filters]
 
 
-@dataclass(frozen=True)
-class Dropped:
-    """A row that a filter took out."""
+def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
+    """One filter's facts of all rows, from those of one part of them after the other.
 
-    row: dict[str, Any]
-    drop: Drop
+    Args:
+        facts: of each part.
+        sizes: rows of each part.
+    """
+    starts = np.cumsum([0, *sizes]).tolist()
+    keys = [part for part in facts if not isinstance(part, dict)]
+    if keys:
+        return np.concatenate(keys)
+    parts = [part for part in facts if isinstance(part, dict)]
+    return {start + place: seen for start, part in zip(starts, parts, strict=False) for place, seen in part.items()}
 
 
-def apply(filters: Iterable[Filter], rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Dropped]]:
-    """(kept rows, dropped rows with reasons), both in the given order; each filter sees what the one before it kept."""
-    decide = [_decider(one) for one in filters]
-    kept, dropped = [], []
-    for row in rows:
-        drop = next((decision for one in decide if isinstance(decision := one(row), Drop)), None)
-        if drop is None:
-            kept.append(row)
+def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str]) -> dict[int, Drop]:
+    """By place, the rows that go; each filter decides about what those before it kept.
+
+    Args:
+        filters: in the recipe's order.
+        facts: of each filter, of all rows, see `look`.
+        ids: of all rows.
+    """
+    drops: dict[int, Drop] = {}
+    for one, seen in zip(filters, facts, strict=True):
+        if isinstance(seen, dict):
+            found = {place: evidence for place, evidence in seen.items() if place not in drops}
         else:
-            dropped.append(Dropped(row, drop))
-    return kept, dropped
+            left = np.setdiff1d(np.arange(len(seen)), np.fromiter(drops, np.int64, len(drops)))
+            found = {place: f"same text as {ids[first]}" for place, first in _repeated(seen, left).items()}
+        drops |= {place: Drop(one.type, evidence) for place, evidence in found.items()}
+    return drops
+
+
+def _repeated(keys: NDArray[np.void], places: NDArray[np.int64]) -> dict[int, int]:
+    """Of these places: those whose key stands at an earlier one → the first of them."""
+    keys = keys[places]
+    order = np.lexsort((keys["low"], keys["high"]))  # stable: equal ones stay in the order of their places
+    ranked = keys[order]
+    fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, bool)
+    firsts = order[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
+    return dict(zip(places[order[~fresh]].tolist(), places[firsts[~fresh]].tolist(), strict=True))
 
 
 def texts(row: dict[str, Any]) -> list[str]:
@@ -54,30 +85,20 @@ def texts(row: dict[str, Any]) -> list[str]:
     return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
 
-def _decider(one: Filter) -> Callable[[dict[str, Any]], Decision]:
+def _facts(one: Filter, rows: Sequence[dict[str, Any]]) -> Facts:
     match one:
         case MaxCharacters(limit=limit):
-            return lambda row: _max_characters(row, limit)
+            lengths = [sum(len(text) for text in texts(row)) for row in rows]
+            return {place: f"{length} > {limit}" for place, length in enumerate(lengths) if length > limit}
         case ExactDuplicates():
-            seen: dict[str, str] = {}
-            return lambda row: _exact_duplicates(row, seen)
+            return np.frombuffer(b"".join(_folded(row) for row in rows), KEY)
         case Keywords(words=words):
             pattern = re.compile("|".join(rf"(?<!\w){re.escape(word.casefold())}(?!\w)" for word in words))
-            return lambda row: _keywords(row, pattern)
+            found = (pattern.search("\n".join(texts(row)).casefold()) for row in rows)
+            return {place: match.group() for place, match in enumerate(found) if match}
 
 
-def _max_characters(row: dict[str, Any], limit: int) -> Decision:
-    length = sum(len(text) for text in texts(row))
-    return Drop("max_characters", f"{length} > {limit}") if length > limit else KEEP
-
-
-def _exact_duplicates(row: dict[str, Any], seen: dict[str, str]) -> Decision:
-    """`seen` maps a text to the id of the row that had it first."""
+def _folded(row: dict[str, Any]) -> bytes:
+    """The key of the row's texts, their case and space apart."""
     text = "\x00".join(" ".join(unicodedata.normalize("NFC", part).casefold().split()) for part in texts(row))
-    first = seen.setdefault(text, row["id"])
-    return KEEP if first == row["id"] else Drop("exact_duplicates", f"same text as {first}")
-
-
-def _keywords(row: dict[str, Any], pattern: re.Pattern[str]) -> Decision:
-    found = pattern.search("\n".join(texts(row)).casefold())
-    return Drop("keywords", found.group()) if found else KEEP
+    return hashlib.blake2b(text.encode(), digest_size=KEY.itemsize).digest()

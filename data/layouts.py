@@ -2,13 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
 from configs.datasets import RecordType
 from data import trees
-from data.attributes import grouped
 from data.messages import message_problem
 from data.procedural import Example
 from data.records import Answer, Message
@@ -20,15 +19,9 @@ BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_me
 """Columns with a conversation or its beginning; the first that is there counts."""
 
 
-def unfolded(
-    rows: Iterable[tuple[str, Any]], record: RecordType, attributes: Mapping[str, float] | None = None
-) -> Iterator[tuple[str, Any]]:
-    """(place, row) of the same rows, with those that hold several examples in parts, and what belongs together in one.
-
-    Args:
-        attributes: column of a rating → its weight, of rows with one response each, see `data/attributes.py`.
-    """
-    for place, row in grouped(rows, attributes) if attributes else rows:
+def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
+    """(place, row) of the same rows, with those that hold several examples in parts."""
+    for place, row in rows:
         if not trees.is_tree(row):
             yield place, row
             continue

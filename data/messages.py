@@ -31,6 +31,8 @@ def message_problem(messages: Any, last: str) -> str | None:
             return f"message {number} ({message['role']}) has no text"
         if not message["content"].strip():
             return f"message {number} ({message['role']}) is empty"
+        if not is_unicode(message["content"]):
+            return f"message {number} ({message['role']}) holds half of a surrogate pair, which is no character"
     turns = [message["role"] for message in messages]
     if turns[0] == "system":
         turns = turns[1:]
@@ -41,6 +43,15 @@ def message_problem(messages: Any, last: str) -> str | None:
     if not turns or turns[-1] != last:
         return f"the last turn is the {turns[-1] if turns else 'system'}'s, not the {last}'s"
     return None
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written: JSON may spell out halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def user_turns(messages: list[dict[str, str]]) -> list[str]:

@@ -1,4 +1,5 @@
-"""The rows that stages exchange. On disk each is one line of `payload/rows.jsonl`.
+"""The rows that stages exchange. On disk they lie in columns, in `payload/rows-00000.parquet` and so on (`data/columns.py`); the scores of
+answers and other results, which people read too, are lines of `payload/rows.jsonl`.
 
 Messages are `{"role": "system" | "user" | "assistant", "content": str}`; an assistant's may have a mark `"train": true | false`,
 which all data stages keep. A verifier is a name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see
@@ -8,15 +9,19 @@ An answer that was cut off by its length limit has the `finish_reason` `length` 
 no end-of-turn token is added to what did not end, so that nothing is taught to stop there.
 """
 
+import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, BinaryIO, Literal, NotRequired, TypedDict
 
+from configs.frozen import canonical_json
 from configs.problems import PedigreeError
 from configs.suite_forms import Form
-from data.artifacts import Artifact, read_rows, write_rows
+from data.artifacts import Artifact, write_rows
+from data.untrusted import RESTORE, ArtifactError, read_lines
 
 FinishReason = Literal["stop", "length"]
 """How an answer ended: by its end token, or cut off by the length limit."""
@@ -227,11 +232,112 @@ def check_once(rows: Sequence[Mapping[str, Any]]) -> None:
         raise PedigreeError(f"{len(twice)} ids stand in the rows more than once, e.g. {twice[0]!r}: make the stage before this one again")
 
 
+RECORDS: dict[str, type] = {
+    "conversation": Conversation,
+    "prompt": Prompt,
+    "item": Item,
+    "preference": Preference,
+    "completion": Completion,
+    "judgment": Judgment,
+}
+"""Type of artifact → type of its rows, which lie in columns."""
+ROW_FILE = re.compile(r"rows\.jsonl|rows-[0-9]{5}\.parquet")
+
+
+def row_files(names: Iterable[str]) -> list[str]:
+    """The names of those files of a payload that hold its rows, in their order; none where it is no data."""
+    return sorted(name for name in names if ROW_FILE.fullmatch(name))
+
+
+def file_name(number: int) -> str:
+    return f"rows-{number:05d}.parquet"
+
+
+def rows_in(stream: BinaryIO, name: str) -> Iterator[dict[str, Any]]:
+    """The rows of one file of an artifact, whoever made it.
+
+    Raises:
+        ArtifactError: it holds no rows, or not those of a known type.
+    """
+    if name.endswith(".jsonl"):
+        yield from read_lines(stream, name)
+        return
+    from data import columns
+
+    for table, record in columns.read(stream, name):
+        if record not in RECORDS or table.schema != columns.schema_of(RECORDS[record]):
+            raise ArtifactError(f"{name} has other columns than rows of type {record!r:.80} have here: another version wrote it; {RESTORE}")
+        try:
+            rows = columns.to_rows(table, RECORDS[record])
+        except (ValueError, RecursionError) as error:  # JSON within
+            raise ArtifactError(f"{name} cannot be read ({error!s:.300}); {RESTORE}") from error
+        yield from rows
+
+
+def count(file: Path) -> int:
+    """How many rows a file holds, by its own word where it has columns."""
+    if file.suffix == ".jsonl":
+        with file.open("rb") as stream:
+            return sum(1 for _ in stream)
+    from data import columns
+
+    return columns.count(file, file.name)
+
+
+def stream(payload: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a data artifact's payload, one after another.
+
+    Raises:
+        ArtifactError: it has none, or they cannot be read.
+    """
+    files = row_files(path.name for path in payload.iterdir())
+    if not files:
+        raise ArtifactError(f"{payload} holds no rows; {RESTORE}")
+    for name in files:
+        with (payload / name).open("rb") as file:
+            yield from rows_in(file, name)
+
+
 def load(artifact: Artifact) -> list[dict[str, Any]]:
     """All rows of a data artifact."""
-    return read_rows(artifact.payload / "rows.jsonl")
+    return list(stream(artifact.payload))
 
 
-def save(out: Path, rows: list[Any]) -> None:
-    """Writes a data artifact's rows below its output folder."""
-    write_rows(out / "payload" / "rows.jsonl", rows)
+def save(out: Path, artifact_type: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the rows of a data artifact as its payload, below its output folder: records in columns, results as lines."""
+    payload = out / "payload"
+    payload.mkdir(parents=True, exist_ok=True)
+    if artifact_type not in RECORDS:
+        write_rows(payload / "rows.jsonl", rows)
+        return
+    from data import columns
+
+    sizes = [size_of(row) for row in rows]
+    parts = columns.file_cuts(sizes)
+    for number, part in enumerate(parts):
+        columns.write(payload / file_name(number), columns.to_table(rows[part], RECORDS[artifact_type]), sizes[part])
+    remove_others(payload, len(parts))
+
+
+def remove_others(payload: Path, files: int) -> None:
+    """Removes the files of an earlier attempt that wrote more of them."""
+    for name in row_files(path.name for path in payload.iterdir())[files:]:
+        (payload / name).unlink()
+
+
+def size_of(row: Mapping[str, Any]) -> int:
+    """Characters of a row's texts, and as many for its tokens as they take."""
+    texts = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+    return sum(map(len, texts)) + len(row.get("text", "")) + TOKEN * sum(len(row.get(name, ())) for name in ("prompt_ids", "response_ids"))
+
+
+TOKEN = 8
+"""Bytes of an id, or of its log-probability."""
+
+
+def digest_of(rows: Iterable[Mapping[str, Any]]) -> str:
+    """sha256 of rows, whatever the file that they lie in."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(canonical_json(row).encode() + b"\n")
+    return found.hexdigest()

@@ -3,13 +3,19 @@
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from data.procedural import SourceError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
+"""Of what is parsed together."""
 
 
 class Unreadable(NamedTuple):
@@ -21,11 +27,71 @@ class Unreadable(NamedTuple):
 
 def text_of(row: Any) -> str:
     """A row as people are shown it."""
-    return row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str)
+    text = row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str)
+    return text.encode(errors="backslashreplace").decode()
+
+
+class Block(Protocol):
+    """Rows that lie together: as many as one process parses at a time."""
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """(place, row) of each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Rows that have been read."""
+
+    given: Sequence[tuple[str, Any]]
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        yield from self.given
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Whole lines of JSONL, as they were read."""
+
+    file: str
+    first: int
+    """Number of the first line."""
+    data: bytes
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        try:
+            text = self.data.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{self.file} is not UTF-8: {error}") from error
+        for number, line in enumerate(text.split("\n"), start=self.first):
+            if line.strip():
+                yield f"{self.file}:{number}", _parsed(line)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a Parquet file."""
+
+    file: str
+    first: int
+    batch: "RecordBatch"
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        yield from ((f"{self.file}[{number}]", row) for number, row in enumerate(self.batch.to_pylist(), start=self.first))
 
 
 def read(path: Path) -> Iterator[tuple[str, Any]]:
     """(place, row) of every row of a file, or of every data file below a folder."""
+    for block in blocks(path):
+        yield from block.rows()
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """All rows of a file, or of every data file below a folder, to be parsed elsewhere.
+
+    Raises:
+        SourceError: it is no file of rows, or cannot be unpacked; and when a block is parsed: it is not UTF-8.
+    """
     files = sorted(file for file in path.rglob("*") if ending(file) in READERS) if path.is_dir() else [path]
     if not files:
         raise SourceError(f"{path.name} holds no {', '.join(sorted(READERS))} file")
@@ -35,71 +101,78 @@ def read(path: Path) -> Iterator[tuple[str, Any]]:
         yield from READERS[ending(file)](file)
 
 
+def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
+    """Rows that something else has read, in blocks."""
+    rows = iter(rows)
+    while some := list(islice(rows, BLOCK_ROWS)):
+        yield Handed(some)
+
+
 def ending(file: PurePath) -> str:
     """How a file ends, with what it is packed in."""
     return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
 
 
-def read_jsonl(file: Path) -> Iterator[tuple[str, Any]]:
-    with _utf8(file), file.open() as stream:
+def _jsonl(file: Path) -> Iterator[Block]:
+    with file.open("rb") as stream:
         yield from _lines(file, stream)
 
 
-def _read_packed(file: Path) -> Iterator[tuple[str, Any]]:
+def _packed(file: Path) -> Iterator[Block]:
     try:
-        with _utf8(file), gzip.open(file, "rt", encoding="utf-8") as stream:
+        with gzip.open(file) as stream:
             yield from _lines(file, stream)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
 
 
-def _lines(file: Path, stream: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(stream, start=1):
-        if line.strip():
-            yield f"{file.name}:{number}", _line(line)
+def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
+    number, rest = 1, b""
+    while data := stream.read(BLOCK_BYTES):
+        whole, end, begun = data.rpartition(b"\n")
+        if not end:
+            rest += data
+            continue
+        block = rest + whole
+        yield Lines(file.name, number, block)
+        number, rest = number + block.count(b"\n") + 1, begun
+    if rest:
+        yield Lines(file.name, number, rest)
 
 
-def _line(text: str) -> Any:
+def _parsed(line: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Unreadable(text.rstrip("\n"), f"is not JSON: {error}")
+        return Unreadable(line, f"is not JSON: {error}")
 
 
-def _read_json(file: Path) -> Iterator[tuple[str, Any]]:
-    with _utf8(file):
-        rows = _line(file.read_text())
+def _json(file: Path) -> Iterator[Block]:
+    try:
+        rows = _parsed(file.read_text())
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{file.name} is not UTF-8: {error}") from error
     if isinstance(rows, Unreadable):
         raise SourceError(f"{file.name} {rows.reason}")
     if not isinstance(rows, list):
         raise SourceError(f"{file.name} is not a JSON list of rows")
-    yield from ((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
+    yield from given((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
 
 
-@contextmanager
-def _utf8(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{file.name} is not UTF-8: {error}") from error
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
+def _parquet(file: Path) -> Iterator[Block]:
     from pyarrow import ArrowInvalid, parquet
 
+    number = 0
     try:
-        rows = parquet.read_table(file).to_pylist()
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(BLOCK_ROWS):
+                yield Batch(file.name, number, batch)
+                number += len(batch)
     except ArrowInvalid as error:
         raise SourceError(f"{file.name} is not Parquet: {error}") from error
-    yield from ((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
 
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
-    ".jsonl": read_jsonl,
-    ".jsonl.gz": _read_packed,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}
+READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jsonl.gz": _packed, ".json": _json, ".parquet": _parquet}
 
 
 def first_rows(file: Path, count: int) -> bytes | None:

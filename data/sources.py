@@ -16,9 +16,11 @@ from configs.frozen import digest
 from configs.suite_forms import Form
 from data import assets, forms, hub, layouts, procedural, row_files, storage
 from data.artifacts import sha256_file
+from data.attributes import grouped
 from data.expectations import row_problem
 from data.procedural import Example, SourceError, unscored
 from data.records import Item, Message, ended
+from data.row_files import Block
 from data.storage import ContentChanged, Missing
 from data.verifiable import instructions_of
 
@@ -65,37 +67,94 @@ class Outside:
     """Raises an error that people meet for a malformed verifier (`stages.core.verifiers.check`)."""
 
 
+class Parsed(NamedTuple):
+    """What a block of rows gives."""
+
+    rows: list[dict[str, Any]]
+    """Records without ids."""
+    bad: list[BadRow]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source whose rows are still to be parsed, block by block, in any process."""
+
+    name: str
+    blocks: Iterable[Block]
+    parse: Callable[[Block], Parsed]
+    seed: int = 0
+    """Draws `count` of its rows by hash."""
+    count: int | None = None
+    """None: all."""
+    max_bad_rows: int | float = 0
+    """A number, or a share of all that were read."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are none already, by reason."""
+    bad: tuple[BadRow, ...] = ()
+    """Rows that are bad already."""
+
+    def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
+        """Raises SourceError for more bad rows than allowed, or fewer usable ones than asked for."""
+        _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
+        if self.count is not None and self.count > usable:
+            raise SourceError(f"{self.name}: count {self.count} > {usable} usable rows: lower count, or leave it out to take all")
+
+
+def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Opened:
+    """A source whose rows become records of one type, in a fixed order.
+
+    Raises:
+        SourceError: it cannot give this type of record.
+        StoreError: what it names cannot be fetched.
+    """
+    if isinstance(source, (Arithmetic, Constraints, Leaks)):
+        name, examples = _made(source, record, outside)
+        return Opened(name, row_files.given(("", _own(example, record, task, name)) for example in examples), _as_they_are)
+    name, blocks = _blocks(source, outside)
+    verifier, attributes, columns = None, {}, {}
+    if isinstance(source, Read):
+        verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
+    if attributes:  # rows that follow each other belong together, wherever a block ends
+        blocks = row_files.given(grouped(_chosen((row for block in blocks for row in block.rows()), columns), attributes))
+        columns = {}
+
+    def parse(block: Block) -> Parsed:
+        made, bad = [], []
+        for place, row in layouts.unfolded(_chosen(block.rows(), columns), record):
+            try:
+                made.append(_record_of(row, record, task, name, outside, verifier))
+            except ValueError as error:
+                bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
+        return Parsed(made, bad)
+
+    return Opened(name, blocks, parse, source.seed, source.count, _allowed_of(source))
+
+
+def _as_they_are(block: Block) -> Parsed:
+    return Parsed([row for _, row in block.rows()], [])
+
+
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
-    """All rows of a source as records of one type, in a fixed order.
+    """All rows of a source as records of one type, in memory.
 
     Raises:
         SourceError: more bad rows than the source allows (places and reasons of the first five, and how many there are), a source that
             cannot give this type of record, or fewer rows than `count`.
         StoreError: what it names cannot be fetched.
     """
-    if isinstance(source, (Arithmetic, Constraints, Leaks)):
-        name, examples = _made(source, record, outside)
-        return Loaded(name, with_ids([_own(example, record, task, name) for example in examples]), {})
-    name, given = _given(source, outside)
-    made, bad = [], []
-    verifier, attributes = (source.verifier, source.attributes) if isinstance(source, Read) else (None, {})
-    for place, row in layouts.unfolded(given, record, attributes):
-        try:
-            made.append(_record_of(row, record, task, name, outside, verifier))
-        except ValueError as error:
-            bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
-    _refuse_too_many(name, bad, len(made) + len(bad), _allowed_of(source))
-    return _counted(name, with_ids(made), bad, {"malformed": len(bad)}, source)
+    return loaded(opened(source, record, task, outside))
 
 
-def _counted(name: str, rows: list[dict[str, Any]], bad: Sequence[BadRow], left_out: dict[str, int], source: RowSource) -> Loaded:
-    """As many rows as the source says, drawn by its seed."""
+def loaded(source: Opened) -> Loaded:
+    """The same of a source that is open."""
+    parsed = [source.parse(block) for block in source.blocks]
+    rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
+    source.refuse(len(rows), bad)
+    rows, left_out = with_ids(rows), {**source.left_out, "malformed": len(bad)}
     if source.count is not None:
-        if source.count > len(rows):
-            raise SourceError(f"{name}: count {source.count} > {len(rows)} usable rows: lower count, or leave it out to take all")
-        left_out = left_out | {"not drawn": len(rows) - source.count}
+        left_out |= {"not drawn": len(rows) - source.count}
         rows = shuffled(rows, source.seed)[: source.count]
-    return Loaded(name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
+    return Loaded(source.name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
 
 
 def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
@@ -141,26 +200,28 @@ def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside:
             return "leak", plant(source, record, outside.suites)
 
 
-def _given(source: RowSource, outside: Outside) -> tuple[str, Iterable[tuple[str, Any]]]:
-    """(name of the source, place and content of each row) of what others have written."""
+def _blocks(source: RowSource, outside: Outside) -> tuple[str, Iterator[Block]]:
+    """(name of the source, blocks of its rows) of what others have written. A hub's rows have their columns chosen already."""
     match source:
         case Packaged(asset="ifeval"):
-            return "ifeval", _ifeval(assets.path("ifeval"))
-        case _:
-            return raw(source, outside)
+            return "ifeval", row_files.given(_ifeval(assets.path("ifeval")))
+        case Packaged(asset=asset):
+            return asset, row_files.blocks(assets.path(asset))
+        case Files(path=path):
+            return Path(path).name.removesuffix(row_files.ending(Path(path))), row_files.blocks(outside.files[path])
+        case Stored(name=name):
+            return name, row_files.blocks(fetched(source, outside.beat))
+        case Hub():
+            return source.repo.rpartition("/")[2], row_files.given(hub.rows(source, outside.beat, outside.mark))
 
 
 def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, Any]]]:
     """(name of the source, (place, row) of each of its rows in its own columns)."""
-    match source:
-        case Packaged(asset=asset):
-            return asset, row_files.read(assets.path(asset))
-        case Files(path=path):
-            return Path(path).name.removesuffix(row_files.ending(Path(path))), _chosen(row_files.read(outside.files[path]), source.columns)
-        case Stored(name=name):
-            return name, _chosen(row_files.read(fetched(source, outside.beat)), source.columns)
-        case Hub():
-            return source.repo.rpartition("/")[2], hub.rows(source, outside.beat, outside.mark)
+    if isinstance(source, Packaged):
+        return source.asset, row_files.read(assets.path(source.asset))
+    name, blocks = _blocks(source, outside)
+    columns = source.columns if isinstance(source, (Files, Stored)) else {}
+    return name, _chosen((row for block in blocks for row in block.rows()), columns)
 
 
 def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -169,12 +230,11 @@ def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iter
         yield place, {ours: row.get(theirs) for ours, theirs in columns.items()} if columns and isinstance(row, dict) else row
 
 
-def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
-    """All rows of a benchmark as items, asked and scored as a form says.
+def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Opened:
+    """A benchmark whose rows become items, asked and scored as a form says. They are all parsed here: items know each other.
 
     Raises:
-        SourceError: more rows than the source allows lack what the form reads from them or give verifiers that are none, too few
-            worked examples, or fewer rows than `count`.
+        SourceError: rows give verifiers that are none, or too few worked examples.
         StoreError: what it names cannot be fetched.
     """
     name, rows = raw(source, outside)
@@ -184,9 +244,20 @@ def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, ou
         return row_problem(item, "item", outside.check_verifier)
 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
-    bad = [BadRow(place, reason, row_files.text_of(row)[:EXCERPT]) for place, row, reason in made.bad]
-    _refuse_too_many(name, bad, len(made.items) + len(bad), _allowed_of(source))
-    return _counted(name, with_ids(made.items), bad, made.left_out | {"malformed": len(bad)}, source)
+    bad = tuple(BadRow(place, reason, row_files.text_of(row)[:EXCERPT]) for place, row, reason in made.bad)
+    items = row_files.given(("", item) for item in made.items)
+    return Opened(name, items, _as_they_are, source.seed, source.count, _allowed_of(source), made.left_out, bad)
+
+
+def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
+    """All rows of a benchmark as items.
+
+    Raises:
+        SourceError: more rows than the source allows lack what the form reads from them or give verifiers that are none, too few
+            worked examples, or fewer rows than `count`.
+        StoreError: what it names cannot be fetched.
+    """
+    return loaded(opened_items(source, form, task, shots, outside))
 
 
 def _allowed_of(source: RowSource) -> int | float:
@@ -216,7 +287,7 @@ def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
 
 def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
     """The prompts of IFEval, each with its instructions."""
-    for place, row in row_files.read_jsonl(file):
+    for place, row in row_files.read(file):
         instructions = instructions_of(row["instruction_id_list"], row["kwargs"])
         yield place, {"prompt": row["prompt"], "verifier": {"name": "ifeval", "instructions": instructions}}
 

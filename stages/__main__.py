@@ -49,6 +49,7 @@ def main(folder: Path) -> int:
         source_files={name: folder / given.path for name, given in spec.source_files.items()},
         code=spec.code,
         rank=rank,
+        tokens=folder / spec.tokens,
         allow_numerics_change=spec.allow_numerics_change,
         require_checkpoint=spec.require_checkpoint,
         marks=list(spec.marks),

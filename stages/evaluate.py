@@ -128,7 +128,7 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     for label, policy in inputs["policies"].items():
         table["policies"][label]["content"] = policy.record.content
     with job.busy("writing rows"):
-        records.save(job.out, rows)
+        records.save(job.out, "scores", rows)
     write_json(job.out / "payload" / "scores.json", table)
     items = [item for suite in suites for item in suite.items]
     write_rows(job.evidence / "samples.jsonl", samples(rows, items))
@@ -335,7 +335,7 @@ def gather(config: Evaluate, inputs: Inputs) -> list[Suite]:
                 raise StageError(f"item {item['id']} of task {item['task']} is in the suites twice: give each suite a task name of its own")
             seen.add(name)
         sampling = sampling_of(config, label, form)
-        rows = next(entry.sha256 for entry in artifact.record.files if entry.path == "rows.jsonl")
+        rows = records.digest_of(items)
         names = {verifier["name"] for item in items for verifier in (item["verifier"], *item.get("others", {}).values())}
         drawn = sampling.model_dump(mode="json") if sampling else None
         suites.append(Suite(label, items, form, sampling, task_hash(form, rows, sorted(names), sampling=drawn)))

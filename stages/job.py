@@ -6,6 +6,7 @@ A job works in a scratch folder named after the stage's key:
     progress.json   that its work goes on: step, total, numbers of the moment, what else it does
     pulses/RANK     that its processes live, whatever they do; see data/pulse.py
     curve.jsonl     one line per logged step; survives a resume without gaps or repeats
+    tokens.json     the file of tokenised rows that it reads; see stages/engines/tokens.py
     checkpoints/    the stage's own
     out/            the unpublished artifact: payload/ and evidence/
     done.json       written last: the result, or the failure and its cause
@@ -41,6 +42,7 @@ from data.runs import MadeBy, Setting
 from data.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
 
 HEARTBEAT_INTERVAL_S = 1.0
+TOKENS = "tokens.json"
 PULSES = "pulses"
 """In a scratch folder: the signs of life of its job's processes."""
 FULL_BELOW_BYTES = 4 << 20
@@ -135,6 +137,8 @@ class JobSpec(Frozen):
     placement: Placement
     asked: Numerics | None = None
     """What the profile says, where `numerics` had to be made smaller to fit into memory."""
+    tokens: str = "tokens"
+    """Folder of tokenised rows, which jobs share (`stages/engines/tokens.py`), relative to the scratch folder."""
     allow_numerics_change: bool = False
     """Checkpoints that were made under other numerics are taken too, and the result is marked."""
     marks: tuple[str, ...] = Field(default=(), strict=False)
@@ -254,6 +258,8 @@ class Job:
     code: str = ""
     """Hash of the code that runs."""
     rank: int = 0
+    tokens: Path | None = None
+    """Folder of tokenised rows, which jobs share; None: below its own."""
     allow_numerics_change: bool = False
     require_checkpoint: bool = False
     marks: list[str] = field(default_factory=list)

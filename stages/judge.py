@@ -1,6 +1,6 @@
 """Completions to judgments: the scores of a verifier, of reward models and of a language model for each answer.
 
-    payload/rows.jsonl       judgments, in the order of the completions; a judge that could not score leaves null
+    payload/rows-*.parquet   judgments, in the order of the completions; a judge that could not score leaves null
     evidence/failures.jsonl  which judge failed on what, and why
     evidence/agreement.json  of several reward models: the share of pairs of answers that each two rank alike
     evidence/questions.jsonl what a language model was asked about the first answers, and what it said
@@ -88,7 +88,7 @@ def run(config: Judge, inputs: Inputs, job: Job) -> dict[str, Any]:
     if agreed:
         write_json(job.evidence / "agreement.json", agreed)
     with job.busy("writing rows"):
-        records.save(job.out, rows)
+        records.save(job.out, "judgment", rows)
     return {
         "rows": len(rows),
         "unscored": unscored,

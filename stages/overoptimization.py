@@ -50,7 +50,7 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
         job.progress(n - 1, largest)
         rows.append(point(n, [curve[n - 1] for curve in curves.values()], config))
     job.progress(largest, largest)
-    records.save(job.out, rows)
+    records.save(job.out, "report", rows)
     write_rows(job.evidence / "prompts.jsonl", [line(prompt, kept[prompt], curve) for prompt, curve in curves.items()])
     job.rewind(0)
     for row in rows:

@@ -1,6 +1,6 @@
 """Judged answers to preferences: of each prompt the best against the worst or a lower one, or all of them by rank.
 
-    payload/rows.jsonl      preferences, sorted by id
+    payload/rows-*.parquet  preferences, sorted by id
     evidence/counts.json    prompts, preferences, and why prompts gave none
     evidence/validation.json
 
@@ -59,7 +59,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         verdict = validate(made, "preference", check)
     write_json(job.evidence / "validation.json", verdict)
     with job.busy("writing rows"):
-        records.save(job.out, made)
+        records.save(job.out, "preference", made)
     return {
         "rows": len(made),
         "answers": sum(len(one["answers"]) for one in made),

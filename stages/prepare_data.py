@@ -1,6 +1,6 @@
 """Sources to one validated, filtered, shuffled set of records.
 
-payload/rows.jsonl      the records
+payload/rows-*.parquet  the records
 payload/form.json       of a suite with a form: what the form says
 evidence/counts.json    rows read, dropped by each filter and kept, in all and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
@@ -9,20 +9,26 @@ evidence/validation.json
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
-from data import filters, procedural, records, sources
+from data import columns, filters, procedural, records, sources
 from data.artifacts import write_json, write_rows
-from data.expectations import validate
-from data.filters import Dropped
+from data.drafts import Drafts, Laid, Taken
+from data.expectations import hold
+from data.filters import Drop
 from data.records import FORM_FILE
-from data.sources import LEAK, Loaded, Outside
+from data.sources import LEAK, Opened, Outside, Parsed
 from stages.core.verifiers import check, verify
 from stages.core.verifiers.choices import check_choices
 from stages.job import Inputs, Job, StageError
 
+BATCH = 1000
 EXCERPT = 200
 """Characters of a dropped row that its evidence shows."""
 
@@ -40,53 +46,52 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     )
     for source in config.sources:
         prove_verifier(source)
-    with job.busy("reading sources"):
-        loaded = [load(source, config, outside) for source in config.sources]
-        given = sources.with_ids([row for part in loaded for row in part.rows])
-    with job.busy("filtering rows"):
-        kept, dropped = filters.apply(config.filters, given)
-    drops = dict(Counter(one.drop.reason for one in dropped))
-    counts = {
-        "read": len(given),
-        "kept": len(kept),
-        "drops": drops,
-        "sources": dict(Counter(row["source"] for row in kept)),
-        "per_source": count(loaded, given, kept, dropped),
-    }
-    if not kept:
-        raise StageError(f"no row is left of {len(given)} (dropped: {drops}): loosen the filters or add sources")
-    with job.busy("checking rows"):
-        rows = sources.shuffled(kept, config.seed)
-        verdict = validate(rows, config.record, check)
-    with job.busy("writing rows"):
-        records.save(job.out, rows)
-        if config.the_form is not None:
-            write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
-    write_json(job.evidence / "counts.json", counts)
-    write_json(job.evidence / "validation.json", verdict)
-    write_rows(job.evidence / "drops.jsonl", [excerpt(one) for one in dropped])
-    bad = [{"source": part.name, **row._asdict()} for part in loaded for row in part.bad]
-    write_rows(job.evidence / "bad_rows.jsonl", bad)
+    workers = job.numerics.threads
+    with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers) as drafts:
+        for source in config.sources:
+            with job.busy("reading sources"):
+                given = opened(source, config, outside)
+            for rows in drafts.take(given):
+                job.doing("reading sources", rows, unit="rows")
+        with job.busy("filtering rows"):
+            laid = drafts.laid()
+            drops = filters.decide(config.filters, laid.facts, laid.ids)
+            kept = laid.shuffled(np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops))))
+        counts = count(drafts.taken, laid, drops)
+        if not len(kept):
+            raise StageError(f"no row is left of {len(laid)} (dropped: {counts['drops']}): loosen the filters or add sources")
+        with job.busy("checking rows"):
+            verdict = hold(laid.index.take(kept), config.record)
+        for rows in laid.write(job.out / "payload", kept, workers):
+            job.doing("writing rows", rows, len(kept), "rows")
+        with job.busy("writing evidence"):
+            bad = write_evidence(job, counts, verdict, drafts.taken, excerpts(laid, drops, config))
+    if config.the_form is not None:
+        write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
     return {
-        "rows": len(rows),
+        "rows": len(kept),
         "sources": counts["sources"],
         "dropped": counts["drops"],
-        "bad_rows": len(bad),
-        "planted_leaks": sum(row["source"].startswith(LEAK) for row in rows),
+        "bad_rows": bad,
+        "planted_leaks": sum(number for name, number in counts["sources"].items() if name.startswith(LEAK)),
         "validation": verdict,
     }
 
 
-def load(source: DataSource, config: PrepareData, outside: Outside) -> Loaded:
-    """The rows of one source as records."""
+def opened(source: DataSource, config: PrepareData, outside: Outside) -> Opened:
+    """A source whose rows become records of the config's type."""
     form, task = config.the_form, config.task
     if form is None or task is None or not isinstance(source, Packaged | Files | Stored | Hub):
-        return sources.load(source, config.record, task, outside)
-    loaded = sources.load_items(source, form, task, config.shots, outside)
-    for item in loaded.rows:
+        return sources.opened(source, config.record, task, outside)
+    given = sources.opened_items(source, form, task, config.shots, outside)
+    return replace(given, parse=lambda block: checked(given.parse(block)))
+
+
+def checked(items: Parsed) -> Parsed:
+    for item in items.rows:
         if "choices" in item:
             check_choices(item["verifier"], item["choices"])
-    return loaded
+    return items
 
 
 def prove_verifier(source: DataSource) -> None:
@@ -105,34 +110,56 @@ def prove_verifier(source: DataSource) -> None:
                 raise StageError(f"verifier {example.verifier} scores {text!r} {verdict.score}, not {expected}: {verdict.reason}")
 
 
-def count(
-    loaded: Sequence[Loaded], given: list[dict[str, Any]], kept: list[dict[str, Any]], dropped: Sequence[Dropped]
-) -> list[dict[str, Any]]:
-    """One entry per source of the recipe, in its order; `given` are their rows, one after another."""
-    stayed = {row["id"] for row in kept}
-    reasons = {one.row["id"]: one.drop.reason for one in dropped}
-    counts, start = [], 0
-    for part in loaded:
-        ids = [row["id"] for row in given[start : start + len(part.rows)]]
-        start += len(ids)
-        counts.append(
+def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop]) -> dict[str, Any]:
+    """Rows read, dropped and kept, in all and per source of the recipe, in its order."""
+    gone = np.fromiter(drops, np.int64, len(drops))
+    stays = np.ones(len(laid), bool)
+    stays[gone] = False
+    named = laid.index["source"].filter(pa.array(stays)).value_counts().to_pylist()
+    per_source = []
+    for number, part in enumerate(taken):
+        mine = laid.sources == number
+        left_out = {**part.source.left_out, "malformed": len(part.bad), "not drawn": part.rows - int(mine.sum())}
+        reasons = Counter(drops[place].reason for place in gone[mine[gone]].tolist())
+        per_source.append(
             {
-                "source": part.name,
-                "left_out": part.left_out,
-                "in": len(ids),
-                "dropped": dict(Counter(reasons[name] for name in ids if name in reasons)),
-                "kept": sum(name in stayed for name in ids),
+                "source": part.source.name,
+                "left_out": {reason: rows for reason, rows in left_out.items() if rows},
+                "in": int(mine.sum()),
+                "dropped": dict(reasons),
+                "kept": int((mine & stays).sum()),
             }
         )
-    return counts
-
-
-def excerpt(one: Dropped) -> dict[str, Any]:
-    text = "\n".join(filters.texts(one.row))
     return {
-        "id": one.row["id"],
-        "source": one.row["source"],
-        "reason": one.drop.reason,
-        "evidence": one.drop.evidence,
-        "text": text[:EXCERPT],
+        "read": len(laid),
+        "kept": int(stays.sum()),
+        "drops": dict(Counter(drop.reason for drop in drops.values())),
+        "sources": {one["values"]: one["counts"] for one in named},
+        "per_source": per_source,
     }
+
+
+def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
+    """Every dropped row, in the order in which they were read."""
+    places = sorted(drops)
+    for start in range(0, len(places), BATCH):
+        batch = places[start : start + BATCH]
+        rows = columns.to_rows(laid.table(np.array(batch)), records.RECORDS[config.record])
+        yield from (excerpt(row, drops[place]) for place, row in zip(batch, rows, strict=True))
+
+
+def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
+    text = "\n".join(filters.texts(row))
+    return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
+
+
+def write_evidence(
+    job: Job, counts: dict[str, Any], verdict: dict[str, Any], taken: Sequence[Taken], dropped: Iterable[dict[str, Any]]
+) -> int:
+    """Returns how many rows were bad."""
+    bad = [{"source": part.source.name, **row._asdict()} for part in taken for row in part.bad]
+    write_json(job.evidence / "counts.json", counts)
+    write_json(job.evidence / "validation.json", verdict)
+    write_rows(job.evidence / "drops.jsonl", dropped)
+    write_rows(job.evidence / "bad_rows.jsonl", bad)
+    return len(bad)

@@ -1,6 +1,6 @@
 """Answers of one or several policies to a window of a prompt pool: of all of them to each prompt, or of some that are drawn for it.
 
-    payload/rows.jsonl        completions: by policy, then prompt, then index
+    payload/rows-*.parquet    completions: by policy, then prompt, then index
     evidence/samples.jsonl    the answers to the first prompts
 
 Every answer has a seed of its own, from (config.seed, policy label, prompt id, index).
@@ -60,7 +60,7 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
             job.doing("decoding", len(rows), total, "answers")
             rows.append(completion(one, label, label in own, asks[label], request, answer))
     with job.busy("writing rows"):
-        records.save(job.out, rows)
+        records.save(job.out, "completion", rows)
     shown = {prompt["id"] for prompt in prompts[:SHOWN_PROMPTS]}
     fields = ("id", "policy", "messages", "text", "finish_reason")
     write_rows(job.evidence / "samples.jsonl", [{name: row[name] for name in fields} for row in rows if row["prompt_id"] in shown])

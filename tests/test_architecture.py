@@ -54,6 +54,7 @@ ROOMS = (
 )
 """The folders and files of `pipelines/`: each imports itself and those above it in this table; so nobody imports the command line."""
 DOORS = {
+    "numba": "data/kernels.py",
     "deepspeed": "stages/engines/trainer.py",
     "vllm": "stages/engines/sampler.py",
     "peft": "stages/engines/adapters.py",
@@ -69,7 +70,7 @@ DOORS = {
     "model_signing": "pipelines/publish/signing.py",
     "httpx": {"stages/engines/endpoint.py", "pipelines/deployments.py"},  # the second for the errors that Prefect's client raises
 }
-HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numpy", "pandas"}
+HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "datasets", "numba", "numpy", "pandas"}
 LONGEST_FUNCTION, LONGEST_FILE = 80, 700
 
 

@@ -13,6 +13,8 @@ import pytest
 from chaos import chaos, disturbances
 from projects import call, contents, fresh_project
 
+from data import records
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
@@ -47,9 +49,18 @@ def test_half_by_dvc_and_half_by_pedigree_is_one_clean_state(project, chain):
 
 
 def test_the_leaks_that_were_planted_are_gone(project, chain):
-    rows = (project / "artifacts/tiny/chat/payload/rows.jsonl").read_text()
-    raw = (project / "artifacts/tiny/chat_raw/payload/rows.jsonl").read_text()
-    assert '"source":"leak' in raw and '"source":"leak' not in rows
+    def leaks(stage):
+        return [row for row in records.stream(project / f"artifacts/tiny/{stage}/payload") if row["source"].startswith("leak")]
+
+    assert leaks("chat_raw") and not leaks("chat")
+
+
+def test_the_rows_are_read_as_the_docs_say(project, chain, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?load_dataset.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    shown = call(project, "python", "-c", f"{example}\nprint(len(rows), rows.column_names)")
+    assert f"{len(list(records.stream(project / 'artifacts/tiny/chat_raw/payload')))} ['id', 'source', 'messages']" in shown
 
 
 def test_every_stage_has_its_whole_ancestry(project, chain):

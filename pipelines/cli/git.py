@@ -55,9 +55,11 @@ def gc(
     total = f"{counted(len(sweep.objects), 'object')}, {size(here)}, of the cache"
     total += f" and {counted(len(sweep.remote_objects), 'object')}, {size(away)}, of the remote" if remote else ""
     total += f", {counted(len(sweep.snapshots), 'snapshot')} of the code" if sweep.snapshots else ""
+    tokens = f"{counted(len(sweep.tokens), 'file')} of tokenised rows, {size(sum(sweep.tokens.values()))}"
+    total += f", {tokens}" if sweep.tokens else ""
     verb = "deleted" if yes else "would be deleted"
     say(f"{verb}: {total}; {counted(sweep.artifacts, 'artifact')} with all ancestors kept")
-    if not yes and (sweep.objects or sweep.remote_objects or sweep.snapshots):
+    if not yes and (sweep.objects or sweep.remote_objects or sweep.snapshots or sweep.tokens):
         say(f"`pedigree gc{' --remote' * remote}{' --workspace' * workspace} --yes` deletes them.")
 
 

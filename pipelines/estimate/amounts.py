@@ -17,7 +17,8 @@ from configs.project import Project
 from configs.suite_forms import Form
 from configs.training import PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
 from data.artifacts import Artifact
-from data.untrusted import ArtifactError, open_plain, read_lines
+from data.records import row_files, rows_in
+from data.untrusted import ArtifactError, open_plain
 from pipelines.estimate.drawing import RUBRIC_TOKENS, Drawing, answers_of_prompt, drawing_of, requests_of_item
 from pipelines.lineage.ancestry import opened
 
@@ -256,10 +257,11 @@ def _count(metrics: Mapping[str, Any]) -> int | None:
 
 def _mean_tokens(artifact: Artifact | None) -> float | None:
     """Tokens of a row, estimated from the text of the first ones."""
-    path = artifact.payload / "rows.jsonl" if artifact else None
-    if path is None or not path.is_file():
+    names = row_files(entry.path for entry in artifact.record.files) if artifact else []
+    if artifact is None or not names:
         return None
     try:
+        path = artifact.payload / names[0]
         return _tokens_in(path, path.stat().st_mtime_ns)
     except (ArtifactError, OSError, AttributeError, TypeError):
         return None
@@ -269,7 +271,7 @@ def _mean_tokens(artifact: Artifact | None) -> float | None:
 def _tokens_in(path: Path, modified: int) -> float | None:
     """Of a file as it was at some moment: many stages read the same rows."""
     with open_plain(path) as stream:
-        found = [tokens_of(row) for row in islice(read_lines(stream, path.name), LOOKED_AT)]
+        found = [tokens_of(row) for row in islice(rows_in(stream, path.name), LOOKED_AT)]
     return sum(found) / len(found) if found else None
 
 

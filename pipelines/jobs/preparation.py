@@ -73,6 +73,7 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
         numerics=numerics,
         asked=asked,
         placement=placement,
+        tokens=os.path.relpath(run.project.tokens, scratch),
         allow_numerics_change=allow_numerics_change,
         require_checkpoint=node.address in run.require_checkpoint,
         marks=marks,

@@ -27,6 +27,7 @@ from data.artifacts import (
     read_json,
 )
 from data.lineage import folded
+from data.records import row_files, rows_in
 from data.untrusted import LINEAGE_BYTES, RUN_BYTES, inside, open_plain
 from pipelines.lineage.named_models import find_named, named_models
 
@@ -94,6 +95,20 @@ class Pedigree:
     def address(self) -> str:
         """Where it was made, `RECIPE/STAGE`; the start of its id where that was not recorded."""
         return self.run.address or self.id[:12]
+
+    def row_files(self) -> list[str]:
+        """Those files of the payload that hold rows; none where it is no data."""
+        return row_files(entry.path for entry in self.record.files)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of its payload, one after another.
+
+        Raises:
+            ArtifactError: they cannot be had, or are damaged.
+        """
+        for name in self.row_files():
+            with self.open_file(name) as stream:
+                yield from rows_in(stream, name)
 
     def of(self, identifier: str) -> "Pedigree":
         """That of an ancestor, of which the records alone are known."""

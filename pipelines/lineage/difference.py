@@ -11,10 +11,9 @@ from typing import Any
 from configs.frozen import canonical_json
 from configs.project import Project
 from data.artifacts import ArtifactError, Input
-from data.untrusted import read_lines
+from data.records import row_files
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation, evaluations_of, labels_of
-from pipelines.lineage.standards import ROWS
 
 ABSENT = "(absent)"
 SHOWN = 5
@@ -268,17 +267,12 @@ def _path(ports: tuple[str, ...]) -> str:
 
 
 def _rows(first: Pedigree, second: Pedigree) -> tuple[RowChanges | None, str]:
-    if not all(any(entry.path == ROWS for entry in made.record.files) for made in (first, second)):
+    if not (first.row_files() and second.row_files()):
         return None, ""
     try:
-        return row_changes(lambda: _lines(first), lambda: _lines(second)), ""
+        return row_changes(first.rows, second.rows), ""
     except ArtifactError as error:  # the records are enough for everything else
         return None, str(error)
-
-
-def _lines(made: Pedigree) -> Iterator[dict[str, Any]]:
-    with made.open_file(ROWS) as stream:
-        yield from read_lines(stream, ROWS)
 
 
 Rows = Callable[[], Iterator[dict[str, Any]]]
@@ -406,7 +400,7 @@ def text(found: Comparison, first: str, second: str) -> str:
         ("what", _limited(found.what)),
         ("config", [_line(change) for change in found.config]),
         ("rows", _row_lines(found)),
-        ("files", _limited([change for change in found.files if not (found.rows and change.name == ROWS)])),
+        ("files", _limited([change for change in found.files if not (found.rows and row_files([change.name]))])),
         ("inputs", [_line(change) for change in found.parents]),
         ("where the ancestry parts", [line for origin in found.origins for line in _origin_lines(origin)]),
         ("code", _limited(found.code)),

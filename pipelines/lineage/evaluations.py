@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from configs.project import Project
 from data.artifacts import Artifact, ArtifactError
-from data.untrusted import LIST_BYTES, parse_json, read_lines
+from data.untrusted import LIST_BYTES, parse_json
 from pipelines.lineage.ancestry import Pedigree, published, read_pedigree
 
 _ESTIMATES = TypeAdapter(dict[str, dict[str, float]])
@@ -54,8 +54,7 @@ class Evaluation:
         return {_name(row): str(row["category"]) for row in self._rows() if "category" in row}
 
     def _rows(self) -> list[dict[str, Any]]:
-        with self.pedigree.open_file("rows.jsonl") as stream:
-            return [row for row in read_lines(stream, "rows.jsonl") if row.get("policy") == self.label]
+        return [row for row in self.pedigree.rows() if row.get("policy") == self.label]
 
 
 def _name(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -9,8 +9,13 @@ from typing import Any
 
 from pipelines.lineage.ancestry import Pedigree
 
-ROWS = "rows.jsonl"
-ENCODINGS = {".jsonl": "application/jsonlines", ".json": "application/json", ".csv": "text/csv"}
+ROW_FILES = {"@type": "cr:FileSet", "@id": "row-files", "name": "row-files", "includes": "rows-*.parquet"}
+ENCODINGS = {
+    ".parquet": "application/vnd.apache.parquet",
+    ".jsonl": "application/jsonlines",
+    ".json": "application/json",
+    ".csv": "text/csv",
+}
 CROISSANT_TERMS = {
     "@language": "en",
     "@vocab": "https://schema.org/",
@@ -117,7 +122,9 @@ def croissant(pedigree: Pedigree, rows: Iterable[Mapping[str, Any]], licences: I
     record = pedigree.record
     ends = [attempt.ended_at for attempt in pedigree.run.attempts if attempt.ended_at]
     name = pedigree.address.replace("/", "-")
-    fields = [_field("rows", None, key, shape) for key, shape in _shape_of(rows)["keys"].items()]
+    files = pedigree.row_files()
+    lies_in = {"fileObject": {"@id": files[0]}} if len(files) == 1 else {"fileSet": {"@id": ROW_FILES["@id"]}}
+    fields = [_field("rows", None, key, shape, lies_in) for key, shape in _shape_of(rows)["keys"].items()]
     described = f"Rows of type {record.type}, made by a {record.kind} stage (version {record.version}) of Pedigree."
     return {
         "@context": dict(sorted(CROISSANT_TERMS.items())),
@@ -140,7 +147,8 @@ def croissant(pedigree: Pedigree, rows: Iterable[Mapping[str, Any]], licences: I
                 "sha256": entry.sha256,
             }
             for entry in record.files
-        ],
+        ]
+        + ([] if len(files) == 1 else [ROW_FILES | {"encodingFormat": ENCODINGS[".parquet"]}]),
         "recordSet": [{"@type": "cr:RecordSet", "@id": "rows", "name": "rows", "field": fields}],
     }
 
@@ -165,9 +173,9 @@ def _widen(shape: dict[str, Any], value: Any) -> None:
         shape["types"].add(type(value))
 
 
-def _field(parent: str, column: str | None, key: str, shape: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """A field; those inside a column are reached by a path within it."""
-    source: dict[str, Any] = {"fileObject": {"@id": ROWS}, "extract": {"column": column or key}}
+def _field(parent: str, column: str | None, key: str, shape: Mapping[str, Any], lies_in: Any, path: str = "") -> dict[str, Any]:
+    """A field; those inside a column are reached by a path within it. `lies_in` says in which file, or files."""
+    source: dict[str, Any] = {**lies_in, "extract": {"column": column or key}}
     if column:
         source["transform"] = {"jsonPath": path}
     found: dict[str, Any] = {"@type": "cr:Field", "@id": f"{parent}/{key}", "name": f"{parent}/{key}".removeprefix("rows/")}
@@ -176,7 +184,8 @@ def _field(parent: str, column: str | None, key: str, shape: Mapping[str, Any], 
         prefix = f"{path}." if path else ""
         return found | {
             "subField": [
-                _field(f"{parent}/{key}", column or key, name, inner, prefix + name) for name, inner in sorted(shape["keys"].items())
+                _field(f"{parent}/{key}", column or key, name, inner, lies_in, prefix + name)
+                for name, inner in sorted(shape["keys"].items())
             ]
         }
     return found | {"dataType": _data_type(shape["types"]), "source": source}

@@ -18,11 +18,10 @@ from configs.project import Project
 from data.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
 from data.durable import rename, sync_tree
 from data.hashing import Beat, silent
-from data.untrusted import read_lines
 from pipelines.lineage import openlineage
 from pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pipelines.lineage.evaluations import Evaluation, evaluations_of
-from pipelines.lineage.standards import ROWS, croissant, slsa
+from pipelines.lineage.standards import croissant, slsa
 from pipelines.publish.card import CARD, MODELS, card
 from pipelines.publish.licences import handed_on, origins
 from pipelines.publish.signing import Signer
@@ -124,7 +123,7 @@ def export(
 
 def is_data(pedigree: Pedigree) -> bool:
     """Whether its payload is rows."""
-    return any(entry.path == ROWS for entry in pedigree.record.files)
+    return bool(pedigree.row_files())
 
 
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
@@ -134,10 +133,9 @@ def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, A
         ArtifactError: it holds no rows, or they cannot be had.
     """
     if not is_data(pedigree):
-        raise ArtifactError(f"{pedigree.address} is a {pedigree.record.type}: Croissant describes artifacts of rows ({ROWS})")
+        raise ArtifactError(f"{pedigree.address} is a {pedigree.record.type}: Croissant describes artifacts of rows")
     licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}
-    with pedigree.open_file(ROWS) as stream:
-        return croissant(pedigree, read_lines(stream, ROWS), licences)
+    return croissant(pedigree, pedigree.rows(), licences)
 
 
 def _copy(artifact: Artifact, target: Path, beat: Beat) -> None:

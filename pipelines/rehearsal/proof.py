@@ -10,7 +10,8 @@ from configs.graph import Graph, Node, shown_name
 from configs.project import Project
 from configs.rehearsing import Reason, Reduced
 from data.artifacts import Artifact, read_run
-from data.untrusted import ArtifactError, open_plain, read_json, read_lines
+from data.records import row_files, rows_in
+from data.untrusted import ArtifactError, open_plain, read_json
 from pipelines.lineage.ancestry import opened
 
 TEMPLATE = "chat_template.jinja"
@@ -82,7 +83,7 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proo
 
 def _rows(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
     counts = _evidence(artifact, "counts.json")
-    reasons = Counter(str(row.get("reason")) for row in _lines(artifact, "evidence/bad_rows.jsonl"))
+    reasons = Counter(str(row.get("reason")) for row in _rows_in(artifact, "evidence/bad_rows.jsonl"))
     dropped = {str(reason): int(count) for reason, count in dict(counts.get("drops") or {}).items()}
     left = Counter[str]()
     for source in counts.get("per_source") or ():
@@ -119,7 +120,7 @@ def _trained(graph: Graph, node: Node, artifact: Artifact) -> dict[str, Any]:
 
 def _suites(artifact: Artifact) -> Iterator[dict[str, Any]]:
     metrics = artifact.record.metrics
-    items = Counter(task for task, _ in {(str(row.get("task")), row.get("id")) for row in _lines(artifact, "payload/rows.jsonl")})
+    items = Counter(task for task, _ in {(str(row.get("task")), row.get("id")) for row in _payload(artifact)})
     hashes: Any = metrics.get("hashes") or {}
     yield from ({"task": task, "hash": value, "items": items[task], "split": metrics.get("split")} for task, value in hashes.items())
 
@@ -128,12 +129,11 @@ def _verified(project: Project, graph: Graph, node: Node, artifact: Artifact) ->
     """(name of the verifier, outcome) of every answer of RLVR, and of every item of a suite."""
     if node.kind == "rlvr":
         names = _verifiers(project, graph, node, "prompts")
-        for row in _lines(artifact, "evidence/rollouts.jsonl"):
+        for row in _rows_in(artifact, "evidence/rollouts.jsonl"):
             yield from ((names.get(str(row.get("id")), "unknown"), _outcome(reward)) for reward in row.get("rewards") or ())
     elif node.kind == "evaluate":
         names = _verifiers(project, graph, node, "suites")
-        rows = _lines(artifact, "payload/rows.jsonl")
-        yield from ((names.get(str(row.get("id")), "unknown"), _outcome(row.get("score"))) for row in rows)
+        yield from ((names.get(str(row.get("id")), "unknown"), _outcome(row.get("score"))) for row in _payload(artifact))
 
 
 def _outcome(score: Any) -> str:
@@ -145,7 +145,7 @@ def _verifiers(project: Project, graph: Graph, node: Node, port: str) -> dict[st
     found: dict[str, str] = {}
     for edge in node.edges:
         source = opened(project, graph.nodes[edge.source]) if edge.port == port else None
-        for row in _lines(source, "payload/rows.jsonl") if source else ():
+        for row in _payload(source) if source else ():
             found[str(row.get("id"))] = str((row.get("verifier") or {}).get("name"))
     return found
 
@@ -158,10 +158,15 @@ def _evidence(artifact: Artifact, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _lines(artifact: Artifact, name: str) -> list[dict[str, Any]]:
+def _payload(artifact: Artifact) -> list[dict[str, Any]]:
+    names = row_files(entry.path for entry in artifact.record.files)
+    return [row for name in names for row in _rows_in(artifact, f"payload/{name}")]
+
+
+def _rows_in(artifact: Artifact, name: str) -> list[dict[str, Any]]:
     try:
         with open_plain(artifact.path / name) as stream:
-            return list(read_lines(stream, name))
+            return list(rows_in(stream, name))
     except (ArtifactError, FileNotFoundError):
         return []
 

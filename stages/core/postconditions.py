@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from data import records
 from data.artifacts import Artifact, sha256_file
 from stages.job import Job, read_curve
 
@@ -26,7 +27,7 @@ def unmet(artifact_type: str, metrics: dict[str, Any], job: Job) -> str | None:
         return "wrote no payload"
     if artifact_type in ("policy", "reward_model"):
         return _model_problem(payload) or _steps_problem(metrics, job)
-    return _rows_problem(payload / "rows.jsonl", metrics)
+    return _rows_problem(payload, metrics)
 
 
 def templates_of(inputs: Mapping[str, Mapping[str, Artifact]], payload: Path) -> dict[str, str]:
@@ -63,15 +64,15 @@ def not_trained(update: "Update", metrics: dict[str, Any]) -> str | None:
     return None
 
 
-def _rows_problem(path: Path, metrics: dict[str, Any]) -> str | None:
-    if not path.exists():
-        return f"wrote no {path.name}"
-    with path.open("rb") as stream:
-        lines = sum(1 for _ in stream)
-    if lines == 0:
-        return f"wrote no row into {path.name}"
+def _rows_problem(payload: Path, metrics: dict[str, Any]) -> str | None:
+    files = records.row_files(path.name for path in payload.iterdir())
+    if not files:
+        return "wrote no rows"
+    rows = sum(records.count(payload / name) for name in files)
+    if rows == 0:
+        return f"wrote no row into {files[0]}"
     reported = metrics.get("rows")
-    return f"reports {reported} rows and wrote {lines}" if isinstance(reported, int) and reported != lines else None
+    return f"reports {reported} rows and wrote {rows}" if isinstance(reported, int) and reported != rows else None
 
 
 def _steps_problem(metrics: dict[str, Any], job: Job) -> str | None:

@@ -35,7 +35,7 @@ def task_hash(form: Form | None, rows_sha256: str, verifiers: Sequence[str], **s
 
     Args:
         form: None where the suite has none.
-        rows_sha256: of the file with its items.
+        rows_sha256: of its items.
         verifiers: names of those that the items have.
         settings: what the evaluation decides about the answers.
     """

@@ -10,8 +10,17 @@ def row(name, *texts, **more):
 
 
 def apply(rows, *configs):
-    kept, dropped = filters.apply([TypeAdapter(Filter).validate_python(config) for config in configs], rows)
-    return [one["id"] for one in kept], [(one.row["id"], one.drop.reason, one.drop.evidence) for one in dropped]
+    """The same whatever parts the rows are looked at in."""
+    chosen, ids = [TypeAdapter(Filter).validate_python(config) for config in configs], [one["id"] for one in rows]
+    found = []
+    for size in (len(rows), 1, 2):
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        seen = [filters.look(chosen, part) for part in parts]
+        facts = [filters.joined([part[number] for part in seen], [len(part) for part in parts]) for number in range(len(chosen))]
+        found.append(filters.decide(chosen, facts, ids))
+    assert found[0] == found[1] == found[2]
+    dropped = [(ids[place], one.reason, one.evidence) for place, one in sorted(found[0].items())]
+    return [name for place, name in enumerate(ids) if place not in found[0]], dropped
 
 
 def test_length_is_that_of_all_texts_the_answers_of_a_preference_included():
@@ -37,3 +46,17 @@ def test_a_row_is_dropped_once_and_is_no_duplicate_of_a_row_that_is_gone_already
     configs = [{"type": "max_characters", "limit": 10}, {"type": "exact_duplicates"}]
     assert apply(rows, *configs)[1] == [("long", "max_characters", "21 > 10"), ("twin", "max_characters", "21 > 10")]
     assert [reason for _, reason, _ in apply(rows, *reversed(configs))[1]] == ["max_characters", "exact_duplicates"]
+
+
+def test_all_of_many_equal_rows_are_repeated_by_the_first_that_is_left():
+    rows = [row(str(number), "x" if number % 3 else "y" * 30) for number in range(12)]
+    kept, dropped = apply(rows, {"type": "max_characters", "limit": 10}, {"type": "exact_duplicates"})
+    assert kept == ["1"]
+    assert [one for one in dropped if one[1] == "exact_duplicates"] == [
+        (name, "exact_duplicates", "same text as 1") for name in ("2", "4", "5", "7", "8", "10", "11")
+    ]
+
+
+def test_nothing_is_dropped_of_nothing():
+    assert filters.decide([], [], []) == {}
+    assert apply([row("a", "x")], {"type": "exact_duplicates"}, {"type": "exact_duplicates"}) == (["a"], [])

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from data.attributes import grouped
 from data.layouts import example_of, unfolded
 from data.row_files import Unreadable
 
@@ -141,13 +142,13 @@ def rated(prompt: str, response: str, *ratings: Any) -> dict[str, Any]:
     return {"prompt": prompt, "response": response, **dict(zip(WEIGHTS, ratings, strict=True))}
 
 
-def grouped(*rows: Any) -> list[tuple[str, Any]]:
-    return list(unfolded([(str(number), row) for number, row in enumerate(rows)], "preference", WEIGHTS))
+def weighed(*rows: Any) -> list[tuple[str, Any]]:
+    return list(unfolded(grouped([(str(number), row) for number, row in enumerate(rows)], WEIGHTS), "preference"))
 
 
 def test_responses_to_one_prompt_are_compared_by_the_weighted_sum_of_their_ratings():
     rows = [rated("Hello.", "Hi.", 3, 4, 4, 2, 1), rated("Hello.", "Hello!", 4, 4, 4, 2, 1), rated("Bye.", "Bye!", 4, 4, 4, 1, 1)]
-    (first, pair_), (second, single) = grouped(*rows)
+    (first, pair_), (second, single) = weighed(*rows)
     assert (first, second) == ("0", "2")
     assert example_of(pair_).answers == ({"text": "Hello!", "score": 8.3}, {"text": "Hi.", "score": 7.65})
     assert example_of(single).answers == ({"text": "Bye!", "score": 7.75},)
@@ -156,13 +157,13 @@ def test_responses_to_one_prompt_are_compared_by_the_weighted_sum_of_their_ratin
 def test_ratings_that_weigh_the_same_are_a_tie_whatever_floats_make_of_them():
     weights = {"a": 0.1, "b": 0.2, "c": 0.3}
     first, second = {"response": "x", "a": 1, "b": 1, "c": 0}, {"response": "y", "a": 0, "b": 0, "c": 1}
-    ((place, tie),) = unfolded([("0", {"prompt": "p", **first}), ("1", {"prompt": "p", **second})], "preference", weights)
+    ((place, tie),) = unfolded(grouped([("0", {"prompt": "p", **first}), ("1", {"prompt": "p", **second})], weights), "preference")
     assert 0.1 + 0.2 != 0.3 and place == "0" and tie.reason == "all 2 responses have the score 0.3: none is the better one"
 
 
 def test_a_response_that_is_rated_wrongly_is_a_bad_row_and_the_others_stay():
     rows = [rated("Hello.", "Hi.", 3, None, 4, 2, 1), rated("Hello.", "Hello!", 4, 4, 4, 2, 1), {"prompt": "Hello."}, "text"]
-    found = grouped(*rows)
+    found = weighed(*rows)
     assert [one.reason for _, one in found if isinstance(one, Unreadable)] == [
         "correctness None is no number", "the row has no response", "the row has no response",
     ]  # fmt: skip
@@ -171,11 +172,11 @@ def test_a_response_that_is_rated_wrongly_is_a_bad_row_and_the_others_stay():
 
 def test_a_prompt_of_several_turns_has_marks():
     several = "Hello.\n<extra_id_1>Assistant\nHello!\nWell?\n<extra_id_1>User\nName a sea."
-    ((_, row),) = grouped(rated(several, "The North Sea.", 4, 4, 4, 1, 1))
+    ((_, row),) = weighed(rated(several, "The North Sea.", 4, 4, 4, 1, 1))
     assert [tuple(message.values()) for message in example_of(row).messages] == [
         ("user", "Hello."), ("assistant", "Hello!\nWell?"), ("user", "Name a sea."),
     ]  # fmt: skip
-    ((_, other),) = grouped(rated("Hello.\n<extra_id_1>Tool\nx", "Hm.", 4, 4, 4, 1, 1))
+    ((_, other),) = weighed(rated("Hello.\n<extra_id_1>Tool\nx", "Hm.", 4, 4, 4, 1, 1))
     assert other.reason == "the prompt has <extra_id_1> and neither User nor Assistant on the same line after it"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from configs.datasets import Arithmetic, Constraints, Files, Leaks
 from data import procedural
+from data.artifacts import write_rows
 from data.decontamination import Index
 from data.procedural import SourceError
 from data.records import ended
@@ -185,6 +186,25 @@ def test_what_was_cut_off_stays_cut_off(tmp_path, row, record, cut, suffix):
     assert [not ended(one) for one in answers] == cut
     if "answers" in row:
         assert [one.get("win_rate") for one in made["answers"]] == [None, 0.25]
+
+
+@pytest.mark.parametrize("record", ["conversation", "preference", "prompt"])
+def test_half_of_a_surrogate_pair_makes_a_bad_row_wherever_it_is(tmp_path, record):
+    half = "so \ud83d it"
+    turns = [turn("user", "a")]
+    given = {
+        "conversation": {"messages": [*turns, turn("assistant", "b")], "source": "s"},
+        "preference": {"messages": turns, "chosen": "b", "rejected": "c", "source": "s"},
+        "prompt": {"messages": turns, "dataset": "gsm8k", "ground_truth": "3", "source": "s"},
+    }[record]
+    text = json.dumps(given)
+    texts = {"a": text.replace('"a"', json.dumps(half)), "s": text.replace('"s"', json.dumps(half))}
+    texts |= {"c": text.replace('"c"', json.dumps(half))} if record == "preference" else {}
+    (tmp_path / "x.jsonl").write_text("\n".join([text, *texts.values()]))
+    loaded = read(tmp_path / "x.jsonl", record=record, max_bad_rows=3)
+    assert len(loaded.rows) == 1 and len(loaded.bad) == len(texts)
+    assert all("half of a surrogate pair" in row.reason and "so \\ud83d it" in row.text for row in loaded.bad)
+    write_rows(tmp_path / "bad_rows.jsonl", [row._asdict() for row in loaded.bad])
 
 
 @pytest.mark.parametrize("place", [1, 3])

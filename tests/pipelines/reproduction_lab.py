@@ -30,9 +30,9 @@ def run(config, inputs, job):
     with Path(os.environ["LAB_RUNS"]).open("a") as stream:
         stream.write(job.address.partition("/")[2] + "\\n")
     time.sleep(float(os.environ.get("LAB_SECONDS", 0)))
-    rows = [*rows, *filter(None, [os.environ.get("LAB_NOISE")])]
+    rows = [*rows, *({"noise": noise} for noise in filter(None, [os.environ.get("LAB_NOISE")]))]
     job.log(1, rows=len(rows))
-    save(job.out, rows)
+    save(job.out, "report", rows)
     return {"rows": len(rows)}
 '''
 ROWS = {

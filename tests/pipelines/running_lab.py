@@ -115,7 +115,7 @@ def work(job, rows):
         job.log(step, rows=len(rows))
     rows = [{"constant": True}] if knobs.get("constant") else rows
     rows = [{"attempt": attempt}] if knobs.get("drawn") else rows
-    save(job.out, rows)
+    save(job.out, "report", rows)
     if knobs.get("bytes"):
         (job.out / "payload" / "noise").write_bytes(os.urandom(knobs["bytes"]))
     return {"rows": len(rows)}

@@ -522,6 +522,19 @@ def test_snapshots_go_with_gc_unless_an_unfinished_job_began_with_them(lab: Lab)
     assert list(lab.root.glob(".pedigree/code/*")) == []
 
 
+def test_jobs_share_a_folder_of_tokens_and_gc_deletes_what_no_unfinished_one_reads(lab: Lab) -> None:
+    interrupted(lab)
+    (scratch,) = [path.parent for path in lab.root.glob(".pedigree/scratch/*/checkpoints")]
+    assert (scratch / json.loads((scratch / "spec.json").read_text())["tokens"]).resolve() == lab.project.tokens
+    lab.project.tokens.mkdir()
+    for name in ("read.tokens", "unread.tokens", ".half.unfinished"):
+        (lab.project.tokens / name).write_bytes(b"x")
+    (scratch / "tokens.json").write_text('{"file": "read.tokens"}')
+    assert "2 files of tokenised rows, 2 bytes" in lab.shell("python -m pipelines.cli gc").stdout
+    lab.shell("python -m pipelines.cli gc --yes")
+    assert [path.name for path in lab.project.tokens.iterdir()] == ["read.tokens"]
+
+
 def test_machine_and_environment_are_those_of_the_job(lab: Lab) -> None:
     """The job sees one core and another lock; the orchestrator has all cores and its own."""
     path = lab.code / "stages/prepare_data.py"

@@ -50,7 +50,7 @@ def run(config, inputs, job):
                 time.sleep(0.4)
         job.progress(n + 1, len(files))
         rows.append(json.loads(file.read_text()))
-    save(job.out, rows)
+    save(job.out, "report", rows)
     return {"rows": len(rows)}
 '''
 

@@ -6,17 +6,20 @@ from typing import Any
 
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
-from data.artifacts import Artifact, Input, Record, content_hash, open_artifact, read_rows, scan, write_json, write_rows
+from data import records
+from data.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
 from stages.job import Job
 
 
-def run_stage(folder: Path, kind: str, config: dict[str, Any], files: dict[str, Path] | None = None, **ports: Any) -> Artifact:
+def run_stage(
+    folder: Path, kind: str, config: dict[str, Any], files: dict[str, Path] | None = None, threads: int = 2, **ports: Any
+) -> Artifact:
     """`ports`: port → artifact, or label → artifact."""
     declaration = DECLARATIONS[kind]
     typed = declaration.config.model_validate(config)
     inputs = {port: given if isinstance(given, dict) else {"it": given} for port, given in ports.items()}
     folder.mkdir(parents=True)
-    job = Job(folder, address=f"r/{kind}", key="k", numerics=Numerics(), placement=Placement(), source_files=files or {})
+    job = Job(folder, address=f"r/{kind}", key="k", numerics=Numerics(threads=threads), placement=Placement(), source_files=files or {})
     metrics = importlib.import_module(f"stages.{kind}").run(typed, inputs, job)
     kinds = {port: [artifact.type for artifact in labelled.values()] for port, labelled in inputs.items()}
     edges = [
@@ -29,7 +32,7 @@ def run_stage(folder: Path, kind: str, config: dict[str, Any], files: dict[str, 
 
 def publish(folder: Path, artifact_type: str, rows: list[Any]) -> Artifact:
     """A hand-made data artifact."""
-    write_rows(folder / "payload" / "rows.jsonl", rows)
+    records.save(folder, artifact_type, rows)
     return seal(folder, "by_hand", artifact_type, {}, [], {})
 
 
@@ -51,4 +54,4 @@ def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], ed
 
 
 def rows_of(artifact: Artifact) -> list[dict[str, Any]]:
-    return read_rows(artifact.payload / "rows.jsonl")
+    return records.load(artifact)

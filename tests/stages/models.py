@@ -6,18 +6,26 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
 from data import records
 from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from data.chat import Chat
+from data.documents import Documents, Packed, tokenised
+from data.encoding import Encoder
 from data.provenance import code_files, code_sha256
+from data.token_files import TokenFile, written
 from pipelines.jobs.processes import MARK, kill_all
 from stages.__main__ import main as run_stage
+from stages.engines.tokens import Units
 from stages.job import GivenInput, Job, JobSpec
 
 
@@ -32,7 +40,7 @@ def publish(folder: Path, kind: str, artifact_type: str) -> Artifact:
 
 
 def dataset(folder: Path, artifact_type: str, rows: list[Any]) -> Artifact:
-    records.save(folder, rows)
+    records.save(folder, artifact_type, rows)
     return publish(folder, "prepare_data", artifact_type)
 
 
@@ -76,6 +84,21 @@ def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
     job = a_job(folder / "job")
     source_model.run(config, {"corpus": {"corpus": corpus}}, job)
     return publish(job.out, "source_model", "policy")
+
+
+def units(rows: Sequence[Any], documents: Documents, chat: Chat) -> Units:
+    """What rows become, through a file of tokens."""
+    return packed_units(tokenised(rows, documents, Encoder(chat, fast=False), np.dtype("<u2")), documents.per_row)
+
+
+def packed_units(packed: Packed, per_row: int) -> Units:
+    """The units of a file with these documents; it lives as long as they do."""
+    rows = len(packed.index_D3) // per_row
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "some.tokens"
+        with written(path, "0" * 64, rows, per_row, np.dtype("<u2"), "test") as file:
+            file.append(packed)
+        return Units(TokenFile(path, "0" * 64, rows, per_row), per_row)
 
 
 def curve(job: Job) -> list[dict[str, Any]]:

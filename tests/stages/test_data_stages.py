@@ -12,7 +12,9 @@ import pytest
 from data_lab import publish, rows_of, run_stage, seal
 
 from configs.datasets import Decontaminate
+from data import columns, records
 from data.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input, read_rows, write_json, write_rows
+from data.decontamination import Index
 from data.procedural import SourceError
 from stages.evaluate import split_of
 from stages.job import StageError
@@ -125,6 +127,32 @@ def test_decontamination_removes_leaks_and_equal_problems_and_nothing_else(tmp_p
     items = {item["id"] for item in rows_of(suite)}
     assert all(line["item"] in items and line["score"] == 1.0 and line["task"] == "sums" for line in manifest)
     assert clean.record.metrics["benchmarks"]["suite"]["items_overlapped"] == len({line["item"] for line in manifest})
+
+
+def test_processes_and_batches_change_no_byte_of_a_decontaminated_set(tmp_path, suite, raw, monkeypatch):
+    """Batches are the rows that were written together."""
+    real, who = Index.overlaps, tmp_path / "who"
+
+    def noted(index, rows, threshold):
+        with who.open("a") as stream:
+            stream.write(f"{os.getpid()}\n")
+        return real(index, rows, threshold)
+
+    monkeypatch.setattr(Index, "overlaps", noted)
+    made = {}
+    for threads, batch, many in ((1, 1000, 10_000), (2, 1000, 10_000), (1, 7, 1), (2, 7, 1), (3, 40, 1)):
+        folder = tmp_path / f"{threads}-{batch}"
+        with monkeypatch.context() as patched:
+            patched.setattr(columns, "ROWS_PER_GROUP", batch)
+            patched.setattr(columns, "ROWS_PER_FILE", 2 * batch)
+            given = publish(folder / "raw", "conversation", rows_of(raw))
+        monkeypatch.setattr("stages.decontaminate.MANY", many)
+        who.write_text("")
+        clean = run_stage(folder / "clean", "decontaminate", {}, data=given, benchmarks={"suite": suite}, threads=threads)
+        made[clean.record.content, (clean.evidence / "manifest.jsonl").read_bytes(), (clean.evidence / "report.json").read_bytes()] = folder
+        pids = set(map(int, who.read_text().split()))
+        assert (os.getpid() in pids) == (threads == 1 or many > 1) and len(pids) <= threads
+    assert len(made) == 1 and b'"score"' in next(iter(made))[1]
 
 
 @pytest.mark.parametrize(("turns", "left"), [(["user"], 2), (["system", "user", "assistant"], 1)])
@@ -377,7 +405,9 @@ def suites(folder, **splits):
 
 
 def seal_suite(folder, split):
-    write_rows(folder / "payload" / "rows.jsonl", [{"id": folder.name, "task": "t"}])
+    messages = [{"role": "user", "content": "How much?"}]
+    item = {"id": folder.name, "source": "s", "task": "t", "messages": messages, "verifier": {"name": "gsm8k", "answer": "3"}}
+    records.save(folder, "item", [item])
     return seal(folder, "prepare_data", "item", {"split": split}, [], {})
 
 

@@ -18,7 +18,7 @@ def test_only_weights_are_rounded(tmp_path):
     assert not any(parameter.requires_grad for parameter in reference.parameters())
     # transformers' own way to a bf16 model leaves rotary frequencies alone, and so does DeepSpeed's
     theirs = AutoModelForCausalLM.from_pretrained(policy.payload, dtype=torch.bfloat16)
-    longest = Document(tuple(3 + 7 * t % 200 for t in range(120)), (True,) * 120)
+    longest = Document.of(tuple(3 + 7 * t % 200 for t in range(120)), (True,) * 120)
     expected = copy.deepcopy(reference)
     expected.model.model.rotary_emb = theirs.model.rotary_emb
     assert torch.equal(*(module(collate([(longest,)], numerics, 0))[0] for module in (reference, expected)))

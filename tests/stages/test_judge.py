@@ -9,6 +9,7 @@ from tiny_models import make
 from transformers import AutoModelForSequenceClassification
 
 from configs.execution import Numerics
+from data import records
 from data.artifacts import read_rows
 from data.chat import Chat
 from stages import judge
@@ -47,7 +48,7 @@ def judged(tmp_path, rows, config, **ports):
     job = a_job(tmp_path / "job", numerics=Numerics(threads=1))
     inputs = {"completions": {"c": dataset(tmp_path / "completions", "completion", rows)}} | ports
     metrics = judge.run(config_of("judge", **config), inputs, job)
-    return metrics, read_rows(job.out / "payload" / "rows.jsonl")
+    return metrics, list(records.stream(job.out / "payload"))
 
 
 def test_verifier_scores_are_kept_and_weighted(tmp_path):

@@ -21,11 +21,11 @@ from configs.execution import Numerics
 from configs.optimizer import Optimizer
 from data.artifacts import Artifact
 from data.chat import Chat
+from data.documents import Conversations
 from stages import preference_train, sft
 from stages.core import attention
 from stages.core.batches import collate
 from stages.engines.models import load_policy
-from stages.engines.rows import conversation
 from stages.engines.trainer import Trainer
 from stages.job import StageError
 
@@ -54,7 +54,7 @@ def one_step(folder: Path, policy: Artifact, **numerics: Any) -> list[int]:
     data = models.dataset(folder / "data", "conversation", rows)
     job = models.a_job(folder / "job", Numerics.model_validate({"threads": 1, **numerics}))
     sft.run(models.config_of("sft", **BATCHES), {"policy": {"p": policy}, "data": {"d": data}}, job)
-    return [len(conversation(Chat(policy.payload), "assistant")(row)[0]) for row in rows]
+    return [len(document) for (document,) in models.units(rows, Conversations("assistant"), Chat(policy.payload))]
 
 
 @pytest.mark.proves("numerics.packing")

@@ -12,6 +12,7 @@ from models import a_job, config_of, dataset, run, start_job, told
 
 from configs.execution import Numerics
 from configs.problems import PedigreeError
+from data import records
 from data.artifacts import read_rows
 from stages import judge
 from stages.engines.sampler import EngineLost
@@ -50,7 +51,7 @@ def judged(folder, base_url, rows, placed=None, **more):
     job = a_job(folder / "job", ONE_THREAD, **{**PLACED, **(placed or {})})
     inputs = {"completions": {"c": dataset(folder / "completions", "completion", rows)}}
     metrics = judge.run(config_of("judge", **config(base_url, **more)), inputs, job)
-    return metrics, read_rows(job.out / "payload" / "rows.jsonl"), job
+    return metrics, list(records.stream(job.out / "payload")), job
 
 
 def asked(body):
@@ -207,7 +208,7 @@ def test_neither_concurrency_nor_the_order_of_answers_changes_a_byte(tmp_path):
     with chat_server(rated_by_number) as chats, chat_server(shuffled) as other:
         _, _, one = judged(tmp_path / "a", chats.base_url, answers(10), {"endpoint_concurrency": 1})
         _, _, four = judged(tmp_path / "b", other.base_url, answers(10))
-    payloads = [(job.out / "payload" / "rows.jsonl").read_bytes() for job in (one, four)]
+    payloads = [(job.out / "payload" / "rows-00000.parquet").read_bytes() for job in (one, four)]
     assert payloads[0] == payloads[1]
 
 
@@ -273,7 +274,7 @@ def test_a_job_that_was_ended_asks_nothing_twice_and_ends_in_the_same_bytes(tmp_
         answered_twice = [body for body in chats.bodies[:25] if body in chats.bodies[before:]]
         assert not answered_twice
         assert run(tmp_path / "whole", *args, **PLACED)["ok"]
-    one, other = ((tmp_path / name / "out" / "payload" / "rows.jsonl").read_bytes() for name in ("job", "whole"))
+    one, other = ((tmp_path / name / "out" / "payload" / "rows-00000.parquet").read_bytes() for name in ("job", "whole"))
     assert one == other
 
 
@@ -310,6 +311,6 @@ def test_the_key_stands_in_nothing_that_a_job_leaves(tmp_path, spec, monkeypatch
     assert told(tmp_path / "job")["ok"]
     files = [path for path in (tmp_path / "job").rglob("*") if path.is_file()]
     assert len(files) > 8 and not [path for path in files if KEY.encode() in path.read_bytes()]
-    row = read_rows(tmp_path / "job" / "out" / "payload" / "rows.jsonl")[0]
+    row = next(records.stream(tmp_path / "job" / "out" / "payload"))
     assert row["ratings"]["honesty"]["text"] == "The key is ***.\nRating: 3"
     assert json.loads((tmp_path / "job" / "done.json").read_text())["metrics"]["reported"]["model"] == {"***": 59}

@@ -14,6 +14,7 @@ from tiny_models import make
 
 from configs.answers import Window
 from configs.execution import Numerics
+from data import records
 from data.artifacts import read_rows
 from stages import evaluate
 from stages.core.statistics import paired_difference
@@ -79,9 +80,9 @@ def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(poli
     assert done["ok"]
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
 
-    rows_file = Path("out/payload/rows.jsonl")
+    rows_file = Path("out/payload/rows-00000.parquet")
     assert (tmp_path / "killed" / rows_file).read_bytes() == (tmp_path / "whole" / rows_file).read_bytes()
-    rows = read_rows(tmp_path / "whole" / rows_file)
+    rows = list(records.stream(tmp_path / "whole" / "out" / "payload"))
     assert [row["id"] for row in rows[:4]] == ["p12/a/0", "p12/a/1", "p12/a/2", "p13/a/0"]
     assert len(rows) == done["metrics"]["rows"] == 2 * 12 * 3 == len({row["seed"] for row in rows})
     assert rows[0]["seed"] == seed_of(5, "a", "p12", 0) < 2**31
@@ -114,7 +115,7 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
     assert order[:last_made].count("score") >= 16 and order.count("score") == 4 * 16  # beside the engine, which makes the next answers
     assert done["metrics"]["split"] == "dev" and "looks" not in done["metrics"]
     payload = tmp_path / "job" / "out" / "payload"
-    rows, table = read_rows(payload / "rows.jsonl"), json.loads((payload / "scores.json").read_text())
+    rows, table = list(records.stream(payload)), json.loads((payload / "scores.json").read_text())
     assert len(rows) == 4 * 16
 
     def scores(label, task):

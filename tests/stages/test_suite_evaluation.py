@@ -16,7 +16,8 @@ from configs.execution import Numerics
 from configs.frozen import Given
 from configs.suite_forms import Form, load_form
 from configs.training import Sampling
-from data.artifacts import Artifact, Record, content_hash, open_artifact, read_rows, scan, write_json
+from data import records
+from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from data.records import FORM_FILE
 from stages import evaluate
 from stages.core import suite_scores
@@ -351,7 +352,7 @@ def evaluated(policy, tmp_path_factory):
     done = run(folder / "job", "evaluate", config, {"policies": {"one": policy, "two": policy}, "suites": suites}, ONE_THREAD)
     assert done["ok"], done
     payload = folder / "job" / "out" / "payload"
-    return done["metrics"], read_rows(payload / "rows.jsonl"), json.loads((payload / "scores.json").read_text()), suites
+    return done["metrics"], list(records.stream(payload)), json.loads((payload / "scores.json").read_text()), suites
 
 
 @locked
@@ -383,7 +384,7 @@ def test_choices_are_compared_by_the_likelihood_that_transformers_finds_too(eval
 
     _, rows, table, suites = evaluated
     chat, model = Chat(policy.payload), AutoModelForCausalLM.from_pretrained(policy.payload, dtype=torch.float32)
-    items = {item["id"]: item for item in read_rows(suites["truthfulqa"].payload / "rows.jsonl")}
+    items = {item["id"]: item for item in list(records.stream(suites["truthfulqa"].payload))}
     for row in rows:
         if row["task"] != "truthfulqa":
             continue

@@ -1,0 +1,171 @@
+"""What stages of data cost as their rows grow: seconds, CPU-seconds and memory of a whole job, from its process's start to its end.
+
+    python -m benchmarks.growth [--sizes 10000,100000,1000000]
+
+Rows are of chat, of about 1,300 characters, made of made sentences; one in a hundred stands there twice. They are read from JSONL,
+put into records, validated, freed of duplicates, shuffled and written (prepare_data), and then compared with forty benchmarks of made
+problems (decontaminate), each by two processes. Memory is the most that all processes of the job held together, looked at ten times a
+second; pages of files, which the system may take back, do not count.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.disguises import chat, problems, prose, shuffled
+from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
+from benchmarks.workloads import seal
+from configs.declarations import DECLARATIONS
+from configs.execution import Numerics, Placement
+from data import records
+from data.artifacts import open_artifact, sha256_file
+from data.provenance import code_files, code_sha256, hardware
+from stages.job import GivenFile, GivenInput, JobSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+FOUND = RESULTS / "growth" / "rows.json"
+SIZES = (10_000, 100_000, 1_000_000)
+SUITES, ITEMS, TWICE, PART = 40, 500, 100, 10_000
+WORKERS = 2
+LOOK_S = 0.1
+
+
+class Cost(NamedTuple):
+    """Of a job."""
+
+    seconds: float
+    cpu_seconds: float
+    mib: float
+    """The most that its processes held together."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="numbers of rows")
+    sizes = [int(size) for size in parser.parse_args().sizes.split(",")]
+    watch, costs = Watch(), {stage: {size: [] for size in sizes} for stage in ("prepare_data", "decontaminate")}
+    with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
+        files = {size: rows_in(Path(folder) / f"{size}.jsonl", size) for size in sizes}
+        for number in range(RUNS):
+            for size in sizes:
+                for stage, cost in run(Path(folder) / f"{size}-{number}", files[size]):
+                    costs[stage][size].append(cost)
+                    print(f"{stage}, {size} rows: {cost.seconds:.1f} s, {cost.cpu_seconds:.1f} CPU-s, {cost.mib:.0f} MiB", flush=True)
+    measured = {stage: {str(size): summary(size, found) for size, found in sized.items()} for stage, sized in costs.items()}
+    FOUND.parent.mkdir(parents=True, exist_ok=True)
+    FOUND.write_text(json.dumps({"stages": measured, "hardware": hardware(), "machine": watch.read()}, indent=1, sort_keys=True) + "\n")
+
+
+def summary(size: int, costs: Sequence[Cost]) -> dict[str, Any]:
+    columns = {name: [getattr(cost, name) for cost in costs] for name in Cost._fields}
+    columns["rows_per_cpu_second"] = [size / seconds for seconds in columns["cpu_seconds"]]
+    return {name: described(Interval.of(values)) for name, values in columns.items()}
+
+
+def rows_in(path: Path, count: int) -> Path:
+    """A file of so many rows."""
+    said, draw = prose(PART, 0), random.Random(count)
+    with path.open("w") as stream:
+        for start in range(0, count, PART):
+            for text in shuffled(said, min(PART, count - start), start):
+                line = json.dumps(chat(text[: len(text) // 3] or "Go on.", text[len(text) // 3 :] or "Well.")) + "\n"
+                stream.write(line * (2 if draw.random() < 1 / TWICE else 1))
+    return path
+
+
+def run(folder: Path, rows: Path) -> Iterator[tuple[str, Cost]]:
+    """The stages one after the other, each on what the one before it made."""
+    prepare = {"record": "conversation", "sources": [{"type": "files", "path": rows.name}], "filters": [{"type": "exact_duplicates"}]}
+    yield "prepare_data", job(folder / "prepare_data", "prepare_data", prepare, {}, {rows.name: rows})
+    seal(folder / "prepare_data" / "out", "conversation")
+    inputs = {"data": {"d": folder / "prepare_data" / "out"}, "benchmarks": suites(folder / "suites")}
+    yield "decontaminate", job(folder / "decontaminate", "decontaminate", {}, inputs, {})
+
+
+def suites(folder: Path) -> dict[str, Path]:
+    """Benchmarks of made problems."""
+    texts, found = problems(SUITES * ITEMS, 0), {}
+    for number in range(SUITES):
+        asked = [[{"role": "user", "content": text}] for text in texts[number::SUITES]]
+        shared = {"source": "made", "task": f"made_{number}", "verifier": {"name": "gsm8k", "answer": "1"}}
+        items = [{"id": f"made_{number}-{place}", "messages": messages, **shared} for place, messages in enumerate(asked)]
+        found[f"b{number}"] = folder / str(number)
+        records.save(found[f"b{number}"], "item", items)
+        seal(found[f"b{number}"], "item")
+    return found
+
+
+def job(folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[str, Path]], files: dict[str, Path]) -> Cost:
+    """Runs a stage as the launcher does, and measures it."""
+    folder.mkdir(parents=True)
+    given = {port: {label: GivenInput.of(open_artifact(one), folder) for label, one in some.items()} for port, some in inputs.items()}
+    spec = JobSpec(
+        address=f"bench/{kind}",
+        kind=kind,
+        key="k",
+        version=DECLARATIONS[kind].version,
+        config=DECLARATIONS[kind].config.model_validate(config).model_dump(mode="json"),
+        inputs=given,
+        source_files={name: GivenFile(path=os.path.relpath(path, folder), sha256=sha256_file(path)) for name, path in files.items()},
+        code=code_sha256(code_files()),
+        numerics=Numerics(threads=WORKERS),
+        placement=Placement(),
+    )
+    (folder / "spec.json").write_text(spec.model_dump_json())
+    began = time.monotonic()
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-m", "stages", str(folder)], cwd=ROOT, stdout=log, stderr=log)
+    watched = Watched(process.pid)
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - began
+    if status:
+        raise RuntimeError((folder / "log.txt").read_text()[-2000:])
+    return Cost(seconds, used.ru_utime + used.ru_stime, watched.most() / 1024)
+
+
+class Watched:
+    """The memory of a process and all that it has started, looked at until the process ends."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._most, self._ended = pid, 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def most(self) -> int:
+        """KiB."""
+        self._ended.set()
+        self._thread.join()
+        return self._most
+
+    def _look(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            self._most = max(self._most, sum(map(held, family(self._pid))))
+
+
+def family(pid: int) -> Iterator[int]:
+    yield pid
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from family(int(child))
+
+
+def held(pid: int) -> int:
+    """KiB of a process, shared ones by its share."""
+    with suppress(OSError):
+        lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines())
+        return sum(int(line[1]) for line in lines if line[0] in ("Pss_Anon:", "Pss_Shmem:"))
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""Records on their way into an artifact, however many: processes parse them and lay them down, one decides, processes write what stays.
+
+What is decided by is an index with some hundred bytes of each row. The rows themselves are in memory a block or a file at a time, and the
+result is the same for any number of processes and any size of block.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow.compute import call_function
+
+from configs.datasets import Filter, RecordType
+from configs.frozen import digest
+from data import columns, filters, records
+from data.expectations import facts_of
+from data.filters import KEY, Facts
+from data.parallel import mapped
+from data.row_files import Block
+from data.scattered import Numbers, Scattered
+from data.sources import BadRow, Opened
+
+FEW = 4
+"""So many blocks are not worth further processes."""
+
+
+class Draft(NamedTuple):
+    """What the index knows of one block."""
+
+    index: pa.Table
+    """A line for each row: its id, unless another has the same content; what it counts as; and what the expectations look at."""
+    keys: tuple[NDArray[np.void], ...]
+    """The rows' places in the orders of the two seeds, by hash."""
+    facts: list[Facts]
+    """By filter."""
+    bad: list[BadRow]
+    path: Path
+    """Where the rows lie."""
+
+
+@dataclass
+class Taken:
+    """The rows of one source."""
+
+    source: Opened
+    drafts: list[Draft]
+
+    @property
+    def bad(self) -> list[BadRow]:
+        return [*self.source.bad, *(row for draft in self.drafts for row in draft.bad)]
+
+    @property
+    def rows(self) -> int:
+        return sum(len(draft.index) for draft in self.drafts)
+
+
+@dataclass(frozen=True)
+class Laid:
+    """All rows of all sources, laid down, as the index knows them: place → row."""
+
+    index: pa.Table
+    """See `Draft`; ids are unique."""
+    order: NDArray[np.void]
+    """Sorted by it, rows are shuffled."""
+    facts: list[Facts]
+    """By filter."""
+    sources: NDArray[np.int16]
+    """Number of the row's source."""
+    rows: Scattered
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def ids(self) -> pa.ChunkedArray:
+        return self.index["id"]
+
+    def shuffled(self, places: Numbers) -> Numbers:
+        """These places in the order that hashes of the seed and the ids decide."""
+        keys = self.order[places]
+        return places[np.lexsort((keys["low"], keys["high"]))]
+
+    def table(self, places: Numbers) -> pa.Table:
+        """The rows at some places, in that order."""
+        return self._named(self.rows.table(places), places)
+
+    def write(self, payload: Path, places: Numbers, workers: int) -> Iterator[int]:
+        """See `Scattered.write`."""
+        return self.rows.write(payload, places, workers, self._named)
+
+    def _named(self, rows: pa.Table, places: Numbers) -> pa.Table:
+        return rows.set_column(0, "id", self.ids.take(pa.array(places)))
+
+
+@dataclass
+class Drafts:
+    """A folder where rows are laid down, and what is noted of each on the way."""
+
+    folder: Path
+    record: RecordType
+    filters: Sequence[Filter]
+    seed: int
+    """Of the order of the rows."""
+    check_verifier: Callable[[Any], None]
+    workers: int
+    taken: list[Taken] = field(default_factory=list)
+
+    def __enter__(self) -> "Drafts":
+        shutil.rmtree(self.folder, ignore_errors=True)  # of an attempt that was killed
+        self.folder.mkdir(parents=True)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def take(self, source: Opened) -> Iterator[int]:
+        """Parses a source's rows and lays them down; yields how many there are so far, block after block.
+
+        Raises:
+            SourceError: too many bad rows, or too few good ones.
+        """
+        taken = Taken(source, [])
+        number = len(self.taken)
+        self.taken.append(taken)
+
+        def work(given: tuple[int, Block]) -> Draft:
+            place, block = given
+            return self._draft(source, block, self.folder / f"{number}-{place}.arrow")
+
+        for draft in _spread(work, enumerate(source.blocks), self.workers):
+            taken.drafts.append(draft)
+            yield taken.rows
+        source.refuse(taken.rows, taken.bad)
+
+    def _draft(self, source: Opened, block: Block, path: Path) -> Draft:
+        rows, bad = source.parse(block)
+        rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
+        table = columns.to_table(rows, records.RECORDS[self.record])
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        index = facts_of(rows, self.record, self.check_verifier)
+        index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
+        keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.seed))
+        return Draft(index, keys, filters.look(self.filters, rows), bad, path)
+
+    def laid(self) -> Laid:
+        """All rows that were taken, those that a source's `count` does not draw apart; ids are told apart by a number."""
+        drafts = [draft for taken in self.taken for draft in taken.drafts]
+        sizes = [len(draft.index) for draft in drafts]
+        starts = np.cumsum([0, *(taken.rows for taken in self.taken)]).tolist()
+        index = pa.concat_tables([draft.index for draft in drafts]).combine_chunks()
+        order, draws = (np.concatenate([draft.keys[which] for draft in drafts]) for which in (0, 1))
+        drawn = []
+        for taken, start in zip(self.taken, starts, strict=False):
+            places = np.arange(start, start + taken.rows)
+            if taken.source.count is not None:
+                ids, repeated = _told_apart(index["id"].slice(start, taken.rows))
+                draws[start + repeated] = _keys(taken.source.seed, ids.take(pa.array(repeated)).to_pylist())
+                keys = draws[places]
+                places = places[np.lexsort((keys["low"], keys["high"]))][: taken.source.count]
+            drawn.append(places)
+        places = np.concatenate(drawn)
+        index, order = index.take(pa.array(places)), order[places]
+        ids, repeated = _told_apart(index["id"])
+        order[repeated] = _keys(self.seed, ids.take(pa.array(repeated)).to_pylist())
+        return Laid(
+            index=index.set_column(index.schema.get_field_index("id"), "id", ids),
+            order=order,
+            facts=[_moved(filters.joined([draft.facts[number] for draft in drafts], sizes), places) for number in range(len(self.filters))],
+            sources=np.repeat(np.arange(len(drawn), dtype=np.int16), [len(part) for part in drawn]),
+            rows=Scattered(
+                files=[draft.path for draft in drafts],
+                file=np.repeat(np.arange(len(drafts), dtype=np.int32), sizes)[places],
+                line=np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])[places],
+                sizes=np.asarray(index["size"]),
+            ),
+        )
+
+
+def _spread(work: Callable[[Any], Draft], blocks: Iterable[Any], workers: int) -> Iterator[Draft]:
+    """What `work` makes of each block; further processes are begun where there are many."""
+    rest = iter(blocks)
+    first = list(islice(rest, FEW + 1))
+    return mapped(work, chain(first, rest), workers if len(first) > FEW else 1)
+
+
+def _keys(seed: int, ids: Sequence[str]) -> NDArray[np.void]:
+    """Hashes of the seed and each id, which sort as their hexadecimal digits do."""
+    return np.frombuffer(b"".join(bytes.fromhex(digest([seed, name])[:32]) for name in ids), KEY.newbyteorder(">")).astype(KEY)
+
+
+def _told_apart(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Numbers]:
+    """(ids in which the second of two equal ones ends with -2, the third with -3, ...; the places of these)."""
+    codes = np.asarray(ids.combine_chunks().dictionary_encode().indices)
+    order = np.argsort(codes, kind="stable")
+    ranked = codes[order]
+    begins = np.searchsorted(ranked, ranked)  # where the run of equal ones begins
+    ranks = np.empty(len(codes), np.int64)
+    ranks[order] = np.arange(len(codes)) - begins
+    repeated = np.flatnonzero(ranks)
+    if not len(repeated):
+        return ids, repeated
+    named = [f"{name}-{rank + 1}" for name, rank in zip(ids.take(pa.array(repeated)).to_pylist(), ranks[repeated].tolist(), strict=True)]
+    told = call_function("replace_with_mask", [ids.combine_chunks(), pa.array(ranks > 0), pa.array(named)])
+    return pa.chunked_array([told]), repeated
+
+
+def _moved(facts: Facts, places: Numbers) -> Facts:
+    """The facts of the rows at some places, as facts of places from 0 on."""
+    if not isinstance(facts, dict):
+        return facts[places]
+    return {new: facts[old] for new, old in enumerate(places.tolist()) if old in facts}

@@ -1,0 +1,70 @@
+"""Rows that lie in many files, each known by a place: to be read together in any order, and written anew by many processes."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data import columns, records
+from data.parallel import mapped
+
+Numbers = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """Rows of one type. Arrays are by place."""
+
+    files: Sequence[Path]
+    """`.arrow` or `.parquet`."""
+    file: Numbers
+    """Number of the file that a row lies in,"""
+    line: Numbers
+    """and its number there."""
+    sizes: Numbers
+    """Characters of each row."""
+
+    def table(self, places: Numbers) -> pa.Table:
+        """The rows at some places, in that order. Each file is read at most once."""
+        by_file = np.argsort(self.file[places], kind="stable")
+        inverse = np.empty(len(places), np.int64)
+        inverse[by_file] = np.arange(len(places))
+        files, starts = np.unique(self.file[places][by_file], return_index=True)
+        parts = np.split(self.line[places][by_file], starts[1:])
+        found = [_read(self.files[file]).take(pa.array(lines)) for file, lines in zip(files.tolist(), parts, strict=True)]
+        return pa.concat_tables(found).combine_chunks().take(pa.array(inverse))
+
+    def write(
+        self, payload: Path, places: Numbers, workers: int, change: Callable[[pa.Table, Numbers], pa.Table] = lambda rows, places: rows
+    ) -> Iterator[int]:
+        """Writes the rows at some places, in that order, as an artifact's payload; yields how many are written, file after file.
+
+        Args:
+            payload: folder.
+            places: of the rows.
+            workers: processes.
+            change: makes what is written of the rows at some places.
+        """
+        sizes = self.sizes[places].tolist()
+        parts = columns.file_cuts(sizes)
+
+        def write(number: int) -> int:
+            part = parts[number]
+            rows = change(self.table(places[part]), places[part])
+            columns.write(payload / records.file_name(number), rows, sizes[part])
+            return part.stop
+
+        yield from mapped(write, range(len(parts)), workers if len(parts) > 1 else 1)
+        records.remove_others(payload, len(parts))
+
+
+def _read(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        return pa.concat_tables([rows for rows, _ in columns.read(path, path.name)])
+    with pa.memory_map(os.fspath(path)) as source:  # what is not taken is not read
+        return pa.ipc.open_file(source).read_all()
