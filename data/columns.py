@@ -205,8 +205,8 @@ def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
     sync_folder(path.parent)
 
 
-def read(source: Path | BinaryIO, name: str) -> Iterator[tuple[pa.Table, str]]:
-    """(rows, name of their type) of a file, as many at a time as were written together.
+def read(source: Path | BinaryIO, name: str) -> Iterator[pa.Table]:
+    """The rows of a file, as many at a time as were written together.
 
     Args:
         source: the file.
@@ -216,18 +216,26 @@ def read(source: Path | BinaryIO, name: str) -> Iterator[tuple[pa.Table, str]]:
         ArtifactError: it is not Parquet, or would be too large in memory.
     """
     with _told(name), parquet.ParquetFile(source, pre_buffer=False) as file:
-        record = (file.schema_arrow.metadata or {}).get(RECORD, b"").decode(errors="replace")
         for number in range(file.num_row_groups):
-            size = file.metadata.row_group(number).total_byte_size
-            if size > GROUP_BYTES:
-                raise ArtifactError(f"{name} holds {size} bytes that are read at once, more than {GROUP_BYTES}: no Pedigree wrote it")
-            yield file.read_row_group(number, use_threads=False), record
+            yield _group(file, number, name)
 
 
 def read_group(source: Path, number: int) -> pa.Table:
-    """Those rows of a file that were written together."""
-    with _told(source.name), parquet.ParquetFile(source) as file:
-        return file.read_row_group(number, use_threads=False)
+    """Those rows of a file that were written together. Raises what `read` does."""
+    with _told(source.name), parquet.ParquetFile(source, pre_buffer=False) as file:
+        return _group(file, number, source.name)
+
+
+def _group(file: parquet.ParquetFile, number: int, name: str) -> pa.Table:
+    size = file.metadata.row_group(number).total_byte_size
+    if size > GROUP_BYTES:
+        raise ArtifactError(f"{name} holds {size} bytes that are read at once, more than {GROUP_BYTES}: no Pedigree wrote it")
+    return file.read_row_group(number, use_threads=False)
+
+
+def type_of(table: pa.Table) -> str:
+    """The type of rows that a file says it has; empty where it says nothing."""
+    return (table.schema.metadata or {}).get(RECORD, b"").decode(errors="replace")
 
 
 def groups(source: Path) -> list[int]:

@@ -12,16 +12,21 @@ no end-of-turn token is added to what did not end, so that nothing is taught to 
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NotRequired, TypedDict, overload
 
 from configs.frozen import canonical_json
 from configs.problems import PedigreeError
 from configs.suite_forms import Form
 from data.artifacts import Artifact, write_rows
 from data.untrusted import RESTORE, ArtifactError, read_lines
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 FinishReason = Literal["stop", "length"]
 """How an answer ended: by its end token, or cut off by the length limit."""
@@ -264,14 +269,21 @@ def rows_in(stream: BinaryIO, name: str) -> Iterator[dict[str, Any]]:
         return
     from data import columns
 
-    for table, record in columns.read(stream, name):
-        if record not in RECORDS or table.schema != columns.schema_of(RECORDS[record]):
-            raise ArtifactError(f"{name} has other columns than rows of type {record!r:.80} have here: another version wrote it; {RESTORE}")
-        try:
-            rows = columns.to_rows(table, RECORDS[record])
-        except (ValueError, RecursionError) as error:  # JSON within
-            raise ArtifactError(f"{name} cannot be read ({error!s:.300}); {RESTORE}") from error
-        yield from rows
+    for table in columns.read(stream, name):
+        yield from _rows(table, name)
+
+
+def _rows(table: "Table", name: str) -> list[dict[str, Any]]:
+    """The rows of a table that was read from a file of this name."""
+    from data import columns
+
+    record = columns.type_of(table)
+    if record not in RECORDS or table.schema != columns.schema_of(RECORDS[record]):
+        raise ArtifactError(f"{name} has other columns than rows of type {record!r:.80} have here: another version wrote it; {RESTORE}")
+    try:
+        return columns.to_rows(table, RECORDS[record])
+    except (ValueError, RecursionError) as error:  # JSON within
+        raise ArtifactError(f"{name} cannot be read ({error!s:.300}); {RESTORE}") from error
 
 
 def count(file: Path) -> int:
@@ -299,8 +311,59 @@ def stream(payload: Path) -> Iterator[dict[str, Any]]:
 
 
 def load(artifact: Artifact) -> list[dict[str, Any]]:
-    """All rows of a data artifact."""
+    """All rows of a data artifact, in memory."""
     return list(stream(artifact.payload))
+
+
+def opened(artifact: Artifact) -> Sequence[dict[str, Any]]:
+    """The rows of a data artifact, read when they are asked for; results, which lie in lines, all at once.
+
+    Raises:
+        ArtifactError: it has none, or they cannot be read.
+    """
+    files = [artifact.payload / name for name in row_files(path.name for path in artifact.payload.iterdir())]
+    return InGroups(files) if files and all(file.suffix == ".parquet" for file in files) else load(artifact)
+
+
+class InGroups(Sequence[dict[str, Any]]):
+    """The rows of files, of which those that were written together are in memory, the last ones that were asked for.
+
+    Whoever goes through them in their order reads each group once.
+    """
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        from data import columns
+
+        found = [(file, number, rows) for file in files for number, rows in enumerate(columns.groups(file))]
+        self._groups = [(file, number) for file, number, _ in found]
+        self._ends = list(accumulate(rows for *_, rows in found))
+        self._held: tuple[int, list[dict[str, Any]]] = (-1, [])
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(len(self))[place]]
+        number = range(len(self))[place]
+        group = bisect_right(self._ends, number)
+        if self._held[0] != group:
+            self._held = (group, self._read(group))
+        return self._held[1][number - self._ends[group]]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for group in range(len(self._groups)):
+            yield from self._read(group)
+
+    def _read(self, group: int) -> list[dict[str, Any]]:
+        from data import columns
+
+        file, number = self._groups[group]
+        return _rows(columns.read_group(file, number), file.name)
 
 
 def save(out: Path, artifact_type: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -65,6 +65,6 @@ class Scattered:
 
 def _read(path: Path) -> pa.Table:
     if path.suffix == ".parquet":
-        return pa.concat_tables([rows for rows, _ in columns.read(path, path.name)])
+        return pa.concat_tables(list(columns.read(path, path.name)))
     with pa.memory_map(os.fspath(path)) as source:  # what is not taken is not read
         return pa.ipc.open_file(source).read_all()

@@ -22,8 +22,8 @@ Row = dict[str, Any]
 
 
 def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
-    """All rows of several data sets, in the recipe's order."""
-    return Chained([records.load(artifact) for artifact in artifacts])
+    """All rows of several data sets, in the recipe's order; they stay on the disk until they are asked for."""
+    return Chained([records.opened(artifact) for artifact in artifacts])
 
 
 def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:

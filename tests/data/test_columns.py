@@ -183,6 +183,21 @@ def test_a_damaged_file_is_told(tmp_path, damage, said):
         list(records.stream(tmp_path / "payload"))
 
 
+def test_rows_are_the_same_ones_whichever_is_asked_for(tmp_path, monkeypatch):
+    for name, bound in (("ROWS_PER_FILE", 7), ("ROWS_PER_GROUP", 3)):
+        monkeypatch.setattr(columns, name, bound)
+    given = [row | {"id": str(number)} for number, row in enumerate(rows(17))]
+    records.save(tmp_path, "conversation", given)
+    found = records.InGroups(sorted((tmp_path / "payload").iterdir()))
+    assert len(found) == 17 and list(found) == given
+    places = [0, 16, 6, 7, 2, 3, -1, -17]
+    assert [found[place] for place in places] == [given[place] for place in places]
+    assert found[5:9] == given[5:9] and found[::-4] == given[::-4]
+    for beyond in (17, -18):
+        with pytest.raises(IndexError):
+            found[beyond]
+
+
 def test_what_would_be_too_large_in_memory_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "GROUP_BYTES", 1000)
     records.save(tmp_path, "conversation", rows(2, 10_000))

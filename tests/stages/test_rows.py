@@ -1,13 +1,15 @@
 """Preferences to pairs, and rows to documents that fit."""
 
 import json
+import tracemalloc
 
 import models
 import pytest
+from data_lab import publish
 
 from data.documents import pack
 from stages.core.batches import Document
-from stages.engines.rows import fitting, pairs
+from stages.engines.rows import fitting, gather, pairs
 from stages.job import StageError
 
 
@@ -70,3 +72,20 @@ def test_or_lose_their_end_and_are_dropped_where_nothing_is_left_to_train(tmp_pa
     names, units, counts = fitted(tmp_path, "truncate")
     assert names == ["long", "short"] and units[0] == (Document.of((1, 2, 3, 4), (False, False, True, True)), SHORT)
     assert counts["truncated"] == 2 and counts["dropped"] == [{"source": "s", "reason": "no trained token", "rows": 1}]
+
+
+def test_rows_that_training_reads_stay_on_the_disk(tmp_path):
+    """Also those of several data sets, and whether they are asked for one after the other or here and there."""
+    turns = [{"role": "user", "content": "a" * 20_000}, {"role": "assistant", "content": "b"}]
+    rows = [{"id": str(number), "source": "s", "messages": turns} for number in range(2000)]
+    data = [publish(tmp_path / name, "conversation", rows) for name in ("one", "two")]
+    del rows
+    tracemalloc.start()
+    try:
+        given = gather(data)
+        assert len(given) == 4000 and [given[place]["id"] for place in (0, 1999, 2000, 3999)] == ["0", "1999", "0", "1999"]
+        assert sum(len(row["messages"][0]["content"]) for row in given) == 80_000_000
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 60_000_000
