@@ -6,18 +6,22 @@ Rows are of chat, of about 1,300 characters, made of made sentences; one in a hu
 put into records, validated, freed of duplicates, shuffled and written (prepare_data), and then compared with forty benchmarks of made
 problems (decontaminate), each by two processes. Memory is the most that all processes of the job held together, looked at ten times a
 second; pages of files, which the system may take back, do not count.
+
+Of the largest number, both are made a second time, by one process after a first try by three that was killed (-9) on its way; what
+comes out must be the same, byte for byte, or nothing is written.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOUND = RESULTS / "growth" / "rows.json"
 SIZES = (10_000, 100_000, 1_000_000)
 SUITES, ITEMS, TWICE, PART = 40, 500, 100, 10_000
-WORKERS = 2
+WORKERS, OTHERS = 2, 3
 LOOK_S = 0.1
 
 
@@ -61,6 +65,7 @@ def main() -> None:
                 for stage, cost in run(Path(folder) / f"{size}-{number}", files[size]):
                     costs[stage][size].append(cost)
                     print(f"{stage}, {size} rows: {cost.seconds:.1f} s, {cost.cpu_seconds:.1f} CPU-s, {cost.mib:.0f} MiB", flush=True)
+        prove_equal(Path(folder), max(sizes), files[max(sizes)])
     measured = {stage: {str(size): summary(size, found) for size, found in sized.items()} for stage, sized in costs.items()}
     FOUND.parent.mkdir(parents=True, exist_ok=True)
     FOUND.write_text(json.dumps({"stages": measured, "hardware": hardware(), "machine": watch.read()}, indent=1, sort_keys=True) + "\n")
@@ -83,13 +88,38 @@ def rows_in(path: Path, count: int) -> Path:
     return path
 
 
-def run(folder: Path, rows: Path) -> Iterator[tuple[str, Cost]]:
-    """The stages one after the other, each on what the one before it made."""
+def run(folder: Path, rows: Path, measured: Callable[..., Cost] | None = None) -> Iterator[tuple[str, Cost]]:
+    """The stages one after the other, each on what the one before it made.
+
+    Args:
+        folder: of the jobs.
+        rows: the file.
+        measured: runs a job; `job` by default.
+    """
+    measured = measured or job
     prepare = {"record": "conversation", "sources": [{"type": "files", "path": rows.name}], "filters": [{"type": "exact_duplicates"}]}
-    yield "prepare_data", job(folder / "prepare_data", "prepare_data", prepare, {}, {rows.name: rows})
+    yield "prepare_data", measured(folder / "prepare_data", "prepare_data", prepare, {}, {rows.name: rows})
     seal(folder / "prepare_data" / "out", "conversation")
     inputs = {"data": {"d": folder / "prepare_data" / "out"}, "benchmarks": suites(folder / "suites")}
-    yield "decontaminate", job(folder / "decontaminate", "decontaminate", {}, inputs, {})
+    yield "decontaminate", measured(folder / "decontaminate", "decontaminate", {}, inputs, {})
+
+
+def prove_equal(folder: Path, size: int, rows: Path) -> None:
+    """Makes all of it again in another way.
+
+    Raises:
+        RuntimeError: something else comes out.
+    """
+    again = folder / f"{size}-again"
+    for stage, cost in run(again, rows, job_that_was_killed):
+        if hashes(again / stage) != hashes(folder / f"{size}-0" / stage):
+            raise RuntimeError(f"{stage} of {size} rows gives other bytes by one process after a kill than by {WORKERS}")
+        print(f"{stage}, {size} rows: the same bytes by one process after a kill, in {cost.seconds:.1f} s", flush=True)
+
+
+def hashes(job: Path) -> dict[str, str]:
+    """Of the files that a job has made."""
+    return {path.name: sha256_file(path) for path in (job / "out" / "payload").iterdir()}
 
 
 def suites(folder: Path) -> dict[str, Path]:
@@ -105,9 +135,53 @@ def suites(folder: Path) -> dict[str, Path]:
     return found
 
 
-def job(folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[str, Path]], files: dict[str, Path]) -> Cost:
-    """Runs a stage as the launcher does, and measures it."""
-    folder.mkdir(parents=True)
+def job(
+    folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[str, Path]], files: dict[str, Path], workers: int = WORKERS
+) -> Cost:
+    """Runs a stage as the launcher does, and measures it.
+
+    Raises:
+        RuntimeError: it failed; the message is the end of its log.
+    """
+    write_spec(folder, kind, config, inputs, files, workers)
+    began = time.monotonic()
+    process = start(folder)
+    watched = Watched(process.pid)
+    _, status, used = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - began
+    if status:
+        raise RuntimeError((folder / "log.txt").read_text()[-2000:])
+    return Cost(seconds, used.ru_utime + used.ru_stime, watched.most() / 1024)
+
+
+def job_that_was_killed(folder: Path, kind: str, *given: Any) -> Cost:
+    """The same by one process, after a try by more of them that was killed with rows behind it.
+
+    Raises:
+        RuntimeError: it was over before, or failed.
+    """
+    write_spec(folder, kind, *given, OTHERS)
+    process = start(folder)
+    while process.poll() is None and not rows_behind(folder):
+        time.sleep(LOOK_S)
+    os.killpg(process.pid, signal.SIGKILL)
+    if process.wait() != -signal.SIGKILL:
+        raise RuntimeError(f"{kind} was over before it could be killed: take more rows")
+    return job(folder, kind, *given, workers=1)
+
+
+def rows_behind(folder: Path) -> int:
+    """How many rows a job says that it has done."""
+    with suppress(OSError, ValueError):
+        told = json.loads((folder / "progress.json").read_text())
+        return max(told["step"], (told["doing"] or {"done": 0})["done"])
+    return 0
+
+
+def write_spec(
+    folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[str, Path]], files: dict[str, Path], workers: int
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     given = {port: {label: GivenInput.of(open_artifact(one), folder) for label, one in some.items()} for port, some in inputs.items()}
     spec = JobSpec(
         address=f"bench/{kind}",
@@ -118,19 +192,16 @@ def job(folder: Path, kind: str, config: dict[str, Any], inputs: dict[str, dict[
         inputs=given,
         source_files={name: GivenFile(path=os.path.relpath(path, folder), sha256=sha256_file(path)) for name, path in files.items()},
         code=code_sha256(code_files()),
-        numerics=Numerics(threads=WORKERS),
+        numerics=Numerics(threads=workers),
         placement=Placement(),
     )
     (folder / "spec.json").write_text(spec.model_dump_json())
-    began = time.monotonic()
+
+
+def start(folder: Path) -> "subprocess.Popen[bytes]":
     with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", "stages", str(folder)], cwd=ROOT, stdout=log, stderr=log)
-    watched = Watched(process.pid)
-    _, status, used = os.wait4(process.pid, 0)
-    seconds = time.monotonic() - began
-    if status:
-        raise RuntimeError((folder / "log.txt").read_text()[-2000:])
-    return Cost(seconds, used.ru_utime + used.ru_stime, watched.most() / 1024)
+        command = [sys.executable, "-m", "stages", str(folder)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
 
 class Watched:
