@@ -16,7 +16,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import call_function
 
-from configs.datasets import Filter, RecordType
+from configs.datasets import RecordType
+from configs.filters import Filter
 from configs.frozen import digest
 from data import columns, filters, records
 from data.expectations import facts_of

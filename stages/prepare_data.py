@@ -17,12 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
-from data import columns, filters, procedural, records, sources
+from data import columns, filters, procedural, records, row_filters, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
 from data.expectations import hold
 from data.filters import Drop
 from data.records import FORM_FILE
+from data.scattered import Numbers
 from data.sources import LEAK, Opened, Outside, Parsed
 from stages.core.verifiers import check, verify
 from stages.core.verifiers.choices import check_choices
@@ -55,7 +56,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job.doing("reading sources", rows, unit="rows")
         with job.busy("filtering rows"):
             laid = drafts.laid()
-            drops = filters.decide(config.filters, laid.facts, laid.ids)
+            drops = filters.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
             kept = laid.shuffled(np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops))))
         counts = count(drafts.taken, laid, drops)
         if not len(kept):
@@ -144,12 +145,16 @@ def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iter
     places = sorted(drops)
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
-        rows = columns.to_rows(laid.table(np.array(batch)), records.RECORDS[config.record])
+        rows = read(laid, np.array(batch), config)
         yield from (excerpt(row, drops[place]) for place, row in zip(batch, rows, strict=True))
 
 
+def read(laid: Laid, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
+    return columns.to_rows(laid.table(places), records.RECORDS[config.record])
+
+
 def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
-    text = "\n".join(filters.texts(row))
+    text = "\n".join(row_filters.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
 
 
