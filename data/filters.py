@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.filters import ExactDuplicates, Filter, Keywords, MaxCharacters, NearDuplicates
+from configs.filters import ExactDuplicates, Filter, Language, NearDuplicates
 from data import row_filters
 from data.row_filters import Row, Seen
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
 Facts = Seen | NDArray[Any]
-"""What a filter says against a row, by its place; or a line for each row: the `KEY` that equal ones share, the bands of near ones."""
+"""What a filter says against a row, by its place; or a line for each row: the `KEY` that equal ones share, the bands of near ones, a
+language."""
 Places = NDArray[np.int64]
 Read = Callable[[Places], Sequence[Row]]
 """The rows at some places."""
@@ -41,16 +42,16 @@ def look(filters: Sequence[Filter], rows: Sequence[Row]) -> list[Facts]:
 
 def _facts(one: Filter, rows: Sequence[Row]) -> Facts:
     match one:
-        case MaxCharacters():
-            return row_filters.max_characters(one, rows)
         case ExactDuplicates():
             return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
         case NearDuplicates(threshold=threshold, shingle=size):
             from data import near_duplicates  # numba takes half a second
 
             return near_duplicates.bands([row_filters.folded(row) for row in rows], size, threshold)
-        case Keywords():
-            return row_filters.keywords(one, rows)
+        case Language():
+            return row_filters.language_codes(one, rows)
+        case _:
+            return row_filters.seen(one, rows)
 
 
 def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
@@ -84,15 +85,28 @@ def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str]
             seen = {place: evidence for place, evidence in noted.items() if place not in drops}
         else:
             left = np.setdiff1d(np.arange(len(noted)), np.fromiter(drops, np.int64, len(drops)))
-            seen = _compared(one, noted[left], left, ids, read, workers)
+            seen = _judged(one, noted[left], left, ids, read, workers)
         drops |= {place: Drop(one.type, evidence) for place, evidence in seen.items()}
     return drops
 
 
-def _compared(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
-    """What a filter that compares rows says against some of those at these places, by their lines."""
-    if not isinstance(one, NearDuplicates):
-        return {place: f"same text as {ids[first]}" for place, first in _repeated(lines, places).items()}
+def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
+    """What a filter that notes a line for each row says against some of those at these places."""
+    match one:
+        case NearDuplicates():
+            return _near(one, lines, places, ids, read, workers)
+        case Language(codes=codes, unknown=unknown):
+            stays = {*codes, *([""] if unknown == "keep" else [])}
+            return {
+                place: code or "unknown"
+                for place, code in zip(places.tolist(), lines.astype(str).tolist(), strict=True)
+                if code not in stays
+            }
+        case _:
+            return {place: f"same text as {ids[first]}" for place, first in _repeated(lines, places).items()}
+
+
+def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
     from data import near_duplicates
 
     compare = near_duplicates.comparing(lambda numbers: [row_filters.folded(row) for row in read(places[numbers])], one.shingle, workers)
