@@ -54,7 +54,9 @@ class Turns(Frozen):
 
     type: Literal["turns"]
     min: int = Field(default=1, ge=1)
+    """The fewest turns of a row that stays."""
     max: int | None = Field(default=None, ge=1)
+    """The most; as many as there are when absent."""
 
     @model_validator(mode="after")
     def bounds_leave_and_drop_something(self) -> "Turns":

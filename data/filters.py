@@ -117,6 +117,11 @@ def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequenc
     }
 
 
+def languages(filters: Sequence[Filter], facts: Sequence[Facts]) -> NDArray[np.bytes_] | None:
+    """The language of each row, where a filter by languages noted it."""
+    return next((np.asarray(noted) for one, noted in zip(filters, facts, strict=True) if isinstance(one, Language)), None)
+
+
 def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
     """Of these places: those whose key stands at an earlier one → the first of them.
 

@@ -3,6 +3,7 @@
 payload/rows-*.parquet  the records
 payload/form.json       of a suite with a form: what the form says
 evidence/counts.json    rows read, dropped by each filter and kept, in all and per source of the recipe
+evidence/statistics.json  what the rows that are kept are like, in all and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
 evidence/bad_rows.jsonl every row that nothing could be made of, with its place and the reason
 evidence/validation.json
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
-from data import columns, filters, procedural, records, row_filters, sources
+from data import columns, filters, procedural, records, row_filters, row_statistics, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
 from data.expectations import hold
@@ -66,6 +67,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         for rows in laid.write(job.out / "payload", kept, workers):
             job.doing("writing rows", rows, len(kept), "rows")
         with job.busy("writing evidence"):
+            write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
             bad = write_evidence(job, counts, verdict, drafts.taken, excerpts(laid, drops, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
@@ -137,6 +139,19 @@ def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop]) -> dict
         "drops": dict(Counter(drop.reason for drop in drops.values())),
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,
+    }
+
+
+def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Numbers) -> dict[str, Any]:
+    """What the rows that are kept are like, in all and per source of the recipe, in its order."""
+    told = filters.languages(config.filters, laid.facts)
+    sources = laid.sources[kept]
+    return {
+        "all": row_statistics.summary(laid.index, told, kept),
+        "per_source": [
+            {"source": part.source.name, **row_statistics.summary(laid.index, told, kept[sources == number])}
+            for number, part in enumerate(taken)
+        ],
     }
 
 
