@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
+from configs.filters import Filter
 from configs.frozen import Dtype, Frozen, Many
 from configs.hub import Repository, Revision
 from configs.licences import UNKNOWN, Licence
@@ -362,29 +363,6 @@ def licences_of(config: Frozen) -> dict[str, list[str]]:
             stated = ASSETS[source.asset].licence if isinstance(source, Packaged | PackagedModel) else getattr(source, "licence", UNKNOWN)
             found.setdefault(named, set()).add(stated)
     return {named: sorted(stated) for named, stated in sorted(found.items())}
-
-
-class MaxCharacters(Frozen):
-    """Drops rows whose text is longer."""
-
-    type: Literal["max_characters"]
-    limit: int = Field(ge=1)
-
-
-class ExactDuplicates(Frozen):
-    """Keeps the first of rows with the same text (white space and case folded)."""
-
-    type: Literal["exact_duplicates"]
-
-
-class Keywords(Frozen):
-    """Drops rows that contain one of the words (case folded, whole words)."""
-
-    type: Literal["keywords"]
-    words: Many[str] = Field(min_length=1)
-
-
-Filter = Annotated[MaxCharacters | ExactDuplicates | Keywords, Field(discriminator="type")]
 
 
 class PrepareData(Frozen):

@@ -16,9 +16,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow.compute import call_function
 
-from configs.datasets import Filter, RecordType
+from configs.datasets import RecordType
+from configs.filters import Filter
 from configs.frozen import digest
-from data import columns, filters, records
+from data import columns, filters, records, row_statistics
 from data.expectations import facts_of
 from data.filters import KEY, Facts
 from data.parallel import mapped
@@ -34,7 +35,8 @@ class Draft(NamedTuple):
     """What the index knows of one block."""
 
     index: pa.Table
-    """A line for each row: its id, unless another has the same content; what it counts as; and what the expectations look at."""
+    """A line for each row: its id, unless another has the same content; what it counts as; what the expectations look at,
+    and the statistics."""
     keys: tuple[NDArray[np.void], ...]
     """The rows' places in the orders of the two seeds, by hash."""
     facts: list[Facts]
@@ -146,6 +148,8 @@ class Drafts:
             writer.write_table(table)
         index = facts_of(rows, self.record, self.check_verifier)
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
+        for name, column in row_statistics.noted(rows):
+            index = index.append_column(name, column)
         keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.seed))
         return Draft(index, keys, filters.look(self.filters, rows), bad, path)
 

@@ -1,24 +1,28 @@
 """Which rows to keep, and why not the others.
 
-A filter looks at each row by itself, in any process, and notes a fact; what it takes to decide is all facts, without the rows.
+A filter looks at each row by itself, in any process, and notes a fact; what it takes to decide is all facts, and for pairs that might be
+near duplicates these rows once more.
 """
 
-import hashlib
-import re
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.datasets import ExactDuplicates, Filter, Keywords, MaxCharacters
+from configs.filters import ExactDuplicates, Filter, Language, NearDuplicates
+from data import row_filters
+from data.row_filters import Row, Seen
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
-Facts = dict[int, str] | NDArray[np.void]
-"""What a filter says against a row, by its place; or of each row the `KEY` that equal ones share."""
+Facts = Seen | NDArray[Any]
+"""What a filter says against a row, by its place; or a line for each row: the `KEY` that equal ones share, the bands of near ones, a
+language."""
+Places = NDArray[np.int64]
+Read = Callable[[Places], Sequence[Row]]
+"""The rows at some places."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,23 @@ class Drop:
     """What it saw in this row."""
 
 
-def look(filters: Sequence[Filter], rows: Sequence[dict[str, Any]]) -> list[Facts]:
+def look(filters: Sequence[Filter], rows: Sequence[Row]) -> list[Facts]:
     """By filter, what it notes of the rows."""
     return [_facts(one, rows) for one in filters]
+
+
+def _facts(one: Filter, rows: Sequence[Row]) -> Facts:
+    match one:
+        case ExactDuplicates():
+            return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
+        case NearDuplicates(threshold=threshold, shingle=size):
+            from data import near_duplicates  # numba takes half a second
+
+            return near_duplicates.bands([row_filters.folded(row) for row in rows], size, threshold)
+        case Language():
+            return row_filters.language_codes(one, rows)
+        case _:
+            return row_filters.seen(one, rows)
 
 
 def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
@@ -44,61 +62,75 @@ def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
         sizes: rows of each part.
     """
     starts = np.cumsum([0, *sizes]).tolist()
-    keys = [part for part in facts if not isinstance(part, dict)]
-    if keys:
-        return np.concatenate(keys)
+    lines = [part for part in facts if not isinstance(part, dict)]
+    if lines:
+        return np.concatenate(lines)
     parts = [part for part in facts if isinstance(part, dict)]
     return {start + place: seen for start, part in zip(starts, parts, strict=False) for place, seen in part.items()}
 
 
-def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str]) -> dict[int, Drop]:
+def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str], read: Read, workers: int = 1) -> dict[int, Drop]:
     """By place, the rows that go; each filter decides about what those before it kept.
 
     Args:
         filters: in the recipe's order.
         facts: of each filter, of all rows, see `look`.
         ids: of all rows.
+        read: the rows again, of which some are compared.
+        workers: processes that compare them.
     """
     drops: dict[int, Drop] = {}
-    for one, seen in zip(filters, facts, strict=True):
-        if isinstance(seen, dict):
-            found = {place: evidence for place, evidence in seen.items() if place not in drops}
+    for one, noted in zip(filters, facts, strict=True):
+        if isinstance(noted, dict):
+            seen = {place: evidence for place, evidence in noted.items() if place not in drops}
         else:
-            left = np.setdiff1d(np.arange(len(seen)), np.fromiter(drops, np.int64, len(drops)))
-            found = {place: f"same text as {ids[first]}" for place, first in _repeated(seen, left).items()}
-        drops |= {place: Drop(one.type, evidence) for place, evidence in found.items()}
+            left = np.setdiff1d(np.arange(len(noted)), np.fromiter(drops, np.int64, len(drops)))
+            seen = _judged(one, noted[left], left, ids, read, workers)
+        drops |= {place: Drop(one.type, evidence) for place, evidence in seen.items()}
     return drops
 
 
-def _repeated(keys: NDArray[np.void], places: NDArray[np.int64]) -> dict[int, int]:
-    """Of these places: those whose key stands at an earlier one → the first of them."""
-    keys = keys[places]
+def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
+    """What a filter that notes a line for each row says against some of those at these places."""
+    match one:
+        case NearDuplicates():
+            return _near(one, lines, places, ids, read, workers)
+        case Language(codes=codes, unknown=unknown):
+            stays = {*codes, *([""] if unknown == "keep" else [])}
+            return {
+                place: code or "unknown"
+                for place, code in zip(places.tolist(), lines.astype(str).tolist(), strict=True)
+                if code not in stays
+            }
+        case _:
+            return {place: f"same text as {ids[first]}" for place, first in _repeated(lines, places).items()}
+
+
+def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
+    from data import near_duplicates
+
+    compare = near_duplicates.comparing(lambda numbers: [row_filters.folded(row) for row in read(places[numbers])], one.shingle, workers)
+    at: list[int] = places.tolist()
+    return {
+        at[number]: near_duplicates.evidence(near, one.threshold, ids[at[near.kept]], ids[at[near.by]])
+        for number, near in near_duplicates.near(lines, one.threshold, compare).items()
+    }
+
+
+def languages(filters: Sequence[Filter], facts: Sequence[Facts]) -> NDArray[np.bytes_] | None:
+    """The language of each row, where a filter by languages noted it."""
+    return next((np.asarray(noted) for one, noted in zip(filters, facts, strict=True) if isinstance(one, Language)), None)
+
+
+def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
+    """Of these places: those whose key stands at an earlier one → the first of them.
+
+    Args:
+        keys: at these places.
+        places: ascending.
+    """
     order = np.lexsort((keys["low"], keys["high"]))  # stable: equal ones stay in the order of their places
     ranked = keys[order]
     fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, bool)
     firsts = order[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
     return dict(zip(places[order[~fresh]].tolist(), places[firsts[~fresh]].tolist(), strict=True))
-
-
-def texts(row: dict[str, Any]) -> list[str]:
-    """Every text of a row: its messages, and the answers of a preference."""
-    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
-
-
-def _facts(one: Filter, rows: Sequence[dict[str, Any]]) -> Facts:
-    match one:
-        case MaxCharacters(limit=limit):
-            lengths = [sum(len(text) for text in texts(row)) for row in rows]
-            return {place: f"{length} > {limit}" for place, length in enumerate(lengths) if length > limit}
-        case ExactDuplicates():
-            return np.frombuffer(b"".join(_folded(row) for row in rows), KEY)
-        case Keywords(words=words):
-            pattern = re.compile("|".join(rf"(?<!\w){re.escape(word.casefold())}(?!\w)" for word in words))
-            found = (pattern.search("\n".join(texts(row)).casefold()) for row in rows)
-            return {place: match.group() for place, match in enumerate(found) if match}
-
-
-def _folded(row: dict[str, Any]) -> bytes:
-    """The key of the row's texts, their case and space apart."""
-    text = "\x00".join(" ".join(unicodedata.normalize("NFC", part).casefold().split()) for part in texts(row))
-    return hashlib.blake2b(text.encode(), digest_size=KEY.itemsize).digest()

@@ -169,6 +169,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is None or value == {}:
         return "none"
+    if isinstance(value, tuple) and field.default_factory is not None:
+        return f"{len(value)} in `configs/wordings.yaml`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
     if isinstance(value, Frozen):

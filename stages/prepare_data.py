@@ -3,6 +3,7 @@
 payload/rows-*.parquet  the records
 payload/form.json       of a suite with a form: what the form says
 evidence/counts.json    rows read, dropped by each filter and kept, in all and per source of the recipe
+evidence/statistics.json  what the rows that are kept are like, in all and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
 evidence/bad_rows.jsonl every row that nothing could be made of, with its place and the reason
 evidence/validation.json
@@ -17,12 +18,13 @@ import numpy as np
 import pyarrow as pa
 
 from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
-from data import columns, filters, procedural, records, sources
+from data import columns, filters, procedural, records, row_filters, row_statistics, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
 from data.expectations import hold
 from data.filters import Drop
 from data.records import FORM_FILE
+from data.scattered import Numbers
 from data.sources import LEAK, Opened, Outside, Parsed
 from stages.core.verifiers import check, verify
 from stages.core.verifiers.choices import check_choices
@@ -55,7 +57,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job.doing("reading sources", rows, unit="rows")
         with job.busy("filtering rows"):
             laid = drafts.laid()
-            drops = filters.decide(config.filters, laid.facts, laid.ids)
+            drops = filters.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
             kept = laid.shuffled(np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops))))
         counts = count(drafts.taken, laid, drops)
         if not len(kept):
@@ -65,6 +67,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         for rows in laid.write(job.out / "payload", kept, workers):
             job.doing("writing rows", rows, len(kept), "rows")
         with job.busy("writing evidence"):
+            write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
             bad = write_evidence(job, counts, verdict, drafts.taken, excerpts(laid, drops, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
@@ -139,17 +142,34 @@ def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop]) -> dict
     }
 
 
+def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Numbers) -> dict[str, Any]:
+    """What the rows that are kept are like, in all and per source of the recipe, in its order."""
+    told = filters.languages(config.filters, laid.facts)
+    sources = laid.sources[kept]
+    return {
+        "all": row_statistics.summary(laid.index, told, kept),
+        "per_source": [
+            {"source": part.source.name, **row_statistics.summary(laid.index, told, kept[sources == number])}
+            for number, part in enumerate(taken)
+        ],
+    }
+
+
 def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, in the order in which they were read."""
     places = sorted(drops)
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
-        rows = columns.to_rows(laid.table(np.array(batch)), records.RECORDS[config.record])
+        rows = read(laid, np.array(batch), config)
         yield from (excerpt(row, drops[place]) for place, row in zip(batch, rows, strict=True))
 
 
+def read(laid: Laid, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
+    return columns.to_rows(laid.table(places), records.RECORDS[config.record])
+
+
 def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
-    text = "\n".join(filters.texts(row))
+    text = "\n".join(row_filters.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
 
 

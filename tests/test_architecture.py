@@ -55,6 +55,7 @@ ROOMS = (
 """The folders and files of `pipelines/`: each imports itself and those above it in this table; so nobody imports the command line."""
 DOORS = {
     "numba": "data/kernels.py",
+    "langdetect": "data/languages.py",
     "deepspeed": "stages/engines/trainer.py",
     "vllm": "stages/engines/sampler.py",
     "peft": "stages/engines/adapters.py",

@@ -519,7 +519,14 @@ def _counts(stage: Stage) -> dict[str, Any]:
         "drops": sorted(drops.items(), key=lambda pair: (-pair[1], pair[0])),
         "kept": counts.get("kept", stage.metrics.get("rows", "")),
         "sources": ", ".join(f"{count} {name}" for name, count in counts.get("sources", {}).items()),
+        "lengths": _lengths_text(stage.evidence("statistics.json")),
     }
+
+
+def _lengths_text(statistics: Mapping[str, Any]) -> str:
+    """Characters of a row: the median, what 99 % do not exceed, and the most."""
+    found = statistics.get("all", {}).get("characters")
+    return f"{found['p50']:,} / {found['p99']:,} / {found['max']:,}" if found else ""
 
 
 def _read_text(counts: Mapping[str, Any]) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from configs.datasets import Files, Filter
-from data import columns, drafts, filters, records, row_files, sources
-from data.drafts import Drafts
+from configs.datasets import Files
+from configs.filters import Filter
+from data import columns, drafts, filters, records, row_files, row_filters, sources
+from data.drafts import Drafts, Laid
 from data.procedural import SourceError
 from data.sources import Outside
 
@@ -45,6 +46,10 @@ def opened(files: dict[str, Path], name: str, **more: Any) -> sources.Opened:
 CHOSEN = [TypeAdapter(Filter).validate_python(one) for one in FILTERS]
 
 
+def reader(laid: Laid) -> filters.Read:
+    return lambda places: columns.to_rows(laid.table(places), records.Conversation)
+
+
 Made = tuple[list[dict], dict[str, tuple], dict[str, bytes]]
 
 
@@ -54,7 +59,7 @@ def made(folder: Path, files: dict[str, Path], workers: int, counts: dict[str, i
         for name in files:
             list(laying.take(opened(files, name, seed=3, **({"count": counts[name]} if name in counts else {}))))
         laid = laying.laid()
-        drops = filters.decide(CHOSEN, laid.facts, laid.ids)
+        drops = filters.decide(CHOSEN, laid.facts, laid.ids, reader(laid), workers)
         kept = laid.shuffled(np.array([place for place in range(len(laid)) if place not in drops]))
         list(laid.write(folder / "payload", kept, workers))
         gone = columns.to_rows(laid.table(np.array(sorted(drops))), records.Conversation)
@@ -69,7 +74,7 @@ def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict],
     loaded = [sources.loaded(opened(files, name, seed=3, **({"count": counts[name]} if name in counts else {}))) for name in files]
     kept, gone, seen = [], {}, {}
     for row in sources.with_ids([row for part in loaded for row in part.rows]):
-        texts = filters.texts(row)
+        texts = row_filters.texts(row)
         folded = "\0".join(" ".join(text.casefold().split()) for text in texts)
         if sum(map(len, texts)) > 24:
             gone[row["id"]] = (row, filters.Drop("max_characters", f"{sum(map(len, texts))} > 24"))
@@ -143,7 +148,7 @@ def test_a_source_whose_rows_are_all_bad_gives_none(tmp_path):
     with Drafts(tmp_path / "d", "conversation", CHOSEN, 0, lambda verifier: None, 1) as laying:
         list(laying.take(opened({"a.jsonl": tmp_path / "a.jsonl"}, "a.jsonl", max_bad_rows=5)))
         laid = laying.laid()
-        assert len(laid) == 0 and filters.decide(CHOSEN, laid.facts, laid.ids) == {}
+        assert len(laid) == 0 and filters.decide(CHOSEN, laid.facts, laid.ids, reader(laid)) == {}
 
 
 def test_places_of_lines_are_told_across_blocks(tmp_path, monkeypatch):

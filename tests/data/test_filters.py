@@ -1,6 +1,6 @@
 from pydantic import TypeAdapter
 
-from configs.datasets import Filter
+from configs.filters import Filter
 from data import filters
 
 
@@ -17,7 +17,7 @@ def apply(rows, *configs):
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
         seen = [filters.look(chosen, part) for part in parts]
         facts = [filters.joined([part[number] for part in seen], [len(part) for part in parts]) for number in range(len(chosen))]
-        found.append(filters.decide(chosen, facts, ids))
+        found.append(filters.decide(chosen, facts, ids, lambda places: [rows[place] for place in places]))
     assert found[0] == found[1] == found[2]
     dropped = [(ids[place], one.reason, one.evidence) for place, one in sorted(found[0].items())]
     return [name for place, name in enumerate(ids) if place not in found[0]], dropped
@@ -58,5 +58,5 @@ def test_all_of_many_equal_rows_are_repeated_by_the_first_that_is_left():
 
 
 def test_nothing_is_dropped_of_nothing():
-    assert filters.decide([], [], []) == {}
+    assert filters.decide([], [], [], list) == {}
     assert apply([row("a", "x")], {"type": "exact_duplicates"}, {"type": "exact_duplicates"}) == (["a"], [])

@@ -105,7 +105,7 @@ def _rows(node: Node, index: int):
     manifest = [{"id": "r1", "source": "leaks", "benchmark": "suite", "task": "t", "item": "i1", "score": 0.83, "matched": "<i>what is"}]
     verdict = {"suite": "x", "success": True, "rows": 20, "expectations": [{"expectation": "unique", "column": "id", "success": True}]}
     evidence = {
-        "prepare_data": {"counts.json": counts},
+        "prepare_data": {"counts.json": counts, "statistics.json": {"all": {"characters": {"p50": 31, "p99": 907, "max": 1234}}}},
         "decontaminate": {"report.json": report, "manifest.jsonl": manifest},
     }.get(node.kind, {})
     metrics = {"rows": 20 + index} | ({"validation": verdict} if node.kind == "prepare_data" else {})

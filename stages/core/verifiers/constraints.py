@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from stages.core.verifiers.ifeval import language
+from data.languages import language
 from stages.core.verifiers.verdict import Verdict, VerifierError, exactly
 
 Arguments = Mapping[str, Any]

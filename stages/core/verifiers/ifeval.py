@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import regex
 
+from data.languages import language
 from stages.core.verifiers.verdict import Verdict, VerifierError, exactly
 
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"less than": operator.lt, "at least": operator.ge}
@@ -137,17 +138,6 @@ def _found(pattern: str, text: str, flags: int = regex.IGNORECASE) -> list[str]:
 def _compared(number: Callable[[Arguments, str], int], bound: str, relation: str = "relation") -> Holds:
     """Whether a number of the text stands in a relation to the bound."""
     return lambda given, text: RELATIONS[given[relation]](number(given, text), given[bound])
-
-
-def language(text: str) -> str | None:
-    """The ISO 639-1 code of a text's language; None where it cannot be told. The same for the same text."""
-    import langdetect
-
-    langdetect.DetectorFactory.seed = 0
-    try:
-        return langdetect.detect(text)
-    except langdetect.LangDetectException:
-        return None
 
 
 def _in_language(text: str, code: str) -> bool:

@@ -1,0 +1,214 @@
+"""Which rows `prepare_data` keeps. Every filter drops rows, and says in its first sentence which; the others stay as they are.
+
+All that a filter goes by stands in the dump of the recipe, lists that it takes from `configs/wordings.yaml` too, and is identity.
+
+"The assistant" is its turns, and of a preference the best answer besides: what a model is taught to say.
+"""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from configs.frozen import Frozen, Many
+from configs.wordings import wordings
+
+NAME = "{name}"
+"""Stands in a claim for any of the names."""
+LANGUAGES = (
+    "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
+    "sw ta te th tl tr uk ur vi zh-cn zh-tw"
+).split()
+"""What langdetect tells apart: codes of ISO 639-1, Chinese by its script."""
+
+
+def is_regex(value: str) -> str:
+    try:
+        pattern = re.compile(value.replace(NAME, "name"))
+    except re.error as error:
+        raise ValueError(f"{value!r} is no regular expression of Python: {error}") from error
+    if pattern.search(""):
+        raise ValueError(f"{value!r} matches a text without any character, and so every text: make something of it required")
+    return value
+
+
+def is_word(value: str) -> str:
+    if not value.strip():
+        raise ValueError("a text without any letter or sign is looked for: leave it out")
+    return value
+
+
+Regex = Annotated[str, AfterValidator(is_regex)]
+Word = Annotated[str, AfterValidator(is_word)]
+
+
+class MaxCharacters(Frozen):
+    """Drops rows whose text is longer."""
+
+    type: Literal["max_characters"]
+    limit: int = Field(ge=1)
+
+
+class Turns(Frozen):
+    """Drops rows with fewer or more turns of user and assistant; the answers of a preference are one turn, the system's is none."""
+
+    type: Literal["turns"]
+    min: int = Field(default=1, ge=1)
+    """The fewest turns of a row that stays."""
+    max: int | None = Field(default=None, ge=1)
+    """The most; as many as there are when absent."""
+
+    @model_validator(mode="after")
+    def bounds_leave_and_drop_something(self) -> "Turns":
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"no row has at least {self.min} and at most {self.max} turns: raise max, or lower min")
+        if self.min == 1 and self.max is None:
+            raise ValueError("every row has at least 1 turn: give min, max or both")
+        return self
+
+
+class EmptyOrRepeatedTurns(Frozen):
+    """Drops rows with a turn of nothing visible, an answer that repeats the question, or one that repeats the answer before it (white
+    space and case folded)."""
+
+    type: Literal["empty_or_repeated_turns"]
+
+
+class ExactDuplicates(Frozen):
+    """Drops all but the first of rows with the same text (white space and case folded)."""
+
+    type: Literal["exact_duplicates"]
+
+
+class NearDuplicates(Frozen):
+    """Drops all but the first of rows with nearly the same text (white space and case folded), or near by way of others."""
+
+    type: Literal["near_duplicates"]
+    threshold: float = Field(default=0.7, ge=0.5, le=1)
+    """The least Jaccard index (shingles in common over shingles in all) of two rows that are near: pairs that MinHash proposes are
+    compared exactly."""
+    shingle: int = Field(default=5, ge=1, le=50)
+    """Words in a row that count as one. A text of fewer words is compared whole."""
+
+
+class Keywords(Frozen):
+    """Drops rows that contain one of the words (case folded, whole words)."""
+
+    type: Literal["keywords"]
+    words: Many[str] = Field(min_length=1)
+
+
+class Pattern(Frozen):
+    """Drops rows in which a turn matches a regular expression, or with `keep: matching` those in which none does."""
+
+    type: Literal["pattern"]
+    regex: Regex
+    """Of Python's `re`, searched anywhere in a turn; `(?i)` at its beginning ignores case, `(?s)` lets `.` match line ends."""
+    roles: Many[Literal["system", "user", "assistant"]] = Field(default=("system", "user", "assistant"), min_length=1)
+    """Whose turns; all answers of a preference are the assistant's."""
+    keep: Literal["others", "matching"] = "others"
+    """Which rows stay."""
+
+
+class ControlTokens(Frozen):
+    """Drops rows that spell out a control token of a chat template, with which a text could end its turn."""
+
+    type: Literal["control_tokens"]
+    tokens: Many[Word] = Field(default_factory=lambda: wordings("control_tokens"), min_length=1)
+    """By default those of the templates of the field."""
+
+
+class Refusals(Frozen):
+    """Drops rows in which the assistant begins a turn with a refusal (case, quotes and the form of apostrophes folded)."""
+
+    type: Literal["refusals"]
+    phrases: Many[Word] = Field(default_factory=lambda: wordings("refusals"), min_length=1)
+    """How a refusal begins, in whole words."""
+
+
+class Identity(Frozen):
+    """Drops rows in which the assistant says that it is another model, or made by somebody else. To speak of them is no claim."""
+
+    type: Literal["identity"]
+    names: Many[Word] = Field(default_factory=lambda: wordings("names"), min_length=1)
+    """Of models and makers; case is no matter."""
+    claims: Many[Regex] = Field(default_factory=lambda: wordings("claims"), min_length=1)
+    """Regular expressions with `{name}`; case and the form of apostrophes are no matter."""
+    allow: Many[str] = ()
+    """Those of the names that the model may claim: its own."""
+
+    @field_validator("claims")
+    @classmethod
+    def claims_name_somebody(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        others = [claim for claim in value if claim.count(NAME) != 1]
+        if others:
+            raise ValueError(f"{others[0]!r} must name somebody, once: write {NAME} where the name stands, or use the filter `pattern`")
+        return value
+
+    @model_validator(mode="after")
+    def some_names_are_left(self) -> "Identity":
+        unknown = sorted(set(self.allow) - set(self.names))
+        if unknown:
+            raise ValueError(f"allow {', '.join(unknown)} is none of the names: {', '.join(self.names)}")
+        if set(self.allow) == set(self.names):
+            raise ValueError("allow has all of the names, so that nothing is looked for: leave the filter out")
+        return self
+
+
+class CutoffDates(Frozen):
+    """Drops rows in which the assistant speaks of when its knowledge ends, as of its last update in September 2021."""
+
+    type: Literal["cutoff_dates"]
+    patterns: Many[Regex] = Field(default_factory=lambda: wordings("cutoff_dates"), min_length=1)
+    """Regular expressions; case and the form of apostrophes are no matter."""
+
+
+class Repetition(Frozen):
+    """Drops rows in which a text of the assistant repeats itself, by the rules of Gopher (Rae et al. 2021, arXiv 2112.11446, table A1)."""
+
+    type: Literal["repetition"]
+    lines: float = Field(default=0.2, gt=0, le=1)
+    """The largest share of a text's characters in lines that stand there before."""
+    paragraphs: float = Field(default=0.2, gt=0, le=1)
+    """The same of paragraphs."""
+    ngrams: Many[float] = Field(default=(0.2, 0.18, 0.16), min_length=1, max_length=9)
+    """The largest share in the most frequent 2-gram of words, 3-gram, 4-gram, and so on, where it occurs more than once."""
+    min_words: int = Field(default=50, ge=2)
+    """Shorter texts are not looked at: Gopher's bounds are for documents of at least 50 words."""
+
+    @field_validator("ngrams")
+    @classmethod
+    def are_shares(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        outside = [bound for bound in value if not 0 < bound <= 1]
+        if outside:
+            raise ValueError(f"{outside[0]} is no share above 0 and up to 1 (which drops nothing)")
+        return value
+
+
+class Language(Frozen):
+    """Drops rows in another language, as langdetect tells by the turns of user and assistant, blocks of code left out."""
+
+    type: Literal["language"]
+    codes: Many[str] = Field(min_length=1)
+    """The languages that stay: codes of ISO 639-1, e.g. `en`; Chinese is `zh-cn` or `zh-tw`."""
+    certainty: float = Field(default=0.9, gt=0, le=1)
+    """The least probability at which a language counts as told."""
+    characters: int = Field(default=500, ge=20)
+    """Of a row at most so many are looked at, from its beginning."""
+    unknown: Literal["keep", "drop"] = "keep"
+    """What happens to rows whose language is not told: sums, lists of names, very short ones."""
+
+    @field_validator("codes")
+    @classmethod
+    def are_told_apart(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        others = sorted(set(value) - set(LANGUAGES))
+        if others:
+            raise ValueError(f"{', '.join(others)} is none of the languages that are told apart: {', '.join(LANGUAGES)}")
+        return value
+
+
+RowFilter = (
+    MaxCharacters | Turns | EmptyOrRepeatedTurns | Keywords | Pattern | ControlTokens | Refusals | Identity | CutoffDates | Repetition
+)
+"""Sees each row by itself."""
+Filter = Annotated[RowFilter | ExactDuplicates | NearDuplicates | Language, Field(discriminator="type")]

@@ -1,0 +1,261 @@
+"""What each filter drops and what it leaves, with what it saw. Rows are conversations of a user and an assistant, by their texts."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from configs.filters import LANGUAGES, Filter
+from configs.wordings import wordings
+from data import filters, row_filters
+
+TEMPLATES = Path(__file__).parents[2] / "configs" / "templates"
+ROLES = ("user", "assistant")
+
+
+def row(*texts: str, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": ROLES[place % 2], "content": text} for place, text in enumerate(texts)], **more}
+
+
+def made(config: dict[str, Any]) -> Any:
+    return TypeAdapter(Filter).validate_python(config)
+
+
+def dropped(config: dict[str, Any], *rows: dict[str, Any]) -> dict[int, str]:
+    """Place → evidence."""
+    chosen = [made(config)]
+    drops = filters.decide(chosen, filters.look(chosen, rows), [str(place) for place in range(len(rows))], lambda at: [])
+    assert {drop.reason for drop in drops.values()} <= {config["type"]}
+    return {place: drop.evidence for place, drop in drops.items()}
+
+
+def refused(config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        made(config)
+
+
+def test_turns_are_those_of_user_and_assistant_and_the_answers_of_a_preference_are_one():
+    system = {"role": "system", "content": "s"}
+    rows = [
+        row("a"),
+        row("a", "b"),
+        {"messages": [system, *row("a", "b", "c")["messages"]]},
+        row("a", answers=[{"text": "b"}, {"text": "c"}]),
+    ]
+    assert dropped({"type": "turns", "min": 2, "max": 2}, *rows) == {0: "1 < 2", 2: "3 > 2"}
+    assert dropped({"type": "turns", "max": 3}, *rows) == {}
+    refused({"type": "turns", "min": 3, "max": 2}, "no row has at least 3 and at most 2 turns")
+    refused({"type": "turns"}, "every row has at least 1 turn: give min, max or both")
+
+
+def test_empty_and_repeated_turns():
+    rows = [
+        row("Say it.", "\u200b \u2060\n"),
+        row("Say it!", " say  IT!"),
+        row("a", "Sure.", "b", "sure."),
+        row("a", "Sure.", "b", "No.", "c", "Sure."),  # not one after the other
+        row("go on", "One.", "go on", "Two."),  # users may
+        row("Say it.", answers=[{"text": "it"}, {"text": "Say it."}]),
+        row("One.", "Two.", "Three.", answers=[{"text": "Two."}, {"text": "Four."}]),
+    ]
+    assert dropped({"type": "empty_or_repeated_turns"}, *rows) == {
+        0: "nothing visible in a turn of the assistant",
+        1: "the answer repeats the question: say it!",
+        2: "the answer repeats the answer before it: sure.",
+        5: "the answer repeats the question: say it.",
+        6: "the answer repeats the answer before it: two.",
+    }
+
+
+def test_a_pattern_is_searched_in_the_turns_of_the_roles_and_drops_or_keeps():
+    rows = [row("A B", "c"), row("c", "a b"), row("c", "d", answers=[{"text": "x"}, {"text": "a  b"}])]
+    assert dropped({"type": "pattern", "regex": r"a\s+b"}, *rows) == {1: "a b", 2: "a  b"}
+    assert dropped({"type": "pattern", "regex": r"(?i)a\s+b", "roles": ["user"]}, *rows) == {0: "A B"}
+    assert dropped({"type": "pattern", "regex": r"(?i)a\s+b", "roles": ["user"], "keep": "matching"}, *rows) == {
+        1: "no match",
+        2: "no match",
+    }
+
+
+@pytest.mark.parametrize(
+    ("regex", "said"),
+    [("(a", "'(a' is no regular expression of Python: missing ), unterminated subpattern"), ("a*", "matches a text without any character")],
+)
+def test_a_regex_that_is_none_or_matches_all_is_refused_when_the_recipe_is_read(regex, said):
+    refused({"type": "pattern", "regex": regex}, said)
+    refused({"type": "cutoff_dates", "patterns": [regex]}, said)
+    refused({"type": "identity", "claims": [regex]}, said)
+
+
+def test_control_tokens_of_every_shipped_template_are_found_wherever_they_stand():
+    spelt = {token for file in TEMPLATES.glob("*.jinja") for token in re.findall(r"<\|[^|>\s]+\|>", file.read_text())}
+    assert spelt <= set(wordings("control_tokens")) and len(spelt) >= 7
+    for place, token in enumerate(sorted(spelt)):
+        texts = ["a", "b"]
+        texts[place % 2] += f"{token}user"
+        assert dropped({"type": "control_tokens"}, row(*texts), row("a", answers=[{"text": f"x{token}"}])) == {0: token, 1: token}
+    assert dropped({"type": "control_tokens"}, row("a < b | c > d", "[inst] <|>")) == {}
+    assert dropped({"type": "control_tokens", "tokens": ["</s>"]}, row("a</s>", "<|im_end|>"), row("a", "<|im_end|>")) == {0: "</s>"}
+
+
+REFUSALS = [
+    "I'm sorry, but I can't help with that.",
+    "I’m sorry, but I cannot do this.",
+    "  **I cannot assist** with it.",
+    '"As an AI language model, I …',
+    "I\ncan't provide that.",
+    "Unfortunately, I am unable to browse.",
+    "SORRY, BUT I CAN'T SAY.",
+]
+ANSWERS = [
+    "I'm sorry to hear that. Have you tried turning it off?",
+    "I cannot recommend this book enough!",
+    "I can help.",
+    "As an AI researcher I read.",
+    "Say: I'm sorry, but I can't help.",
+    "Apologies are due: I cannot help it is a phrase.",
+]
+
+
+def test_refusals_are_beginnings_of_the_assistants_turns():
+    rows = [row("a", text) for text in (*REFUSALS, *ANSWERS)] + [row(REFUSALS[0], "ok")]
+    assert set(dropped({"type": "refusals"}, *rows)) == set(range(len(REFUSALS)))
+    assert dropped({"type": "refusals"}, row("a", "ok", "b", REFUSALS[0])) == {0: REFUSALS[0].casefold()}
+    best, worst = [{"text": REFUSALS[0]}, {"text": "ok"}], [{"text": "ok"}, {"text": REFUSALS[0]}]
+    assert set(dropped({"type": "refusals"}, row("a", answers=best), row("a", answers=worst))) == {0}
+    assert set(dropped({"type": "refusals", "phrases": ["No Way"]}, row("a", "no  way!"), row("a", "no ways"), row("a", REFUSALS[0]))) == {
+        0
+    }
+    refused({"type": "refusals", "phrases": [" "]}, "a text without any letter or sign")
+
+
+CLAIMS = [
+    "I am ChatGPT.",
+    "Hello! I'm Claude, an assistant.",
+    "I’m a large language model trained by OpenAI.",
+    "My name is Gemini.",
+    "I am an AI assistant called Qwen2.",
+    "As an AI model developed by OpenAI, I have no opinions.",
+    "OpenAI created me.",
+    "I was created by a team of researchers at the firm and trained by Mistral AI.",
+    "I am an AI language model, GPT-4.",
+    "As ChatGPT, I can.",
+    "My developer is Anthropic.",
+]
+NO_CLAIMS = [
+    "GPT-4 was developed by OpenAI.",
+    "I am a Gemini, and my moon is in Leo.",
+    "I am claudication's worst enemy.",
+    "Claude Monet painted it.",
+    "I read that Anthropic made a model. It is large.",
+    "You can ask ChatGPT.",
+    "I am an assistant trained by your company.",
+]
+
+
+def test_identity_is_what_the_assistant_claims_and_not_what_it_speaks_of():
+    names = [*wordings("names"), "Qwen2"]
+    rows = [row("Who are you?", text) for text in (*CLAIMS, *NO_CLAIMS)] + [row("I am ChatGPT.", "Hello.")]
+    found = dropped({"type": "identity", "names": names}, *rows)
+    assert [place for place in range(len(rows)) if place in found] == list(range(len(CLAIMS)))
+    assert found[1] == "I'm Claude"
+    own = {"type": "identity", "names": names, "allow": ["ChatGPT", "OpenAI"]}
+    assert set(dropped(own, *rows[:3])) == {1}
+    for allowed, other in (("GPT", "GPT-4"), ("GPT-4", "GPT")):
+        mine = {"type": "identity", "names": ["GPT", "GPT-4"], "allow": [allowed]}
+        assert dropped(mine, row("a", f"I am {allowed}."), row("a", f"I am {other}.")) == {1: f"I am {other}"}
+
+
+def test_an_allowed_name_must_be_one_and_leave_others():
+    refused({"type": "identity", "allow": ["Hal"]}, "allow Hal is none of the names: Alibaba")
+    refused({"type": "identity", "names": ["Hal"], "allow": ["Hal"]}, "allow has all of the names")
+    refused({"type": "identity", "claims": ["I am Hal"]}, "'I am Hal' must name somebody, once: write {name}")
+
+
+CUTOFFS = [
+    "As of my last update in September 2021, it was so.",
+    "As of my last knowledge update, no.",
+    "My knowledge cutoff is 2023.",
+    "The training data's cut-off was then.",
+    "My training data only goes up to 2021.",
+    "I was last updated in April.",
+    "As of my knowledge, so.",
+]
+NO_CUTOFFS = [
+    "As of 2021 the law holds.",
+    "The last update came in September 2021.",
+    "My knowledge of 1920s jazz is small.",
+    "Cut off the data here.",
+]
+
+
+def test_cutoff_dates_are_those_of_the_speaker():
+    rows = [row("a", text) for text in (*CUTOFFS, *NO_CUTOFFS)] + [row(CUTOFFS[0], "ok")]
+    found = dropped({"type": "cutoff_dates"}, *rows)
+    assert list(found) == list(range(len(CUTOFFS))) and found[0] == "As of my last update"
+
+
+def test_shares_of_repeated_parts_by_hand():
+    assert row_filters.repeated_share(["ab", "c", "ab", "ab"]) == pytest.approx(4 / 7)  # of ab's three, two
+    assert row_filters.repeated_share([]) == 0 == row_filters.repeated_share(["a", "b"])
+    # "a bc" twice, "bc d" twice: of equal count the one of more characters, of equal ones the later letter; 2 * 3 of 9 characters
+    assert row_filters.most_frequent("a bc d a bc d e".split(), 2) == ("bc d", 2, pytest.approx(6 / 9))
+    assert row_filters.most_frequent("ha ha ha ha".split(), 2) == ("ha ha", 3, 1.0)  # 3 * 4 of 8, and no more than all
+    assert row_filters.most_frequent("a b c".split(), 2)[2] == 0 == row_filters.most_frequent(["a"], 2)[2]
+
+
+def test_repetition_by_lines_paragraphs_and_ngrams_in_texts_that_are_long_enough():
+    words = [f"w{number:02d}" for number in range(60)]
+    fine, twice = " ".join(words), "\n".join([" ".join(words[:20]), " ".join(words[20:]), " ".join(words[:20])])
+    verse = f"{' '.join(words[:20])}\n\n{' '.join(words[20:])}\n\n{' '.join(words[:20])}"
+    phrase = " ".join(word if number % 3 else "again and" for number, word in enumerate(words))
+    rows = [row(twice, fine), row("a", twice), row("a", verse), row("a", phrase), row("a", "no no no no no no")]
+    rows += [row("a", answers=[{"text": fine}, {"text": twice}])]
+    assert dropped({"type": "repetition"}, *rows) == {
+        1: "0.25 in repeated lines > 0.2",  # 79 of 79 + 159 + 79
+        2: "0.25 in repeated lines > 0.2",
+        3: "0.57 in 20 times 'again and' > 0.2",  # 20 * 8 of 20 * 8 + 40 * 3
+    }
+    loose = {"type": "repetition", "lines": 1.0, "ngrams": [1.0]}
+    assert dropped(loose, *rows) == {2: "0.25 in repeated paragraphs > 0.2"}
+    assert set(dropped({**loose, "paragraphs": 1.0, "ngrams": [0.5], "min_words": 5}, *rows)) == {3, 4}
+    refused({"type": "repetition", "ngrams": [0.2, 1.5]}, "1.5 is no share above 0 and up to 1")
+
+
+ENGLISH, GERMAN = (
+    "This is a sentence of plain English words about the weather.",
+    "Das ist ein Satz aus einfachen deutschen Wörtern über das Wetter.",
+)
+
+
+def test_languages_that_stay_are_listed_and_what_is_none_stays_or_goes():
+    code = "```python\n" + "for wort in sätze: drucke(wort, mit, noch, einem, wort)\n" * 20 + "```\n"
+    rows = [
+        row("Tell me.", ENGLISH),
+        row("Sag es mir.", GERMAN),
+        row("2 + 2 = ?", "4"),
+        row("Please explain this code to me.", code + ENGLISH),
+    ]
+    assert dropped({"type": "language", "codes": ["en"]}, *rows) == {1: "de"}
+    assert dropped({"type": "language", "codes": ["en", "de"], "unknown": "drop"}, *rows) == {2: "unknown"}
+    assert (
+        dropped({"type": "language", "codes": ["de"], "characters": 60}, row("Das ist ein Satz, der lang genug ist. " * 2, ENGLISH * 9))
+        == {}
+    )
+    refused({"type": "language", "codes": ["zh"]}, "zh is none of the languages that are told apart: af, ar,")
+
+
+def test_the_languages_are_langdetects():
+    import langdetect
+
+    assert set(LANGUAGES) == {path.name for path in (Path(langdetect.__file__).parent / "profiles").iterdir()}
+
+
+def test_lists_that_a_filter_takes_from_the_project_stand_in_the_dump_of_its_config():
+    """So the key of what is filtered changes with them, and an old record says what was looked for."""
+    for kind, field in (("refusals", "phrases"), ("control_tokens", "tokens"), ("identity", "claims"), ("cutoff_dates", "patterns")):
+        one = made({"type": kind})
+        assert len(one.model_dump(mode="json")[field]) > 4 and made(one.model_dump(mode="json")) == one
+    assert len(set(wordings("refusals"))) == len(wordings("refusals")) and list(wordings("refusals")) == sorted(wordings("refusals"))
