@@ -552,6 +552,7 @@ class _Building:
         found: dict[str, set[str]] = {}
         for node in self.nodes.values():  # parents come first
             covers = [found[edge.source] for edge in node.edges if self.nodes[edge.source].output in rows]
+            covers += [set()] if isinstance(node.config, PrepareData) and node.config.brings_in else []
             checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.kind == "decontaminate" else set()
             found[node.address] = (set.intersection(*covers) if covers else set()) | checked
         return found
