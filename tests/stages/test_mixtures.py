@@ -1,5 +1,6 @@
 """Mixtures: which rows of a source are taken, and how often, whatever stands beside it."""
 
+import hashlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_too_few_rows_after_the_filters_are_told(mixed):
         mixed({"a": {"share": 0.75}, "c": {"share": 0.25}}, total=28)
     with pytest.raises(SourceError, match=r"c: epochs 0.1 takes none of 7 usable rows: raise it"):
         mixed({"c": {"epochs": 0.1}})
-    with pytest.raises(SourceError, match="a: count 5 > 0 rows that the filters keep: lower it, or leave it out to take all$"):
+    with pytest.raises(SourceError, match=r"a: count 5 > 0 rows that the filters keep: lower it, or leave it out to take all$"):
         mixed({"a": {"repeat": True, "count": 5}}, filters=[{"type": "max_characters", "limit": 1}], **LATE)
 
 
@@ -151,3 +152,16 @@ def test_rows_stand_in_the_order_that_the_recipe_says(mixed):
     for count in set(turns):  # equal ones as they are shuffled
         equal = [row["id"] for row in rows_of(mixed(given, order={"by": "turns"})) if len(row["messages"]) == count]
         assert equal == [name for name in shuffled if name in set(equal)]
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_count_takes_the_rows_whose_hashes_are_smallest(mixed, seed):
+    """As it did before mixtures: of (seed, id), also where two rows are equal."""
+    ids = [row["id"] for row in rows_of(mixed([("c", {}), ("b", {})]))]
+
+    def hashed(name: str) -> str:
+        return hashlib.sha256(json.dumps([seed, name], separators=(",", ":")).encode()).hexdigest()
+
+    found = rows_of(mixed([("c", {"count": 3, "seed": seed}), ("b", {})]))
+    expected = sorted((name for name in ids if name.startswith("c-")), key=hashed)[:3]
+    assert {row["id"] for row in found if row["source"] == "c"} == set(expected)
