@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from configs import suites
+from configs import orders, suites
 from configs.datasets import PrepareData
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
@@ -304,6 +304,7 @@ class _Building:
         if len(self.problems) == before:
             self._gate()
             self._unseen()
+            self._orders()
         models = self._models()
         self._followed()
         if self.problems:
@@ -538,6 +539,10 @@ class _Building:
     def _unseen(self) -> None:
         """Unseen suites are for frozen candidates: nobody may train, tune or choose by them."""
         for node, place, message in suites.complaints(self.nodes):
+            self._complain_about(node, place, message)
+
+    def _orders(self) -> None:
+        for node, place, message in orders.complaints(self.nodes):
             self._complain_about(node, place, message)
 
     def _complain_about(self, node: Node, place: Place, message: str) -> None:

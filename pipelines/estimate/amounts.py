@@ -255,7 +255,7 @@ def _source_rows(project: Project, graph: Graph, node: Node, source: Any) -> int
     elif isinstance(source, Made):
         made = next(edge.source for edge in node.edges if (edge.port, edge.label) == (ROWS, source.input))
         known = _rows(project, graph, graph.nodes[made])
-        there = known.value if known else None
+        there = int(known.value) if known else None
     epochs = getattr(source, "epochs", None)
     return there if there is None or epochs is None else int(there * epochs)
 

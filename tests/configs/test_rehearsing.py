@@ -151,7 +151,8 @@ stages:
     said = {name: small.find(name).config for name in ("parts", "again")}
     assert said["parts"].total is None and not said["parts"].sources[0].weights
     drawn = [(source.count, source.share, source.epochs, source.repeat) for config in said.values() for source in config.sources]
-    assert drawn == [(None, None, None, False), (8, None, None, True), (8, None, None, True), (None,) * 3 + (False,), (8, None, None, False)]
+    everything, eight = (None, None, None, False), (8, None, None)
+    assert drawn == [everything, (*eight, True), (*eight, True), everything, (*eight, False)]
 
 
 def test_an_endpoint_becomes_a_made_one(tmp_path):

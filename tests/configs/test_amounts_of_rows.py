@@ -144,3 +144,23 @@ def test_nothing_that_was_not_decontaminated_slips_through_a_mixture(tmp_path, o
 )  # fmt: skip
 def test_inputs_that_do_not_fit_the_sources_are_told(tmp_path, old, new, said):
     assert any(said in found for found in problems(tmp_path, RECIPE.replace(old, new)))
+
+
+# --- order -------------------------------------------------------------------------------------------------------------
+
+
+def ordered(order: str, sft: str) -> str:
+    text = RECIPE.replace("in: {policy: base, data: [mixed]}", f"in: {{policy: base, data: [clean]}}\n    order: {sft}")
+    return text.replace("  raw: {kind: prepare_data, ", f"  raw: {{kind: prepare_data, order: {order}, ")
+
+
+def test_an_order_that_training_would_shuffle_away_is_refused(tmp_path):
+    for order in ("by_source", "{by: length}"):
+        (found,) = problems(tmp_path, ordered(order, "shuffled"))
+        assert "mix.yaml:3: stage raw: puts its rows in an order, and sft shuffles them: set `order: given` there" in found
+
+
+@pytest.mark.parametrize(("order", "sft"), [("by_source", "given"), ("shuffled", "shuffled"), ("shuffled", "given")])
+def test_an_order_that_some_stage_keeps_is_accepted(tmp_path, order, sft):
+    (tmp_path / "mix.yaml").write_text(ordered(order, sft))
+    assert load_recipe(tmp_path, "mix").find("sft")
