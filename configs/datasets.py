@@ -309,7 +309,7 @@ class Leaks(Frozen):
     """As it is; in the middle of other text; with other line breaks and case."""
 
 
-class Made(Drawn):
+class MadeRows(Drawn):
     """Rows that another stage has made, at the input `rows` of this one. A conversation gives a prompt too, its last answer taken off; a
     preference also a prompt, or a conversation with its best answer."""
 
@@ -318,7 +318,7 @@ class Made(Drawn):
     """Which one: a label of the input `rows`, by default the name of the stage that made it."""
 
 
-DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | Made | Leaks, Field(discriminator="type")]
+DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | MadeRows | Leaks, Field(discriminator="type")]
 RowSource = Annotated[Packaged | Files | Stored | Hub, Field(discriminator="type")]
 """What has rows of its own, in columns."""
 
@@ -394,7 +394,7 @@ Filter = Annotated[MaxCharacters | ExactDuplicates | Keywords, Field(discriminat
 
 
 class PrepareData(Frozen):
-    """Sources to one validated, filtered, shuffled set of records."""
+    """Sources to one validated, filtered, mixed set of records."""
 
     record: RecordType
     task: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
@@ -428,7 +428,7 @@ class PrepareData(Frozen):
     @property
     def brings_in(self) -> bool:
         """Whether some of its rows come from outside, or are made here, so that no other stage can have checked them."""
-        return not all(isinstance(source, Made) for source in self.sources)
+        return not all(isinstance(source, MadeRows) for source in self.sources)
 
     @property
     def amounts(self) -> list[int | None]:
@@ -500,7 +500,7 @@ def needs_of(config: PrepareData) -> frozenset[str]:
 def rows_problem(config: PrepareData, arrived: Arrived) -> str | None:
     """Why the rows of other stages are not those that the sources name, or are of no use for this record."""
     given = arrived.get(ROWS, {})
-    named = [source.input for source in config.sources if isinstance(source, Made)]
+    named = [source.input for source in config.sources if isinstance(source, MadeRows)]
     for name in named:
         if name not in given:
             return f"a source takes the input {name!r}, and `rows` has {', '.join(given)}: name one of them, or add it to `rows`"

@@ -35,18 +35,18 @@ class Drawn(Frozen):
     """Of which rows some may be taken, or some several times."""
 
     count: int | None = Field(default=None, ge=1)
-    """Rows to take, a whole number; drawn by hash of (seed, id)."""
+    """Rows to take, drawn by hash of (seed, id): a whole number. All are taken where neither this nor `share` nor `epochs` is said."""
     share: float | None = Field(default=None, gt=0, le=1)
-    """The same as a part of the stage's `total`, above 0 and at most 1.0, e.g. 0.25."""
+    """Rows to take, as a part of the stage's `total`, e.g. 0.25."""
     epochs: float | None = Field(default=None, gt=0)
-    """The same as passes over the rows: of 2.5 each row stands there twice, and half of them, rounded down, a third time."""
+    """Rows to take, as passes over all of them: of 2.5 each row stands there twice, and half of them, rounded down, a third time."""
     repeat: bool = False
     """Whether `count` and `share` may be more than there is: every row is then taken equally often, and some, drawn by hash, once more."""
     most_per_source: int | None = Field(default=None, ge=1)
-    """Rows with the same `source` that are taken at most, where a data set has rows of many: the first by hash; before all else."""
+    """Where a data set has rows of many `source`s: rows of each that are considered at most, drawn by hash."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """`source` of rows → its weight, where a data set has rows of many: `count` or `share` is divided among those named here in
-    proportion, and no other is taken."""
+    """Where a data set has rows of many `source`s: name of one → its weight. `count` or `share` is divided among them in proportion, and no
+    other is taken."""
     seed: int = Field(default=0, ge=0)
 
     @field_validator("count", mode="before")

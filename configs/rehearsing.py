@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from configs.answers import Evaluate, Judge
 from configs.compile import yaml_text
-from configs.datasets import DataSource, Hub, Made, Packaged, PrepareData, SourceModel, Stored
+from configs.datasets import DataSource, Hub, MadeRows, Packaged, PrepareData, SourceModel, Stored
 from configs.declarations import DECLARATIONS
 from configs.execution import Execution
 from configs.graph import Edge, Graph, Node
@@ -178,7 +178,7 @@ def _rows(cut: _Cut, stand: Stand) -> None:
 def _unmixed(cut: _Cut, place: str, source: Drawn) -> None:
     """Of few rows all are taken: what a mixture has of each is no question."""
     bare: dict[str, Any] = {"share": None, "weights": {}}
-    if isinstance(source, Made):  # which are few, and nobody knows how many
+    if isinstance(source, MadeRows):  # which are few, and nobody knows how many
         bare |= {"count": None}
     if isinstance(source, Packaged):
         bare |= {"epochs": None}

@@ -112,17 +112,17 @@ class Laid:
         return places[np.argsort(keys, kind="stable")]
 
     def drawn(self, taken: Sequence[Taken], kept: Numbers) -> Numbers:
-        """What the sources' draws take of the rows that were kept, source after source; some places may stand there several times.
+        """The portions of all sources, of the rows that were kept; some places may stand there several times.
 
         Raises:
-            SourceError: they take more than there is.
+            SourceError: a portion is more than there is.
         """
         found = []
         for number, part in enumerate(taken):
             mine = kept[self.sources[kept] == number]
-            ranked = mine if part.source.draw.takes_all else _sorted(self.draws, mine)
+            ranked = mine if part.source.portion.takes_all else _sorted(self.draws, mine)
             sources = self.index["source"].take(pa.array(ranked))
-            found.append(mixing.drawn(part.source.name, part.source.draw, ranked, sources, KEPT))
+            found.append(mixing.drawn(part.source.name, part.source.portion, ranked, sources, KEPT))
         return np.concatenate(found)
 
     def repeated(self, places: Numbers) -> "tuple[Laid, Numbers]":
@@ -210,15 +210,15 @@ class Drafts:
         index = facts_of(rows, self.record, self.check_verifier)
         index = index.append_column("turns", pa.array([len(row["messages"]) for row in rows], pa.int32()))
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
-        keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.draw.seed))
+        keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.portion.seed))
         return Draft(index, keys, filters.look(self.filters, rows), bad, path)
 
     def laid(self, when: When = "before_filters") -> Laid:
-        """All rows that were taken, those apart that a source's draw does not take, where rows are drawn before filters look at them; ids
-        are told apart by a number.
+        """All rows that were taken; where rows are drawn before filters look at them, those alone that are in the portion of their source.
+        Ids are told apart by a number.
 
         Raises:
-            SourceError: a source draws more rows than there are.
+            SourceError: a portion is more than there is.
         """
         drafts = [draft for taken in self.taken for draft in taken.drafts]
         sizes = [len(draft.index) for draft in drafts]
@@ -227,13 +227,13 @@ class Drafts:
         order, draws = (np.concatenate([draft.keys[which] for draft in drafts]) for which in (0, 1))
         drawn = []
         for taken, start in zip(self.taken, starts, strict=False):
-            places, draw = np.arange(start, start + taken.rows), taken.source.draw
-            if not draw.takes_all:
+            places, portion = np.arange(start, start + taken.rows), taken.source.portion
+            if not portion.takes_all:
                 ids, repeated = _told_apart(index["id"].slice(start, taken.rows))
-                draws[start + repeated] = _keys(draw.seed, ids.take(pa.array(repeated)).to_pylist())
+                draws[start + repeated] = _keys(portion.seed, ids.take(pa.array(repeated)).to_pylist())
                 if when == "before_filters":
                     ranked = _sorted(draws, places)
-                    places = mixing.drawn(taken.source.name, draw, ranked, index["source"].take(pa.array(ranked)), USABLE)
+                    places = mixing.drawn(taken.source.name, portion, ranked, index["source"].take(pa.array(ranked)), USABLE)
             drawn.append(places)
         places = np.concatenate(drawn)
         index, order = index.take(pa.array(places)), order[places]

@@ -12,7 +12,7 @@ from data.records import Answer
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """Rows of an artifact that were written together; read where they are parsed."""
 
     file: Path
@@ -27,13 +27,13 @@ class Group:
         yield from ((f"{self.file.name}[{number}]", row) for number, row in enumerate(rows, start=self.first))
 
 
-def blocks(artifact: Artifact) -> Iterator[Group]:
+def blocks(artifact: Artifact) -> Iterator[RowGroup]:
     """All rows of a data artifact, to be read elsewhere."""
     record = records.RECORDS[artifact.type]
     for name in records.row_files(path.name for path in artifact.payload.iterdir()):
         file, first = artifact.payload / name, 0
         for number, rows in enumerate(columns.groups(file)):
-            yield Group(file, number, first, record)
+            yield RowGroup(file, number, first, record)
             first += rows
 
 

@@ -18,7 +18,7 @@ from data.scattered import Numbers
 
 
 @dataclass(frozen=True)
-class Draw:
+class Portion:
     """How many rows of a source are taken; all of them when nothing is said."""
 
     seed: int = 0
@@ -34,7 +34,7 @@ class Draw:
     """How the recipe says how many rows are taken."""
 
     @classmethod
-    def of(cls, source: object, rows: int | None, total: int | None) -> "Draw":
+    def of(cls, source: object, rows: int | None, total: int | None) -> "Portion":
         """What a source's config says.
 
         Args:
@@ -60,15 +60,15 @@ class Draw:
         _refuse(f"{name}: {self.said}", self.rows, there, self.repeat, what)
 
 
-ALL = Draw()
+ALL = Portion()
 
 
-def drawn(name: str, draw: Draw, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
+def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
     """The places that are taken, some of them several times: what comes first in rank is taken more often.
 
     Args:
         name: of the source, for errors.
-        draw: how many.
+        portion: how many.
         ranked: places of the rows that there are.
         sources: what each of them says that it comes from, in the same order.
         what: what these rows are called in errors, e.g. `usable rows`.
@@ -76,36 +76,36 @@ def drawn(name: str, draw: Draw, ranked: Numbers, sources: pa.ChunkedArray, what
     Raises:
         SourceError: there are fewer rows than are taken, and none may be taken twice; or none is taken.
     """
-    if draw.takes_all:
+    if portion.takes_all:
         return ranked
-    said = f"{name}: {draw.said}"
-    if draw.weights:
-        return _weighted(said, draw, ranked, sources, what)
-    if draw.most_per_source is not None:
-        ranked = ranked[ranks(_coded(sources)[0]) < draw.most_per_source]
-        what = f"{what} under most_per_source {draw.most_per_source}"
-    if draw.epochs is not None:
-        return _taken(said, int(draw.epochs * len(ranked)), ranked, True, what)
-    return _taken(said, len(ranked) if draw.rows is None else draw.rows, ranked, draw.repeat, what)
+    said = f"{name}: {portion.said}"
+    if portion.weights:
+        return _weighted(said, portion, ranked, sources, what)
+    if portion.most_per_source is not None:
+        ranked = ranked[ranks(_coded(sources)[0]) < portion.most_per_source]
+        what = f"{what} under most_per_source {portion.most_per_source}"
+    if portion.epochs is not None:
+        return _taken(said, int(portion.epochs * len(ranked)), ranked, True, what)
+    return _taken(said, len(ranked) if portion.rows is None else portion.rows, ranked, portion.repeat, what)
 
 
-def drawn_rows(name: str, draw: Draw, ranked: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
+def drawn_rows(name: str, portion: Portion, ranked: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
     """The same of rows in memory."""
     sources = pa.chunked_array([pa.array([row["source"] for row in ranked], pa.string())])
-    return [ranked[place] for place in drawn(name, draw, np.arange(len(ranked)), sources, what).tolist()]
+    return [ranked[place] for place in drawn(name, portion, np.arange(len(ranked)), sources, what).tolist()]
 
 
-def _weighted(said: str, draw: Draw, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
-    assert draw.rows is not None
-    weights = sorted(draw.weights.items())  # a recipe's mappings have no order
-    parts = apportioned(draw.rows, [Fraction(str(weight)) for _, weight in weights])
+def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
+    assert portion.rows is not None
+    weights = sorted(portion.weights.items())  # a recipe's mappings have no order
+    parts = apportioned(portion.rows, [Fraction(str(weight)) for _, weight in weights])
     codes, names = _coded(sources)
     unknown = [name for name, _ in weights if name not in names]
     if unknown:
         raise SourceError(f"{said} by weights: there are no {what} of source {unknown[0]}: there are those of {', '.join(sorted(names))}")
     return np.concatenate(
         [
-            _taken(f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], draw.repeat, f"such {what}")
+            _taken(f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], portion.repeat, f"such {what}")
             for (name, _), rows in zip(weights, parts, strict=True)
         ]
     )

@@ -18,7 +18,7 @@ from configs.datasets import (
     Files,
     Hub,
     Leaks,
-    Made,
+    MadeRows,
     Packaged,
     Read,
     RecordType,
@@ -32,7 +32,7 @@ from data import assets, forms, hub, layouts, made_rows, mixing, procedural, row
 from data.artifacts import Artifact, sha256_file
 from data.attributes import grouped
 from data.expectations import row_problem
-from data.mixing import ALL, Draw
+from data.mixing import ALL, Portion
 from data.procedural import Example, SourceError, unscored
 from data.records import Item, Message, ended
 from data.row_files import Block
@@ -100,7 +100,7 @@ class Opened:
     name: str
     blocks: Iterable[Block]
     parse: Callable[[Block], Parsed]
-    draw: Draw = ALL
+    portion: Portion = ALL
     """How many of its rows are taken."""
     max_bad_rows: int | float = 0
     """A number, or a share of all that were read."""
@@ -112,7 +112,7 @@ class Opened:
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
         """Raises SourceError for more bad rows than allowed, or fewer usable ones than asked for."""
         _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
-        self.draw.refuse(self.name, usable, USABLE)
+        self.portion.refuse(self.name, usable, USABLE)
 
 
 def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Opened:
@@ -125,7 +125,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     if isinstance(source, (Arithmetic, Constraints, Leaks)):
         name, examples = _made(source, record, outside)
         return Opened(name, row_files.given(("", _own(example, record, task, name)) for example in examples), _as_they_are)
-    if isinstance(source, Made):
+    if isinstance(source, MadeRows):
         return _opened_rows(source, record, outside)
     name, blocks = _blocks(source, outside)
     verifier, attributes, columns = None, {}, {}
@@ -139,16 +139,16 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         rows = layouts.unfolded(_chosen(block.rows(), columns), record)
         return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
 
-    return Opened(name, blocks, parse, _draw_of(source), _allowed_of(source))
+    return Opened(name, blocks, parse, _portion_of(source), _allowed_of(source))
 
 
-def _opened_rows(source: Made, record: RecordType, outside: Outside) -> Opened:
+def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Opened:
     """Rows of another stage."""
 
     def parse(block: Block) -> Parsed:
         return _parsed(block.rows(), lambda row: _valid(made_rows.example_of(row), record, None, source.input, outside))
 
-    return Opened(source.input, made_rows.blocks(outside.artifacts[source.input]), parse, _draw_of(source))
+    return Opened(source.input, made_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
 
 
 def _parsed(rows: Iterable[tuple[str, Any]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
@@ -161,9 +161,9 @@ def _parsed(rows: Iterable[tuple[str, Any]], make: Callable[[Any], dict[str, Any
     return Parsed(made, bad)
 
 
-def _draw_of(source: RowSource | Made) -> Draw:
+def _portion_of(source: RowSource | MadeRows) -> Portion:
     """Of a source by itself; what its share is of, only the stage knows."""
-    return Draw.of(source, source.count, None)
+    return Portion.of(source, source.count, None)
 
 
 def _as_they_are(block: Block) -> Parsed:
@@ -187,8 +187,8 @@ def loaded(source: Opened) -> Loaded:
     rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
     source.refuse(len(rows), bad)
     rows, left_out = with_ids(rows), {**source.left_out, "malformed": len(bad)}
-    if not source.draw.takes_all:
-        taken = mixing.drawn_rows(source.name, source.draw, shuffled(rows, source.draw.seed), USABLE)
+    if not source.portion.takes_all:
+        taken = mixing.drawn_rows(source.name, source.portion, shuffled(rows, source.portion.seed), USABLE)
         left_out |= {"not drawn": len(rows) - len({row["id"] for row in taken})}
         rows = taken
     return Loaded(source.name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
@@ -283,7 +283,7 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
     bad = tuple(BadRow(place, reason, row_files.text_of(row)[:EXCERPT]) for place, row, reason in made.bad)
     items = row_files.given(("", item) for item in made.items)
-    return Opened(name, items, _as_they_are, _draw_of(source), _allowed_of(source), made.left_out, bad)
+    return Opened(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
 
 
 def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:

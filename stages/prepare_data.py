@@ -22,7 +22,7 @@ from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
 from data.expectations import hold
 from data.filters import Drop
-from data.mixing import Draw
+from data.mixing import Portion
 from data.records import FORM_FILE
 from data.scattered import Numbers
 from data.sources import LEAK, Opened, Outside, Parsed
@@ -53,7 +53,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers) as drafts:
         for source, amount in zip(config.sources, config.amounts, strict=True):
             with job.busy("reading sources"):
-                given = replace(opened(source, config, outside), draw=Draw.of(source, amount, config.total))
+                given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
             for rows in drafts.take(given):
                 job.doing("reading sources", rows, unit="rows")
         with job.busy("filtering rows"):

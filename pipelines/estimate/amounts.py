@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.answers import Evaluate, Judge, Pair, Sample
-from configs.datasets import ROWS, Decontaminate, Hub, Made, PrepareData
+from configs.datasets import ROWS, Decontaminate, Hub, MadeRows, PrepareData
 from configs.graph import Graph, Node
 from configs.preference import Kto
 from configs.project import Project
@@ -252,7 +252,7 @@ def _source_rows(project: Project, graph: Graph, node: Node, source: Any) -> int
     there = None
     if isinstance(source, Hub):
         there = ROWS_OF_THE_HUB.get(source.repo)
-    elif isinstance(source, Made):
+    elif isinstance(source, MadeRows):
         made = next(edge.source for edge in node.edges if (edge.port, edge.label) == (ROWS, source.input))
         known = _rows(project, graph, graph.nodes[made])
         there = int(known.value) if known else None

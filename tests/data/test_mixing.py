@@ -10,7 +10,7 @@ import pytest
 from configs.datasets import PrepareData
 from configs.mixing import apportioned
 from data import mixing
-from data.mixing import Draw
+from data.mixing import Portion
 from data.procedural import SourceError
 
 
@@ -34,27 +34,27 @@ def test_a_share_that_no_binary_number_holds_is_what_is_written():
     assert config.amounts == [1235] * 5 + [1234] * 5  # 1234.5 each
 
 
-def ranked(count: int, draw: Draw, sources: list[str] | None = None) -> list[int]:
+def ranked(count: int, portion: Portion, sources: list[str] | None = None) -> list[int]:
     column = pa.chunked_array([pa.array(sources or ["s"] * count)])
-    return mixing.drawn("it", draw, np.arange(count), column, "rows").tolist()
+    return mixing.drawn("it", portion, np.arange(count), column, "rows").tolist()
 
 
 def test_rows_that_are_taken_again_stand_there_floor_or_ceil_times():
-    assert Counter(ranked(4, Draw(rows=10, repeat=True))) == {0: 3, 1: 3, 2: 2, 3: 2}
-    assert Counter(ranked(5, Draw(epochs=Fraction(5, 2)))) == {0: 3, 1: 3, 2: 2, 3: 2, 4: 2}  # 12.5 rows, rounded down
-    assert ranked(4, Draw(rows=4, repeat=True)) == [0, 1, 2, 3]
+    assert Counter(ranked(4, Portion(rows=10, repeat=True))) == {0: 3, 1: 3, 2: 2, 3: 2}
+    assert Counter(ranked(5, Portion(epochs=Fraction(5, 2)))) == {0: 3, 1: 3, 2: 2, 3: 2, 4: 2}  # 12.5 rows, rounded down
+    assert ranked(4, Portion(rows=4, repeat=True)) == [0, 1, 2, 3]
 
 
 def test_caps_and_weights_go_by_the_sources_of_the_rows():
     sources = ["a", "b", "a", "b", "a", "a"]
-    assert ranked(6, Draw(most_per_source=2), sources) == [0, 1, 2, 3]
-    assert ranked(6, Draw(rows=3, most_per_source=2), sources) == [0, 1, 2]
-    assert ranked(6, Draw(rows=3, weights={"b": 1.0, "a": 2.0}), sources) == [0, 2, 1]
-    assert Counter(ranked(6, Draw(rows=6, weights={"b": 1.0, "a": 1.0}, repeat=True), sources)) == {0: 1, 2: 1, 4: 1, 1: 2, 3: 1}
+    assert ranked(6, Portion(most_per_source=2), sources) == [0, 1, 2, 3]
+    assert ranked(6, Portion(rows=3, most_per_source=2), sources) == [0, 1, 2]
+    assert ranked(6, Portion(rows=3, weights={"b": 1.0, "a": 2.0}), sources) == [0, 2, 1]
+    assert Counter(ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, repeat=True), sources)) == {0: 1, 2: 1, 4: 1, 1: 2, 3: 1}
     with pytest.raises(SourceError, match="3 of source b > 2 such rows"):
-        ranked(6, Draw(rows=6, weights={"b": 1.0, "a": 1.0}, said="count 6"), sources)
+        ranked(6, Portion(rows=6, weights={"b": 1.0, "a": 1.0}, said="count 6"), sources)
     with pytest.raises(SourceError, match="there are no rows of source c: there are those of a, b"):
-        ranked(6, Draw(rows=6, weights={"b": 1.0, "c": 1.0}), sources)
+        ranked(6, Portion(rows=6, weights={"b": 1.0, "c": 1.0}), sources)
 
 
 def test_rows_of_each_source_are_spread_evenly():
