@@ -73,7 +73,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=5,
+            version=6,
             config=datasets.PrepareData,
             inputs={"leak_from": port("item", many=True, optional=True)},
             output=lambda config, inputs: config.record,
