@@ -179,7 +179,7 @@ LAYOUT_COLUMNS = (
     "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
-    "response", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
+    "response", "responses", "rewards", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
 )  # fmt: skip
 """The columns that `data/layouts.py` reads."""
 

@@ -50,6 +50,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
         chosen, rejected                                    the same as transcripts, see `data/transcripts.py`
         context, response1, response2, overall_preference   a pair, of which a number below 0 prefers the first (HelpSteer3)
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
+        messages | prompt, responses, rewards               the same in two lists (RLHFlow)
         prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
 
     `conversation` and `context_messages` are other names for messages.
@@ -58,7 +59,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     `problem_is_valid` and `solution_is_valid` other than yes, and with a ground truth the `question_type` proof, make a row that its own
     set takes for useless (NuminaMath).
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
-    a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
+    a `strength`, the probability that chosen is the better one. What turns may have is said in `data/turns.py`.
 
     Args:
         verifier: what compares answers with the ground truth, whatever the row says.
@@ -88,6 +89,8 @@ def _parse(row: Any, verifier: str | None) -> Example:
     own = row["source"] if isinstance(row.get("source"), str) else None
     if {"response1", "response2"} <= set(row):
         row = _compared(row)
+    if {"responses", "rewards"} <= set(row):
+        row = {**row, "answers": _rewarded(row["responses"], row["rewards"])}
     if {"chosen", "rejected"} & set(row):
         return _pair(row, own)
     if "answers" in row:
@@ -159,6 +162,12 @@ def _ranked(given: Any) -> tuple[Answer, ...]:
         raise ValueError("answers are neither texts, the best first, nor {text, score} with a finite score each")
     best_first = sorted(given, key=lambda one: float(one["score"]), reverse=True)
     return tuple(_answer(one["text"], float(one["score"]), one.get("finish_reason"), one.get("win_rate")) for one in best_first)
+
+
+def _rewarded(responses: Any, rewards: Any) -> list[dict[str, Any]]:
+    if not isinstance(responses, list) or not isinstance(rewards, list) or len(responses) != len(rewards):
+        raise ValueError("responses and rewards are not lists of one length")
+    return [{"text": text, "score": score} for text, score in zip(responses, rewards, strict=True)]
 
 
 def _has_ranks(given: Any) -> bool:

@@ -20,25 +20,30 @@ def at(row: Mapping[str, Any], way: str) -> Any:
 
 
 def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """(the chosen columns that no row has, those that the first row has instead); rows are read until each was seen, and where a way
-    stops at null none shows that there is none."""
-    unseen, instead = set(columns.values()), []
+    """(the chosen columns that no row has, those that the first row has instead).
+
+    Rows are read until each column was seen. A way that stops at null in every row may be there, and is not refused.
+    """
+    unseen, missed, instead = set(columns.values()), set(), []
     for row in rows:
         if isinstance(row, Mapping):
             instead = instead or list(_ways(row))
-            unseen = {way for way in unseen if not _may_have(row, way)}
+            found = {way: _has(row, way) for way in unseen}
+            missed |= {way for way in unseen if found[way] is False}
+            unseen = {way for way in unseen if not found[way]}
         if not unseen:
             break
-    return sorted(unseen) if instead else [], instead
+    return sorted(unseen & missed), instead
 
 
-def _may_have(row: Mapping[str, Any], way: str) -> bool:
+def _has(row: Mapping[str, Any], way: str) -> bool | None:
+    """Whether a row has such a column; None where the way to it stops at null."""
     if way in row:
         return True
     found: Any = row
     for name in way.split("."):
         if found is None:
-            return True
+            return None
         if not isinstance(found, Mapping) or name not in found:
             return False
         found = found[name]

@@ -16,10 +16,11 @@ from data.records import Message
 ROLES = {"human": "user", "gpt": "assistant", "developer": "system"}
 """Of the names that others have, ours."""
 TOOL_ROLES = ("tool", "function", "ipython", "environment", "observation", "function_call", "function_response", "tool_call")
-TOOL_KEYS = ("tools", "functions", "tool_calls", "function_call", "function_calls")
-"""Keys of a turn, or columns of a row: what can be called, and what is."""
-MEDIA = ("image", "images", "audio", "audios", "video", "videos")
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+TOOLS = "conversations with tools are not read yet"
+OF_TOOLS = dict.fromkeys(("tools", "functions", "tool_calls", "function_call", "function_calls"), TOOLS)
+"""Keys of a turn, or columns of a row, with what can be called and what is → why they are refused."""
+OF_TURNS = OF_TOOLS | dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "what is to be trained stands in the content")
+OF_ROWS = OF_TOOLS | dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "only text is trained")
 ARGUMENTS = "chat_template_kwargs"
 BLANK = ("", "[]", "{}", "null")
 """Texts that say as JSON that nothing is there."""
@@ -27,16 +28,11 @@ BLANK = ("", "[]", "{}", "null")
 
 def refuse_more_than_messages(row: Mapping[str, Any]) -> None:
     """Raises ValueError for a row whose columns hold what belongs to its conversation, and is no text of a turn."""
-    for column in TOOL_KEYS:
-        if _is_there(row.get(column)):
-            raise ValueError(f"the row has {column}: conversations with tools are not read yet")
-    for column in MEDIA:
-        if _is_there(row.get(column)):
-            raise ValueError(f"the row has {column}: only text is trained")
+    _refuse(row, OF_ROWS, "the row")
     given = row.get(ARGUMENTS)
     if _is_there(given):
         named = ", ".join(str(name) for name, value in given.items() if not _is_blank(value)) if isinstance(given, Mapping) else given
-        raise ValueError(f"{ARGUMENTS} ({named:.80}) is for the template, and records have no place for it: choose other `columns`")
+        raise ValueError(f"{ARGUMENTS} ({named!s:.80}) is for the template, and records have no place for it: choose other `columns`")
 
 
 def messages_from(turns: list[Any]) -> list[Message]:
@@ -46,37 +42,41 @@ def messages_from(turns: list[Any]) -> list[Message]:
         ValueError: one is no turn, holds more than text, or has another weight than 0 or 1.
     """
     messages = [_message(turn, number) for number, turn in enumerate(turns)]
-    replies = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    if any(turns[number].get("weight") is not None for number in replies):
-        for number in replies:
-            messages[number].setdefault("train", _is_trained(turns[number], number))
+    if any(turn.get("weight") is not None for turn in turns):
+        for number, (turn, message) in enumerate(zip(turns, messages, strict=True)):
+            if message["role"] == "assistant":
+                message.setdefault("train", _is_trained(turn, number))
     return messages
 
 
 def _message(turn: Any, number: int) -> Message:
-    if isinstance(turn, dict) and {"from", "value"} <= set(turn):
+    if isinstance(turn, dict) and "from" in turn and "value" in turn:
         turn = {**turn, "role": turn["from"], "content": turn["value"]}
-    if not isinstance(turn, dict) or not {"role", "content"} <= set(turn):
+    if not isinstance(turn, dict) or "role" not in turn or "content" not in turn:
         raise ValueError(f"message {number} is not {{role, content}}")
     role: Any = ROLES.get(str(turn["role"]), turn["role"])
     if role in TOOL_ROLES:
-        raise ValueError(f"message {number} is a turn of role {role}: conversations with tools are not read yet")
-    for key in (*TOOL_KEYS, *THOUGHTS):
-        if _is_there(turn.get(key)):
-            why = "conversations with tools are not read yet" if key in TOOL_KEYS else "what is to be trained stands in the content"
-            raise ValueError(f"message {number} ({role}) has {key}: {why}")
-    message: Message = {"role": role, "content": _text(turn["content"], f"message {number} ({role})")}
+        raise ValueError(f"message {number} is a turn of role {role}: {TOOLS}")
+    if len(turn) > 2:
+        _refuse(turn, OF_TURNS, f"message {number} ({role})")
+    content = turn["content"]
+    message: Message = {"role": role, "content": _text(content, f"message {number} ({role})") if isinstance(content, list) else content}
     if turn.get("finish_reason") == "length":
         message["finish_reason"] = "length"
-    return message if turn.get("train") is None else {**message, "train": turn["train"]}
+    if turn.get("train") is not None:
+        message["train"] = turn["train"]
+    return message
 
 
-def _text(content: Any, which: str) -> Any:
-    """The text of a list of parts; whatever else a content is, as it is."""
-    if not isinstance(content, list):
-        return content
+def _refuse(given: Mapping[str, Any], refused: Mapping[str, str], which: str) -> None:
+    for name, value in () if refused.keys().isdisjoint(given) else given.items():
+        if name in refused and _is_there(value):
+            raise ValueError(f"{which} has {name}: {refused[name]}")
+
+
+def _text(parts: list[Any], which: str) -> str:
     texts = []
-    for part in content:
+    for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind != "text":
             raise ValueError(f"{which} holds a part of type {kind}: only text is trained")

@@ -148,7 +148,7 @@ def test_rows_of_parquet_become_the_same(tmp_path, name, number):
     assert agree(outcomes(file, read["source"]), read["gives"])
 
 
-GARBAGE: tuple[Any, ...] = (None, 7, -0.5, True, "", "x", [], [None], {}, {"x": [1]}, float("nan"), "\ud800")
+GARBAGE: tuple[Any, ...] = (None, 7, -0.5, True, "", "x", [], [None], ["x"], {}, {"x": [1]}, float("nan"), "\ud800")
 
 
 def spoilt(value: Any) -> Iterator[Any]:
