@@ -243,7 +243,11 @@ def _turns(row: dict[str, Any]) -> list[Message]:
     for column in BEGINNINGS:
         if column in row:
             given = row[column]
-            return [{"role": "user", "content": given}] if isinstance(given, str) else _chat(given)
+            if not isinstance(given, str):
+                return _chat(given)
+            if column != "prompt" and given.lstrip().startswith("[{"):
+                raise ValueError(f"{column} is a text with JSON in it, which would be taken for what a user says: store a list")
+            return [{"role": "user", "content": given}]
     raise ValueError("there are no messages")
 
 

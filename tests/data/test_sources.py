@@ -292,6 +292,8 @@ def test_dots_lead_into_structs(tmp_path):
     loaded = read(write(tmp_path / "x.jsonl", *NESTED), "prompt", columns=columns, verifier="math", max_bad_rows=1)
     assert [row["verifier"]["answer"] for row in loaded.rows] == ["13", "-1"]  # a column of that very name counts first
     assert [bad.place for bad in loaded.bad] == ["x.jsonl:1"]
+    (row,) = read(write(tmp_path / "y.jsonl", NESTED[0]), columns={"prompt": "q", "score": "reward_model.score"}, record="prompt").rows
+    assert row["messages"] == [turn("user", "6 times 7?")]  # null does not say what could stand there
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
