@@ -178,7 +178,7 @@ LAYOUT_COLUMNS = (
     "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
-    "response", "reward_model",
+    "response", "responses", "rewards", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
 )  # fmt: skip
 """The columns that `data/layouts.py` reads."""
 
@@ -187,7 +187,8 @@ class Read(Licensed, Drawn):
     """Rows that others have written, some of which may be of no use."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
+    """A column of the layouts (docs/recipes.md) → the data set's column, or the way to it through dots, `reward_model.ground_truth`. Only
+    these are read; all under their own names when empty."""
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Rows that may be left out because nothing can be made of them: a number, or a share of all below 1. The evidence lists them
     with their reasons; with more of them the stage fails."""
@@ -266,6 +267,8 @@ class Hub(Read):
     """A column that takes the name of each row's configuration, where nothing else tells the parts of a data set apart."""
     split: str | Many[str]
     """One split, or a list of them, whose rows follow each other."""
+    split_as: str | None = Field(default=None, min_length=1)
+    """A column that takes the name of each row's split, where splits are what a mixture is made of: `source`."""
 
     @field_validator("split")
     @classmethod
@@ -287,8 +290,11 @@ class Hub(Read):
     def the_column_has_a_name_to_take(self) -> "Hub":
         if self.config_as is not None and self.config is None:
             raise ValueError(f"config_as {self.config_as} takes a configuration's name, and none is named: set config, or leave it out")
-        if self.config_as in self.columns:
-            raise ValueError(f"config_as {self.config_as} is one of the columns already: name another, or leave it out of columns")
+        if self.config_as is not None and self.config_as == self.split_as:
+            raise ValueError(f"config_as and split_as are both {self.config_as}: name another for one of them")
+        for field, column in (("config_as", self.config_as), ("split_as", self.split_as)):
+            if column in self.columns:
+                raise ValueError(f"{field} {column} is one of the columns already: name another, or leave it out of columns")
         return self
 
     @property

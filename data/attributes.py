@@ -55,8 +55,16 @@ def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
         raise ValueError("the row has no response")
     total = Fraction(0)
     for name, weight in weights.items():
-        rating = row.get(name)
-        if isinstance(rating, bool) or not isinstance(rating, (int, float)) or not math.isfinite(rating):
-            raise ValueError(f"{name} {rating!r:.80} is no number")
-        total += Fraction(str(weight)) * Fraction(str(rating))
+        total += Fraction(str(weight)) * _rating(row, name)
     return total
+
+
+def _rating(row: dict[str, Any], name: str) -> Fraction:
+    """A number, or a text that is one (`"0.25"`, where others of the column say `n/a`)."""
+    given = row.get(name)
+    try:
+        if not isinstance(given, bool) and isinstance(given, (int, float, str)) and math.isfinite(float(given)):
+            return Fraction(str(given).strip())
+    except ValueError:
+        pass
+    raise ValueError(f"{name} {given!r:.80} is no number")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from configs.datasets import Hub
 from configs.hub import COMMIT, PIN_ME
 from configs.texts import command
+from data.named_columns import chosen, lacking
 from data.storage import StoreError
 
 if TYPE_CHECKING:
@@ -193,21 +194,26 @@ def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[
 def _split(repo: Repository, builder: "DatasetBuilder", split: str, source: Hub, config: str | None) -> Iterator[tuple[str, Any]]:
     with _without_torch():
         stream: Any = builder.as_streaming_dataset(split=split)
-    columns = source.columns
-    named = {source.config_as: config} if source.config_as else {}
+    named = {column: name for column, name in ((source.config_as, config), (source.split_as, split)) if column}
     place = f"{repo.name}/{config}/{split}" if len(source.configs) > 1 else f"{repo.name}/{split}"
     number = 0
     for batch in stream.iter(batch_size=BATCH):  # row by row takes twice as long
-        lacking = [] if number else sorted(set(columns.values()) - set(batch))
-        if lacking:
-            raise HubError(f"{repo}: {split} has no column {', '.join(lacking)}: it has {', '.join(batch)}")
-        if not number and not columns and source.config_as in batch:
-            raise HubError(f"{repo}: {split} has a column {source.config_as} of its own: leave config_as out, or name another")
-        for values in zip(*batch.values(), strict=True):
-            row = dict(zip(batch, values, strict=True))
-            chosen = {ours: row.get(theirs) for ours, theirs in columns.items()} if columns else row
-            yield f"{place}[{number}]", chosen | named
+        rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        if not number:
+            _refuse_columns(f"{repo}: {split}", rows, source)
+        for row in rows:
+            yield f"{place}[{number}]", (chosen(row, source.columns) if source.columns else row) | named
             number += 1
+
+
+def _refuse_columns(split: str, rows: list[dict[str, Any]], source: Hub) -> None:
+    """Raises HubError where a split lacks a column that is chosen, or has one of its own by a name that is given."""
+    unknown, instead = lacking(rows, source.columns)
+    if unknown:
+        raise HubError(f"{split} has no column {', '.join(unknown)}: it has {', '.join(instead)}")
+    for field, column in (("config_as", source.config_as), ("split_as", source.split_as)):
+        if not source.columns and column in rows[0]:
+            raise HubError(f"{split} has a column {column} of its own: leave {field} out, or name another")
 
 
 def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, scratch: Path) -> "DatasetBuilder":
@@ -362,6 +368,7 @@ def _told(repo: Repository) -> Iterator[None]:
     from huggingface_hub import errors
 
     token = "log in by `hf auth login`, or set HF_TOKEN"
+    rights = f"give it the right to read gated repositories, or ask for access at {repo.page}"
     try:
         yield
     except errors.GatedRepoError as error:
@@ -382,15 +389,20 @@ def _told(repo: Repository) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         if error.response.status_code == 401:
             raise HubError(f"{repo}: {_endpoint()} does not take the access token: {token}") from error
+        if error.response.status_code == 403:
+            raise HubError(f"{repo}: {_endpoint()} forbids this to the access token ({_first_line(error)}): {rights}") from error
         raise _away(repo, error) from error
     except (HTTPError, errors.OfflineModeIsEnabled) as error:
         raise _away(repo, error) from error
 
 
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def _away(repo: Repository, error: Exception) -> HubError:
-    first = (str(error) or type(error).__name__).splitlines()[0]
     remedy = f"type the command again when it answers, correct HF_ENDPOINT, or name a mirror's folder in {FOLDER}"
-    return HubError(f"{repo}: {_endpoint()} cannot be reached ({first}): {remedy}", passing=True)
+    return HubError(f"{repo}: {_endpoint()} cannot be reached ({_first_line(error)}): {remedy}", passing=True)
 
 
 # --- a mirror ----------------------------------------------------------------------------------------------------------

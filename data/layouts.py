@@ -13,6 +13,7 @@ from data.procedural import Example
 from data.records import Answer, Message
 from data.row_files import Unreadable, text_of
 from data.transcripts import is_transcript, messages_of
+from data.turns import messages_from, refuse_more_than_messages
 from data.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
@@ -49,13 +50,16 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
         chosen, rejected                                    the same as transcripts, see `data/transcripts.py`
         context, response1, response2, overall_preference   a pair, of which a number below 0 prefers the first (HelpSteer3)
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
+        messages | prompt, responses, rewards               the same in two lists (RLHFlow)
         prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
 
     `conversation` and `context_messages` are other names for messages.
     What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
     of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
+    `problem_is_valid` and `solution_is_valid` other than yes, and with a ground truth the `question_type` proof, make a row that its own
+    set takes for useless (NuminaMath).
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
-    a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
+    a `strength`, the probability that chosen is the better one. What turns may have is said in `data/turns.py`.
 
     Args:
         verifier: what compares answers with the ground truth, whatever the row says.
@@ -75,14 +79,18 @@ def _parse(row: Any, verifier: str | None) -> Example:
     row = _named(row)
     if not isinstance(row, dict):
         raise ValueError("the row is not an object with named fields")
+    refuse_more_than_messages(row)
     if verifier is not None:
         row = {"ground_truth": None, **row, "dataset": verifier}
     named = [row[column] for column in ("dataset", "ground_truth") if column in row]
     verifiable = len(named) == 2 and any(value is not None for value in named)
     row = {name: value for name, value in row.items() if value is not None}
+    _refuse_disowned(row, verifiable)
     own = row["source"] if isinstance(row.get("source"), str) else None
     if {"response1", "response2"} <= set(row):
         row = _compared(row)
+    if {"responses", "rewards"} <= set(row):
+        row = {**row, "answers": _rewarded(row["responses"], row["rewards"])}
     if {"chosen", "rejected"} & set(row):
         return _pair(row, own)
     if "answers" in row:
@@ -119,6 +127,15 @@ def _named(row: Any) -> Any:
             return row
 
 
+def _refuse_disowned(row: dict[str, Any], verifiable: bool) -> None:
+    """Raises ValueError for a row of which its own set says that it is not to be used, as NuminaMath does."""
+    for column in ("problem_is_valid", "solution_is_valid"):
+        if column in row and str(row[column]).lower() not in ("yes", "true"):
+            raise ValueError(f"{column} is {row[column]!r:.80}: the set itself does not vouch for this row")
+    if verifiable and str(row.get("question_type")).lower() == "proof":
+        raise ValueError(f"question_type is {row['question_type']!r:.80}: no answer shows whether a proof is right")
+
+
 def _single(text: str, row: dict[str, Any]) -> Answer:
     """One answer, with its label or score where the row has one."""
     score = float(row["label"]) if isinstance(row.get("label"), bool) else _number(row.get("score"))
@@ -147,6 +164,12 @@ def _ranked(given: Any) -> tuple[Answer, ...]:
     return tuple(_answer(one["text"], float(one["score"]), one.get("finish_reason"), one.get("win_rate")) for one in best_first)
 
 
+def _rewarded(responses: Any, rewards: Any) -> list[dict[str, Any]]:
+    if not isinstance(responses, list) or not isinstance(rewards, list) or len(responses) != len(rewards):
+        raise ValueError("responses and rewards are not lists of one length")
+    return [{"text": text, "score": score} for text, score in zip(responses, rewards, strict=True)]
+
+
 def _has_ranks(given: Any) -> bool:
     return isinstance(given, list) and any(isinstance(one, dict) and "rank" in one for one in given)
 
@@ -162,7 +185,7 @@ def _by_rank(row: dict[str, Any], own: str | None) -> Example:
             raise ValueError(f"two answers have the rank {one['rank']:g}, so that neither is the better one")
     prompt = row.get("prompt")
     messages = _turns({"messages": messages_of(prompt)} if isinstance(prompt, str) and is_transcript(prompt) else row)
-    if messages[-1]["role"] == "assistant" and messages[-1]["content"] == "":
+    if messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] == "":
         messages = messages[:-1]  # "Assistant:", after which the answer comes
     return Example(messages, tuple(_answer(one["answer"], None) for one in best_first), source=own)
 
@@ -220,7 +243,11 @@ def _turns(row: dict[str, Any]) -> list[Message]:
     for column in BEGINNINGS:
         if column in row:
             given = row[column]
-            return [{"role": "user", "content": given}] if isinstance(given, str) else _chat(given)
+            if not isinstance(given, str):
+                return _chat(given)
+            if column != "prompt" and given.lstrip().startswith("[{"):
+                raise ValueError(f"{column} is a text with JSON in it, which would be taken for what a user says: store a list")
+            return [{"role": "user", "content": given}]
     raise ValueError("there are no messages")
 
 
@@ -228,20 +255,7 @@ def _chat(given: Any) -> list[Message]:
     """A list of messages, one ShareGPT message, or the text of one answer, as messages."""
     if isinstance(given, str):
         return [{"role": "assistant", "content": given}]
-    turns = given if isinstance(given, list) else [given]
-    return [_message(turn, number) for number, turn in enumerate(turns)]
-
-
-def _message(turn: Any, number: int) -> Message:
-    if isinstance(turn, dict) and {"from", "value"} <= set(turn):
-        speakers = {"human": "user", "gpt": "assistant", "system": "system"}
-        turn = {"role": speakers.get(str(turn["from"]), turn["from"]), "content": turn["value"]}
-    if not isinstance(turn, dict) or not {"role", "content"} <= set(turn):
-        raise ValueError(f"message {number} is not {{role, content}}")
-    message: Message = {"role": turn["role"], "content": turn["content"]}
-    if turn.get("finish_reason") == "length":
-        message["finish_reason"] = "length"
-    return message if turn.get("train") is None else {**message, "train": turn["train"]}
+    return messages_from(given if isinstance(given, list) else [given])
 
 
 def _checked(example: Example) -> Example:

@@ -28,7 +28,7 @@ from configs.datasets import (
 )
 from configs.frozen import digest
 from configs.suite_forms import Form
-from data import assets, forms, hub, layouts, made_rows, mixing, procedural, row_files, storage
+from data import assets, forms, hub, layouts, made_rows, mixing, named_columns, procedural, row_files, storage
 from data.artifacts import Artifact, sha256_file
 from data.attributes import grouped
 from data.expectations import row_problem
@@ -245,11 +245,23 @@ def _blocks(source: RowSource, outside: Outside) -> tuple[str, Iterator[Block]]:
         case Packaged(asset=asset):
             return asset, row_files.blocks(assets.path(asset))
         case Files(path=path):
-            return Path(path).name.removesuffix(row_files.ending(Path(path))), row_files.blocks(outside.files[path])
+            return _in_file(Path(path).name.removesuffix(row_files.ending(Path(path))), outside.files[path], source.columns)
         case Stored(name=name):
-            return name, row_files.blocks(fetched(source, outside.beat))
+            return _in_file(name, fetched(source, outside.beat), source.columns)
         case Hub():
             return source.repo.rpartition("/")[2], row_files.given(hub.rows(source, outside.beat, outside.mark))
+
+
+def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, Iterator[Block]]:
+    """(name of the source, blocks of its file).
+
+    Raises:
+        SourceError: not one of its rows has a column that the source chooses.
+    """
+    unknown, instead = named_columns.lacking((row for _, row in row_files.read(path)), columns) if columns else ([], [])
+    if unknown:
+        raise SourceError(f"{name} has no column {', '.join(unknown)}: its first row has {', '.join(instead)}")
+    return name, row_files.blocks(path)
 
 
 def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, Any]]]:
@@ -264,7 +276,7 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
 def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """The rows with the columns that the source chooses, under the names that layouts have for them."""
     for place, row in rows:
-        yield place, {ours: row.get(theirs) for ours, theirs in columns.items()} if columns and isinstance(row, dict) else row
+        yield place, named_columns.chosen(row, columns) if columns and isinstance(row, dict) else row
 
 
 def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Opened:

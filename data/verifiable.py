@@ -28,6 +28,8 @@ def verifier_of(dataset: Any, ground_truth: Any) -> dict[str, Any]:
     Raises:
         ValueError: there is none of that name, several are named, or the ground truth is not what it needs.
     """
+    if isinstance(dataset, list) and len(dataset) > 1:
+        raise ValueError(f"dataset names several verifiers ({', '.join(map(str, dataset)):.80}): rows with one verifier are understood")
     name = _single(dataset, "dataset")
     if not isinstance(name, str):
         raise ValueError(f"dataset {name!r} is no verifier's name")

@@ -25,6 +25,8 @@ class Repo:
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     gated: bool = False
+    forbids: str = ""
+    """Where it is gated: what it says, without a code, to tokens that may not read gated repositories at all."""
     moved_to: str | None = None
 
     @property
@@ -101,6 +103,8 @@ def _repo(hub: Hub, name: str, path: str) -> Repo:
 
 
 def _refused(repo: Repo) -> _Answer | None:
+    if repo.forbids:
+        return _Answer(403, X_Error_Message=repo.forbids)
     message = "Access to this repository is restricted and you are not in the authorized list."
     return _Answer(403, X_Error_Code="GatedRepo", X_Error_Message=message) if repo.gated else None
 

@@ -233,6 +233,8 @@ def test_what_is_published_changes_no_stage(tmp_path):
         ({"config": ""}, "must name one configuration"),
         ({"config_as": "task"}, "none is named"),
         ({"config": "main", "config_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "one of the columns already"),
+        ({"split_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "split_as source is one of the columns already"),
+        ({"config": "main", "config_as": "source", "split_as": "source"}, "are both source"),
     ],
 )
 def test_configurations_are_named(given, message):

@@ -484,7 +484,7 @@ def test_an_unseen_suite_shares_no_split_with_rows(recipes, rows, shares):
             recipes.load("chain")
 
 
-@pytest.mark.parametrize(("configs", "shares"), [("[a, b]", True), ("b, config_as: part", True), ("[c, d]", False)])
+@pytest.mark.parametrize(("configs", "shares"), [("[a, b]", True), ("b, config_as: part, split_as: kind", True), ("[c, d]", False)])
 def test_an_unseen_suite_shares_no_configuration_with_rows(recipes, configs, shares):
     place = f"type: hub, repo: lab/sums, revision: {'a' * 40}, split: test"
     recipes.write("chain", UNSEEN.replace(OTHER_SUMS, f"{{{place}, config: [b, e]}}").replace(SUMS, f"{{{place}, config: {configs}}}", 1))

@@ -68,6 +68,9 @@ def hub() -> Iterator[Hub]:
         hub.commit("models/lab/tiny", MODEL)
         hub.commit("datasets/lab/gated", FILES)
         hub.repos["datasets/lab/gated"].gated = True
+        hub.commit("datasets/lab/forbidden", FILES)
+        hub.repos["datasets/lab/forbidden"].gated = True
+        hub.repos["datasets/lab/forbidden"].forbids = "Enable gated repositories in the settings of your token."
         hub.repos["datasets/lab/former"] = Repo(moved_to="lab/sums")
         yield hub
 
@@ -120,6 +123,11 @@ def test_several_configurations_follow_each_other_and_give_their_names(hub, onli
     assert chosen["value"]["rows"] == [["lab/sums/train[0]", {"prompt": "e", "answer": "other"}]]  # theirs was not chosen
 
 
+def test_splits_may_be_the_sources_of_a_mixture(hub, online):
+    both = online.ask("rows", source(hub, split=["test", "train"], columns={"prompt": "question"}, split_as="source"))
+    assert [(row["source"], row["prompt"]) for _, row in both["value"]["rows"]] == [("test", "d"), *(("train", one) for one in "abc")]
+
+
 def test_reading_rows_loads_no_torch(hub, tmp_path):
     child = HubChild(hub.url, tmp_path)
     try:
@@ -143,24 +151,30 @@ WRONG = [
     ({"config": ["main", "mian"]}, r"hub data set lab/sums: BuilderConfig 'mian' not found"),
     ({"config": "main", "config_as": "answer"}, r"hub data set lab/sums: train has a column answer of its own: leave config_as out"),
     ({"columns": {"prompt": "text"}}, r"hub data set lab/sums: train has no column text: it has question, answer"),
+    ({"columns": {"prompt": "question", "ground_truth": "answer.text"}}, r"sums: train has no column answer.text: it has question, answer"),
+    ({"split_as": "answer"}, r"hub data set lab/sums: train has a column answer of its own: leave split_as out, or name another"),
     ({"revision": "a" * 40}, r"hub data set lab/sums has no commit a{40}: correct `revision`, or write `pin me` and type `pedigree pin"),
     ({"revision": "pin me"}, r"hub data set lab/sums: its revision is still to be chosen: `pedigree pin RECIPE`"),
     ({"repo": "lab/none"}, r"hub data set lab/none does not exist on http://.*, or is private: correct `repo`, or log in by `hf auth"),
     ({"repo": "lab/gated"}, r"hub data set lab/gated is gated: ask for access at http://.*/datasets/lab/gated, and log in"),
+    (
+        {"repo": "lab/forbidden"},
+        r"hub data set lab/forbidden: http://.* forbids this to the access token \(.*Enable gated repositories.*\): give it the right",
+    ),
     ({"repo": "lab/former"}, r"hub data set lab/former has moved to lab/sums: write that as its `repo`"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "says"), WRONG)
 def test_what_cannot_be_had_is_told_by_name_with_the_remedy(hub, online, changes, says):
-    if changes.get("repo") == "lab/gated":
-        changes = changes | {"revision": commits(hub, "datasets/lab/gated")[0]}
+    if changes.get("repo") in ("lab/gated", "lab/forbidden"):
+        changes = changes | {"revision": commits(hub, f"datasets/{changes['repo']}")[0]}
     answer = online.ask("rows", source(hub, **changes))
     assert answer["kind"] == "HubError" and answer["passing"] is False  # so that nobody tries again
     assert re.search(says, answer["error"]), answer["error"]
 
 
-@pytest.mark.parametrize("name", ["none", "gated", "former"])
+@pytest.mark.parametrize("name", ["none", "gated", "forbidden", "former"])
 def test_a_look_before_the_run_finds_it_too(hub, online, name):
     repo = hub.repos.get(f"datasets/lab/{name}")
     revision = repo.head if repo and repo.commits else commits(hub)[0]

@@ -34,7 +34,7 @@ CASES: list[Case] = [
         11: "turn 1 is the user's where the assistant's is due",
     }),
     ("allenai/tulu-3-sft-olmo-2-mixture-0225", "conversation", "train", 5, {
-        4: "message 1 has role 'tool', which is none of system, user, assistant",
+        4: "message 1 is a turn of role tool: conversations with tools are not read yet",
         5: "turn 2 is the system's where the user's is due",
         6: "turn 0 is the assistant's where the user's is due",
     }),

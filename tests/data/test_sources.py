@@ -280,6 +280,38 @@ def test_parquet_and_folders_are_read(tmp_path):
     assert [row["source"] for row in read(tmp_path / "c.jsonl.gz").rows] == ["c"]
 
 
+NESTED = [
+    {"q": "6 times 7?", "reward_model": None},
+    {"q": "6 plus 7?", "reward_model": {"truth": {"value": "13"}}},
+    {"q": "6 minus 7?", "reward_model.truth.value": "-1"},
+]
+
+
+def test_dots_lead_into_structs(tmp_path):
+    columns = {"prompt": "q", "ground_truth": "reward_model.truth.value"}
+    loaded = read(write(tmp_path / "x.jsonl", *NESTED), "prompt", columns=columns, verifier="math", max_bad_rows=1)
+    assert [row["verifier"]["answer"] for row in loaded.rows] == ["13", "-1"]  # a column of that very name counts first
+    assert [bad.place for bad in loaded.bad] == ["x.jsonl:1"]
+    (row,) = read(write(tmp_path / "y.jsonl", NESTED[0]), columns={"prompt": "q", "score": "reward_model.score"}, record="prompt").rows
+    assert row["messages"] == [turn("user", "6 times 7?")]  # null does not say what could stand there
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_column_that_no_row_has_is_told_with_those_that_are_there(tmp_path, suffix):
+    """Its rows would all be bad ones, or lack their scores without a word."""
+    rows = [{"q": "6 times 7?", "reward_model": {"truth": "42"}}, {"q": "6 plus 7?", "reward_model": None}]
+    file = write(tmp_path / "x.jsonl", *rows)
+    if suffix == ".parquet":
+        from pyarrow import Table, parquet
+
+        file = tmp_path / "x.parquet"
+        parquet.write_table(Table.from_pylist(rows), file)
+    for way in ("reward_model.answer", "reward_model.truth.value", "answer"):
+        with pytest.raises(SourceError, match=rf"x has no column {way}: its first row has q, reward_model.truth"):
+            read(file, "prompt", columns={"prompt": "q", "score": way})
+    assert len(read(file, "prompt", columns={"prompt": "q", "score": "reward_model.truth"}).rows) == 2
+
+
 BAD = {
     "there are no messages": {"text": "x"},
     "message 1 \\(assistant\\) is empty|the answer is empty": {"messages": [turn("user", "a"), turn("assistant", " ")]},

@@ -43,7 +43,8 @@ def test_a_row_names_its_verifier(dataset, truth, verifier):
 
 REFUSED = [
     ("code", "x", "none of the verifiers gsm8k"),
-    (["math", "max_length"], ["5", "100"], "2 values"),
+    (["math", "max_length"], ["5", "100"], r"several verifiers \(math, max_length\)"),
+    (["math"], ["5", "five"], "ground_truth has 2 values"),
     ("gsm8k", None, "no answer"),
     (7, "5", "no verifier's name"),
     ("ifeval", "no_comma", "neither JSON nor a Python literal"),

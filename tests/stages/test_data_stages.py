@@ -111,6 +111,15 @@ def test_bad_rows_within_the_budget_are_listed_in_the_evidence_and_counted(tmp_p
         run_stage(tmp_path / "refused", "prepare_data", config, files={"sums.jsonl": tmp_path / "sums.jsonl"})
 
 
+def test_a_set_that_is_stored_many_times_over_is_taken_once_and_every_row_is_accounted_for(tmp_path):
+    file = Path(__file__).parents[1] / "data" / "formats" / "dapo-math-17k.jsonl"  # six rows, one of them three times, two without answers
+    source = {"type": "files", "path": file.name, "verifier": "math", "max_bad_rows": 2}
+    config = {"record": "prompt", "sources": [source], "filters": [{"type": "exact_duplicates"}]}
+    made = run_stage(tmp_path / "made", "prepare_data", config, files={file.name: file})
+    metrics = made.record.metrics
+    assert (metrics["rows"], metrics["dropped"], metrics["bad_rows"]) == (2, {"exact_duplicates": 2}, 2)
+
+
 def test_filtering_everything_away_is_a_failure(tmp_path):
     with pytest.raises(StageError, match=r"no row is left of 12 \(dropped: {'max_characters': 12}\)"):
         run_stage(tmp_path / "x", "prepare_data", SUITE | {"filters": [{"type": "max_characters", "limit": 1}]})

@@ -1,0 +1,55 @@
+"""Columns that a source chooses, `columns: {ground_truth: reward_model.ground_truth}`: our name → theirs, or a way to it through dots."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def chosen(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """The chosen columns under our names, null where the row lacks one."""
+    return {ours: at(row, theirs) for ours, theirs in columns.items()}
+
+
+def at(row: Mapping[str, Any], way: str) -> Any:
+    """What stands in a column of this name or, without one, at the end of the way; None where the way ends early."""
+    if way in row:
+        return row[way]
+    found: Any = row
+    for name in way.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """(the chosen columns that no row has, those that the first row has instead).
+
+    Rows are read until each column was seen. A way that stops at null in every row may be there, and is not refused.
+    """
+    unseen, missed, instead = set(columns.values()), set(), []
+    for row in rows:
+        if isinstance(row, Mapping):
+            instead = instead or list(_ways(row))
+            found = {way: _has(row, way) for way in unseen}
+            missed |= {way for way in unseen if found[way] is False}
+            unseen = {way for way in unseen if not found[way]}
+        if not unseen:
+            break
+    return sorted(unseen & missed), instead
+
+
+def _has(row: Mapping[str, Any], way: str) -> bool | None:
+    """Whether a row has such a column; None where the way to it stops at null."""
+    if way in row:
+        return True
+    found: Any = row
+    for name in way.split("."):
+        if found is None:
+            return None
+        if not isinstance(found, Mapping) or name not in found:
+            return False
+        found = found[name]
+    return True
+
+
+def _ways(row: Mapping[str, Any]) -> Iterable[str]:
+    for name, value in row.items():
+        yield from (f"{name}.{inner}" for inner in value) if isinstance(value, Mapping) and value else (name,)
