@@ -222,16 +222,23 @@ def near(keys: Bands, threshold: float, compare: Compare) -> dict[int, Near]:
     refused = np.empty(0, np.int64)
     for earlier, later in chain.from_iterable(map(_proposed, keys.T)):
         apart = clusters.roots[earlier] != clusters.roots[later]
-        codes = np.setdiff1d(earlier[apart] * count + later[apart], refused)
+        codes = _others(np.unique(earlier[apart] * count + later[apart]), refused)
         pairs = np.stack(np.divmod(codes, max(count, 1)))
         found = compare(pairs)
         enough = found >= threshold
         clusters.join(pairs[:, enough], found[enough])
-        refused = np.union1d(refused, codes[~enough])
+        refused = np.insert(refused, np.searchsorted(refused, codes[~enough]), codes[~enough])
     gone = np.flatnonzero(clusters.roots != np.arange(count))
     to_kept = compare(np.stack([clusters.roots[gone], gone]))
     columns = (gone, clusters.roots[gone], to_kept, clusters.by[gone], clusters.similarity[gone])
     return {place: Near(*more) for place, *more in zip(*(column.tolist() for column in columns), strict=True)}
+
+
+def _others(codes: Places, known: Places) -> Places:
+    """Those that are none of the known ones; both ascending."""
+    if not len(known):
+        return codes
+    return codes[known[np.minimum(np.searchsorted(known, codes), len(known) - 1)] != codes]
 
 
 def _proposed(band: NDArray[np.uint32]) -> Iterator[tuple[Places, Places]]:
