@@ -63,7 +63,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         "unscored": counts["unscored"],
         "truncated": counts["truncated"],
         "on_policy": on_policy_shares(made),
-        "mean_margin": fmean(gaps) if gaps else None,
+        **({"mean_margin": fmean(gaps)} if gaps else {}),
         "mean_length": {"best": fmean(one.said[0].length for one in made), "worst": fmean(one.said[-1].length for one in made)},
         "validation": verdict,
     }
