@@ -8,10 +8,11 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from data import columns, records
 from data.artifacts import Artifact
-from data.scattered import Scattered
+from data.scattered import Numbers, Scattered
 
 
 class Said(NamedTuple):
@@ -52,10 +53,26 @@ class GivenAnswers:
             groups.setdefault(one.prompt_id, []).append(one)
         return dict(sorted(groups.items()))
 
-    def rows(self, chosen: Iterable[Said]) -> dict[int, dict[str, Any]]:
-        """Place → row of those answers."""
+    def read(self, chosen: Iterable[Said]) -> "Words":
+        """Reads the rows of those answers, each file once."""
         places = np.unique([one.place for one in chosen])
-        return dict(zip(places.tolist(), columns.to_rows(self.lying.table(places), self.record), strict=True))
+        return Words(places, self.lying.table(places), self.record)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Rows of answers, in columns."""
+
+    places: Numbers
+    """Sorted, one for each row."""
+    table: pa.Table
+    record: type
+
+    def rows(self, chosen: Iterable[Said]) -> dict[int, dict[str, Any]]:
+        """Place → row of some of them."""
+        places = np.unique([one.place for one in chosen])
+        table = self.table.take(pa.array(np.searchsorted(self.places, places)))
+        return dict(zip(places.tolist(), columns.to_rows(table, self.record), strict=True))
 
 
 def read(artifact: Artifact, by: str | None) -> GivenAnswers:

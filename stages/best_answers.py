@@ -8,7 +8,7 @@ An answer that was cut off by the length limit, where such are kept, stays marke
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +16,7 @@ from configs.keeping import BestAnswers
 from data import answers
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
-from data.making import MadeRows
+from data.making import MadeRows, blocks
 from data.records import Conversation, Message
 from stages.core.keeping import pass_rate, score, worth_imitating
 from stages.core.pass_rates import histogram
@@ -72,9 +72,11 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
 def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]:
     """Writes the payload; returns the verdict of the expectations."""
 
-    def rows(part: slice) -> list[Conversation]:
-        read = given.rows(kept[part])
-        return [conversation(read[one.place]) for one in kept[part]]
+    def rows(part: slice) -> Iterator[list[Conversation]]:
+        words = given.read(kept[part])
+        for block in blocks(kept[part]):
+            read = words.rows(block)
+            yield [conversation(read[one.place]) for one in block]
 
     into = MadeRows(job.out, "conversation", check)
     for done in into.write([one.asked + one.length for one in kept], rows):

@@ -9,7 +9,7 @@ Answers are joined by prompt id and never by position: the order of the rows, or
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +17,7 @@ from configs.pairing import Delta, Pair
 from data import answers
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
-from data.making import MadeRows
+from data.making import MadeRows, blocks
 from data.records import Answer, Preference
 from stages.core.pairing import Preferred, preferences, within
 from stages.core.verifiers import check
@@ -104,9 +104,11 @@ def write(made: Sequence[Preferred], given: GivenAnswers, job: Job) -> dict[str,
     """Writes the payload; returns the verdict of the expectations."""
     sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
 
-    def rows(part: slice) -> list[Preference]:
-        read = given.rows(said for one in made[part] for said in one.ranked)
-        return [preference(one, read) for one in made[part]]
+    def rows(part: slice) -> Iterator[list[Preference]]:
+        words = given.read(said for one in made[part] for said in one.ranked)
+        for block in blocks(made[part]):
+            read = words.rows(said for one in block for said in one.ranked)
+            yield [preference(one, read) for one in block]
 
     into = MadeRows(job.out, "preference", check)
     for done in into.write(sizes, rows):
