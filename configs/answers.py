@@ -1,4 +1,5 @@
-"""Identity of the stages whose data models make or measure: sampling, judging, pairing, evaluation, selection."""
+"""Identity of the stages whose data models make or measure: sampling, judging, evaluation, selection. What is made of judged answers:
+`configs/pairing.py`, `configs/keeping.py`."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -168,32 +169,6 @@ def judge_problem(config: Judge, arrived: Arrived) -> str | None:
     if arrived.get("judge") and not config.rated_by_policy:
         return f"judge is {', '.join(arrived['judge'])}, and nobody asks it: give a rating with `by: {{type: policy}}`, or leave it out"
     return None
-
-
-class Pair(Frozen):
-    """Judged answers of each prompt to one preference; those closer than `min_gap` (ties always) are dropped and counted."""
-
-    strategy: Literal["best_vs_worst", "best_vs_random_lower", "ranked"] = "best_vs_worst"
-    """`best_vs_worst`: a pair; `best_vs_random_lower`: a pair of the best answer and one that is drawn among those with a lower score, as
-    Tülu 3 does it; `ranked`: all different answers, best first."""
-    min_gap: float = Field(default=0.0, ge=0)
-    """Least difference between the scores of the two answers of a pair, or of the best and the worst of a list."""
-    truncated: Literal["keep", "drop"] = "keep"
-    """Answers that were cut off by `max_tokens`, which stay without an end-of-turn token: `keep`, since one that loses to an answer that
-    ended is what teaches a policy to come to an end (so do TRL and open-instruct, which may punish them by a penalty); `drop` for judges
-    that see no difference. Both are counted."""
-    min_pairs: int = Field(default=1, ge=1)
-    """The stage fails with fewer preferences."""
-    label_noise: float = Field(default=0.0, ge=0, le=0.5)
-    """Probability that the two answers of a pair are exchanged, by hash of (seed, id): a judge that errs, made on purpose."""
-    seed: int = Field(default=0, ge=0)
-    """Decides the order of equally good answers, which lower one is drawn, and which pairs `label_noise` exchanges, by hash."""
-
-    @model_validator(mode="after")
-    def noise_is_of_pairs(self) -> "Pair":
-        if self.label_noise and self.strategy == "ranked":
-            raise ValueError(f"label_noise {self.label_noise} exchanges the answers of pairs, and strategy is ranked: take one of pairs")
-        return self
 
 
 class Overoptimization(Frozen):

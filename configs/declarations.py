@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from configs import answers, datasets, merging, training
+from configs import answers, datasets, keeping, merging, pairing, training
 from configs.frozen import Arrived, Frozen
 
 ArtifactType = Literal[
@@ -124,10 +124,28 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="pair",
-            version=5,
-            config=answers.Pair,
-            inputs={"judgments": port("judgment")},
+            version=6,
+            config=pairing.Pair,
+            inputs={"judgments": port("judgment", optional=True), "completions": port("completion", optional=True)},
             output=gives("preference"),
+            needs=pairing.pair_needs,
+            problem=pairing.pair_problem,
+        ),
+        Declaration(
+            kind="best_answers",
+            version=1,
+            config=keeping.BestAnswers,
+            inputs={"judgments": port("judgment")},
+            output=gives("conversation"),
+            problem=keeping.keeping_problem,
+        ),
+        Declaration(
+            kind="select_prompts",
+            version=1,
+            config=keeping.SelectPrompts,
+            inputs={"prompts": port("prompt"), "judgments": port("judgment")},
+            output=gives("prompt"),
+            problem=keeping.keeping_problem,
         ),
         Declaration(
             kind="overoptimization",

@@ -14,8 +14,10 @@ from configs.datasets import DataSource, Hub, MadeRows, Packaged, PrepareData, S
 from configs.declarations import DECLARATIONS
 from configs.execution import Execution
 from configs.graph import Edge, Graph, Node
+from configs.keeping import BestAnswers, SelectPrompts
 from configs.mixing import Drawn
 from configs.naming import Model
+from configs.pairing import Pair
 from configs.policy_gradient import Ppo
 from configs.rating import EndpointJudge
 from configs.training import Rlvr, Training
@@ -32,6 +34,8 @@ SUITE_ROWS, SAMPLED_ROWS = 3, 1
 FILE_ROWS = 16
 """Rows of a file of the project, of which some may be bad."""
 RESAMPLES, BAD_ROWS, MAX_UNKNOWN = 200, 0.75, 0.5
+LOWEST, HIGHEST = -1e6, 1e6
+"""Instead of bounds of scores, which what a made model says need not keep."""
 MOST_SLOTS = 4
 Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
 """What of the real run a change leaves unproved."""
@@ -110,7 +114,7 @@ class _Cut:
             written = written[part]
         full[parts[-1]] = written[parts[-1]] = value
 
-    def most(self, place: str, bound: int, reason: Reason) -> None:
+    def most(self, place: str, bound: float, reason: Reason) -> None:
         """At most `bound`; what the recipe leaves open stays open."""
         value = self.get(place)
         if value is not None and value > bound:
@@ -133,6 +137,12 @@ def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], lis
             _judge(cut, node.config, stand)
         case Evaluate():
             _evaluate(cut, node, nodes)
+        case Pair():
+            _pair(cut)
+        case BestAnswers():
+            _best_answers(cut)
+        case SelectPrompts():
+            _select_prompts(cut)
         case _:
             for place, bound, reason in BOUNDS.get(node.kind, ()):
                 cut.most(place, bound, reason)
@@ -143,7 +153,6 @@ def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], lis
 
 BOUNDS: dict[str, Sequence[tuple[str, int, Reason]]] = {
     "sample": (("sampling.max_tokens", TOKENS, "lengths"), ("samples_per_prompt", 2, "samples"), ("prompts.count", WINDOW, "data")),
-    "pair": (("min_pairs", 1, "thresholds"),),
     "overoptimization": (("max_n", 2, "samples"), ("resamples", RESAMPLES, "samples")),
 }
 """Kind → (field, most, what is unproved by it)."""
@@ -262,6 +271,29 @@ def _judge(cut: _Cut, config: Judge, stand: Stand) -> None:
         cut.set("rating.sampling.temperature", 1.0, "judges")
     if isinstance(config.rating.by, EndpointJudge):
         cut.set("rating.by.base_url", stand.judge_url, "judges")
+
+
+def _pair(cut: _Cut) -> None:
+    cut.most("min_pairs", 1, "thresholds")
+    cut.most("min_gap", 0, "thresholds")
+    cut.most("min_best", LOWEST, "thresholds")
+    if cut.get("max_gap") is not None:
+        cut.set("max_gap", HIGHEST, "thresholds")
+
+
+def _select_prompts(cut: _Cut) -> None:
+    cut.most("min_answers", 1, "thresholds")
+    cut.most("min_rows", 1, "thresholds")
+    cut.most("min_mean", LOWEST, "thresholds")
+    if cut.get("max_mean") is not None:
+        cut.set("max_mean", HIGHEST, "thresholds")
+
+
+def _best_answers(cut: _Cut) -> None:
+    """A made model says nothing right, and mostly goes on until it is cut off."""
+    cut.most("keep.min_score", LOWEST, "thresholds")
+    cut.most("min_rows", 1, "thresholds")
+    cut.set("truncated", "keep", "thresholds")
 
 
 def _evaluate(cut: _Cut, node: Node, nodes: Given) -> None:

@@ -227,12 +227,17 @@ def form_of(suite: Artifact) -> Form | None:
 
 
 def check_once(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Every row has an id of its own.
+    """Every row has an id of its own; as `check_ids`."""
+    check_ids(row["id"] for row in rows)
+
+
+def check_ids(ids: Iterable[str]) -> None:
+    """No id stands there twice.
 
     Raises:
-        PedigreeError: one stands there twice, e.g. because a part was read twice: its answer would count twice.
+        PedigreeError: one does, e.g. because a part was read twice: its answer would count twice.
     """
-    twice = [name for name, count in Counter(row["id"] for row in rows).items() if count > 1]
+    twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
         raise PedigreeError(f"{len(twice)} ids stand in the rows more than once, e.g. {twice[0]!r}: make the stage before this one again")
 

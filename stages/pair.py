@@ -1,50 +1,46 @@
-"""Judged answers to preferences: of each prompt the best against the worst or a lower one, or all of them by rank.
+"""Answers to preferences: of each prompt some that are compared, or all of them by rank.
 
-    payload/rows-*.parquet  preferences, sorted by id
-    evidence/counts.json    prompts, preferences, and why prompts gave none
+    payload/rows-*.parquet  preferences, in the order of their prompts' ids
+    evidence/counts.json    prompts, preferences, and why prompts gave none, or preferences were left out
     evidence/validation.json
 
 An answer that was cut off by the length limit stays marked (`finish_reason: length`), so that no training adds the end that it lacks.
 Answers are joined by prompt id and never by position: the order of the rows, or missing rows of other prompts, change no pair.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
-from configs.answers import Pair
-from configs.frozen import digest
-from data import records
+from configs.pairing import Delta, Pair
+from data import answers
+from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
-from data.expectations import validate
-from data.records import Answer, Judgment, Preference
-from stages.core.drawing import uniform
+from data.making import MadeRows, blocks
+from data.records import Answer, Preference
+from stages.core.pairing import Preferred, preferences, within
 from stages.core.verifiers import check
-from stages.job import Inputs, Job, StageError, only
-
-Scored = tuple[float, Judgment]
+from stages.job import Inputs, Job, StageError, only, only_or_none
 
 
 def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Ranks the answers of each prompt.
+    """Compares the answers of each prompt.
 
     Raises:
-        StageError: fewer than `min_pairs`; the message counts the reasons.
-        PedigreeError: a judgment stands there twice.
+        StageError: fewer than `min_pairs`, the message counts the reasons; or nothing to decide by.
+        PedigreeError: an answer stands there twice.
     """
+    judged = only_or_none(inputs, "judgments")
     with job.busy("reading rows"):
-        rows: list[Any] = records.load(only(inputs, "judgments"))
-    records.check_once(rows)
-    groups: dict[str, list[Judgment]] = defaultdict(list)
-    for row in rows:
-        groups[row["prompt_id"]].append(row)
-    outcomes = {prompt_id: preference(group, config) for prompt_id, group in sorted(groups.items())}
-    made: list[Any] = [outcome for outcome in outcomes.values() if not isinstance(outcome, str)]
-    drops = dict(Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str)))
+        given = answers.read(judged or only(inputs, "completions"), config.by if judged else None)
+    refuse(config, given.said)
+    groups = given.by_prompt()
+    made, drops = chosen(groups, config)
     counts = {
-        "read": len(rows),
-        "unscored": sum(row["score"] is None for row in rows),
-        "truncated": truncated(rows, made),
+        "read": len(given.said),
+        "unscored": sum(one.value is None for one in given.said) if judged else 0,
+        "truncated": truncated(given.said, made),
         "prompts": len(groups),
         "kept": len(made),
         "drops": drops,
@@ -55,88 +51,86 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(made)} preferences < min_pairs {config.min_pairs} from {len(groups)} prompts ({drops}): sample more answers per prompt, "
             "at a higher temperature or from more policies, or lower min_pairs"
         )
-    with job.busy("checking rows"):
-        verdict = validate(made, "preference", check)
+    verdict = write(made, given, job)
     write_json(job.evidence / "validation.json", verdict)
-    with job.busy("writing rows"):
-        records.save(job.out, "preference", made)
+    gaps = [one.gap for one in made if one.gap is not None]
     return {
         "rows": len(made),
-        "answers": sum(len(one["answers"]) for one in made),
-        "exchanged": sum(is_exchanged(one["id"], config) for one in made),
+        "answers": sum(len(one.ranked) for one in made),
+        "exchanged": sum(one.exchanged for one in made),
         "prompts": len(groups),
         "dropped": drops,
         "unscored": counts["unscored"],
         "truncated": counts["truncated"],
         "on_policy": on_policy_shares(made),
-        "mean_margin": sum(one["answers"][0]["score"] - one["answers"][-1]["score"] for one in made) / len(made),
+        **({"mean_margin": fmean(gaps)} if gaps else {}),
+        "mean_length": {"best": fmean(one.said[0].length for one in made), "worst": fmean(one.said[-1].length for one in made)},
         "validation": verdict,
     }
 
 
-def preference(group: list[Judgment], config: Pair) -> Preference | str:
-    """The preference of one prompt, or why there is none.
+def refuse(config: Pair, said: Sequence[Said]) -> None:
+    """Stops where the answers lack what the config decides by.
 
-    Among equally good (or bad) answers a hash of (seed, completion id) decides: taking the first sampled, or the longest, would
-    be a bias.
+    Raises:
+        StageError: a policy that is named gave none, or there is no ensemble to disagree.
     """
-    scored = [(row["score"], row) for row in group if row["score"] is not None]
-    if len(scored) < 2:
-        return "fewer than two scored answers"
-    if len({row["text"] for _, row in scored}) < 2:
-        return "identical texts"
-    if config.truncated == "drop":
-        scored = [(value, row) for value, row in scored if records.ended(row)]
-        if len(scored) < 2:
-            return "fewer than two answers that came to their end"
-    drawn = sorted(scored, key=lambda entry: digest([config.seed, entry[1]["id"]]))
-    gap = max(map(score, scored)) - min(map(score, scored))
-    if gap == 0:
-        return "tie"
-    if gap < config.min_gap:
-        return "gap below min_gap"
-    ranked = RANKINGS[config.strategy](drawn, config.min_gap)
-    answers = [answer(value, row, row) for value, row in ranked]
-    first = ranked[0][1]
-    name = f"{first['prompt_id']}/{config.strategy}"
-    if is_exchanged(name, config):  # scores stay in place, as if the judge had confused the texts
-        answers = [answer(value, text, judged) for (_, text), (value, judged) in zip(reversed(ranked), ranked, strict=True)]
-    if len({one["text"] for one in answers}) < 2:
-        return "identical texts"
-    if not answers[0]["text"].strip():
-        return "empty best answer"
-    return {"id": name, "source": first["source"], "messages": first["messages"], "answers": answers, "strength": None}
+    if isinstance(config.strategy, Delta):
+        policies = sorted({one.policy for one in said})
+        for field, policy in (("strong", config.strategy.strong), ("weak", config.strategy.weak)):
+            if policy not in policies:
+                raise StageError(f"strategy.{field} is {policy!r}, and the completions are of {', '.join(policies)}: name one of them")
+    if config.budget is not None and config.budget.choose == "disagreement":
+        members = max((len(one.rewards) for one in said), default=0)
+        if members < 2:
+            raise StageError(
+                f"budget.choose disagreement is that of two or more reward models, and the judgments have rewards of {members}: name more "
+                "reward_models at `judge`, or choose by smallest_gap"
+            )
 
 
-def best_and_worst(drawn: list[Scored], min_gap: float) -> list[Scored]:
-    """The first of the best answers, and the first of the worst."""
-    return [max(drawn, key=score), min(drawn, key=score)]
+def chosen(groups: Mapping[str, Sequence[Said]], config: Pair) -> tuple[list[Preferred], dict[str, int]]:
+    """(preferences, reason → prompts that gave none, or preferences that were left out)."""
+    outcomes = [preferences(group, config) for group in groups.values()]
+    drops = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
+    found = [one for outcome in outcomes if not isinstance(outcome, str) for one in outcome]
+    if config.budget is None or len(found) <= config.budget.pairs:
+        return found, dict(drops)
+    kept = within(config.budget, found, config.seed)
+    return kept, dict(drops) | {"over budget": len(found) - len(kept)}
 
 
-def best_and_one_lower(drawn: list[Scored], min_gap: float) -> list[Scored]:
-    """The first of the best answers, and the first one that is lower than it by `min_gap`, and lower at all: which comes first among them
-    is chance. An answer with the words of the best one is not taken: the judge did not agree with itself."""
-    best = max(drawn, key=score)
-    lower = [entry for entry in drawn if score(entry) < score(best) and score(best) - score(entry) >= min_gap]
-    return [best, next((entry for entry in lower if entry[1]["text"] != best[1]["text"]), lower[0])]
+def write(made: Sequence[Preferred], given: GivenAnswers, job: Job) -> dict[str, Any]:
+    """Writes the payload; returns the verdict of the expectations."""
+    sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
+
+    def rows(part: slice) -> Iterator[list[Preference]]:
+        words = given.read(said for one in made[part] for said in one.ranked)
+        for block in blocks(made[part]):
+            read = words.rows(said for one in block for said in one.ranked)
+            yield [preference(one, read) for one in block]
+
+    into = MadeRows(job.out, "preference", check)
+    for done in into.write(sizes, rows):
+        job.doing("writing rows", done, len(made), "rows")
+    with job.busy("checking rows"):
+        return into.verdict()
 
 
-def all_by_rank(drawn: list[Scored], min_gap: float) -> list[Scored]:
-    """Every text once, with the best score that it got, the best first."""
-    by_text = {row["text"]: (value, row) for value, row in sorted(drawn, key=score)}
-    return sorted(by_text.values(), key=score, reverse=True)
+def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference:
+    """A preference with its words; `rows` are those of its answers, by place."""
+    first = rows[one.ranked[0].place]
+    sides = zip(one.said, one.ranked, strict=True)
+    return {
+        "id": one.id,
+        "source": first["source"],
+        "messages": first["messages"],
+        "answers": [answer(judged.value, rows[said.place], rows[judged.place]) for said, judged in sides],
+        "strength": one.strength,
+    }
 
 
-RANKINGS: dict[str, Callable[[list[Scored], float], list[Scored]]] = {
-    "best_vs_worst": best_and_worst,
-    "best_vs_random_lower": best_and_one_lower,
-    "ranked": all_by_rank,
-}
-"""Strategy → which answers make a preference, best first, of those to one prompt in an order that is chance. Their best score is above
-their worst, by `min_gap` at least."""
-
-
-def answer(value: float, said: Judgment, judged: Judgment) -> Answer:
+def answer(value: float | None, said: Mapping[str, Any], judged: Mapping[str, Any]) -> Answer:
     """One answer's text, who gave it and how it ended, with the verdict on one (mostly the same)."""
     return {
         "text": said["text"],
@@ -149,27 +143,18 @@ def answer(value: float, said: Judgment, judged: Judgment) -> Answer:
     }
 
 
-def on_policy_shares(made: list[Preference]) -> dict[str, float]:
+def on_policy_shares(made: Sequence[Preferred]) -> dict[str, float]:
     """Share of the preferences with an answer of the policy to be trained in them, in the first place, and in one after it."""
-    places = [[one.get("on_policy", False) for one in preference["answers"]] for preference in made]
+    places = [[said.on_policy for said in one.said] for one in made]
     counts = {"any": sum(map(any, places)), "best": sum(found[0] for found in places), "worse": sum(any(found[1:]) for found in places)}
     return {name: count / len(made) for name, count in counts.items()}
 
 
-def truncated(rows: list[Judgment], made: list[Preference]) -> dict[str, int]:
+def truncated(said: Sequence[Said], made: Sequence[Preferred]) -> dict[str, int]:
     """Answers that were cut off: among those read, those that a preference puts first, and those that it puts after another."""
-    places = [(place, records.ended(one)) for preference in made for place, one in enumerate(preference["answers"])]
+    places = [(place, one.ended) for preferred in made for place, one in enumerate(preferred.said)]
     return {
-        "read": sum(not records.ended(row) for row in rows),
+        "read": sum(not one.ended for one in said),
         "best": sum(place == 0 and not ended for place, ended in places),
         "worse": sum(place > 0 and not ended for place, ended in places),
     }
-
-
-def score(entry: Scored) -> float:
-    return entry[0]
-
-
-def is_exchanged(name: str, config: Pair) -> bool:
-    """Whether label noise swaps this pair: depends on its id and the seed only, not on other prompts."""
-    return uniform(config.seed, "label_noise", name) < config.label_noise

@@ -218,6 +218,12 @@ def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
     assert isinstance(config, Judge) and config.rating is not None and config.rating.by.type == "endpoint"
     variable = key_variable(config.rating.by.base_url)
     assert variable in (ROOT / "docs" / "recipes.md").read_text()
+    for part in ("type: delta", "kind: best_answers"):  # the pages after it go on from there
+        more += next(block for block in blocks("docs/recipes.md", "yaml") if part in block).removeprefix("stages:\n")
+    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block.removeprefix("stages:\n"))
+    graph = load_recipe(tmp_path, "manual")
+    made = {"brief": "preference", "delta": "preference", "right_3": "conversation", "imitate_3": "policy", "hard": "prompt"}
+    assert {name: graph.find(name).output for name in made} == made
 
 
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):

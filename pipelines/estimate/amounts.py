@@ -9,9 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.answers import Evaluate, Judge, Pair, Sample
+from configs.answers import Evaluate, Judge, Sample
 from configs.datasets import ROWS, Decontaminate, Hub, MadeRows, PrepareData
 from configs.graph import Graph, Node
+from configs.keeping import AllAbove, BestAnswers, SelectPrompts
+from configs.pairing import AllPairs, Pair
 from configs.preference import Kto
 from configs.project import Project
 from configs.suite_forms import Form
@@ -236,9 +238,29 @@ def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
         case Judge():
             return _rows(project, graph, above["completions"])
         case Pair():
-            answers = graph.nodes[next(edge.source for edge in above["judgments"].edges if edge.port == "completions")].config
-            return Amount(answers.prompts.count, "at most") if isinstance(answers, Sample) else None
+            return _pairs(graph, above.get("judgments") or above["completions"], config)
+        case BestAnswers():
+            prompts, answers = _sampled(graph, above["judgments"])
+            most = config.keep.max_per_prompt if isinstance(config.keep, AllAbove) else 1
+            return Amount(prompts * min(answers, most or answers), "at most")
+        case SelectPrompts():
+            return Amount(_sampled(graph, above["judgments"])[0], "at most")
     return None
+
+
+def _pairs(graph: Graph, answered: Node, config: Pair) -> Amount:
+    prompts, answers = _sampled(graph, answered)
+    each = 1
+    if isinstance(config.strategy, AllPairs):
+        each = min(math.comb(answers, 2), config.strategy.per_prompt or math.inf)
+    return Amount(min(prompts * each, config.budget.pairs if config.budget else math.inf), "at most")
+
+
+def _sampled(graph: Graph, node: Node) -> tuple[int, int]:
+    """(prompts, answers to each) of completions, or of what was judged of them."""
+    while not isinstance(node.config, Sample):
+        node = graph.nodes[next(edge.source for edge in node.edges if edge.port == "completions")]
+    return node.config.prompts.count, answers_of_prompt(node.config, _edges(node, "policies"))
 
 
 def _bound(rows: Amount | None) -> Amount | None:

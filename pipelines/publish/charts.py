@@ -32,6 +32,8 @@ FAMILIES = {
     "judge": "judging",
     "overoptimization": "measuring",
     "pair": "judging",
+    "best_answers": "judging",
+    "select_prompts": "judging",
     "evaluate": "measuring",
     "select": "measuring",
     "external": "source",

@@ -29,6 +29,8 @@ from pipelines.quantities import duration, size
 from pipelines.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
+COUNTED = ("prepare_data", "pair", "best_answers", "select_prompts")
+"""Kinds of stages that leave rows out and say how many, by reason."""
 SAMPLES_PER_TASK = 6
 LONGEST_ANSWER = 600
 """Characters of an answer that are shown."""
@@ -193,7 +195,7 @@ class Page:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        return [_counts(stage) for stage in self.stages if stage.node.kind in ("prepare_data", "pair") and stage.artifact]
+        return [_counts(stage) for stage in self.stages if stage.node.kind in COUNTED and stage.artifact]
 
     @property
     def contamination(self) -> list[dict[str, Any]]:

@@ -6,12 +6,13 @@ from itertools import product
 import pytest
 from projects import CODE
 
-from configs.answers import Evaluate, Judge, Pair, Sample, Select
+from configs.answers import Evaluate, Judge, Sample, Select
 from configs.datasets import Decontaminate, Hub, PrepareData, SourceModel, hub_sources
 from configs.document import ConfigError
 from configs.frozen import Frozen
 from configs.graph import Graph
 from configs.hub import COMMIT, PIN_ME
+from configs.pairing import Pair
 from configs.project import Project
 from configs.published import Published
 from configs.recipe import load_recipe
@@ -98,7 +99,7 @@ def test_the_recipe_that_makes_its_own_preferences_does_it_as_the_paper():
     assert (pool.policies_per_prompt, pool.on_policy.policies, pool.sampling.temperature) == (4, ("sft",), 1)
     assert pool.on_policy.share == pytest.approx(19_444 / 271_409, abs=0.005)
     assert set(rated.rating.rubrics) == {"helpfulness", "instruction_following", "honesty", "truthfulness"}
-    assert pairs.strategy == "best_vs_random_lower"
+    assert pairs.strategy.type == "best_vs_random_lower"
     chosen = config("tulu3_8b_onpolicy", "chosen")
     assert isinstance(chosen, Select) and chosen.task == ("minerva_math", "ifeval")
 

@@ -140,6 +140,7 @@ def _scores(node: Node, index: int):
     return {"scores.json": json.dumps({"policies": policies, "differences": differences})}, {"samples.jsonl": samples}, {"items": 40}
 
 
-CONTENT = dict.fromkeys(("prepare_data", "decontaminate", "sample", "judge", "pair", "overoptimization", "reference_logprobs"), _rows)
+MADE_OF_ROWS = "prepare_data decontaminate sample judge pair best_answers select_prompts overoptimization reference_logprobs"
+CONTENT = dict.fromkeys(MADE_OF_ROWS.split(), _rows)
 CONTENT |= dict.fromkeys(("source_model", "sft", "reward_model", "preference_train", "rlvr", "select"), _model)
 CONTENT |= {"evaluate": _scores}

@@ -1,0 +1,93 @@
+"""Judged answers to conversations: of each prompt those that are worth imitating.
+
+    payload/rows-*.parquet  conversations, each a prompt and one answer, in the order of the prompts' ids; the id is the answer's
+    evidence/counts.json    answers read and kept, and why prompts gave none
+    evidence/validation.json
+
+An answer that was cut off by the length limit, where such are kept, stays marked (`finish_reason: length`): no end is added that it lacks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from configs.keeping import BestAnswers
+from data import answers
+from data.answers import GivenAnswers, Said
+from data.artifacts import write_json
+from data.making import MadeRows, blocks
+from data.records import Conversation, Message
+from stages.core.keeping import pass_rate, score, worth_imitating
+from stages.core.pass_rates import histogram
+from stages.core.verifiers import check
+from stages.job import Inputs, Job, StageError, only
+
+
+def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Keeps the good answers of each prompt.
+
+    Raises:
+        StageError: fewer than `min_rows`; the message counts the reasons.
+        PedigreeError: an answer stands there twice.
+    """
+    with job.busy("reading rows"):
+        given = answers.read(only(inputs, "judgments"), config.by)
+    groups = given.by_prompt()
+    outcomes = {prompt_id: worth_imitating(group, config) for prompt_id, group in groups.items()}
+    drops = dict(Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str)))
+    kept = [one for outcome in outcomes.values() if not isinstance(outcome, str) for one in outcome]
+    counts = {
+        "read": len(given.said),
+        "unscored": sum(one.value is None for one in given.said),
+        "truncated": {"read": sum(not one.ended for one in given.said), "kept": sum(not one.ended for one in kept)},
+        "prompts": len(groups),
+        "kept": len(kept),
+        "drops": drops,
+    }
+    write_json(job.evidence / "counts.json", counts)
+    if len(kept) < config.min_rows:
+        raise StageError(
+            f"{len(kept)} answers < min_rows {config.min_rows} from {len(groups)} prompts ({drops}): sample more answers per prompt, lower "
+            "keep.min_score, or lower min_rows"
+        )
+    verdict = write(kept, given, job)
+    write_json(job.evidence / "validation.json", verdict)
+    rates = [rate for group in groups.values() if (rate := pass_rate(group, config)) is not None]
+    return {
+        "rows": len(kept),
+        "prompts": len(groups),
+        "prompts_kept": len(groups) - sum(drops.values()),
+        "dropped": drops,
+        "unscored": counts["unscored"],
+        "truncated": counts["truncated"],
+        **({"pass_rates": histogram(rates), "pass_rate": fmean(rates)} if config.keep.min_score is not None else {}),
+        "mean_score": fmean(map(score, kept)),
+        "mean_length": fmean(one.length for one in kept),
+        "on_policy": sum(one.on_policy for one in kept) / len(kept),
+        "validation": verdict,
+    }
+
+
+def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]:
+    """Writes the payload; returns the verdict of the expectations."""
+
+    def rows(part: slice) -> Iterator[list[Conversation]]:
+        words = given.read(kept[part])
+        for block in blocks(kept[part]):
+            read = words.rows(block)
+            yield [conversation(read[one.place]) for one in block]
+
+    into = MadeRows(job.out, "conversation", check)
+    for done in into.write([one.asked + one.length for one in kept], rows):
+        job.doing("writing rows", done, len(kept), "rows")
+    with job.busy("checking rows"):
+        return into.verdict()
+
+
+def conversation(row: Mapping[str, Any]) -> Conversation:
+    """A prompt with one answer to it."""
+    said: Message = {"role": "assistant", "content": row["text"]}
+    if row["finish_reason"] == "length":
+        said["finish_reason"] = "length"
+    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], said]}

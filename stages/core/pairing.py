@@ -1,0 +1,219 @@
+"""Which answers to a prompt make preferences, and which preferences are kept: pure functions of what is known of answers but their words.
+
+Everything is decided by scores and by hashes of (seed, id): neither the order of rows nor other prompts change a preference. A budget is
+the exception that it is meant to be: there all prompts compete.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from statistics import pvariance
+from typing import NamedTuple
+
+from configs.frozen import digest
+from configs.pairing import AllPairs, Budget, Delta, Pair, TopVsBottom
+from data.answers import Said
+from stages.core.drawing import uniform
+
+Ranked = tuple[Said, ...]
+"""Answers, best first."""
+
+
+class Preferred(NamedTuple):
+    """A preference before it has words."""
+
+    id: str
+    ranked: Ranked
+    """As the judge has it, best first."""
+    strength: float | None = None
+    exchanged: bool = False
+    """Whether label noise has the texts the other way round; scores stay in place, as if the judge had confused them."""
+
+    @property
+    def said(self) -> Ranked:
+        """Whose words stand at each place."""
+        return self.ranked[::-1] if self.exchanged else self.ranked
+
+    @property
+    def gap(self) -> float | None:
+        """Between the scores of the first and the last answer; None where they have none."""
+        first, last = self.ranked[0].value, self.ranked[-1].value
+        return None if first is None or last is None else first - last
+
+
+def preferences(group: Sequence[Said], config: Pair) -> list[Preferred] | str:
+    """The preferences of one prompt, or why there are none.
+
+    Among equally good (or bad) answers a hash of (seed, answer id) decides: taking the first sampled, or the longest, would be a bias.
+    """
+    found = _delta(group, config.strategy, config) if isinstance(config.strategy, Delta) else _scored(group, config)
+    if isinstance(found, str):
+        return found
+    lists, strength = found
+    several = isinstance(config.strategy, AllPairs)
+    made = [_named(ranked, f"/{number}" if several else "", strength, config) for number, ranked in enumerate(lists)]
+    worded = [one for one in made if not one.said[0].blank]
+    return worded or "empty best answer"
+
+
+def _named(ranked: Ranked, number: str, strength: float | None, config: Pair) -> Preferred:
+    name = f"{ranked[0].prompt_id}/{config.strategy.type}{number}"
+    return Preferred(name, ranked, strength, uniform(config.seed, "label_noise", name) < config.label_noise)
+
+
+def _scored(group: Sequence[Said], config: Pair) -> tuple[list[Ranked], float | None] | str:
+    """(answers that are compared, the strength of all), or why there are none."""
+    scored = [one._replace(value=one.value - config.length_penalty * one.length) for one in group if one.value is not None]
+    if len(scored) < 2:
+        return "fewer than two scored answers"
+    if len({one.text for one in scored}) < 2:
+        return "identical texts"
+    if config.truncated == "drop":
+        scored = [one for one in scored if one.ended]
+        if len(scored) < 2:
+            return "fewer than two answers that came to their end"
+    drawn = _in_order_of_chance(scored, config.seed)
+    if config.strategy.type in OF_TEXTS:
+        drawn = _texts(drawn)
+        if len(drawn) < 2:
+            return "identical texts"
+    best, worst = max(map(value, drawn)), min(map(value, drawn))
+    if config.min_best is not None and best < config.min_best:
+        return "best below min_best"
+    if best == worst:
+        return _tie(drawn) if config.ties == "keep" else "tie"
+    if best - worst < config.min_gap:
+        return "gap below min_gap"
+    ranked = STRATEGIES[config.strategy.type](drawn, config)
+    if not ranked:
+        return "gap above max_gap"
+    different = [some for some in ranked if len({one.text for one in some}) > 1]
+    return (different, None) if different else "identical texts"
+
+
+def _tie(drawn: Sequence[Said]) -> tuple[list[Ranked], float] | str:
+    """The first two different texts, neither of them better."""
+    other = next((one for one in drawn if one.text != drawn[0].text), None)
+    return ([(drawn[0], other)], 0.5) if other else "identical texts"
+
+
+def _delta(group: Sequence[Said], strategy: Delta, config: Pair) -> tuple[list[Ranked], None] | str:
+    """The first answer of the stronger policy, and the first of the weaker one that says something else."""
+    drawn = _in_order_of_chance(group, config.seed)
+    sides = []
+    for policy in (strategy.strong, strategy.weak):
+        own = [one for one in drawn if one.policy == policy]
+        if not own:
+            return f"no answer of {policy}"
+        ended = own if config.truncated == "keep" else [one for one in own if one.ended]
+        if not ended:
+            return f"no answer of {policy} that came to its end"
+        sides.append(ended)
+    pairs = ((strong, weak) for strong in sides[0] for weak in sides[1] if strong.text != weak.text)
+    first = next(pairs, None)
+    return ([first], None) if first else "identical texts"
+
+
+def _in_order_of_chance(answers: Sequence[Said], seed: int) -> list[Said]:
+    return sorted(answers, key=lambda one: digest([seed, one.id]))
+
+
+def value(one: Said) -> float:
+    """The score of an answer that has one."""
+    assert one.value is not None
+    return one.value
+
+
+def fits(better: Said, worse: Said, config: Pair) -> bool:
+    """Whether the first is the better one, good enough, and by no more and no less than the bounds say."""
+    gap = value(better) - value(worse)
+    good = config.min_best is None or value(better) >= config.min_best
+    return good and gap > 0 and gap >= config.min_gap and (config.max_gap is None or gap <= config.max_gap)
+
+
+def best_and_worst(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+    """The first of the best answers, and the first of the worst."""
+    pair = max(drawn, key=value), min(drawn, key=value)
+    return [pair] if fits(*pair, config) else []
+
+
+def best_and_one_lower(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+    """The first of the best answers, and the first one that is lower than it within the bounds: which comes first among them is chance.
+    An answer with the words of the best one is taken last: the judge did not agree with itself."""
+    best = max(drawn, key=value)
+    lower = [one for one in drawn if fits(best, one, config)]
+    return [(best, next((one for one in lower if one.text != best.text), lower[0]))] if lower else []
+
+
+def one_of_top_and_bottom(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+    """One pair of the k best with the k worst, each that fits as likely as the others."""
+    assert isinstance(config.strategy, TopVsBottom)
+    ordered, k = sorted(drawn, key=value, reverse=True), config.strategy.k
+    fitting = [(top, bottom) for top in ordered[:k] for bottom in ordered[-k:] if fits(top, bottom, config)]
+    different = [pair for pair in fitting if pair[0].text != pair[1].text]
+    return sorted(different or fitting, key=lambda pair: _chance(pair, config))[:1]
+
+
+def every_pair(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+    """Pairs of different texts that fit, in an order that is chance."""
+    assert isinstance(config.strategy, AllPairs)
+    fitting = [pair for pair in combinations(drawn, 2) if fits(*pair, config)]
+    return sorted(fitting, key=lambda pair: _chance(pair, config))[: config.strategy.per_prompt]
+
+
+def all_by_rank(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+    """Every text once, the best first."""
+    return [tuple(drawn)] if fits(drawn[0], drawn[-1], config) else []
+
+
+def _texts(drawn: Sequence[Said]) -> list[Said]:
+    """Every text once, with the best score that it got, the best first."""
+    by_text = {one.text: one for one in sorted(drawn, key=value)}
+    return sorted(by_text.values(), key=value, reverse=True)
+
+
+def _chance(pair: Ranked, config: Pair) -> str:
+    return digest([config.seed, "pair", *(one.id for one in pair)])
+
+
+STRATEGIES: dict[str, Callable[[Sequence[Said], Pair], list[Ranked]]] = {
+    "best_vs_worst": best_and_worst,
+    "best_vs_random_lower": best_and_one_lower,
+    "top_vs_bottom": one_of_top_and_bottom,
+    "all_pairs": every_pair,
+    "ranked": all_by_rank,
+}
+"""Strategy → the preferences of one prompt, of its answers in an order that is chance; none where no gap is within the bounds. The best
+score is above the worst, by `min_gap` at least."""
+OF_TEXTS = ("all_pairs", "ranked")
+"""Strategies that compare texts, each of them once."""
+
+
+# --- a budget ----------------------------------------------------------------------------------------------------------
+
+
+def within(budget: Budget, found: Sequence[Preferred], seed: int) -> list[Preferred]:
+    """The most informative preferences, as many as the budget has, in the order in which they came."""
+
+    def place(one: Preferred) -> tuple[float, str]:
+        return -INFORMATION[budget.choose](one), digest([seed, "budget", one.id])
+
+    kept = {one.id for one in sorted(found, key=place)[: budget.pairs]}
+    return [one for one in found if one.id in kept]
+
+
+def disagreement(one: Preferred) -> float:
+    """Variance over reward models of σ(r_w - r_l); 0 where one of them could not score, or there are fewer than two."""
+    first, last = one.ranked[0].rewards, one.ranked[-1].rewards
+    if len(first) < 2 or len(last) < 2:
+        return 0.0
+    return pvariance(0.5 * (1 + math.tanh(0.5 * (r_w - r_l))) for r_w, r_l in zip(first, last, strict=True))
+
+
+INFORMATION: dict[str, Callable[[Preferred], float]] = {
+    "disagreement": disagreement,
+    "smallest_gap": lambda one: -(one.gap or 0.0),
+    "largest_gap": lambda one: one.gap or 0.0,
+    "random": lambda one: 0.0,
+}
+"""What a preference tells, by the way that is chosen by: the most informative ones are kept."""

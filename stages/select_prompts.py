@@ -1,0 +1,77 @@
+"""Prompts to prompts: those whose answers were neither all right nor all wrong, or as the bounds have it.
+
+    payload/rows-*.parquet  the prompts that stay, unchanged and in their order
+    evidence/counts.json    prompts read and kept, and why the others are left out
+    evidence/rates.jsonl    every prompt that was judged: mean score, how many answers, and whether it stays
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from configs.keeping import SelectPrompts
+from data import answers, records
+from data.artifacts import write_json, write_rows
+from stages.core.pass_rates import histogram
+from stages.job import Inputs, Job, StageError, only
+
+
+def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Keeps the prompts whose mean score is within the bounds.
+
+    Raises:
+        StageError: fewer than `min_rows`; the message counts the reasons.
+        PedigreeError: an answer stands there twice.
+    """
+    pool = only(inputs, "prompts")
+    with job.busy("reading rows"):
+        scores = scores_of(answers.read(only(inputs, "judgments"), config.by))
+        ids, sizes = zip(*((row["id"], records.size_of(row)) for row in records.stream(pool.payload)), strict=True)
+    outcomes = [outcome(scores.get(name), config) for name in ids]
+    kept = np.array([place for place, reason in enumerate(outcomes) if reason is None], np.int64)
+    drops = dict(Counter(reason for reason in outcomes if reason is not None))
+    write_json(job.evidence / "counts.json", {"read": len(ids), "kept": len(kept), "drops": drops})
+    judged = [(name, scores[name], reason) for name, reason in zip(ids, outcomes, strict=True) if scores.get(name)]
+    write_rows(job.evidence / "rates.jsonl", [line(*one) for one in judged])
+    if len(kept) < config.min_rows:
+        raise StageError(
+            f"{len(kept)} prompts < min_rows {config.min_rows} of {len(ids)} ({drops}): widen min_mean and max_mean, sample answers to "
+            "more of them, or lower min_rows"
+        )
+    for rows in answers.lying(pool, sizes).write(job.out / "payload", kept, job.numerics.threads):
+        job.doing("writing rows", rows, len(kept), "rows")
+    stay = [fmean(values) for _, values, reason in judged if reason is None]
+    return {
+        "rows": len(kept),
+        "prompts": len(ids),
+        "judged": len(judged),
+        "dropped": drops,
+        "rates": histogram(fmean(values) for _, values, _ in judged),
+        "mean": {"judged": fmean(fmean(values) for _, values, _ in judged), "kept": fmean(stay)},
+    }
+
+
+def scores_of(given: answers.GivenAnswers) -> dict[str, list[float]]:
+    """Prompt id → the scores of its answers that have one."""
+    return {name: [one.value for one in group if one.value is not None] for name, group in given.by_prompt().items()}
+
+
+def outcome(scores: list[float] | None, config: SelectPrompts) -> str | None:
+    """Why a prompt is left out, or None. `scores` are those of its answers; None: nobody answered."""
+    if scores is None:
+        return "not judged"
+    if not scores:
+        return "no scored answer"
+    if len(scores) < config.min_answers:
+        return "fewer than min_answers"
+    mean = fmean(scores)
+    if config.min_mean is not None and mean < config.min_mean:
+        return "below min_mean"
+    return "above max_mean" if config.max_mean is not None and mean > config.max_mean else None
+
+
+def line(name: str, scores: list[float], reason: str | None) -> Mapping[str, Any]:
+    return {"id": name, "mean": fmean(scores), "answers": len(scores), "kept": reason is None}
