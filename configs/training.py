@@ -51,7 +51,9 @@ class Training(Frozen):
     global_batch: int = Field(ge=1)
     """Sequences (SFT) or pairs (reward model, preference training) per optimizer step, over all ranks."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the data; each is shuffled by (seed, epoch). The last, incomplete batch of an epoch is trained on."""
+    """Passes over the data. The last, incomplete batch of an epoch is trained on."""
+    order: Literal["shuffled", "given"] = "shuffled"
+    """Of the rows in each epoch: shuffled by (seed, epoch), or as the data has them, one input after the other."""
     max_length: int = Field(ge=8)
     """Longest sequence in tokens, prompt and answer together."""
     too_long: TooLong = "drop"
@@ -62,6 +64,11 @@ class Training(Frozen):
     lora: Lora | None = None
     """Trains adapters instead of all weights."""
     seed: int = Field(default=0, ge=0)
+
+    @property
+    def shuffled_by(self) -> int | None:
+        """The seed of the order of rows; None where they stay as they are."""
+        return self.seed if self.order == "shuffled" else None
 
 
 TrainOn = Literal["assistant", "last_turn", "marked", "all"]

@@ -137,7 +137,7 @@ def run(config: PreferenceTrain, inputs: Inputs, job: Job) -> dict[str, Any]:
     state = checkpoints.resume() or {"step": 0, "first_loss": None, "trained_tokens": 0, "last": None}
 
     def batch_of(step: int) -> list[PreferenceExample]:
-        return [PreferenceExample(units[i], *labels[i]) for i in step_rows(step, len(units), config.global_batch, config.seed)]
+        return [PreferenceExample(units[i], *labels[i]) for i in step_rows(step, len(units), config.global_batch, config.shuffled_by)]
 
     batches = (one for step in range(state["step"], total) for one in objective.global_batches(batch_of(step)))
     with trainer.feed(batches, chat.pad_id) as feed:

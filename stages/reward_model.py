@@ -57,7 +57,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
     state = checkpoints.resume() or {"step": 0, "last": {"loss": float("nan")}}
 
     def batch_of(step: int) -> list[Example]:
-        return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.seed)]
+        return [examples[i] for i in step_rows(step, len(examples), config.global_batch, config.shuffled_by)]
 
     batches = (labelled_batch(batch_of(step), config.loss.margin_weight) for step in range(state["step"], total))
     with trainer.feed(batches, chat.pad_id) as feed:

@@ -46,7 +46,7 @@ def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:
     last = float("nan")
 
     def batch_of(step: int) -> list[Unit]:
-        return [units[i] for i in step_rows(step, len(units), config.global_batch, config.seed)]
+        return [units[i] for i in step_rows(step, len(units), config.global_batch, config.shuffled_by)]
 
     batches = (GlobalBatch(batch_of(step)) for step in range(state["step"], total))
     with trainer.feed(batches, chat.pad_id) as feed:

@@ -174,10 +174,12 @@ def steps_per_epoch(num_rows: int, global_batch: int) -> int:
     return -(-num_rows // global_batch)
 
 
-def step_rows(step: int, num_rows: int, global_batch: int, seed: int) -> list[int]:
-    """Rows of optimizer step `step` (0-based); the last batch of an epoch may be smaller."""
+def step_rows(step: int, num_rows: int, global_batch: int, seed: int | None) -> list[int]:
+    """Rows of optimizer step `step` (0-based), of each epoch in another order, or always in their own without a seed; the last batch of an
+    epoch may be smaller."""
     epoch, within = divmod(step, steps_per_epoch(num_rows, global_batch))
-    return list(_shuffled(num_rows, seed, epoch)[within * global_batch : (within + 1) * global_batch])
+    rows = range(num_rows) if seed is None else _shuffled(num_rows, seed, epoch)
+    return list(rows[within * global_batch : (within + 1) * global_batch])
 
 
 def plan_step(units: Sequence[Unit], rank: int, world_size: int, numerics: Numerics) -> list[MicroBatchPlan]:

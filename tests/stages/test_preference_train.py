@@ -351,3 +351,12 @@ def test_the_stage_trains_alike_under_every_cut(tmp_path, policy, name):
 def test_the_key_of_a_cached_log_probability_tells_every_token_and_the_border():
     documents = [document([1, 2], [3]), document([1], [2, 3]), document([9, 2], [3]), document([1, 2], [4])]
     assert len({content_key(doc) for doc in documents}) == 4
+
+
+def test_pairs_are_trained_in_the_order_of_the_data_where_the_recipe_says_so(tmp_path, policy):
+    answers = [[{"text": "yes " * words, "score": 1.0}, {"text": "no", "score": 0.0}] for words in range(12, 0, -2)]
+    given = [{**row, "answers": answers[number]} for number, row in enumerate(certain(6))]
+    data = models.dataset(tmp_path / "data", "preference", given)
+    _, curve = run(tmp_path / "job", data, policy, {"type": "dpo"}, order="given", epochs=2, global_batch=2)
+    tokens = [row["tokens"] for row in curve]
+    assert tokens[0] > tokens[1] > tokens[2] and tokens[:3] == tokens[3:]

@@ -168,3 +168,10 @@ def test_the_seed_of_a_member_decides_its_head_and_what_it_holds_out(tmp_path, p
         _, job = trained(tmp_path / f"s{seed}", policy, rows, seed=seed, holdout=0.5, epochs=1)
         held.append({row["id"] for row in read_rows(job.evidence / "held_out.jsonl")})
     assert held[0] != held[1] and all(held)
+
+
+def test_lists_are_trained_in_the_order_of_the_data_where_the_recipe_says_so(tmp_path, policy):
+    rows = [preference(number, [answer("y" * words, 1.0), answer("no", 0.0)]) for number, words in enumerate(range(12, 0, -2))]
+    _, job = trained(tmp_path, policy, rows, order="given", holdout=0.0, global_batch=2)
+    tokens = [row["tokens"] for row in curve(job)]
+    assert tokens[0] > tokens[1] > tokens[2] and tokens[:3] == tokens[3:]

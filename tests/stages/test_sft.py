@@ -30,7 +30,7 @@ def two_turns(count, *marks):
 def train(folder, policy, rows, numerics=None, **config):
     job = models.a_job(folder / "job", numerics or Numerics(threads=1))
     data = models.dataset(folder / "data", "conversation", rows)
-    return sft.run(models.config_of("sft", **SFT, **config), {"policy": {"p": policy}, "data": {"d": data}}, job), job
+    return sft.run(models.config_of("sft", **{**SFT, **config}), {"policy": {"p": policy}, "data": {"d": data}}, job), job
 
 
 @pytest.mark.parametrize(("train_on", "said"), [("assistant", ["0", "No."]), ("last_turn", ["No."]), ("marked", ["0"])])
@@ -108,3 +108,17 @@ def test_the_sum_is_divided_by_the_configured_batch(tmp_path, policy, count):
         norms[reduction] = row["grad_norm"]  # before clipping
         assert row["samples"] == count and metrics["loss"] == row["loss"]
     assert norms["sum"] / norms["mean"] == pytest.approx(metrics["trained_tokens"] / 4, rel=1e-4)
+
+
+def test_rows_are_trained_in_the_order_of_the_data_where_the_recipe_says_so(tmp_path, policy):
+    """7 rows by 3 over 2 epochs, the longest first; `shuffled`, which is the default, has them in another order in each epoch."""
+    count, by = 7, Chat(policy.payload)
+    rows = sorted(two_turns(count), key=lambda row: -len(row["messages"][0]["content"]))
+    lengths = [len(document) for (document,) in models.units(rows, Conversations("assistant"), by)]
+    tokens = {}
+    for order in ("given", "shuffled"):
+        _, job = train(tmp_path / order, policy, rows, epochs=2, **{"order": order, "global_batch": 3})
+        tokens[order] = [row["tokens"] for row in models.curve(job)]
+    steps = [sum(lengths[start : start + 3]) for start in (0, 3, 6)]
+    assert tokens["given"] == steps * 2 and len(set(steps)) == 3
+    assert tokens["shuffled"][:3] != steps and tokens["shuffled"][:3] != tokens["shuffled"][3:]

@@ -109,6 +109,7 @@ def test_an_epoch_visits_every_row_once_in_an_order_that_only_seed_and_epoch_dec
     second = [row for step in range(3, 6) for row in step_rows(step, 10, 4, seed=5)]
     assert sorted(second) == list(range(10)) and second != rows
     assert epoch_order(10, 6, 0) != rows
+    assert [step_rows(step, 10, 4, seed=None) for step in range(4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3]]
 
 
 def drawn_units(seed):
