@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
-from configs.frozen import Dtype, Frozen, Many
+from configs.frozen import Arrived, Dtype, Frozen, Many
 from configs.hub import Repository, Revision
 from configs.licences import UNKNOWN, Licence
+from configs.mixing import DRAWING, Drawn, Order, When, amounts, refuse_unfit
 from configs.paths import RelativePath
 from configs.stores import ObjectUrl
 from configs.suite_forms import Form, load_form
@@ -155,14 +156,11 @@ class Constraints(Frozen):
     seed: int = Field(ge=0)
 
 
-class Packaged(Frozen):
+class Packaged(Drawn):
     """A data file that ships inside a registry package."""
 
     type: Literal["packaged"]
     asset: str
-    count: int | None = Field(default=None, ge=1)
-    """Rows to keep, drawn by hash of (seed, id); all when absent."""
-    seed: int = Field(default=0, ge=0)
 
     @field_validator("asset")
     @classmethod
@@ -184,12 +182,9 @@ LAYOUT_COLUMNS = (
 """The columns that `data/layouts.py` reads."""
 
 
-class Read(Licensed):
+class Read(Licensed, Drawn):
     """Rows that others have written, some of which may be of no use."""
 
-    count: int | None = Field(default=None, ge=1)
-    """Rows to keep, drawn by hash of (seed, id); all when absent."""
-    seed: int = Field(default=0, ge=0)
     columns: dict[str, str] = Field(default_factory=dict)
     """A column of the layouts (docs/recipes.md) → the data set's column. Only these are read; all under their own names when empty."""
     max_bad_rows: int | float = Field(default=0, ge=0)
@@ -314,7 +309,16 @@ class Leaks(Frozen):
     """As it is; in the middle of other text; with other line breaks and case."""
 
 
-DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | Leaks, Field(discriminator="type")]
+class MadeRows(Drawn):
+    """Rows that another stage has made, at the input `rows` of this one. A conversation gives a prompt too, its last answer taken off; a
+    preference also a prompt, or a conversation with its best answer."""
+
+    type: Literal["artifact"]
+    input: str
+    """Which one: a label of the input `rows`, by default the name of the stage that made it."""
+
+
+DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | MadeRows | Leaks, Field(discriminator="type")]
 RowSource = Annotated[Packaged | Files | Stored | Hub, Field(discriminator="type")]
 """What has rows of its own, in columns."""
 
@@ -331,8 +335,10 @@ class Shots(Frozen):
     @field_validator("source")
     @classmethod
     def the_form_says_how_many(cls, value: Any) -> Any:
-        if value.count is not None:
-            raise ValueError(f"count is {value.count}: the form says how many worked examples a question has; leave it out, give a seed")
+        said = [name for name in DRAWING if getattr(value, name)]
+        if said:
+            shown = f"{said[0]} is {getattr(value, said[0])}"
+            raise ValueError(f"{shown}: the form says how many worked examples a question has; leave it out, give a seed")
         return value
 
 
@@ -388,7 +394,7 @@ Filter = Annotated[MaxCharacters | ExactDuplicates | Keywords, Field(discriminat
 
 
 class PrepareData(Frozen):
-    """Sources to one validated, filtered, shuffled set of records."""
+    """Sources to one validated, filtered, mixed set of records."""
 
     record: RecordType
     task: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
@@ -402,9 +408,32 @@ class PrepareData(Frozen):
     shots: Shots | None = None
     """Worked examples for the form, instead of its own."""
     sources: Many[DataSource] = Field(min_length=1)
+    total: int | None = Field(default=None, ge=1)
+    """Rows of the mixture: what the sources' shares are parts of. Each source then says a `share` or a `count`, and they add up."""
     filters: Many[Filter] = ()
+    draw: When = "before_filters"
+    """When rows are drawn: amounts of sources are those that go into the filters, or those that come out."""
+    order: Order = "shuffled"
+    """How the rows follow each other: `shuffled`; `by_source`, all of the first source before those of the next, each shuffled;
+    `interleaved`, each source spread evenly over the whole; or by what is known of each row. Training shuffles them again unless its own
+    `order` is `given`."""
     seed: int = Field(default=0, ge=0)
-    """Order of the rows."""
+    """Order of the rows: of all, or of those that `order` leaves equal."""
+
+    @model_validator(mode="after")
+    def amounts_add_up(self) -> "PrepareData":
+        refuse_unfit(self.total, self.draw, self.record, self.sources)
+        return self
+
+    @property
+    def brings_in(self) -> bool:
+        """Whether some of its rows come from outside, or are made here, so that no other stage can have checked them."""
+        return not all(isinstance(source, MadeRows) for source in self.sources)
+
+    @property
+    def amounts(self) -> list[int | None]:
+        """By source, the rows that it is to give; None where that follows from how many there are."""
+        return amounts(self.total, self.sources)
 
     @model_validator(mode="after")
     def items_have_a_task(self) -> "PrepareData":
@@ -454,6 +483,34 @@ class PrepareData(Frozen):
     def form_sha256(self) -> str | None:
         """Of what the form says; null without one."""
         return self.the_form.sha256 if self.the_form else None
+
+
+ROWS = "rows"
+"""The port of `prepare_data` at which rows of other stages arrive."""
+FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
+"""Record → what it can be made of."""
+
+
+def needs_of(config: PrepareData) -> frozenset[str]:
+    """Inputs that the sources make necessary."""
+    types = {source.type for source in config.sources}
+    return frozenset(port for kind, port in (("leaks", "leak_from"), ("artifact", ROWS)) if kind in types)
+
+
+def rows_problem(config: PrepareData, arrived: Arrived) -> str | None:
+    """Why the rows of other stages are not those that the sources name, or are of no use for this record."""
+    given = arrived.get(ROWS, {})
+    named = [source.input for source in config.sources if isinstance(source, MadeRows)]
+    for name in named:
+        if name not in given:
+            return f"a source takes the input {name!r}, and `rows` has {', '.join(given)}: name one of them, or add it to `rows`"
+        if given[name].type not in FROM.get(config.record, ()):
+            what = " or ".join(FROM.get(config.record, ())) or "no rows of other stages"
+            return f"{name} is a {given[name].type}, and a {config.record} is made of {what}: take another record, or another input"
+    idle = [name for name in given if name not in named]
+    if idle:
+        return f"`rows` has {idle[0]}, which no source takes: add {{type: artifact, input: {idle[0]}}} to sources, or leave it out"
+    return None
 
 
 class Decontaminate(Frozen):

@@ -75,9 +75,13 @@ DECLARATIONS: dict[str, Declaration] = {
             kind="prepare_data",
             version=5,
             config=datasets.PrepareData,
-            inputs={"leak_from": port("item", many=True, optional=True)},
+            inputs={
+                "leak_from": port("item", many=True, optional=True),
+                datasets.ROWS: port("conversation", "prompt", "preference", many=True, optional=True),
+            },
             output=lambda config, inputs: config.record,
-            needs=lambda config: frozenset({"leak_from"} if any(source.type == "leaks" for source in config.sources) else ()),
+            needs=datasets.needs_of,
+            problem=datasets.rows_problem,
         ),
         Declaration(
             kind="decontaminate",

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from configs import suites
+from configs import orders, suites
 from configs.datasets import PrepareData
 from configs.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
@@ -304,6 +304,7 @@ class _Building:
         if len(self.problems) == before:
             self._gate()
             self._unseen()
+            self._orders()
         models = self._models()
         self._followed()
         if self.problems:
@@ -540,6 +541,10 @@ class _Building:
         for node, place, message in suites.complaints(self.nodes):
             self._complain_about(node, place, message)
 
+    def _orders(self) -> None:
+        for node, place, message in orders.complaints(self.nodes):
+            self._complain_about(node, place, message)
+
     def _complain_about(self, node: Node, place: Place, message: str) -> None:
         if node.recipe == self.recipe:
             self._complain(node.name, place, message)
@@ -552,6 +557,7 @@ class _Building:
         found: dict[str, set[str]] = {}
         for node in self.nodes.values():  # parents come first
             covers = [found[edge.source] for edge in node.edges if self.nodes[edge.source].output in rows]
+            covers += [set()] if isinstance(node.config, PrepareData) and node.config.brings_in else []
             checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.kind == "decontaminate" else set()
             found[node.address] = (set.intersection(*covers) if covers else set()) | checked
         return found

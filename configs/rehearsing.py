@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 from configs.answers import Evaluate, Judge
 from configs.compile import yaml_text
-from configs.datasets import DataSource, Hub, PrepareData, SourceModel, Stored
+from configs.datasets import DataSource, Hub, MadeRows, Packaged, PrepareData, SourceModel, Stored
 from configs.declarations import DECLARATIONS
 from configs.execution import Execution
 from configs.graph import Edge, Graph, Node
+from configs.mixing import Drawn
 from configs.naming import Model
 from configs.policy_gradient import Ppo
 from configs.rating import EndpointJudge
@@ -160,13 +161,31 @@ def _rows(cut: _Cut, stand: Stand) -> None:
     assert isinstance(config, PrepareData)
     for number, source in enumerate(config.sources):
         _source(cut, f"sources.{number}", source, stand)
+        if isinstance(source, Drawn):
+            _unmixed(cut, f"sources.{number}", source)
         most = _most_rows(config, source)
         if source.type == "packaged" or _samples(config) > 1:  # of others all that are there are few
             cut.set(f"sources.{number}.count", min(source.count or most, most), "data")
         else:
             cut.most(f"sources.{number}.count", most, "data")
+        if config.draw == "after_filters" and isinstance(source, Drawn) and cut.get(f"sources.{number}.count") is not None:
+            cut.set(f"sources.{number}.repeat", True, "data")
+    cut.set("total", None, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
+
+
+def _unmixed(cut: _Cut, place: str, source: Drawn) -> None:
+    """Of few rows all are taken: what a mixture has of each is no question."""
+    bare: dict[str, Any] = {"share": None, "weights": {}}
+    if isinstance(source, MadeRows):  # which are few, and nobody knows how many
+        bare |= {"count": None}
+    if isinstance(source, Packaged):
+        bare |= {"epochs": None}
+    for name, value in bare.items():
+        cut.set(f"{place}.{name}", value, "data")
+    if source.repeat and cut.get(f"{place}.count") is None:
+        cut.set(f"{place}.repeat", False, "data")
 
 
 def _most_rows(config: PrepareData, source: DataSource) -> int:

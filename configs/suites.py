@@ -12,11 +12,12 @@ from configs.datasets import Hub, PrepareData, title
 from configs.document import Place
 from configs.frozen import canonical_json
 from configs.graph import Node
+from configs.mixing import DRAWING
 
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
 """Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
-DRAW = {"columns", "config", "config_as", "count", "licence", "max_bad_rows", "revision", "seed", "split", "url"}
+DRAW = {"columns", "config", "config_as", *DRAWING, "licence", "max_bad_rows", "revision", "seed", "split", "url"}
 """Their fields that do not say where: of a data set's configurations and splits each is a place by itself, at whatever commit."""
 
 
@@ -83,7 +84,7 @@ def _origins(node: Node, shots: bool = False) -> Iterator[tuple[str, str]]:
         return
     for source in (*config.sources, *([config.shots.source] if shots and config.shots else [])):
         given: dict[str, Any] = source.model_dump(mode="json")
-        if given["type"] == "leaks":
+        if given["type"] in ("leaks", "artifact"):  # of other stages, which are asked themselves
             continue
         drawn = given["type"] in DRAWN
         where = {name: value for name, value in given.items() if not (drawn and name in DRAW)}

@@ -6,7 +6,7 @@ result is the same for any number of processes and any size of block.
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +18,18 @@ from pyarrow.compute import call_function
 
 from configs.datasets import Filter, RecordType
 from configs.frozen import digest
-from data import columns, filters, records
+from configs.mixing import By, Order, When
+from data import columns, filters, mixing, records
 from data.expectations import facts_of
 from data.filters import KEY, Facts
 from data.parallel import mapped
 from data.row_files import Block
 from data.scattered import Numbers, Scattered
-from data.sources import BadRow, Opened
+from data.sources import USABLE, BadRow, Opened
 
+FACTS = {"length": "size", "turns": "turns"}
+"""What rows may be ordered by → its column in the index."""
+KEPT = "rows that the filters keep"
 FEW = 4
 """So many blocks are not worth further processes."""
 
@@ -73,6 +77,14 @@ class Laid:
     sources: NDArray[np.int16]
     """Number of the row's source."""
     rows: Scattered
+    seed: int
+    """Of the order."""
+    draws: NDArray[np.void]
+    """Sorted by it, the rows of a source are in the order in which they are drawn."""
+    bases: pa.ChunkedArray
+    """Ids before equal ones were told apart."""
+    read: int
+    """So many of these rows were read; those after them repeat some."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -83,8 +95,59 @@ class Laid:
 
     def shuffled(self, places: Numbers) -> Numbers:
         """These places in the order that hashes of the seed and the ids decide."""
-        keys = self.order[places]
-        return places[np.lexsort((keys["low"], keys["high"]))]
+        return _sorted(self.order, places)
+
+    def ordered(self, places: Numbers, order: Order) -> Numbers:
+        """These places in an order; those that it leaves equal are shuffled."""
+        places = self.shuffled(places)
+        match order:
+            case "shuffled":
+                return places
+            case "by_source":
+                keys = self.sources[places]
+            case "interleaved":
+                keys = mixing.positions(self.sources[places])
+            case By(by=by, direction=direction):
+                keys = np.asarray(self.index[FACTS[by]])[places] * (1 if direction == "ascending" else -1)
+        return places[np.argsort(keys, kind="stable")]
+
+    def drawn(self, taken: Sequence[Taken], kept: Numbers) -> Numbers:
+        """The portions of all sources, of the rows that were kept; some places may stand there several times.
+
+        Raises:
+            SourceError: a portion is more than there is.
+        """
+        found = []
+        for number, part in enumerate(taken):
+            mine = kept[self.sources[kept] == number]
+            ranked = mine if part.source.portion.takes_all else _sorted(self.draws, mine)
+            sources = self.index["source"].take(pa.array(ranked))
+            found.append(mixing.drawn(part.source.name, part.source.portion, ranked, sources, KEPT))
+        return np.concatenate(found)
+
+    def repeated(self, places: Numbers) -> "tuple[Laid, Numbers]":
+        """(these rows, and those that `places` names again, as rows of their own; all places once). Ids go on where equal rows' end."""
+        again = np.flatnonzero(mixing.ranks(places))
+        if not len(again):
+            return self, places
+        more = places[again]
+        ids, _ = _told_apart(pa.chunked_array([*self.bases.chunks, *self.bases.take(pa.array(more)).chunks]))
+        everything = np.concatenate([np.arange(len(self)), more])
+        index = self.index.take(pa.array(everything))
+        order = np.concatenate([self.order, _keys(self.seed, ids.slice(len(self)).to_pylist())])
+        places = places.copy()
+        places[again] = len(self) + np.arange(len(again))
+        rows = replace(self.rows, file=self.rows.file[everything], line=self.rows.line[everything], sizes=self.rows.sizes[everything])
+        laid = replace(
+            self,
+            index=index.set_column(index.schema.get_field_index("id"), "id", ids),
+            order=order,
+            sources=self.sources[everything],
+            rows=rows,
+            draws=self.draws[everything],
+            bases=self.bases.take(pa.array(everything)),
+        )
+        return laid, places
 
     def table(self, places: Numbers) -> pa.Table:
         """The rows at some places, in that order."""
@@ -145,12 +208,18 @@ class Drafts:
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         index = facts_of(rows, self.record, self.check_verifier)
+        index = index.append_column("turns", pa.array([len(row["messages"]) for row in rows], pa.int32()))
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
-        keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.seed))
+        keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.portion.seed))
         return Draft(index, keys, filters.look(self.filters, rows), bad, path)
 
-    def laid(self) -> Laid:
-        """All rows that were taken, those that a source's `count` does not draw apart; ids are told apart by a number."""
+    def laid(self, when: When = "before_filters") -> Laid:
+        """All rows that were taken; where rows are drawn before filters look at them, those alone that are in the portion of their source.
+        Ids are told apart by a number.
+
+        Raises:
+            SourceError: a portion is more than there is.
+        """
         drafts = [draft for taken in self.taken for draft in taken.drafts]
         sizes = [len(draft.index) for draft in drafts]
         starts = np.cumsum([0, *(taken.rows for taken in self.taken)]).tolist()
@@ -158,12 +227,13 @@ class Drafts:
         order, draws = (np.concatenate([draft.keys[which] for draft in drafts]) for which in (0, 1))
         drawn = []
         for taken, start in zip(self.taken, starts, strict=False):
-            places = np.arange(start, start + taken.rows)
-            if taken.source.count is not None:
+            places, portion = np.arange(start, start + taken.rows), taken.source.portion
+            if not portion.takes_all:
                 ids, repeated = _told_apart(index["id"].slice(start, taken.rows))
-                draws[start + repeated] = _keys(taken.source.seed, ids.take(pa.array(repeated)).to_pylist())
-                keys = draws[places]
-                places = places[np.lexsort((keys["low"], keys["high"]))][: taken.source.count]
+                draws[start + repeated] = _keys(portion.seed, ids.take(pa.array(repeated)).to_pylist())
+                if when == "before_filters":
+                    ranked = _sorted(draws, places)
+                    places = mixing.drawn(taken.source.name, portion, ranked, index["source"].take(pa.array(ranked)), USABLE)
             drawn.append(places)
         places = np.concatenate(drawn)
         index, order = index.take(pa.array(places)), order[places]
@@ -180,6 +250,10 @@ class Drafts:
                 line=np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])[places],
                 sizes=np.asarray(index["size"]),
             ),
+            seed=self.seed,
+            draws=draws[places],
+            bases=index["id"],
+            read=len(index),
         )
 
 
@@ -195,14 +269,15 @@ def _keys(seed: int, ids: Sequence[str]) -> NDArray[np.void]:
     return np.frombuffer(b"".join(bytes.fromhex(digest([seed, name])[:32]) for name in ids), KEY.newbyteorder(">")).astype(KEY)
 
 
+def _sorted(keys: NDArray[np.void], places: Numbers) -> Numbers:
+    """Places in the order of their keys."""
+    keys = keys[places]
+    return places[np.lexsort((keys["low"], keys["high"]))]
+
+
 def _told_apart(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Numbers]:
     """(ids in which the second of two equal ones ends with -2, the third with -3, ...; the places of these)."""
-    codes = np.asarray(ids.combine_chunks().dictionary_encode().indices)
-    order = np.argsort(codes, kind="stable")
-    ranked = codes[order]
-    begins = np.searchsorted(ranked, ranked)  # where the run of equal ones begins
-    ranks = np.empty(len(codes), np.int64)
-    ranks[order] = np.arange(len(codes)) - begins
+    ranks = mixing.ranks(np.asarray(ids.combine_chunks().dictionary_encode().indices))
     repeated = np.flatnonzero(ranks)
     if not len(repeated):
         return ids, repeated

@@ -11,13 +11,28 @@ from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
-from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Leaks, Packaged, Read, RecordType, RowSource, Shots, Stored
+from configs.datasets import (
+    Arithmetic,
+    Constraints,
+    DataSource,
+    Files,
+    Hub,
+    Leaks,
+    MadeRows,
+    Packaged,
+    Read,
+    RecordType,
+    RowSource,
+    Shots,
+    Stored,
+)
 from configs.frozen import digest
 from configs.suite_forms import Form
-from data import assets, forms, hub, layouts, procedural, row_files, storage
-from data.artifacts import sha256_file
+from data import assets, forms, hub, layouts, made_rows, mixing, procedural, row_files, storage
+from data.artifacts import Artifact, sha256_file
 from data.attributes import grouped
 from data.expectations import row_problem
+from data.mixing import ALL, Portion
 from data.procedural import Example, SourceError, unscored
 from data.records import Item, Message, ended
 from data.row_files import Block
@@ -28,6 +43,7 @@ LEAK = "leak-"
 """The sources of planted leaks begin with it."""
 SHOWN = 5
 """Bad rows that an error shows."""
+USABLE = "usable rows"
 EXCERPT = 200
 """Characters of a bad row that its evidence shows."""
 
@@ -59,6 +75,8 @@ class Outside:
     """Items to plant leaks of."""
     files: Mapping[str, Path] = field(default_factory=dict)
     """Project path → where it lies."""
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    """Label → rows that another stage has made."""
     beat: Callable[[], None] = lambda: None
     """Called now and then while something large is fetched."""
     mark: Callable[[str], None] = lambda mark: None
@@ -82,10 +100,8 @@ class Opened:
     name: str
     blocks: Iterable[Block]
     parse: Callable[[Block], Parsed]
-    seed: int = 0
-    """Draws `count` of its rows by hash."""
-    count: int | None = None
-    """None: all."""
+    portion: Portion = ALL
+    """How many of its rows are taken."""
     max_bad_rows: int | float = 0
     """A number, or a share of all that were read."""
     left_out: Mapping[str, int] = field(default_factory=dict)
@@ -96,8 +112,7 @@ class Opened:
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
         """Raises SourceError for more bad rows than allowed, or fewer usable ones than asked for."""
         _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
-        if self.count is not None and self.count > usable:
-            raise SourceError(f"{self.name}: count {self.count} > {usable} usable rows: lower count, or leave it out to take all")
+        self.portion.refuse(self.name, usable, USABLE)
 
 
 def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Opened:
@@ -110,6 +125,8 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     if isinstance(source, (Arithmetic, Constraints, Leaks)):
         name, examples = _made(source, record, outside)
         return Opened(name, row_files.given(("", _own(example, record, task, name)) for example in examples), _as_they_are)
+    if isinstance(source, MadeRows):
+        return _opened_rows(source, record, outside)
     name, blocks = _blocks(source, outside)
     verifier, attributes, columns = None, {}, {}
     if isinstance(source, Read):
@@ -119,15 +136,34 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         columns = {}
 
     def parse(block: Block) -> Parsed:
-        made, bad = [], []
-        for place, row in layouts.unfolded(_chosen(block.rows(), columns), record):
-            try:
-                made.append(_record_of(row, record, task, name, outside, verifier))
-            except ValueError as error:
-                bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
-        return Parsed(made, bad)
+        rows = layouts.unfolded(_chosen(block.rows(), columns), record)
+        return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
 
-    return Opened(name, blocks, parse, source.seed, source.count, _allowed_of(source))
+    return Opened(name, blocks, parse, _portion_of(source), _allowed_of(source))
+
+
+def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Opened:
+    """Rows of another stage."""
+
+    def parse(block: Block) -> Parsed:
+        return _parsed(block.rows(), lambda row: _valid(made_rows.example_of(row), record, None, source.input, outside))
+
+    return Opened(source.input, made_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
+
+
+def _parsed(rows: Iterable[tuple[str, Any]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
+    made, bad = [], []
+    for place, row in rows:
+        try:
+            made.append(make(row))
+        except ValueError as error:
+            bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
+    return Parsed(made, bad)
+
+
+def _portion_of(source: RowSource | MadeRows) -> Portion:
+    """Of a source by itself; what its share is of, only the stage knows."""
+    return Portion.of(source, source.count, None)
 
 
 def _as_they_are(block: Block) -> Parsed:
@@ -151,9 +187,10 @@ def loaded(source: Opened) -> Loaded:
     rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
     source.refuse(len(rows), bad)
     rows, left_out = with_ids(rows), {**source.left_out, "malformed": len(bad)}
-    if source.count is not None:
-        left_out |= {"not drawn": len(rows) - source.count}
-        rows = shuffled(rows, source.seed)[: source.count]
+    if not source.portion.takes_all:
+        taken = mixing.drawn_rows(source.name, source.portion, shuffled(rows, source.portion.seed), USABLE)
+        left_out |= {"not drawn": len(rows) - len({row["id"] for row in taken})}
+        rows = taken
     return Loaded(source.name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
 
 
@@ -246,7 +283,7 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
     bad = tuple(BadRow(place, reason, row_files.text_of(row)[:EXCERPT]) for place, row, reason in made.bad)
     items = row_files.given(("", item) for item in made.items)
-    return Opened(name, items, _as_they_are, source.seed, source.count, _allowed_of(source), made.left_out, bad)
+    return Opened(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
 
 
 def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
@@ -336,13 +373,12 @@ def _rewrapped(text: str) -> str:
 DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "embedded": _embedded, "rewrapped": _rewrapped}
 
 
-def _record_of(row: Any, record: RecordType, task: str | None, name: str, outside: Outside, verifier: str | None) -> dict[str, Any]:
+def _valid(example: Example, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
     """What others have written as a row of one type, without its id.
 
     Raises:
-        ValueError: it is in no layout, lacks what the type needs, or breaks an expectation; with one sentence why.
+        ValueError: it lacks what the type needs, or breaks an expectation; with one sentence why.
     """
-    example = layouts.example_of(row, verifier)
     made = _record(example, record, task, example.source or name)
     problem = row_problem(made, record, outside.check_verifier)
     if problem:

@@ -1,8 +1,8 @@
-"""Sources to one validated, filtered, shuffled set of records.
+"""Sources to one validated, filtered, mixed set of records.
 
 payload/rows-*.parquet  the records
 payload/form.json       of a suite with a form: what the form says
-evidence/counts.json    rows read, dropped by each filter and kept, in all and per source of the recipe
+evidence/counts.json    rows read, dropped by each filter, not drawn, repeated and kept, in all and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
 evidence/bad_rows.jsonl every row that nothing could be made of, with its place and the reason
 evidence/validation.json
@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
+from configs.datasets import ROWS, Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
 from data import columns, filters, procedural, records, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
 from data.expectations import hold
 from data.filters import Drop
+from data.mixing import Portion
 from data.records import FORM_FILE
+from data.scattered import Numbers
 from data.sources import LEAK, Opened, Outside, Parsed
 from stages.core.verifiers import check, verify
 from stages.core.verifiers.choices import check_choices
@@ -34,32 +36,38 @@ EXCERPT = 200
 
 
 def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Loads, filters, validates and shuffles.
+    """Loads, filters, mixes and validates.
 
     Raises:
         StageError: no row is left, or a procedural answer that its verifier scores wrongly.
-        SourceError, ValidationError: malformed rows, or rows that break an expectation; the message shows them.
+        SourceError, ValidationError: malformed rows, fewer rows than a mixture takes, or rows that break an expectation; the message shows
+            them.
     """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(
-        suites=suites, files=job.source_files, beat=lambda: job.progress(0, 0), mark=job.marks.append, check_verifier=check
-    )
+        suites=suites, files=job.source_files, artifacts=inputs.get(ROWS, {}), beat=lambda: job.progress(0, 0), mark=job.marks.append,
+        check_verifier=check,
+    )  # fmt: skip
     for source in config.sources:
         prove_verifier(source)
     workers = job.numerics.threads
     with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers) as drafts:
-        for source in config.sources:
+        for source, amount in zip(config.sources, config.amounts, strict=True):
             with job.busy("reading sources"):
-                given = opened(source, config, outside)
+                given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
             for rows in drafts.take(given):
                 job.doing("reading sources", rows, unit="rows")
         with job.busy("filtering rows"):
-            laid = drafts.laid()
+            laid = drafts.laid(config.draw)
             drops = filters.decide(config.filters, laid.facts, laid.ids)
-            kept = laid.shuffled(np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops))))
-        counts = count(drafts.taken, laid, drops)
+            kept = np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops)))
+        with job.busy("drawing rows"):
+            if config.draw == "after_filters":
+                laid, kept = laid.repeated(laid.drawn(drafts.taken, kept))
+            kept = laid.ordered(kept, config.order)
+        counts = count(drafts.taken, laid, drops, kept)
         if not len(kept):
-            raise StageError(f"no row is left of {len(laid)} (dropped: {counts['drops']}): loosen the filters or add sources")
+            raise StageError(f"no row is left of {counts['read']} (dropped: {counts['drops']}): loosen the filters or add sources")
         with job.busy("checking rows"):
             verdict = hold(laid.index.take(kept), config.record)
         for rows in laid.write(job.out / "payload", kept, workers):
@@ -110,29 +118,31 @@ def prove_verifier(source: DataSource) -> None:
                 raise StageError(f"verifier {example.verifier} scores {text!r} {verdict.score}, not {expected}: {verdict.reason}")
 
 
-def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop]) -> dict[str, Any]:
-    """Rows read, dropped and kept, in all and per source of the recipe, in its order."""
+def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
+    """Rows read, dropped and kept, in all and per source of the recipe, in its order. What a source does not draw counts as not read."""
     gone = np.fromiter(drops, np.int64, len(drops))
-    stays = np.ones(len(laid), bool)
-    stays[gone] = False
-    named = laid.index["source"].filter(pa.array(stays)).value_counts().to_pylist()
+    named = laid.index["source"].take(pa.array(np.sort(kept))).value_counts().to_pylist()
     per_source = []
     for number, part in enumerate(taken):
-        mine = laid.sources == number
-        left_out = {**part.source.left_out, "malformed": len(part.bad), "not drawn": part.rows - int(mine.sum())}
-        reasons = Counter(drops[place].reason for place in gone[mine[gone]].tolist())
+        reasons = Counter(drops[place].reason for place in gone[laid.sources[gone] == number].tolist())
+        mine = kept[laid.sources[kept] == number]
+        once = int((mine < laid.read).sum())
+        seen = once + reasons.total()
+        left_out = {**part.source.left_out, "malformed": len(part.bad), "not drawn": part.rows - seen}
         per_source.append(
             {
                 "source": part.source.name,
                 "left_out": {reason: rows for reason, rows in left_out.items() if rows},
-                "in": int(mine.sum()),
+                "in": seen,
                 "dropped": dict(reasons),
-                "kept": int((mine & stays).sum()),
+                "repeated": len(mine) - once,
+                "kept": len(mine),
             }
         )
     return {
-        "read": len(laid),
-        "kept": int(stays.sum()),
+        "read": sum(one["in"] for one in per_source),
+        "kept": len(kept),
+        "repeated": len(laid) - laid.read,
         "drops": dict(Counter(drop.reason for drop in drops.values())),
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,

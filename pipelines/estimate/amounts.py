@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.answers import Evaluate, Judge, Pair, Sample
-from configs.datasets import Decontaminate, Hub, PrepareData
+from configs.datasets import ROWS, Decontaminate, Hub, MadeRows, PrepareData
 from configs.graph import Graph, Node
 from configs.preference import Kto
 from configs.project import Project
@@ -221,10 +221,12 @@ def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
     config = node.config
     above = {edge.port: graph.nodes[edge.source] for edge in node.edges}
     match config:
+        case PrepareData(total=int(total)):
+            return Amount(total, "at most")
         case PrepareData(form=str(form)) if all(getattr(source, "count", None) is None for source in config.sources):
             return Amount(ITEMS_OF_FORMS[form], "estimated") if form in ITEMS_OF_FORMS else None
         case PrepareData():
-            counts = [_source_rows(source) for source in config.sources]
+            counts = [_source_rows(project, graph, node, source) for source in config.sources]
             known = [count for count in counts if count is not None]
             return Amount(sum(known), "at most") if len(known) == len(counts) else None
         case Decontaminate():
@@ -243,11 +245,19 @@ def _bound(rows: Amount | None) -> Amount | None:
     return Amount(rows.value, "at most") if rows else None
 
 
-def _source_rows(source: Any) -> int | None:
-    count = getattr(source, "count", None)
-    if count is not None:
-        return count
-    return ROWS_OF_THE_HUB.get(source.repo) if isinstance(source, Hub) else None
+def _source_rows(project: Project, graph: Graph, node: Node, source: Any) -> int | None:
+    """Rows that a source gives at most; None where nobody knows."""
+    if source.count is not None:
+        return source.count
+    there = None
+    if isinstance(source, Hub):
+        there = ROWS_OF_THE_HUB.get(source.repo)
+    elif isinstance(source, MadeRows):
+        made = next(edge.source for edge in node.edges if (edge.port, edge.label) == (ROWS, source.input))
+        known = _rows(project, graph, graph.nodes[made])
+        there = int(known.value) if known else None
+    epochs = getattr(source, "epochs", None)
+    return there if there is None or epochs is None else int(there * epochs)
 
 
 def _count(metrics: Mapping[str, Any]) -> int | None:

@@ -126,6 +126,35 @@ def test_every_source_of_rows_has_a_stand_in(tmp_path):
     assert packaged["count"] == 8 and ruled["count"] == 48
 
 
+def test_a_mixture_is_made_of_the_few_rows_that_there_are(tmp_path):
+    """Whatever it says of amounts: none is too few, and filters may leave less."""
+    recipes = tmp_path / "real"
+    recipes.mkdir()
+    (recipes / "mixed.yaml").write_text("""
+stages:
+  parts:
+    kind: prepare_data
+    record: conversation
+    total: 1000
+    draw: after_filters
+    sources:
+      - {type: hub, repo: o/n, revision: pin me, split: train, share: 0.5, repeat: true, weights: {a: 1, b: 2}}
+      - {type: packaged, asset: alpaca-en-demo, share: 0.4}
+      - {type: files, path: rows.jsonl, count: 100}
+  again:
+    kind: prepare_data
+    in: {rows: [parts]}
+    record: conversation
+    sources: [{type: artifact, input: parts, count: 500}, {type: packaged, asset: alpaca-en-demo, epochs: 0.5}]
+""")
+    _, small, _ = rehearsal_of(tmp_path, "mixed", recipes=recipes)
+    said = {name: small.find(name).config for name in ("parts", "again")}
+    assert said["parts"].total is None and not said["parts"].sources[0].weights
+    drawn = [(source.count, source.share, source.epochs, source.repeat) for config in said.values() for source in config.sources]
+    everything, eight = (None, None, None, False), (8, None, None)
+    assert drawn == [everything, (*eight, True), (*eight, True), everything, (*eight, False)]
+
+
 def test_an_endpoint_becomes_a_made_one(tmp_path):
     recipes = tmp_path / "real"
     recipes.mkdir()

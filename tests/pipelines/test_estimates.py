@@ -17,7 +17,7 @@ from configs.recipe import load_recipe
 from configs.suite_forms import form_names
 from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pipelines.estimate import machines, memory, work
-from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, tokens_of
+from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, amounts_of, tokens_of
 from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.fit import Trial, lacks, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
@@ -399,6 +399,22 @@ def test_the_recipes_of_published_work_fit_their_profile_even_with_the_longest_p
         engine = found.needs.engine if found.needs else None
         assert found.misfit is None and not found.unknown, node.name
         assert engine is None or engine.room is None or engine.room >= engine.cache, node.name
+
+
+def test_a_mixture_has_as_many_rows_as_it_says(root, tmp_path):
+    clean = "{kind: prepare_data, record: conversation, sources: [{type: packaged, asset: alpaca-en-demo, count: 40}]}"
+    (tmp_path / "mixed.yaml").write_text(f"""
+stages:
+  parts: {clean}
+  total: {{kind: prepare_data, record: conversation, total: 300, draw: after_filters,
+           sources: [{{type: files, path: a.jsonl, share: 1.0, repeat: true}}]}}
+  again: {{kind: prepare_data, in: {{rows: [parts, total]}}, record: conversation, draw: after_filters,
+           sources: [{{type: artifact, input: parts, epochs: 2.5}}, {{type: artifact, input: total, count: 7}}]}}
+  base: {{kind: source_model, source: {{type: packaged, asset: smollm2-135m-instruct}}}}
+  sft: {{kind: sft, in: {{policy: base, data: [again, total]}}, global_batch: 1, max_length: 64, optimizer: {{learning_rate: 1e-4}}}}
+""")
+    graph = load_recipe(tmp_path, "mixed")
+    assert amounts_of(Project(root), graph, graph.find("sft")).rows == Amount(100 + 7 + 300, "at most")
 
 
 def test_every_form_has_the_number_of_its_items():
