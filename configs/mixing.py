@@ -5,9 +5,9 @@ All is said in the recipe and can be checked there; what it means for given rows
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from configs.frozen import Frozen
 
@@ -28,7 +28,10 @@ class By(Frozen):
     """Whether the shortest come first, or the longest."""
 
 
-Order = Literal["shuffled", "by_source", "interleaved"] | By
+Order = Annotated[
+    Annotated[Literal["shuffled", "by_source", "interleaved"], Tag("name")] | Annotated[By, Tag("fact")],
+    Discriminator(lambda value: "fact" if isinstance(value, (dict, By)) else "name"),
+]
 
 
 class Drawn(Frozen):

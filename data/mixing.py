@@ -120,8 +120,8 @@ def _taken(said: str, rows: int, ranked: Numbers, repeat: bool, what: str) -> Nu
 
 def _refuse(said: str, rows: int | None, there: int, repeat: bool, what: str) -> None:
     if rows is not None and rows > there and not (repeat and there):
-        more = ", or take some more than once by `repeat: true` and the stage's `draw: after_filters`" if there else ""
-        raise SourceError(f"{said} > {there} {what}: lower it, or leave it out to take all{more}")
+        remedy = "take fewer, or some more than once by `repeat: true` and the stage's `draw: after_filters`"
+        raise SourceError(f"{said} > {there} {what}: {remedy if there else 'leave the source out'}")
     if rows == 0 and there:
         raise SourceError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
 

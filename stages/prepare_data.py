@@ -2,7 +2,7 @@
 
 payload/rows-*.parquet  the records
 payload/form.json       of a suite with a form: what the form says
-evidence/counts.json    rows read, dropped by each filter and kept, in all and per source of the recipe
+evidence/counts.json    rows read, dropped by each filter, not drawn, repeated and kept, in all and per source of the recipe
 evidence/statistics.json  what the rows that are kept are like, in all and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
 evidence/bad_rows.jsonl every row that nothing could be made of, with its place and the reason
@@ -37,11 +37,12 @@ EXCERPT = 200
 
 
 def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
-    """Loads, filters, validates and shuffles.
+    """Loads, filters, mixes and validates.
 
     Raises:
         StageError: no row is left, or a procedural answer that its verifier scores wrongly.
-        SourceError, ValidationError: malformed rows, or rows that break an expectation; the message shows them.
+        SourceError, ValidationError: malformed rows, fewer rows than a mixture takes, or rows that break an expectation; the message shows
+            them.
     """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(
@@ -122,7 +123,6 @@ def prove_verifier(source: DataSource) -> None:
 def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
     """Rows read, dropped and kept, in all and per source of the recipe, in its order. What a source does not draw counts as not read."""
     gone = np.fromiter(drops, np.int64, len(drops))
-    again = int(len(laid) - laid.read)
     named = laid.index["source"].take(pa.array(np.sort(kept))).value_counts().to_pylist()
     per_source = []
     for number, part in enumerate(taken):
@@ -144,7 +144,7 @@ def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop], kept: N
     return {
         "read": sum(one["in"] for one in per_source),
         "kept": len(kept),
-        "repeated": again,
+        "repeated": len(laid) - laid.read,
         "drops": dict(Counter(drop.reason for drop in drops.values())),
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,

@@ -29,9 +29,9 @@ def test_rows_are_divided_by_largest_remainders(rows, weights, expected):
 
 
 def test_a_share_that_no_binary_number_holds_is_what_is_written():
-    sources = [{"type": "files", "path": name, "share": 0.1} for name in "abcdefghij"]
-    config = PrepareData.model_validate({"record": "conversation", "sources": sources, "total": 12345})
-    assert config.amounts == [1235] * 5 + [1234] * 5  # 1234.5 each
+    sources = [{"type": "files", "path": "a", "share": 0.7}, {"type": "files", "path": "b", "share": 0.3}]
+    config = PrepareData.model_validate({"record": "conversation", "sources": sources, "total": 5})
+    assert config.amounts == [4, 1]  # 3.5 and 1.5: the first; of binary 0.7 it would be less than 3.5
 
 
 def ranked(count: int, portion: Portion, sources: list[str] | None = None) -> list[int]:
