@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
+from configs.expectations import Expectation, refuse_unfit
 from configs.frozen import Dtype, Frozen, Many
 from configs.hub import Repository, Revision
 from configs.licences import UNKNOWN, Licence
@@ -403,8 +404,15 @@ class PrepareData(Frozen):
     """Worked examples for the form, instead of its own."""
     sources: Many[DataSource] = Field(min_length=1)
     filters: Many[Filter] = ()
+    expectations: Many[Expectation] = ()
+    """What the rows that the filters keep must be like, besides being well-formed."""
     seed: int = Field(default=0, ge=0)
     """Order of the rows."""
+
+    @model_validator(mode="after")
+    def expectations_fit(self) -> "PrepareData":
+        refuse_unfit(self.expectations, self.record)
+        return self
 
     @model_validator(mode="after")
     def items_have_a_task(self) -> "PrepareData":

@@ -4,6 +4,7 @@ What is decided by is an index with some hundred bytes of each row. The rows the
 result is the same for any number of processes and any size of block.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pyarrow.compute import call_function
 
 from configs.datasets import Filter, RecordType
 from configs.frozen import digest
-from data import columns, filters, records
+from data import columns, filters, records, row_facts
 from data.expectations import facts_of
 from data.filters import KEY, Facts
 from data.parallel import mapped
@@ -28,6 +29,7 @@ from data.sources import BadRow, Opened
 
 FEW = 4
 """So many blocks are not worth further processes."""
+PLACES = ".places"
 
 
 class Draft(NamedTuple):
@@ -41,7 +43,7 @@ class Draft(NamedTuple):
     """By filter."""
     bad: list[BadRow]
     path: Path
-    """Where the rows lie."""
+    """Where the rows lie; beside them, `PLACES`, where each was read."""
 
 
 @dataclass
@@ -90,6 +92,12 @@ class Laid:
         """The rows at some places, in that order."""
         return self._named(self.rows.table(places), places)
 
+    def places_read(self, places: Numbers) -> list[str]:
+        """Where the rows at some places were read, e.g. `chat.jsonl:17`; empty where they were made."""
+        files, lines = self.rows.file[places].tolist(), self.rows.line[places].tolist()
+        read = {file: json.loads(self.rows.files[file].with_suffix(PLACES).read_text()) for file in set(files)}
+        return [read[file][line] for file, line in zip(files, lines, strict=True)]
+
     def write(self, payload: Path, places: Numbers, workers: int) -> Iterator[int]:
         """See `Scattered.write`."""
         return self.rows.write(payload, places, workers, self._named)
@@ -109,6 +117,8 @@ class Drafts:
     """Of the order of the rows."""
     check_verifier: Callable[[Any], None]
     workers: int
+    looks: Sequence[str] = ()
+    """Names of further facts that the index has of each row, see `data/row_facts.py`."""
     taken: list[Taken] = field(default_factory=list)
 
     def __enter__(self) -> "Drafts":
@@ -139,12 +149,15 @@ class Drafts:
         source.refuse(taken.rows, taken.bad)
 
     def _draft(self, source: Opened, block: Block, path: Path) -> Draft:
-        rows, bad = source.parse(block)
+        rows, bad, places = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
         table = columns.to_table(rows, records.RECORDS[self.record])
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
+        path.with_suffix(PLACES).write_text(json.dumps(places))
         index = facts_of(rows, self.record, self.check_verifier)
+        for name, fact in row_facts.look(self.looks, rows).items():
+            index = index.append_column(name, fact)
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
         keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.seed))
         return Draft(index, keys, filters.look(self.filters, rows), bad, path)

@@ -73,6 +73,8 @@ class Parsed(NamedTuple):
     rows: list[dict[str, Any]]
     """Records without ids."""
     bad: list[BadRow]
+    places: list[str]
+    """Where each record was read; empty where it was made."""
 
 
 @dataclass(frozen=True)
@@ -119,19 +121,21 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         columns = {}
 
     def parse(block: Block) -> Parsed:
-        made, bad = [], []
+        made, bad, places = [], [], []
         for place, row in layouts.unfolded(_chosen(block.rows(), columns), record):
             try:
                 made.append(_record_of(row, record, task, name, outside, verifier))
+                places.append(place)
             except ValueError as error:
                 bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
-        return Parsed(made, bad)
+        return Parsed(made, bad, places)
 
     return Opened(name, blocks, parse, source.seed, source.count, _allowed_of(source))
 
 
 def _as_they_are(block: Block) -> Parsed:
-    return Parsed([row for _, row in block.rows()], [])
+    given = list(block.rows())
+    return Parsed([row for _, row in given], [], [place for place, _ in given])
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:

@@ -1,0 +1,103 @@
+"""prepare_data with what a recipe expects: who fails and who only warns, with which rows, whatever the processes, blocks and order."""
+
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from data_lab import run_stage
+from pyarrow import parquet
+
+from configs.datasets import PrepareData
+from configs.execution import Numerics, Placement
+from data import row_files
+from data.verdicts import ValidationError
+from stages import prepare_data
+from stages.job import Job
+
+EXPECTED = [
+    {"expect": "column_values_to_be_between", "column": "characters", "max_value": 40, "severity": "warn"},
+    {"expect": "column_values_to_be_in_set", "column": "source", "value_set": ["chat"], "mostly": 0.5},
+    {"expect": "column_values_to_not_match_regex", "column": "answer", "regex": "As an AI", "sample": 60, "severity": "warn"},
+]
+
+
+def written(folder: Path, seed: int = 0) -> list[str]:
+    """chat.jsonl: 200 conversations, each tenth with an answer that nobody wants, each twentieth too long; returns its lines."""
+    turns = [[f"question {n}" + "?" * (30 if n % 20 == 0 else 1), ("As an AI " if n % 10 == 0 else "") + f"answer {n}"] for n in range(200)]
+    lines = [json.dumps({"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}) for q, a in turns]
+    random.Random(seed).shuffle(lines)
+    folder.mkdir(exist_ok=True)
+    (folder / "chat.jsonl").write_text("\n".join(lines) + "\n")
+    return lines
+
+
+def made(folder: Path, expected: list[dict], file: str = "chat.jsonl", threads: int = 1):
+    config = {"record": "conversation", "sources": [{"type": "files", "path": file}], "expectations": expected}
+    return run_stage(folder / "made", "prepare_data", config, files={file: folder / file}, threads=threads)
+
+
+def verdict(folder: Path) -> dict:
+    return json.loads((folder / "made" / "out" / "evidence" / "validation.json").read_text())
+
+
+def test_rows_that_break_an_expectation_are_told_with_their_lines_and_nothing_is_made(tmp_path):
+    lines = written(tmp_path)
+    with pytest.raises(ValidationError) as error:
+        made(tmp_path, [EXPECTED[0] | {"severity": "fail"}, EXPECTED[1]])
+    said = str(error.value).splitlines()
+    assert said[:2] == [
+        "conversation rows break 1 expectations:",
+        "  column_values_to_be_between(characters, max_value 40): 10 rows unexpected (5 % of 200)",
+    ]
+    found = verdict(tmp_path)
+    assert not found["success"] and not (tmp_path / "made" / "out" / "payload").exists()
+    (broken,) = [one for one in found["expectations"] if not one["success"]]
+    assert len(broken["examples"]) == broken["unexpected"] == 10
+    for example in broken["examples"]:
+        number = int(example["place"].removeprefix("chat.jsonl:"))
+        row = json.loads(lines[number - 1])
+        assert example["value"] == sum(len(message["content"]) for message in row["messages"]) > 40
+    assert said[2].startswith(f"    {broken['examples'][0]['id']} at {broken['examples'][0]['place']}: ")
+
+
+def test_places_are_those_of_the_file_whatever_it_is(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "q" * n}, {"role": "assistant", "content": "a"}]} for n in (1, 2, 50, 3)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "chat.parquet")
+    with pytest.raises(ValidationError, match=r"at chat\.parquet\[2\]: 51$"):
+        made(tmp_path, [EXPECTED[0] | {"severity": "fail"}], "chat.parquet")
+    sums = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 9, "seed": 1}
+    config = {"record": "conversation", "sources": [sums], "expectations": [EXPECTED[1]]}
+    with pytest.raises(ValidationError, match=r"\n    arithmetic-[0-9a-f]{16}: arithmetic\n"):
+        run_stage(tmp_path / "sums", "prepare_data", config)
+
+
+def test_neither_processes_nor_blocks_nor_the_order_of_lines_change_a_verdict(tmp_path, monkeypatch):
+    verdicts, records = [], []
+    for number, (threads, size, seed) in enumerate([(1, 1 << 22, 0), (2, 700, 0), (3, 2000, 0), (1, 1 << 22, 5)]):
+        monkeypatch.setattr(row_files, "BLOCK_BYTES", size)
+        folder = tmp_path / str(number)
+        written(folder, seed)
+        artifact = made(folder, EXPECTED, threads=threads)
+        verdicts.append(verdict(folder) if not seed else None)
+        records.append((artifact.record.content, artifact.record.metrics["validation"]))
+    assert verdicts[0] == verdicts[1] == verdicts[2] and records[0] == records[1] == records[2] == records[3]
+    *_, lengths, sources, refusals = records[0][1]["expectations"]
+    assert lengths["unexpected"] == 10 and sources["success"] and (refusals["rows"], refusals["of"]) == (60, 200)
+    assert 0 < refusals["unexpected"] < 20  # of 20 in all
+
+
+def test_warnings_are_kept_and_change_no_row(tmp_path):
+    written(tmp_path)
+    config = {"record": "conversation", "sources": [{"type": "files", "path": "chat.jsonl"}], "expectations": EXPECTED}
+    job = Job(tmp_path / "job", "r/s", "k", Numerics(), Placement(), {"chat.jsonl": tmp_path / "chat.jsonl"})
+    job.folder.mkdir()
+    metrics = prepare_data.run(PrepareData.model_validate(config), {}, job)
+    assert job.marks[0] == "not as expected: column_values_to_be_between(characters, max_value 40): 10 rows unexpected (5 % of 200)"
+    assert len(job.marks) == 2 and metrics["validation"]["success"] and "examples" not in str(metrics["validation"])
+    plain = made(tmp_path, [])
+    bare = [{"expectation", "column", "success"} == set(one) for one in plain.record.metrics["validation"]["expectations"]]
+    assert all(bare) and len(bare) == 6 and verdict(tmp_path) == plain.record.metrics["validation"]
+    payload = {path.name: path.read_bytes() for path in plain.payload.iterdir()}
+    assert payload == {path.name: path.read_bytes() for path in (job.out / "payload").iterdir()}
