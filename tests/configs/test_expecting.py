@@ -1,5 +1,6 @@
 """What a recipe may expect of its rows: nonsense is told when the recipe is loaded, without Great Expectations."""
 
+import re
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.datasets import PrepareData
-from configs.expectations import FACTS, TEXTS, Expectation
+from configs.expectations import COLUMNS, EXPECTATIONS, FACTS, TEXTS, Expectation
 from data.row_facts import OF_ROWS, OF_TEXTS
 
 SUMS = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 9, "seed": 1}
@@ -85,6 +86,13 @@ def test_a_dump_holds_what_was_said_and_can_be_read_back():
 
 def test_every_column_has_a_source():
     assert set(OF_ROWS) | {"id", "source"} == set(FACTS) and set(OF_TEXTS) == set(TEXTS)
+
+
+def test_the_documentation_has_them_all(root):
+    page = (root / "docs" / "recipes.md").read_text()
+    assert all(f"| `{name}` | {fact.meaning}" in page for name, fact in COLUMNS.items())
+    stems = [re.sub("^column_(?=(?!values|value).*_to_be_between$)|_to_be_between$", "", name) for name in EXPECTATIONS]
+    assert all(stem.removeprefix("column_distinct_values_") in page for stem in stems), stems
 
 
 def test_a_recipe_is_checked_without_the_library(root):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from data_lab import run_stage
 from pyarrow import parquet
 
 from configs.datasets import PrepareData
+from configs.document import parse_value
 from configs.execution import Numerics, Placement
 from data import row_files
 from data.verdicts import ValidationError
@@ -101,3 +103,14 @@ def test_warnings_are_kept_and_change_no_row(tmp_path):
     assert all(bare) and len(bare) == 6 and verdict(tmp_path) == plain.record.metrics["validation"]
     payload = {path.name: path.read_bytes() for path in plain.payload.iterdir()}
     assert payload == {path.name: path.read_bytes() for path in (job.out / "payload").iterdir()}
+
+
+def test_the_example_of_the_documentation_says_what_it_says_there(tmp_path, root):
+    block = re.search(r"```yaml\n(stages:\n  chat:.*?)```", (root / "docs" / "recipes.md").read_text(), re.DOTALL)
+    assert block is not None
+    written(tmp_path)
+    config = {name: value for name, value in parse_value(block[1])["stages"]["chat"].items() if name != "kind"}
+    files = {"data/chat.jsonl": tmp_path / "chat.jsonl"}
+    artifact = run_stage(tmp_path / "made", "prepare_data", config, files=files)
+    entries = artifact.record.metrics["validation"]["expectations"][6:]
+    assert [entry["success"] for entry in entries] == [True, True, True, True, True, False]
