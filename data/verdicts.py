@@ -27,11 +27,17 @@ class ValidationError(PedigreeError):
 
 
 def refuse(verdict: Verdict) -> None:
-    """Raises ValidationError where an expectation is not met that must be; the message shows five rows that are not as expected."""
+    """Raises ValidationError where an expectation is not met that must be.
+
+    The message's first line says the first of them and a row, the others all of them with five rows each.
+    """
     broken = [entry for entry in verdict["expectations"] if fails(entry)]
     if broken:
-        lines = [line for entry in broken for line in _lines(entry)]
-        raise ValidationError(f"{verdict['suite']} rows break {len(broken)} expectations:\n" + "\n".join(lines))
+        told = [line for entry in broken for line in _lines(entry)]
+        rows = [f", as {example['id']}{_place(example)}" for example in broken[0].get("examples", [])[:1]]
+        others = f"; and {len(broken) - 1} more" if len(broken) > 1 else ""
+        first = f"{title(broken[0])}: {finding(broken[0])}{''.join(rows)}{others}"
+        raise ValidationError("\n".join([f"{verdict['suite']} rows are not as expected: {first}", *told]))
 
 
 def fails(entry: Entry) -> bool:

@@ -35,6 +35,8 @@ LONGEST_ANSWER = 600
 """Characters of an answer that are shown."""
 CURVES_FIRST = ("reward", "gold", "proxy", "loss", "accuracy", "margin", "kl", "kl_k3", "entropy", "response_length", "grad_norm")
 UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error)
+EXAMPLES_SHOWN = 5
+"""Rows that are not as expected; the evidence has more."""
 CURVES_SHOWN = 4
 """Curves of a stage that stand open; the others are a click away."""
 SECTIONS = (
@@ -568,8 +570,7 @@ def _verdict(stage: Stage) -> dict[str, Any] | None:
 def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An expectation of a recipe, what was found, and rows that are not as expected."""
     examples = [[example["id"], example["place"], example["value"]] for example in entry.get("examples", [])]
-    looked = f"{entry['rows']:,}" + (f" of {entry['of']:,}" if "of" in entry else "")
-    return {"title": title(entry), "looked_at": looked, "found": finding(entry), "success": entry["success"], "examples": examples}
+    return {"title": title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
 
 
 def _lineage(stage: Stage) -> dict[str, Any]:
