@@ -49,7 +49,7 @@ TEXTS = {
 COLUMNS = FACTS | TEXTS
 
 
-class Form(NamedTuple):
+class Takes(NamedTuple):
     """What an expectation takes."""
 
     of: tuple[Kind, ...] = ("text", "number", "truth")
@@ -58,9 +58,11 @@ class Form(NamedTuple):
     """Arguments of which it needs at least one."""
     also: tuple[str, ...] = ()
     """Arguments that may stand besides."""
+    counts: bool = False
+    """Whether its bounds are of a number of things."""
 
     @property
-    def takes(self) -> tuple[str, ...]:
+    def arguments(self) -> tuple[str, ...]:
         return (*self.one_of, *self.also)
 
 
@@ -68,34 +70,34 @@ BOUNDS, STRICT = ("min_value", "max_value"), ("strict_min", "strict_max")
 SET, SHARE = ("value_set",), ("mostly",)
 EXPECTATIONS = {
     # of each value
-    "column_values_to_be_between": Form(("number",), BOUNDS, STRICT + SHARE),
-    "column_values_to_be_in_set": Form(one_of=SET, also=SHARE),
-    "column_values_to_not_be_in_set": Form(one_of=SET, also=SHARE),
-    "column_values_to_be_null": Form(also=SHARE),
-    "column_values_to_not_be_null": Form(also=SHARE),
-    "column_values_to_be_unique": Form(also=SHARE),
-    "column_values_to_match_regex": Form(("text",), ("regex",), SHARE),
-    "column_values_to_not_match_regex": Form(("text",), ("regex",), SHARE),
-    "column_values_to_match_regex_list": Form(("text",), ("regex_list",), ("match_on", *SHARE)),
-    "column_values_to_not_match_regex_list": Form(("text",), ("regex_list",), SHARE),
-    "column_value_lengths_to_be_between": Form(("text",), BOUNDS, STRICT + SHARE),
+    "column_values_to_be_between": Takes(("number",), BOUNDS, STRICT + SHARE),
+    "column_values_to_be_in_set": Takes(one_of=SET, also=SHARE),
+    "column_values_to_not_be_in_set": Takes(one_of=SET, also=SHARE),
+    "column_values_to_be_null": Takes(also=SHARE),
+    "column_values_to_not_be_null": Takes(also=SHARE),
+    "column_values_to_be_unique": Takes(also=SHARE),
+    "column_values_to_match_regex": Takes(("text",), ("regex",), SHARE),
+    "column_values_to_not_match_regex": Takes(("text",), ("regex",), SHARE),
+    "column_values_to_match_regex_list": Takes(("text",), ("regex_list",), ("match_on", *SHARE)),
+    "column_values_to_not_match_regex_list": Takes(("text",), ("regex_list",), SHARE),
+    "column_value_lengths_to_be_between": Takes(("text",), BOUNDS, STRICT + SHARE, counts=True),
     # of a column
-    "column_min_to_be_between": Form(("number",), BOUNDS, STRICT),
-    "column_max_to_be_between": Form(("number",), BOUNDS, STRICT),
-    "column_mean_to_be_between": Form(("number",), BOUNDS, STRICT),
-    "column_median_to_be_between": Form(("number",), BOUNDS, STRICT),
-    "column_stdev_to_be_between": Form(("number",), BOUNDS, STRICT),
-    "column_sum_to_be_between": Form(("number",), BOUNDS, STRICT),
-    "column_quantile_values_to_be_between": Form(("number",), ("quantile_ranges",)),
-    "column_distinct_values_to_be_in_set": Form(one_of=SET),
-    "column_distinct_values_to_contain_set": Form(one_of=SET),
-    "column_distinct_values_to_equal_set": Form(one_of=SET),
-    "column_most_common_value_to_be_in_set": Form(one_of=SET),
-    "column_unique_value_count_to_be_between": Form(one_of=BOUNDS, also=STRICT),
-    "column_proportion_of_unique_values_to_be_between": Form(one_of=BOUNDS, also=STRICT),
-    "column_proportion_of_non_null_values_to_be_between": Form(one_of=BOUNDS, also=STRICT),
+    "column_min_to_be_between": Takes(("number",), BOUNDS, STRICT),
+    "column_max_to_be_between": Takes(("number",), BOUNDS, STRICT),
+    "column_mean_to_be_between": Takes(("number",), BOUNDS, STRICT),
+    "column_median_to_be_between": Takes(("number",), BOUNDS, STRICT),
+    "column_stdev_to_be_between": Takes(("number",), BOUNDS, STRICT),
+    "column_sum_to_be_between": Takes(("number",), BOUNDS, STRICT),
+    "column_quantile_values_to_be_between": Takes(("number",), ("quantile_ranges",)),
+    "column_distinct_values_to_be_in_set": Takes(one_of=SET),
+    "column_distinct_values_to_contain_set": Takes(one_of=SET),
+    "column_distinct_values_to_equal_set": Takes(one_of=SET),
+    "column_most_common_value_to_be_in_set": Takes(one_of=SET),
+    "column_unique_value_count_to_be_between": Takes(one_of=BOUNDS, also=STRICT, counts=True),
+    "column_proportion_of_unique_values_to_be_between": Takes(one_of=BOUNDS, also=STRICT),
+    "column_proportion_of_non_null_values_to_be_between": Takes(one_of=BOUNDS, also=STRICT),
     # of all rows
-    "table_row_count_to_be_between": Form((), BOUNDS, STRICT),
+    "table_row_count_to_be_between": Takes((), BOUNDS, STRICT, counts=True),
 }
 """Names as the library has them after `expect_`, with what each takes of its arguments."""
 
@@ -128,17 +130,23 @@ class Expectation(Frozen):
     column: str | None = None
     """A fact about each row, or `text` or `answer`; see docs/recipes.md."""
     min_value: int | float | None = None
+    """The least that is expected; no bound when absent."""
     max_value: int | float | None = None
+    """The most."""
     strict_min: bool | None = None
     """Whether the value `min_value` itself is refused."""
     strict_max: bool | None = None
+    """Whether the value `max_value` itself is refused."""
     value_set: Many[Scalar] | None = Field(default=None, min_length=1)
+    """Values, of the column's kind."""
     regex: str | None = None
     """Python's, found anywhere in the text."""
     regex_list: Many[str] | None = Field(default=None, min_length=1)
+    """Several of them."""
     match_on: Literal["any", "all"] | None = None
     """How many of `regex_list` must be found; `any` when absent."""
     quantile_ranges: QuantileRanges | None = None
+    """Quantiles and their bounds."""
     mostly: float | None = Field(default=None, gt=0, le=1)
     """Share of the values, nulls apart, that must be as expected; all when absent."""
     sample: int | None = Field(default=None, ge=1, le=100_000)
@@ -149,7 +157,7 @@ class Expectation(Frozen):
     @model_validator(mode="before")
     @classmethod
     def texts_are_sampled(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("column") in TEXTS and value.get("sample") is None:
+        if isinstance(value, dict) and str(value.get("column")) in TEXTS and value.get("sample") is None:
             return {**value, "sample": SAMPLE}
         return value
 
@@ -166,32 +174,41 @@ class Expectation(Frozen):
         for pattern in (value,) if isinstance(value, str) else value or ():
             try:
                 re.compile(pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"{pattern!r} is no regular expression of Python's: {error}") from error
         return value
 
     @model_validator(mode="after")
     def arguments_fit(self) -> "Expectation":
-        form, given = EXPECTATIONS[self.expect], self.arguments()
-        unknown = [name for name in given if name not in form.takes]
+        takes, given = EXPECTATIONS[self.expect], self.arguments()
+        unknown = [name for name in given if name not in takes.arguments]
         if unknown:
-            takes = ", ".join(form.takes) or "no arguments"
-            raise ValueError(f"{self.expect} does not take {', '.join(unknown)}: it takes {takes}")
-        if form.one_of and not any(name in given for name in form.one_of):
-            raise ValueError(f"{self.expect} needs {' or '.join(form.one_of)}")
-        _ordered(self.min_value, self.max_value)
-        self._refuse_other_column(form)
+            known = ", ".join(takes.arguments)
+            raise ValueError(f"{self.expect} does not take {', '.join(unknown)}: it takes {known}")
+        if takes.one_of and not any(name in given for name in takes.one_of):
+            raise ValueError(f"{self.expect} needs {' or '.join(takes.one_of)}")
+        self._refuse_bounds(takes)
+        self._refuse_other_column(takes)
         return self
 
-    def _refuse_other_column(self, form: Form) -> None:
+    def _refuse_bounds(self, takes: Takes) -> None:
+        """Raises ValueError for bounds between which nothing lies, or that decide nothing."""
+        _ordered(self.min_value, self.max_value)
+        for bound, strict in zip((self.min_value, self.max_value), STRICT, strict=True):
+            if takes.counts and isinstance(bound, float):
+                raise ValueError(f"{self.expect} counts, and {bound} is no whole number")
+            if bound is None and getattr(self, strict) is not None:
+                raise ValueError(f"{strict} says nothing without {strict.removeprefix('strict_')}_value: give that too, or leave it out")
+
+    def _refuse_other_column(self, takes: Takes) -> None:
         """Raises ValueError for a column that there is not, or that the expectation cannot be held against."""
-        if not form.of:
+        if not takes.of:
             if self.column is not None:
                 raise ValueError(f"{self.expect} looks at the rows as a whole: leave column {self.column!r} out")
         elif self.column not in COLUMNS:
             raise ValueError(f"column {self.column!r} is none of {', '.join(COLUMNS)}")
-        elif COLUMNS[self.column].kind not in form.of:
-            fitting = ", ".join(name for name, fact in COLUMNS.items() if fact.kind in form.of)
+        elif COLUMNS[self.column].kind not in takes.of:
+            fitting = ", ".join(name for name, fact in COLUMNS.items() if fact.kind in takes.of)
             raise ValueError(f"{self.expect} is not for column {self.column}, a {COLUMNS[self.column].kind}: take one of {fitting}")
         else:
             _refuse_other_values(self.column, self.value_set or ())
@@ -206,14 +223,15 @@ class Expectation(Frozen):
 
     def arguments(self) -> dict[str, Any]:
         """What the library is given besides the column, as plain values."""
-        names = dict.fromkeys(name for form in EXPECTATIONS.values() for name in form.takes)
+        names = dict.fromkeys(name for takes in EXPECTATIONS.values() for name in takes.arguments)
         return {name: _plain(value) for name in names if (value := getattr(self, name)) is not None}
 
 
 def refuse_unfit(expectations: Sequence[Expectation], record: str) -> None:
     """Raises ValueError for what stands there twice, and for columns that rows of this type do not have."""
+    said = [(one.expect, one.column, one.arguments(), one.sample) for one in expectations]
     for place, one in enumerate(expectations):
-        if one in expectations[:place]:
+        if said[place] in said[:place]:
             raise ValueError(f"expectations: {one.expect} of {one.column or 'rows'} stands there twice with equal arguments: leave one out")
         of = COLUMNS[one.column].records if one.column else ()
         if of and record not in of:

@@ -167,6 +167,8 @@ def _rows(cut: _Cut, stand: Stand) -> None:
             cut.most(f"sources.{number}.count", most, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
+    for number in range(len(config.expectations)):  # few rows, that were made
+        cut.set(f"expectations.{number}.severity", "warn", "thresholds")
 
 
 def _most_rows(config: PrepareData, source: DataSource) -> int:

@@ -59,7 +59,7 @@ class Asked(NamedTuple):
     """Of the recipe's; None: every record of the type must meet it."""
 
 
-class Answer(NamedTuple):
+class Held(NamedTuple):
     """What it says."""
 
     success: bool
@@ -128,11 +128,10 @@ def examine(
         looks.append((texts_of(size), [_asked(one) for one in expectations if one.sample == size]))
     entries = []
     for table, asked in looks:
-        for one, answer in zip(asked, _run(asked, table), strict=True):
-            entry = _entry(one, answer, table, len(facts))
-            if not answer.success:
-                rows = sorted(answer.result.get("partial_unexpected_index_list") or [])
-                entry |= {"examples": _examples(one, table, facts["id"], rows, places_of(rows))} if rows else {}
+        for one, found in zip(asked, _run(asked, table), strict=True):
+            entry = _entry(one, found, table, len(facts))
+            if not found.success and (rows := sorted(found.result.get("partial_unexpected_index_list") or [])):
+                entry["examples"] = _examples(one, table, facts["id"], rows, places_of(rows))
             entries.append(entry)
     return {"suite": record_type, "success": not any(map(fails, entries)), "rows": len(facts), "expectations": entries}
 
@@ -158,16 +157,16 @@ def _asked(own: Expectation) -> Asked:
     return Asked(f"expect_{own.expect}", own.column, own.arguments(), own.severity)
 
 
-def _entry(asked: Asked, answer: Answer, table: "Table", of: int) -> dict[str, Any]:
+def _entry(asked: Asked, found: Held, table: "Table", of: int) -> dict[str, Any]:
     """How one expectation fared with a table of some rows of all."""
-    entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": answer.success}
-    if asked.severity is None and answer.success:
+    entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": found.success}
+    if asked.severity is None and found.success:
         return entry
     entry |= {"arguments": asked.arguments, "severity": asked.severity or "fail", "rows": len(table)}
     entry |= {"of": of} if len(table) < of else {}
-    if "unexpected_percent" in answer.result:  # each value was looked at
-        return entry | {"nulls": int(answer.result.get("missing_count", 0)), "unexpected": int(answer.result["unexpected_count"])}
-    return entry | {"observed": _observed(asked, answer.result, table)}
+    if "unexpected_percent" in found.result:  # each value was looked at
+        return entry | {"nulls": int(found.result.get("missing_count", 0)), "unexpected": int(found.result["unexpected_count"])}
+    return entry | {"observed": _observed(asked, found.result, table)}
 
 
 def _examples(asked: Asked, table: "Table", ids: Any, rows: Sequence[int], places: Sequence[str]) -> list[dict[str, Any]]:
@@ -280,7 +279,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _run(asked: Sequence[Asked], table: "Table") -> list[Answer]:
+def _run(asked: Sequence[Asked], table: "Table") -> list[Held]:
     """Holds a table against expectations.
 
     Raises:
@@ -305,7 +304,7 @@ def _run(asked: Sequence[Asked], table: "Table") -> list[Answer]:
     answers = sorted(outcome.results, key=lambda one: one.expectation_config.meta["number"])
     for one, answer in zip(asked, answers, strict=True):
         _refuse_unheld(one, answer.exception_info)
-    return [Answer(bool(answer.success), dict(answer.result)) for answer in answers]
+    return [Held(bool(answer.success), dict(answer.result)) for answer in answers]
 
 
 def _refuse_unheld(asked: Asked, told: Any) -> None:

@@ -26,6 +26,11 @@ WRONG = [
     (BETWEEN | {"column": None}, "column None is none of"),
     (BETWEEN | {"column": "source"}, "is not for column source, a text: take one of characters, prompt_characters"),
     (BETWEEN | {"max_value": None}, "needs min_value or max_value"),
+    (BETWEEN | {"strict_min": True}, "strict_min says nothing without min_value"),
+    ({"expect": "table_row_count_to_be_between", "min_value": 0.5}, "counts, and 0.5 is no whole number"),
+    (BETWEEN | {"column": ["characters"]}, "column"),
+    (REGEX | {"regex": "a{99999999999999999999}"}, "is no regular expression"),
+    (REGEX | {"regex": "(" * 5000}, "is no regular expression"),
     (BETWEEN | {"min_value": 10}, "nothing lies between 10 and 9"),
     (BETWEEN | {"max_value": "9"}, "max_value"),
     (BETWEEN | {"regex": "a"}, "does not take regex: it takes min_value, max_value, strict_min, strict_max, mostly"),
@@ -71,7 +76,7 @@ def test_what_can_never_be_meant_is_told_when_the_recipe_is_loaded(wrong, said):
 def test_an_expectation_stands_there_once():
     assert len(expecting(BETWEEN, BETWEEN | {"max_value": 8}).expectations) == 2
     with pytest.raises(ValidationError, match="column_values_to_be_between of characters stands there twice"):
-        expecting(BETWEEN, BETWEEN)
+        expecting(BETWEEN, BETWEEN | {"severity": "warn"})
 
 
 def test_a_dump_holds_what_was_said_and_can_be_read_back():

@@ -84,12 +84,12 @@ def test_the_table_of_expectations_is_the_librarys_own():
     examine(facts_with(), "conversation")  # imports it without what nobody uses
     import great_expectations.expectations as library
 
-    for name, form in EXPECTATIONS.items():
+    for name, takes in EXPECTATIONS.items():
         fields = getattr(library, "Expect" + "".join(part.capitalize() for part in name.split("_"))).__fields__
-        assert set(form.takes) <= set(fields), name
-        assert {field for field in fields if fields[field].required} - {"column"} <= set(form.one_of), name
-        assert ("column" in fields) == bool(form.of), name
-        assert ("mostly" in fields) == ("mostly" in form.also), name
+        assert set(takes.arguments) <= set(fields), name
+        assert {field for field in fields if fields[field].required} - {"column"} <= set(takes.one_of), name
+        assert ("column" in fields) == bool(takes.of), name
+        assert ("mostly" in fields) == ("mostly" in takes.also), name
 
 
 BETWEEN = {"expect": "column_values_to_be_between", "column": "turns", "max_value": 2}
