@@ -59,15 +59,15 @@ class Asked(NamedTuple):
     """Of the recipe's; None: every record of the type must meet it."""
 
 
-class Held(NamedTuple):
-    """What it says."""
+class Finding(NamedTuple):
+    """What it says of a table."""
 
     success: bool
     result: dict[str, Any]
     """Its own summary."""
 
 
-def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
+def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> Verdict:
     """Holds rows against the suite of their type.
 
     Args:
@@ -157,7 +157,7 @@ def _asked(own: Expectation) -> Asked:
     return Asked(f"expect_{own.expect}", own.column, own.arguments(), own.severity)
 
 
-def _entry(asked: Asked, found: Held, table: "Table", of: int) -> dict[str, Any]:
+def _entry(asked: Asked, found: Finding, table: "Table", of: int) -> dict[str, Any]:
     """How one expectation fared with a table of some rows of all."""
     entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": found.success}
     if asked.severity is None and found.success:
@@ -279,7 +279,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _run(asked: Sequence[Asked], table: "Table") -> list[Held]:
+def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
     """Holds a table against expectations.
 
     Raises:
@@ -304,7 +304,7 @@ def _run(asked: Sequence[Asked], table: "Table") -> list[Held]:
     answers = sorted(outcome.results, key=lambda one: one.expectation_config.meta["number"])
     for one, answer in zip(asked, answers, strict=True):
         _refuse_unheld(one, answer.exception_info)
-    return [Held(bool(answer.success), dict(answer.result)) for answer in answers]
+    return [Finding(bool(answer.success), dict(answer.result)) for answer in answers]
 
 
 def _refuse_unheld(asked: Asked, told: Any) -> None:
