@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
+from configs.expectations import Expectation, refuse_unfit
 from configs.filters import Filter
 from configs.frozen import Arrived, Dtype, Frozen, Many
 from configs.hub import Repository, Revision
 from configs.licences import UNKNOWN, Licence
-from configs.mixing import DRAWING, Drawn, Order, When, amounts, refuse_unfit
+from configs.mixing import DRAWING, Drawn, Order, When, amounts, refuse_amounts
 from configs.paths import RelativePath
 from configs.stores import ObjectUrl
 from configs.suite_forms import Form, load_form
@@ -395,6 +396,8 @@ class PrepareData(Frozen):
     total: int | None = Field(default=None, ge=1)
     """Rows of the mixture: what the sources' shares are parts of. Each source then says a `share` or a `count`, and they add up."""
     filters: Many[Filter] = ()
+    expectations: Many[Expectation] = ()
+    """What the rows that the filters keep must be like, besides being well-formed."""
     draw: When = "before_filters"
     """When rows are drawn: amounts of sources are those that go into the filters, or those that come out."""
     order: Order = "shuffled"
@@ -406,7 +409,7 @@ class PrepareData(Frozen):
 
     @model_validator(mode="after")
     def amounts_add_up(self) -> "PrepareData":
-        refuse_unfit(self.total, self.draw, self.record, self.sources)
+        refuse_amounts(self.total, self.draw, self.record, self.sources)
         return self
 
     @property
@@ -418,6 +421,11 @@ class PrepareData(Frozen):
     def amounts(self) -> list[int | None]:
         """By source, the rows that it is to give; None where that follows from how many there are."""
         return amounts(self.total, self.sources)
+
+    @model_validator(mode="after")
+    def expectations_fit(self) -> "PrepareData":
+        refuse_unfit(self.expectations, self.record)
+        return self
 
     @model_validator(mode="after")
     def items_have_a_task(self) -> "PrepareData":

@@ -95,7 +95,7 @@ class Drawn(Frozen):
         return self.repeat or (self.epochs or 0) > 1
 
 
-def refuse_unfit(total: int | None, draw: When, record: str, sources: Sequence[Any]) -> None:
+def refuse_amounts(total: int | None, draw: When, record: str, sources: Sequence[Any]) -> None:
     """Raises ValueError for amounts of sources that do not go together, or not with what the stage says."""
     drawn = {place: source for place, source in enumerate(sources) if isinstance(source, Drawn)}
     for place, source in drawn.items():

@@ -182,6 +182,8 @@ def _rows(cut: _Cut, stand: Stand) -> None:
     cut.set("total", None, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
+    for number in range(len(config.expectations)):  # few rows, that were made
+        cut.set(f"expectations.{number}.severity", "warn", "thresholds")
 
 
 def _unmixed(cut: _Cut, place: str, source: Drawn) -> None:

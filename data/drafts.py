@@ -4,6 +4,7 @@ What is decided by is an index with some hundred bytes of each row. The rows the
 result is the same for any number of processes and any size of block.
 """
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from configs.datasets import RecordType
 from configs.filters import Filter
 from configs.frozen import digest
 from configs.mixing import By, Order, When
-from data import columns, filters, mixing, records, row_statistics
+from data import columns, filters, mixing, records, row_facts, row_statistics
 from data.expectations import facts_of
 from data.filters import KEY, Facts
 from data.parallel import mapped
@@ -28,11 +29,13 @@ from data.row_files import Block
 from data.scattered import Numbers, Scattered
 from data.sources import USABLE, BadRow, Opened
 
-FACTS = {"length": "size", "turns": "turns"}
+MESSAGES = "number of messages"
+ORDERED_BY = {"length": "size", "turns": MESSAGES}
 """What rows may be ordered by → its column in the index."""
 KEPT = "rows that the filters keep"
 FEW = 4
 """So many blocks are not worth further processes."""
+PLACES = ".places"
 
 
 class Draft(NamedTuple):
@@ -47,7 +50,7 @@ class Draft(NamedTuple):
     """By filter."""
     bad: list[BadRow]
     path: Path
-    """Where the rows lie."""
+    """Where the rows lie; beside them, `PLACES`, where each was read."""
 
 
 @dataclass
@@ -110,7 +113,7 @@ class Laid:
             case "interleaved":
                 keys = mixing.positions(self.sources[places])
             case By(by=by, direction=direction):
-                keys = np.asarray(self.index[FACTS[by]])[places] * (1 if direction == "ascending" else -1)
+                keys = np.asarray(self.index[ORDERED_BY[by]])[places] * (1 if direction == "ascending" else -1)
         return places[np.argsort(keys, kind="stable")]
 
     def drawn(self, taken: Sequence[Taken], kept: Numbers) -> Numbers:
@@ -156,6 +159,12 @@ class Laid:
         """The rows at some places, in that order."""
         return self._named(self.rows.table(places), places)
 
+    def places_read(self, places: Numbers) -> list[str]:
+        """Where the rows at some places were read, e.g. `chat.jsonl:17`; empty where they were made."""
+        files, lines = self.rows.file[places].tolist(), self.rows.line[places].tolist()
+        read = {file: json.loads(self.rows.files[file].with_suffix(PLACES).read_text()) for file in set(files)}
+        return [read[file][line] for file, line in zip(files, lines, strict=True)]
+
     def write(self, payload: Path, places: Numbers, workers: int) -> Iterator[int]:
         """See `Scattered.write`."""
         return self.rows.write(payload, places, workers, self._named)
@@ -175,6 +184,8 @@ class Drafts:
     """Of the order of the rows."""
     check_verifier: Callable[[Any], None]
     workers: int
+    looks: Sequence[str] = ()
+    """Names of further facts that the index has of each row, see `data/row_facts.py`."""
     taken: list[Taken] = field(default_factory=list)
 
     def __enter__(self) -> "Drafts":
@@ -205,13 +216,16 @@ class Drafts:
         source.refuse(taken.rows, taken.bad)
 
     def _draft(self, source: Opened, block: Block, path: Path) -> Draft:
-        rows, bad = source.parse(block)
+        rows, bad, places = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
         table = columns.to_table(rows, records.RECORDS[self.record])
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
+        path.with_suffix(PLACES).write_text(json.dumps(places))
         index = facts_of(rows, self.record, self.check_verifier)
-        index = index.append_column("turns", pa.array([len(row["messages"]) for row in rows], pa.int32()))
+        for name, fact in row_facts.look(self.looks, rows).items():
+            index = index.append_column(name, fact)
+        index = index.append_column(MESSAGES, pa.array([len(row["messages"]) for row in rows], pa.int32()))
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
         for name, column in row_statistics.noted(rows):
             index = index.append_column(name, column)

@@ -6,21 +6,33 @@ The verdict goes into the artifact's record, so it holds no time and no random i
 import json
 import math
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from configs.expectations import Expectation
+from configs.frozen import finite
 from configs.problems import PedigreeError
 from data.messages import FINISH_REASONS, is_unicode, message_problem
 from data.process import uncollected
+from data.verdicts import ValidationError, Verdict, fails, refuse
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
-SHOWN = 5
+KEPT = 20
+"""Rows that are not as expected, of each expectation, that a verdict shows."""
+EXCERPT = 200
+"""Characters of a value that it shows."""
+AROUND = 60
+"""Of them, those that stand before what a text should not hold."""
+DIGITS = 9
+"""Significant ones of what is observed: more would differ between processors."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "conversation": ("id", "source", "messages"),
     "prompt": ("id", "source", "messages", "verifier"),
@@ -36,11 +48,26 @@ UNUSED = ("scipy.stats", "altair", "boto3")
 LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
 
 
-class ValidationError(PedigreeError):
-    """Rows break an expectation; the message shows them."""
+class Asked(NamedTuple):
+    """One expectation, as Great Expectations is asked."""
+
+    expectation: str
+    """Its name, `expect_...`."""
+    column: str | None
+    arguments: dict[str, Any]
+    severity: str | None = None
+    """Of the recipe's; None: every record of the type must meet it."""
 
 
-def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
+class Finding(NamedTuple):
+    """What it says of a table."""
+
+    success: bool
+    result: dict[str, Any]
+    """Its own summary."""
+
+
+def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> Verdict:
     """Holds rows against the suite of their type.
 
     Args:
@@ -66,20 +93,116 @@ def facts_of(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
     return Table.from_pylist(facts, schema=schema([(name, string()) for name in names]))
 
 
-def hold(facts: "Table", record_type: str) -> dict[str, Any]:
+def hold(facts: "Table", record_type: str) -> Verdict:
     """Holds the facts of rows (`facts_of`) against the suite of their type; as `validate`."""
-    results = _run_suite(facts, record_type)
-    failures = [_describe(result, facts) for result in results if not result["success"]]
-    if failures:
-        raise ValidationError(f"{record_type} rows break {len(failures)} expectations:\n" + "\n".join(failures))
-    return {
-        "suite": record_type,
-        "success": True,
-        "rows": len(facts),
-        "expectations": [
-            {"expectation": result["expectation"], "column": result["column"], "success": result["success"]} for result in results
-        ],
-    }
+    verdict = examine(facts, record_type)
+    refuse(verdict)
+    return verdict
+
+
+def examine(
+    facts: "Table",
+    record_type: str,
+    expectations: Sequence[Expectation] = (),
+    texts_of: "Callable[[int], Table] | None" = None,
+    places_of: Callable[[list[int]], list[str]] = lambda rows: ["" for _ in rows],
+) -> Verdict:
+    """Holds rows against the suite of their type and what their recipe expects: first what looks at all of them, then at a sample.
+
+    Args:
+        facts: `facts_of` the rows, and of what the recipe's expectations look at (`data/row_facts.py`).
+        record_type: of the rows.
+        expectations: the recipe's.
+        texts_of: number → texts of so many of the first rows; needed where an expectation looks at texts.
+        places_of: numbers of rows → where each was read.
+
+    Returns:
+        See `data/verdicts.py`.
+
+    Raises:
+        ValidationError: an expectation cannot be held against the rows at all.
+    """
+    looks = [(facts, [*_suite(record_type), *(_asked(one) for one in expectations if one.sample is None)])]
+    for size in sorted({one.sample for one in expectations if one.sample is not None}):
+        assert texts_of is not None
+        looks.append((texts_of(size), [_asked(one) for one in expectations if one.sample == size]))
+    entries = []
+    for table, asked in looks:
+        for one, found in zip(asked, _run(asked, table), strict=True):
+            entry = _entry(one, found, table, len(facts))
+            if not found.success and (rows := sorted(found.result.get("partial_unexpected_index_list") or [])):
+                entry["examples"] = _examples(one, table, facts["id"], rows, places_of(rows))
+            entries.append(entry)
+    return {"suite": record_type, "success": not any(map(fails, entries)), "rows": len(facts), "expectations": entries}
+
+
+def _suite(record_type: str) -> list[Asked]:
+    """What every record of a type must meet."""
+    columns = COLUMNS[record_type]
+    null, not_null = "expect_column_values_to_be_null", "expect_column_values_to_not_be_null"
+    return [
+        Asked("expect_table_row_count_to_be_between", None, {"min_value": 1}),
+        Asked(not_null, "id", {}),
+        Asked("expect_column_values_to_be_unique", "id", {}),
+        Asked(not_null, "source", {}),
+        Asked("expect_column_values_to_be_in_set", "columns", {"value_set": [",".join(sorted(columns))]}),
+        Asked(null, "messages", {}),
+        *([Asked(null, "verifier", {})] if "verifier" in columns else []),
+        *([Asked(not_null, "task", {})] if "task" in columns else []),
+        *([Asked(null, "answers", {})] if record_type == "preference" else []),
+    ]
+
+
+def _asked(own: Expectation) -> Asked:
+    return Asked(f"expect_{own.expect}", own.column, own.arguments(), own.severity)
+
+
+def _entry(asked: Asked, found: Finding, table: "Table", of: int) -> dict[str, Any]:
+    """How one expectation fared with a table of some rows of all."""
+    entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": found.success}
+    if asked.severity is None and found.success:
+        return entry
+    entry |= {"arguments": asked.arguments, "severity": asked.severity or "fail", "rows": len(table)}
+    entry |= {"of": of} if len(table) < of else {}
+    if "unexpected_percent" in found.result:  # each value was looked at
+        return entry | {"nulls": int(found.result.get("missing_count", 0)), "unexpected": int(found.result["unexpected_count"])}
+    return entry | {"observed": _observed(asked, found.result, table)}
+
+
+def _examples(asked: Asked, table: "Table", ids: Any, rows: Sequence[int], places: Sequence[str]) -> list[dict[str, Any]]:
+    """Some of the rows that are not as expected."""
+    shown = []
+    for row, place in zip(rows, places, strict=True):
+        value = table[asked.column][row].as_py()
+        shown.append({"id": ids[row].as_py(), "place": place, "value": _excerpt(value, asked) if isinstance(value, str) else value})
+    return shown
+
+
+def _excerpt(text: str, asked: Asked) -> str:
+    """The beginning of a text, or what stands around that which it should not hold."""
+    found = None
+    if asked.expectation.startswith("expect_column_values_to_not_match"):
+        patterns = asked.arguments.get("regex_list", [asked.arguments.get("regex")])
+        found = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
+    start = max(0, found.start() - AROUND) if found else 0
+    cut = text[start : start + EXCERPT]
+    return f"{'… ' if start else ''}{cut}{' …' if start + EXCERPT < len(text) else ''}"
+
+
+def _observed(asked: Asked, result: dict[str, Any], table: "Table") -> Any:
+    """What a column, or the rows as a whole, were found to be; of its distinct values the first ones."""
+    if asked.expectation.startswith("expect_column_distinct"):
+        return sorted(table[asked.column].unique().drop_null().to_pylist())[:KEPT]
+    found = result["observed_value"]
+    if isinstance(found, list):
+        return sorted(map(_plain, found))
+    return [_plain(value) for value in found["values"]] if isinstance(found, dict) else _plain(found)
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's."""
+    value = value.item() if hasattr(value, "item") else value
+    return finite(float(f"{value:.{DIGITS}g}")) if isinstance(value, float) else value
 
 
 def row_problem(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> str | None:
@@ -156,44 +279,49 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _run_suite(facts: "Table", record_type: str) -> list[dict[str, Any]]:
-    """One entry per expectation: its name, column, success, and the places of the first offending rows."""
+def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
+    """Holds a table against expectations.
+
+    Raises:
+        ValidationError: one of them cannot be held against it.
+    """
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     with uncollected(), _imported_on_use(UNUSED):
         import great_expectations as gx
     import pandas as pd
+    from pyarrow import types
 
-    expect: Any = gx.expectations
-    suite = gx.ExpectationSuite(
-        name=record_type,
-        expectations=[
-            expect.ExpectTableRowCountToBeBetween(min_value=1),
-            expect.ExpectColumnValuesToNotBeNull(column="id"),
-            expect.ExpectColumnValuesToBeUnique(column="id"),
-            expect.ExpectColumnValuesToNotBeNull(column="source"),
-            expect.ExpectColumnValuesToBeInSet(column="columns", value_set=[",".join(sorted(COLUMNS[record_type]))]),
-            expect.ExpectColumnValuesToBeNull(column="messages"),
-            *([expect.ExpectColumnValuesToBeNull(column="verifier")] if "verifier" in COLUMNS[record_type] else []),
-            *([expect.ExpectColumnValuesToNotBeNull(column="task")] if "task" in COLUMNS[record_type] else []),
-            *([expect.ExpectColumnValuesToBeNull(column="answers")] if record_type == "preference" else []),
-        ],
-    )
     context: Any = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False, "metric_calculations": False}
     source = context.data_sources.add_pandas("rows")
     batch = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows")
-    table = facts.to_pandas(types_mapper=pd.ArrowDtype)
-    outcome = batch.get_batch({"dataframe": table}).validate(suite, result_format="COMPLETE")
-    return [
-        {
-            "expectation": result.expectation_config.type,
-            "column": result.expectation_config.kwargs.get("column"),
-            "success": bool(result.success),
-            "offending": sorted(result.result.get("unexpected_index_list") or []),
-            "observed": result.result.get("observed_value"),
-        }
-        for result in outcome.results
-    ]
+    frame = table.to_pandas(types_mapper=lambda kind: None if types.is_primitive(kind) else pd.ArrowDtype(kind))
+    suite = gx.ExpectationSuite(name="rows", expectations=[_of_library(number, one) for number, one in enumerate(asked)])
+    form = {"result_format": "SUMMARY", "partial_unexpected_count": KEPT}
+    with pd.option_context("mode.string_storage", "python"), warnings.catch_warnings():  # Python's regular expressions, not Arrow's
+        warnings.filterwarnings("ignore", "This pattern is interpreted as a regular expression", UserWarning)
+        outcome = batch.get_batch({"dataframe": frame}).validate(suite, result_format=form)
+    answers = sorted(outcome.results, key=lambda one: one.expectation_config.meta["number"])
+    for one, answer in zip(asked, answers, strict=True):
+        _refuse_unheld(one, answer.exception_info)
+    return [Finding(bool(answer.success), dict(answer.result)) for answer in answers]
+
+
+def _refuse_unheld(asked: Asked, told: Any) -> None:
+    """Raises ValidationError where the library says that it could not do what it was asked."""
+    errors = [told, *told.values()] if isinstance(told, dict) else []
+    said = next((one["exception_message"] for one in errors if isinstance(one, dict) and one.get("exception_message")), None)
+    if said:
+        raise ValidationError(f"{asked.expectation} cannot be held against {asked.column or 'rows'}, {asked.arguments}: {said}")
+
+
+def _of_library(number: int, asked: Asked) -> Any:
+    """The library's own object for an expectation, which brings its number back."""
+    import great_expectations.expectations as library
+
+    kind = getattr(library, "".join(map(str.capitalize, asked.expectation.split("_"))))
+    column = {} if asked.column is None else {"column": asked.column}
+    return kind(**column, **asked.arguments, meta={"number": number})
 
 
 class _OnUse(ModuleType):
@@ -218,11 +346,3 @@ def _imported_on_use(names: Sequence[str]) -> Iterator[None]:
         for one in stand_ins:
             if sys.modules.get(one.__name__) is one:
                 del sys.modules[one.__name__]
-
-
-def _describe(result: dict[str, Any], facts: "Table") -> str:
-    places = result["offending"]
-    lines = [f"  {result['expectation']}({result['column'] or 'rows'}): {len(places) or result['observed']} rows"]
-    shown = [fact for place in places[:SHOWN] for fact in facts.slice(place, 1).to_pylist()]
-    lines += [f"    {fact['id']}: {fact.get(result['column'])}" for fact in shown]
-    return "\n".join([*lines, f"    ... and {len(places) - SHOWN} more"] if len(places) > SHOWN else lines)

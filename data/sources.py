@@ -91,6 +91,8 @@ class Parsed(NamedTuple):
     rows: list[dict[str, Any]]
     """Records without ids."""
     bad: list[BadRow]
+    places: list[str]
+    """Where each record was read; empty where it was made."""
 
 
 @dataclass(frozen=True)
@@ -152,13 +154,14 @@ def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Open
 
 
 def _parsed(rows: Iterable[tuple[str, Any]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
-    made, bad = [], []
+    made, bad, places = [], [], []
     for place, row in rows:
         try:
             made.append(make(row))
+            places.append(place)
         except ValueError as error:
             bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
-    return Parsed(made, bad)
+    return Parsed(made, bad, places)
 
 
 def _portion_of(source: RowSource | MadeRows) -> Portion:
@@ -167,7 +170,8 @@ def _portion_of(source: RowSource | MadeRows) -> Portion:
 
 
 def _as_they_are(block: Block) -> Parsed:
-    return Parsed([row for _, row in block.rows()], [])
+    given = list(block.rows())
+    return Parsed([row for _, row in given], [], [place for place, _ in given])
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:

@@ -387,6 +387,8 @@ def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
     rename(out, target)
     fault_point("publish renamed")
     shutil.rmtree(aside, ignore_errors=True)
+    for mark in record.marks:
+        run.ledger.notice(f"{node.address}: {mark}")
 
 
 def _result(scratch: Path) -> Success:

@@ -6,7 +6,7 @@ evidence/counts.json    rows read, dropped by each filter, not drawn, repeated a
 evidence/statistics.json  what the rows that are kept are like, in all and per source of the recipe
 evidence/drops.jsonl    every dropped row with the filter and its evidence
 evidence/bad_rows.jsonl every row that nothing could be made of, with its place and the reason
-evidence/validation.json
+evidence/validation.json whether each expectation was met, and rows that are not as expected, with their places; also where the stage fails
 """
 
 from collections import Counter
@@ -18,15 +18,17 @@ import numpy as np
 import pyarrow as pa
 
 from configs.datasets import ROWS, Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
-from data import columns, filters, procedural, records, row_filters, row_statistics, sources
+from configs.expectations import facts_named, texts_named
+from data import columns, filters, procedural, records, row_facts, row_filters, row_statistics, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
-from data.expectations import hold
+from data.expectations import examine
 from data.filters import Drop
 from data.mixing import Portion
 from data.records import FORM_FILE
 from data.scattered import Numbers
 from data.sources import LEAK, Opened, Outside, Parsed
+from data.verdicts import Verdict, recorded, refuse, warnings
 from stages.core.verifiers import check, verify
 from stages.core.verifiers.choices import check_choices
 from stages.job import Inputs, Job, StageError
@@ -52,7 +54,8 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     for source in config.sources:
         prove_verifier(source)
     workers = job.numerics.threads
-    with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers) as drafts:
+    looks = facts_named(config.expectations)
+    with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, looks) as drafts:
         for source, amount in zip(config.sources, config.amounts, strict=True):
             with job.busy("reading sources"):
                 given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
@@ -70,12 +73,15 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         if not len(kept):
             raise StageError(f"no row is left of {counts['read']} (dropped: {counts['drops']}): loosen the filters or add sources")
         with job.busy("checking rows"):
-            verdict = hold(laid.index.take(kept), config.record)
+            verdict = examined(laid, kept, config)
+            write_json(job.evidence / "validation.json", verdict)
+        refuse(verdict)
+        job.marks += warnings(verdict)
         for rows in laid.write(job.out / "payload", kept, workers):
             job.doing("writing rows", rows, len(kept), "rows")
         with job.busy("writing evidence"):
             write_json(job.evidence / "statistics.json", statistics(config, drafts.taken, laid, kept))
-            bad = write_evidence(job, counts, verdict, drafts.taken, excerpts(laid, drops, config))
+            bad = write_evidence(job, counts, drafts.taken, excerpts(laid, drops, config))
     if config.the_form is not None:
         write_json(job.out / "payload" / FORM_FILE, {"name": config.form, **config.the_form.deciding()})
     return {
@@ -84,7 +90,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         "dropped": counts["drops"],
         "bad_rows": bad,
         "planted_leaks": sum(number for name, number in counts["sources"].items() if name.startswith(LEAK)),
-        "validation": verdict,
+        "validation": recorded(verdict),
     }
 
 
@@ -164,6 +170,21 @@ def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Nu
     }
 
 
+def examined(laid: Laid, kept: Numbers, config: PrepareData) -> Verdict:
+    """Whether the rows that are kept are as expected: in the order of a hash, so that the first ones are a sample."""
+    kept = laid.shuffled(kept)
+
+    def texts_of(count: int) -> pa.Table:
+        rows, names = laid.table(kept[:count]), texts_named(config.expectations)
+        batches = (columns.to_rows(rows.slice(start, BATCH), records.RECORDS[config.record]) for start in range(0, len(rows), BATCH))
+        return pa.concat_tables([row_facts.texts_of(batch, names) for batch in batches])
+
+    def places_of(numbers: list[int]) -> list[str]:
+        return laid.places_read(kept[numbers])
+
+    return examine(laid.index.take(pa.array(kept)), config.record, config.expectations, texts_of, places_of)
+
+
 def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, in the order in which they were read."""
     places = sorted(drops)
@@ -182,13 +203,10 @@ def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
 
 
-def write_evidence(
-    job: Job, counts: dict[str, Any], verdict: dict[str, Any], taken: Sequence[Taken], dropped: Iterable[dict[str, Any]]
-) -> int:
+def write_evidence(job: Job, counts: dict[str, Any], taken: Sequence[Taken], dropped: Iterable[dict[str, Any]]) -> int:
     """Returns how many rows were bad."""
     bad = [{"source": part.source.name, **row._asdict()} for part in taken for row in part.bad]
     write_json(job.evidence / "counts.json", counts)
-    write_json(job.evidence / "validation.json", verdict)
     write_rows(job.evidence / "drops.jsonl", dropped)
     write_rows(job.evidence / "bad_rows.jsonl", bad)
     return len(bad)

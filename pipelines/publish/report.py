@@ -22,6 +22,7 @@ from configs.suites import looks
 from configs.texts import shown
 from data.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
 from data.untrusted import open_plain, read_lines
+from data.verdicts import finding, title
 from pipelines.estimate.reality import Outcome, outcomes_of
 from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pipelines.publish.following import Comparison, comparisons
@@ -36,6 +37,8 @@ LONGEST_ANSWER = 600
 """Characters of an answer that are shown."""
 CURVES_FIRST = ("reward", "gold", "proxy", "loss", "accuracy", "margin", "kl", "kl_k3", "entropy", "response_length", "grad_norm")
 UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error)
+EXAMPLES_SHOWN = 5
+"""Rows that are not as expected; the evidence has more."""
 CURVES_SHOWN = 4
 """Curves of a stage that stand open; the others are a click away."""
 SECTIONS = (
@@ -562,7 +565,21 @@ def _verdict(stage: Stage) -> dict[str, Any] | None:
         return None
     results = verdict.get("expectations", verdict.get("results", []))
     failed = [str(result.get("expectation", result.get("type"))) for result in results if not result.get("success")]
-    return {"name": stage.shown, "success": bool(verdict.get("success")), "count": len(results), "failed": ", ".join(failed)}
+    of_recipe = [_held(entry) for entry in stage.evidence("validation.json").get("expectations", []) if "severity" in entry]
+    return {
+        "name": stage.shown,
+        "success": bool(verdict.get("success")),
+        "count": len(results),
+        "failed": ", ".join(failed),
+        "of_recipe": of_recipe,
+        "warned": any(not entry["success"] for entry in of_recipe),
+    }
+
+
+def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An expectation of a recipe, what was found, and rows that are not as expected."""
+    examples = [[example["id"], example["place"], example["value"]] for example in entry.get("examples", [])]
+    return {"title": title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
 
 
 def _lineage(stage: Stage) -> dict[str, Any]:

@@ -21,7 +21,7 @@ UNPROVED: dict[Reason, str] = {
     "batches": "that the recipe learns: its batches, steps and learning rates are others",
     "lengths": "long answers",
     "samples": "the numbers of samples: statistics and shares come from very few",
-    "thresholds": "that the real data keeps within the bounds of what may be bad, unknown or contaminated",
+    "thresholds": "that the real data keeps within the bounds of what may be bad, unknown or contaminated, and is as the recipe expects",
     "judges": "what the real judges say, and that they can be reached",
     "machine": "what only GPUs do: their kernels, NCCL, tensor parallel engines, offloading, and whether all fits into their memory",
 }

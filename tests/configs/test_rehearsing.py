@@ -155,6 +155,25 @@ stages:
     assert drawn == [everything, (*eight, True), (*eight, True), everything, (*eight, False)]
 
 
+def test_made_rows_need_not_be_as_expected(tmp_path):
+    recipes = tmp_path / "recipes"
+    recipes.mkdir()
+    (recipes / "rows.yaml").write_text("""
+stages:
+  rows:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: hub, repo: o/n, revision: pin me, split: train}]
+    expectations:
+      - {expect: table_row_count_to_be_between, min_value: 900000}
+      - {expect: column_values_to_not_match_regex, column: text, regex: a, severity: warn}
+""")
+    _, small, changes = rehearsal_of(tmp_path, "rows", recipes=recipes)
+    assert [one["severity"] for one in small.find("rows").config.model_dump()["expectations"]] == ["warn", "warn"]
+    assert [change.reason for change in changes if change.setting == "expectations.0.severity"] == ["thresholds"]
+    assert not any(change.setting.startswith("expectations.1") for change in changes)
+
+
 def test_an_endpoint_becomes_a_made_one(tmp_path):
     recipes = tmp_path / "real"
     recipes.mkdir()

@@ -441,6 +441,7 @@ def test_an_interrupted_stage_whose_code_has_changed(lab: Lab, choice: Any) -> N
     attempts = read(lab, "clean", "run.json")["attempts"]
     assert ("edited" in rows) == (choice != "keep")
     assert record["marks"] == ([f"code changed at step 7: {STAGE}"] if choice == "take" else [])
+    assert (f"lab/clean: code changed at step 7: {STAGE}" in run.ledger.notices) == (choice == "take")  # and is told at once
     assert (attempts[-1]["resumed_from"] == "step-7") == (choice != "rerun")
     assert (attempts[-1]["code"]["snapshot"] == attempts[0]["code"]["snapshot"]) == (choice == "keep")
     said = [notice for notice in run.ledger.notices if "the working tree has changed since" in notice]

@@ -90,6 +90,26 @@ def test_data_contamination_and_validation_are_told(page):
     assert page.count(">passed<") == 4  # the four data sets of `tiny`
 
 
+def test_what_a_recipe_expects_is_told_with_rows_that_are_not_so(tmp_path):
+    project = project_at(tmp_path)
+    graph = load_recipe(project.recipes, "tiny")
+    told = {"expectation": "expect_column_values_to_not_match_regex", "column": "answer", "arguments": {"regex": "<b>"}, "severity": "warn"}
+    found = {"success": False, "rows": 100, "of": 1450, "nulls": 0, "unexpected": 9}
+    rows = [{"id": f"chat-{n}", "place": f"chat.jsonl:{n}", "value": f"<b>{n}"} for n in range(10, 19)]
+    plain = {"expectation": "expect_column_values_to_be_unique", "column": "id", "success": True}
+    mean = {"expectation": "expect_column_mean_to_be_between", "column": "turns", "success": True, "observed": 2.5, "rows": 1450}
+    mean |= {"arguments": {"min_value": 2}, "severity": "fail"}
+    verdict = {"suite": "conversation", "success": True, "rows": 1450, "expectations": [plain, mean, told | found]}
+    evidence = {"validation.json": verdict | {"expectations": [plain, mean, told | found | {"examples": rows}]}}
+    build(project, graph, graph.find("arithmetic_suite"), {"rows.jsonl": "{}\n"}, evidence, {"rows": 1450, "validation": verdict})
+    text = write_report(project, graph).read_text()
+    assert "passed, with warnings" in text and "What the recipe expects of arithmetic_suite" in text
+    assert "column_values_to_not_match_regex(answer, regex &#34;&lt;b&gt;&#34;)" in text
+    assert "9 rows unexpected (9 % of 100), in a sample of 100 of 1,450 rows" in text and "2.5 observed" in text
+    assert text.count("chat.jsonl:") == 5 and "chat.jsonl:10: <code>&lt;b&gt;10" in text
+    assert not Outline(text).wrong and text.count(">met<") == 1
+
+
 def test_wall_time_numerics_and_environment(page):
     assert "2m 05s" in page and "cpu, 2 threads" in page and "2.13.0" in page and "0123456789ab" in page
 

@@ -1,0 +1,112 @@
+"""What a recipe may expect of its rows: nonsense is told when the recipe is loaded, without Great Expectations."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from configs.datasets import PrepareData
+from configs.expectations import COLUMNS, EXPECTATIONS, FACTS, TEXTS, Expectation
+from data.row_facts import OF_ROWS, OF_TEXTS
+
+SUMS = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 9, "seed": 1}
+
+
+def expecting(*expectations, record="conversation"):
+    return PrepareData.model_validate({"record": record, "sources": [SUMS], "expectations": list(expectations)})
+
+
+BETWEEN = {"expect": "column_values_to_be_between", "column": "characters", "max_value": 9}
+REGEX = {"expect": "column_values_to_match_regex", "column": "source"}
+WRONG = [
+    (BETWEEN | {"expect": "column_values_to_be_betwene"}, "is no expectation that is known here: write one of column_values_to_be_between"),
+    (BETWEEN | {"column": "charcters"}, "column 'charcters' is none of id, source, characters"),
+    (BETWEEN | {"column": None}, "column None is none of"),
+    (BETWEEN | {"column": "source"}, "is not for column source, a text: take one of characters, prompt_characters"),
+    (BETWEEN | {"max_value": None}, "needs min_value or max_value"),
+    (BETWEEN | {"strict_min": True}, "strict_min says nothing without min_value"),
+    ({"expect": "table_row_count_to_be_between", "min_value": 0.5}, "counts, and 0.5 is no whole number"),
+    (BETWEEN | {"column": ["characters"]}, "column"),
+    (REGEX | {"regex": "a{99999999999999999999}"}, "is no regular expression"),
+    (REGEX | {"regex": "(" * 5000}, "is no regular expression"),
+    (BETWEEN | {"min_value": 10}, "nothing lies between 10 and 9"),
+    (BETWEEN | {"max_value": "9"}, "max_value"),
+    (BETWEEN | {"regex": "a"}, "does not take regex: it takes min_value, max_value, strict_min, strict_max, mostly"),
+    (BETWEEN | {"maximum": 9}, "maximum"),
+    (BETWEEN | {"mostly": 0}, "mostly"),
+    (BETWEEN | {"mostly": 1.1}, "mostly"),
+    (BETWEEN | {"severity": "info"}, "severity"),
+    (BETWEEN | {"sample": 5}, "sample 5 is for text and answer: all rows are looked at here"),
+    (REGEX, "needs regex"),
+    (REGEX | {"regex": "(a"}, "'(a' is no regular expression of Python's: missing )"),
+    ({"expect": "column_values_to_be_in_set", "column": "turns", "value_set": []}, "value_set"),
+    ({"expect": "column_values_to_be_in_set", "column": "turns", "value_set": [2, True]}, "[True] can never be found in column turns"),
+    ({"expect": "column_values_to_be_in_set", "column": "has_system", "value_set": ["yes"]}, "['yes'] can never be found"),
+    ({"expect": "column_values_to_be_unique", "column": "id", "value_set": ["a"]}, "does not take value_set: it takes mostly"),
+    ({"expect": "table_row_count_to_be_between", "column": "id", "min_value": 1}, "looks at the rows as a whole: leave column 'id' out"),
+    (
+        {
+            "expect": "column_quantile_values_to_be_between",
+            "column": "turns",
+            "quantile_ranges": {"quantiles": [0.5, 0.9], "value_ranges": [[1, 2]]},
+        },
+        "value_ranges must be 2 pairs",
+    ),
+    (
+        {
+            "expect": "column_quantile_values_to_be_between",
+            "column": "turns",
+            "quantile_ranges": {"quantiles": [50.0], "value_ranges": [[1, 2]]},
+        },
+        "quantiles [50.0] lie outside of 0 to 1",
+    ),
+    ({"expect": "column_values_to_not_be_null", "column": "strength"}, "column strength is of preference rows, and these are of type conv"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG)
+def test_what_can_never_be_meant_is_told_when_the_recipe_is_loaded(wrong, said):
+    with pytest.raises(ValidationError) as error:
+        expecting({name: value for name, value in wrong.items() if value is not None})
+    assert said in str(error.value)
+
+
+def test_an_expectation_stands_there_once():
+    assert len(expecting(BETWEEN, BETWEEN | {"max_value": 8}).expectations) == 2
+    with pytest.raises(ValidationError, match="column_values_to_be_between of characters stands there twice"):
+        expecting(BETWEEN, BETWEEN | {"severity": "warn"})
+
+
+def test_a_dump_holds_what_was_said_and_can_be_read_back():
+    given = expecting(BETWEEN, {"expect": "column_values_to_not_match_regex", "column": "text", "regex": "a|b", "severity": "warn"})
+    dumped = given.model_dump(mode="json")["expectations"]
+    assert dumped == [
+        BETWEEN | {"severity": "fail"},
+        {"expect": "column_values_to_not_match_regex", "column": "text", "regex": "a|b", "sample": 10000, "severity": "warn"},
+    ]
+    assert PrepareData.model_validate(given.model_dump(mode="json")) == given
+
+
+def test_every_column_has_a_source():
+    assert set(OF_ROWS) | {"id", "source"} == set(FACTS) and set(OF_TEXTS) == set(TEXTS)
+
+
+def test_the_documentation_has_them_all(root):
+    page = (root / "docs" / "recipes.md").read_text()
+    assert all(f"| `{name}` | {fact.meaning}" in page for name, fact in COLUMNS.items())
+    stems = [re.sub("^column_(?=(?!values|value).*_to_be_between$)|_to_be_between$", "", name) for name in EXPECTATIONS]
+    assert all(stem.removeprefix("column_distinct_values_") in page for stem in stems), stems
+
+
+def test_a_recipe_is_checked_without_the_library(root):
+    """It takes seconds to import, and every command loads a recipe."""
+    code = "import sys; import configs.datasets; assert not {'great_expectations', 'pandas', 'pyarrow', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)
+
+
+def test_texts_are_looked_at_in_a_sample():
+    assert Expectation.model_validate(REGEX | {"regex": "a", "column": "answer"}).sample == 10_000
+    assert Expectation.model_validate(REGEX | {"regex": "a", "column": "answer", "sample": 7}).sample == 7
+    assert Expectation.model_validate(REGEX | {"regex": "a"}).sample is None
