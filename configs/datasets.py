@@ -1,6 +1,7 @@
 """Identity of the stages that bring data and models in from outside: sources, filters, templates, decontamination."""
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -175,6 +176,8 @@ class Packaged(Frozen):
         return ASSETS[self.asset].sha256
 
 
+Generator = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/+@()-]{0,99}$")]
+"""What a model is called that wrote the rows of others."""
 LAYOUT_COLUMNS = (
     "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
@@ -187,6 +190,8 @@ LAYOUT_COLUMNS = (
 class Read(Licensed):
     """Rows that others have written, some of which may be of no use."""
 
+    generator: Generator | Many[Generator] = Field(default=(), exclude=True)
+    """Which model wrote the answers, or a list of them, e.g. `gpt-4o`. It travels with what is made from the rows, as `licence` does."""
     count: int | None = Field(default=None, ge=1)
     """Rows to keep, drawn by hash of (seed, id); all when absent."""
     seed: int = Field(default=0, ge=0)
@@ -341,6 +346,15 @@ def title(source: Mapping[str, Any]) -> str | None:
     return source.get("repo") or source.get("asset") or source.get("path") or source.get("name")
 
 
+def base_id(name: str) -> str:
+    """The id of a row without the number by which rows of the same content are told apart: what `SOURCE-HASH` and `SOURCE-HASH-2` share."""
+    found = NUMBERED_ID.fullmatch(name)
+    return found[1] if found else name
+
+
+NUMBERED_ID = re.compile(r"(.*-[0-9a-f]{16})-[0-9]+", re.DOTALL)
+
+
 def hub_sources(config: Frozen) -> "list[Hub | HubModel]":
     """What a stage takes from the Hugging Face hub."""
     return [source for source in _sources(config) if isinstance(source, Hub | HubModel)]
@@ -364,6 +378,16 @@ def licences_of(config: Frozen) -> dict[str, list[str]]:
     return {named: sorted(stated) for named, stated in sorted(found.items())}
 
 
+def generators_of(config: Frozen) -> dict[str, list[str]]:
+    """The models that are said to have written what a stage brings in from outside, by its title; nothing is said of others."""
+    found: dict[str, set[str]] = {}
+    for source in _sources(config):
+        if isinstance(source, Read) and source.generator:
+            named = [source.generator] if isinstance(source.generator, str) else source.generator
+            found.setdefault(str(title(source.model_dump())), set()).update(named)
+    return {named: sorted(stated) for named, stated in sorted(found.items())}
+
+
 class MaxCharacters(Frozen):
     """Drops rows whose text is longer."""
 
@@ -384,7 +408,24 @@ class Keywords(Frozen):
     words: Many[str] = Field(min_length=1)
 
 
-Filter = Annotated[MaxCharacters | ExactDuplicates | Keywords, Field(discriminator="type")]
+class Ids(Frozen):
+    """Drops rows by their ids, each with all rows of the same content; `pedigree forget` says which. Write it last: a copy in other case
+    or white space, which `exact_duplicates` dropped beside such a row, stays dropped then."""
+
+    type: Literal["ids"]
+    ids: Many[str] = Field(min_length=1)
+    """As `pedigree trace` prints them. One that no row has ends the stage: a slip of the pen would keep what is to go."""
+
+    @field_validator("ids")
+    @classmethod
+    def stand_for_all_copies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        numbered = [name for name in value if base_id(name) != name]
+        if numbered:
+            raise ValueError(f"{numbered[0]!r} ends in the number of a copy, and all copies go: write {base_id(numbered[0])!r}")
+        return value
+
+
+Filter = Annotated[MaxCharacters | ExactDuplicates | Keywords | Ids, Field(discriminator="type")]
 
 
 class PrepareData(Frozen):

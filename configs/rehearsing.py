@@ -167,6 +167,7 @@ def _rows(cut: _Cut, stand: Stand) -> None:
             cut.most(f"sources.{number}.count", most, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
+    cut.set("filters", [one for one in cut.get("filters") if one["type"] != "ids"], "data")  # made rows have other ids
 
 
 def _most_rows(config: PrepareData, source: DataSource) -> int:

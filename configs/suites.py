@@ -16,7 +16,7 @@ from configs.graph import Node
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
 """Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
-DRAW = {"columns", "config", "config_as", "count", "licence", "max_bad_rows", "revision", "seed", "split", "url"}
+DRAW = {"columns", "config", "config_as", "count", "generator", "licence", "max_bad_rows", "revision", "seed", "split", "url"}
 """Their fields that do not say where: of a data set's configurations and splits each is a place by itself, at whatever commit."""
 
 

@@ -44,9 +44,12 @@ class NotColumnar(PedigreeError):
     """Rows that the columns of their type cannot hold."""
 
 
-def schema_of(record: type) -> pa.Schema:
-    """The columns of a type of record, a `TypedDict`."""
-    return _schema(record).with_metadata({RECORD: record.__name__.lower().encode()})
+def schema_of(record: type, fields: Sequence[str] | None = None) -> pa.Schema:
+    """The columns of a type of record, a `TypedDict`; of `fields` those that it has."""
+    schema = _schema(record)
+    if fields is not None:
+        schema = pa.schema([field for field in schema if field.name in fields])
+    return schema.with_metadata({RECORD: record.__name__.lower().encode()})
 
 
 @cache
@@ -205,23 +208,25 @@ def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
     sync_folder(path.parent)
 
 
-def read(source: Path | BinaryIO, name: str) -> Iterator[tuple[pa.Table, str]]:
+def read(source: Path | BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[tuple[pa.Table, str]]:
     """(rows, name of their type) of a file, as many at a time as were written together.
 
     Args:
         source: the file.
         name: what it is called in errors.
+        fields: columns to read, of which those are given that the file has; None: all.
 
     Raises:
         ArtifactError: it is not Parquet, or would be too large in memory.
     """
     with _told(name), parquet.ParquetFile(source, pre_buffer=False) as file:
         record = (file.schema_arrow.metadata or {}).get(RECORD, b"").decode(errors="replace")
+        wanted = None if fields is None else [name for name in file.schema_arrow.names if name in fields]
         for number in range(file.num_row_groups):
             size = file.metadata.row_group(number).total_byte_size
             if size > GROUP_BYTES:
                 raise ArtifactError(f"{name} holds {size} bytes that are read at once, more than {GROUP_BYTES}: no Pedigree wrote it")
-            yield file.read_row_group(number, use_threads=False), record
+            yield file.read_row_group(number, columns=wanted, use_threads=False), record
 
 
 def read_group(source: Path, number: int) -> pa.Table:

@@ -6,14 +6,14 @@ A filter looks at each row by itself, in any process, and notes a fact; what it 
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.datasets import ExactDuplicates, Filter, Keywords, MaxCharacters
+from configs.datasets import ExactDuplicates, Filter, Ids, Keywords, MaxCharacters
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
@@ -80,9 +80,26 @@ def _repeated(keys: NDArray[np.void], places: NDArray[np.int64]) -> dict[int, in
     return dict(zip(places[order[~fresh]].tolist(), places[firsts[~fresh]].tolist(), strict=True))
 
 
-def texts(row: dict[str, Any]) -> list[str]:
+def texts(row: Mapping[str, Any]) -> list[str]:
     """Every text of a row: its messages, and the answers of a preference."""
     return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+
+
+def folded(text: str) -> str:
+    """A text, its case and space apart."""
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+
+
+def unknown_ids(filters: Sequence[Filter], facts: Sequence[Facts]) -> list[str]:
+    """Ids that a filter names and no row has.
+
+    Args:
+        filters: in the recipe's order.
+        facts: of each filter, of all rows, see `look`.
+    """
+    named = {name for one in filters if isinstance(one, Ids) for name in one.ids}
+    noted = [seen for one, seen in zip(filters, facts, strict=True) if isinstance(one, Ids) and isinstance(seen, dict)]
+    return sorted(named.difference(*(seen.values() for seen in noted)))
 
 
 def _facts(one: Filter, rows: Sequence[dict[str, Any]]) -> Facts:
@@ -96,9 +113,12 @@ def _facts(one: Filter, rows: Sequence[dict[str, Any]]) -> Facts:
             pattern = re.compile("|".join(rf"(?<!\w){re.escape(word.casefold())}(?!\w)" for word in words))
             found = (pattern.search("\n".join(texts(row)).casefold()) for row in rows)
             return {place: match.group() for place, match in enumerate(found) if match}
+        case Ids(ids=ids):
+            named = frozenset(ids)
+            return {place: row["id"] for place, row in enumerate(rows) if row["id"] in named}
 
 
 def _folded(row: dict[str, Any]) -> bytes:
     """The key of the row's texts, their case and space apart."""
-    text = "\x00".join(" ".join(unicodedata.normalize("NFC", part).casefold().split()) for part in texts(row))
+    text = "\x00".join(map(folded, texts(row)))
     return hashlib.blake2b(text.encode(), digest_size=KEY.itemsize).digest()

@@ -55,6 +55,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job.doing("reading sources", rows, unit="rows")
         with job.busy("filtering rows"):
             laid = drafts.laid()
+            refuse_unknown(filters.unknown_ids(config.filters, laid.facts))
             drops = filters.decide(config.filters, laid.facts, laid.ids)
             kept = laid.shuffled(np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops))))
         counts = count(drafts.taken, laid, drops)
@@ -139,6 +140,14 @@ def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop]) -> dict
     }
 
 
+def refuse_unknown(ids: Sequence[str]) -> None:
+    if ids:
+        raise StageError(
+            f"{len(ids)} ids that a filter drops are those of no row here, e.g. {ids[0]!r}: correct them (`pedigree trace` prints ids), or "
+            "leave them out where the source has no such row any more, or does not draw it"
+        )
+
+
 def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, in the order in which they were read."""
     places = sorted(drops)
@@ -149,7 +158,7 @@ def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iter
 
 
 def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
-    text = "\n".join(filters.texts(row))
+    text = "\n".join(filters.texts(row)) if drop.reason != "ids" else ""  # who names a row may want its text nowhere
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
 
 

@@ -39,6 +39,7 @@ ROOMS = (
     "lineage",  # what it was made from, and whether that is so
     "estimate",  # what it will need
     "identity",  # what a stage would be made from now
+    "forget",  # what would be made again without a row
     "jobs",  # one running job
     "gc",
     "ensure",  # one stage

@@ -3,6 +3,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from configs.compile import overrides_of
@@ -11,10 +12,13 @@ from pipelines.cli.plan import SETTLED, PlanRow, disk_total, misfits, totals
 from pipelines.cli.status import StageStatus
 from pipelines.ensure import Result
 from pipelines.estimate.estimates import document_of
+from pipelines.forget import Forgetting
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.live import LiveJob
 from pipelines.ledger.store import LedgerError
+from pipelines.lineage.trace import Trace
 from pipelines.publish.commits import Commit
+from pipelines.publish.licences import Origin
 from pipelines.publish.report import report_path, scores_of
 from pipelines.rehearsal.preparing import Rehearsal
 from pipelines.rehearsal.proof import Proof
@@ -93,6 +97,42 @@ def rehearse_document(
     about = {"recipe": rehearsal.real.recipe, "source": rehearsal.real.source, "overrides": overrides_of(rehearsal.real)}
     where = {"project": rehearsal.project.root.as_posix(), "profile": rehearsal.profile}
     return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof.document()}
+
+
+def trace_document(found: Trace, origins: Mapping[tuple[str, str], Sequence[Origin]]) -> dict[str, Any]:
+    """`pedigree trace --json`."""
+    scores = ("task", "policy", "score")
+    policies = ("label", "address", "content")
+    places = [
+        {
+            **asdict(place),
+            "policies": [dict(zip(policies, one, strict=True)) for one in place.policies],
+            "scores": [dict(zip(scores, one, strict=True)) for one in place.scores],
+        }
+        for place in found.places
+    ]
+    told = ("name", "licences", "generators")
+    brought = [
+        {"address": address, "source": source, "origins": [{name: getattr(one, name) for name in told} for one in some]}
+        for (address, source), some in origins.items()
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": "trace",
+        "ids": list(found.ids),
+        "looked_in": found.looked_in,
+        "places": places,
+        "brought_in": brought,
+        "dropped": [asdict(drop) for drop in found.dropped],
+        "reached": [asdict(one) for one in found.reached],
+        "not_looked_in": dict(found.not_looked_in),
+    }
+
+
+def forget_document(found: Trace, answer: Forgetting) -> dict[str, Any]:
+    """`pedigree forget --json`."""
+    changes = [{"recipe": change.recipe, "stage": change.stage, "filters": list(change.filters)} for change in answer.changes]
+    return {"schema_version": SCHEMA_VERSION, "command": "forget", "ids": list(found.ids)} | asdict(answer) | {"changes": changes}
 
 
 def _head(command: str, run: RunContext) -> dict[str, Any]:
