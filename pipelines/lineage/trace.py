@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any, get_args
@@ -168,11 +169,16 @@ class Wanted:
         return any(self.folded in part for part in parts) if self.contains else self.folded in parts
 
     def began(self, excerpt: str) -> bool:
-        """Whether a row that begins so may be the one; no more of it is known."""
-        begins, whole = folded(excerpt), len(excerpt) < EXCERPT
+        """Whether a dropped row may be the one, of which the first characters are left, its texts one after the other."""
+        parts = excerpt.split("\n")
+        cut = len(excerpt) >= EXCERPT
         if self.contains:
-            return self.folded in begins
-        return begins == self.folded or begins.startswith(f"{self.folded} ") or (not whole and self.folded.startswith(begins))
+            return self.folded in folded(excerpt)
+        tails = [folded("\n".join(parts[start:])) for start in range(len(parts))] if cut else []
+        if any(len(tail) >= SHORTEST and self.folded.startswith(tail) for tail in tails):
+            return True
+        runs = combinations(range(len(parts) + 1), 2)
+        return any(folded("\n".join(parts[start:end])) == self.folded for start, end in runs)
 
 
 FIELDS_OF_TEXT = ("id", "prompt_id", "messages", "question", "answers", "text")
