@@ -4,7 +4,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.compile import overrides_of
 from data.artifacts import ArtifactError
@@ -12,17 +12,19 @@ from pipelines.cli.plan import SETTLED, PlanRow, disk_total, misfits, totals
 from pipelines.cli.status import StageStatus
 from pipelines.ensure import Result
 from pipelines.estimate.estimates import document_of
-from pipelines.forget import Forgetting
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.live import LiveJob
 from pipelines.ledger.store import LedgerError
-from pipelines.lineage.trace import Trace
 from pipelines.publish.commits import Commit
-from pipelines.publish.licences import Origin
 from pipelines.publish.report import report_path, scores_of
 from pipelines.rehearsal.preparing import Rehearsal
 from pipelines.rehearsal.proof import Proof
 from pipelines.runs import NotRun, StageEnd
+
+if TYPE_CHECKING:  # what looks for rows loads more than a plan needs
+    from pipelines.forget import Forgetting
+    from pipelines.lineage.trace import Trace
+    from pipelines.publish.licences import Origin
 
 SCHEMA_VERSION = 1
 
@@ -99,7 +101,7 @@ def rehearse_document(
     return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof.document()}
 
 
-def trace_document(found: Trace, origins: Mapping[tuple[str, str], Sequence[Origin]]) -> dict[str, Any]:
+def trace_document(found: "Trace", origins: "Mapping[tuple[str, str], Sequence[Origin]]") -> dict[str, Any]:
     """`pedigree trace --json`."""
     scores = ("task", "policy", "score")
     policies = ("label", "address", "content")
@@ -129,10 +131,10 @@ def trace_document(found: Trace, origins: Mapping[tuple[str, str], Sequence[Orig
     }
 
 
-def forget_document(found: Trace, answer: Forgetting) -> dict[str, Any]:
+def forget_document(found: "Trace", answer: "Forgetting") -> dict[str, Any]:
     """`pedigree forget --json`."""
-    changes = [{"recipe": change.recipe, "stage": change.stage, "filters": list(change.filters)} for change in answer.changes]
-    return {"schema_version": SCHEMA_VERSION, "command": "forget", "ids": list(found.ids)} | asdict(answer) | {"changes": changes}
+    told = {"ids": list(found.ids), "copies": found.copies, "not_looked_in": dict(found.not_looked_in)}
+    return {"schema_version": SCHEMA_VERSION, "command": "forget", **told} | asdict(answer)
 
 
 def _head(command: str, run: RunContext) -> dict[str, Any]:

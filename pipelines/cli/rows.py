@@ -115,7 +115,7 @@ def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[
 def _print_trace(found: "Trace", origins: "dict[tuple[str, str], list[Origin]]") -> None:
     _print_found(found)
     for (address, source), where in origins.items():
-        say(f"{address} has it from {' or '.join(map(_origin_text, where)) or f'{source}, which a rule makes here'}")
+        say(f"{address} has it from {' or '.join(map(_origin_text, where)) or f'{source}, which is made here'}")
     if found.places:
         say()
         _print_some(("stands in", "type", "rows", "which"), [_place_cells(place) for place in found.places])
@@ -130,6 +130,10 @@ def _print_trace(found: "Trace", origins: "dict[tuple[str, str], list[Origin]]")
     others = [one.address for one in found.reached if one not in found.models]
     if others:
         say(f"\nMade from it or from these models, too: {_some(others)}.")
+    _print_not_looked_in(found)
+
+
+def _print_not_looked_in(found: "Trace") -> None:
     if found.not_looked_in:
         say(f"\nNot looked in, {len(found.not_looked_in)}:")
         _print_some(("artifact", "why"), list(found.not_looked_in.items()))
@@ -172,8 +176,9 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
     from pipelines.forget import PARTS
 
     _print_found(found)
-    if not answer.changes:
-        say("No stage of a recipe brings it in here: nothing would be made again.")
+    if found.found and not answer.changes:
+        where = "It stands in no artifact that a stage brought in" if not found.places else "No stage of a recipe brings it in any more"
+        say(f"{where}: nothing would be made again. What evidence says of dropped rows holds their first characters.")
     for part in PARTS:
         some = [one for one in answer.again if one.part == part]
         if some:
@@ -183,6 +188,7 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
             print_table([AGAIN[number] for number in filled], [[row[number] for number in filled] for row in cells])
     _print_sum(answer)
     _print_change(found, answer)
+    _print_not_looked_in(found)
 
 
 AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")
@@ -219,9 +225,8 @@ def _print_change(found: "Trace", answer: "Forgetting") -> None:
         say(f"  {change.recipe}, stage {change.stage}:  {change.text}")
     planned = " and ".join(command("plan", name) for name in dict.fromkeys(change.recipe for change in answer.changes))
     say(f"{planned} shows the same stages then.")
-    copies = sorted({drop.detail for drop in found.dropped if drop.reason == "exact_duplicates" and not drop.by})
-    for copy in copies:
-        say(f"Another row with the same words stays: it was dropped in favour of it ({copy}).")
+    for copy in found.copies:
+        say(f"Another row like it stays, for whose sake it was dropped elsewhere: {copy}.")
     say("The source still has it, so have caches, exports and what was pushed; the records here name none of those.")
 
 

@@ -7,7 +7,7 @@ row without holding it, as models are, is told by the records: by content from i
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -39,9 +39,11 @@ SHOWN = 5
 EXCERPT = 200
 """Characters of a dropped row that its evidence holds at most."""
 FULL_ID = re.compile(r".*-[0-9a-f]{16}", re.DOTALL)
+NAMED = re.compile(r"-[0-9a-f]{16}\b")
+"""An id in what a filter saw."""
 STRATEGIES = tuple(f"/{name}" for name in get_args(Pair.model_fields["strategy"].annotation))
 MODELS = ("policy", "reward_model")
-HELD, TRAINED, BELOW = "holds it", "trained on it", "made from such"
+HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
 
 
 class NoRow(UsageProblem):
@@ -69,6 +71,7 @@ class Drop:
     """A row that a stage left out: one that was asked for, or one that went because of it."""
 
     address: str
+    kind: str
     id: str
     """Empty: it never had one."""
     reason: str
@@ -87,7 +90,7 @@ class Reach:
     type: str
     content: str
     how: str
-    """`trained on it`, or `made from such`: from a model that was, or from what such a model made."""
+    """`trained on it`, or `goes back to it`: made from a model that was, or from what such a model made."""
     way: tuple[str, ...]
     """Addresses from the first artifact that holds the row to this one."""
     certain: bool
@@ -116,10 +119,16 @@ class Trace:
     def found(self) -> bool:
         return bool(self.places or self.dropped)
 
+    @property
+    def copies(self) -> list[str]:
+        """What evidence says of rows that were kept where these went for their sake."""
+        mine = (drop.detail for drop in self.dropped if drop.kind == "prepare_data" and drop.id and not drop.by)
+        return sorted({detail for detail in mine if NAMED.search(detail)})
+
     def sources(self) -> list[tuple[str, str]]:
         """(address of the stage that brought it in, name of its source there)."""
         made = [(place.address, name) for place in self.places if place.kind == "prepare_data" for name in place.ids]
-        made += [(drop.address, drop.id) for drop in self.dropped if drop.id and not drop.by and base_id(drop.id) in self.ids]
+        made += [(drop.address, drop.id) for drop in self.dropped if drop.kind == "prepare_data" and not drop.by]
         return sorted({(address, source_of(name)) for address, name in made if FULL_ID.fullmatch(base_id(name))})
 
 
@@ -247,17 +256,17 @@ class Search:
         for address, artifact in self.artifacts:
             for line in lines(artifact.evidence / "drops.jsonl", sorted(ids)) if ids else ():
                 detail = str(line.get("evidence", ""))
-                copy_of = detail.removeprefix("same text as ") if subject(line) not in ids else ""
-                if subject(line) in ids or base_id(copy_of) in ids:
-                    yield Drop(address, str(line.get("id")), str(line.get("reason")), detail, copy_of)
+                kept = "" if subject(line) in ids else next((name for name in sorted(ids) if name in detail), "")
+                if kept or subject(line) in ids:
+                    yield Drop(address, artifact.record.kind, str(line.get("id")), str(line.get("reason")), detail, kept)
             for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)) if ids else ():
                 item = str(line.get("item"))
                 if subject(line) in ids or base_id(item) in ids:
                     detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
-                    yield Drop(address, str(line.get("id")), "overlap", detail, "" if subject(line) in ids else item)
+                    yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if subject(line) in ids else item)
             for line in lines(artifact.evidence / "bad_rows.jsonl", []) if len(wanted.folded) >= SHORTEST else ():
                 if wanted.folded in folded(str(line.get("text", ""))):  # its columns are others': what is asked for is a part of it
-                    yield Drop(address, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
+                    yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
 
 
 def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -279,11 +288,11 @@ class Descent:
     """All artifacts that the project knows of, those that are gone included, and who was made from what."""
 
     records: Mapping[str, tuple[Record, str]]
-    """Id → record and address."""
+    """Id → record and address, parents first."""
     holds: Mapping[str, bool]
     """Content → whether it holds the row; what could not be looked in is not there."""
     how: dict[str, str] = field(default_factory=dict)
-    """Id → `holds it`, `trained on it` or `made from such`."""
+    """Id → `holds it`, `trained on it` or `goes back to it`."""
     via: dict[str, str] = field(default_factory=dict)
     """Id → the input from which the row came."""
     doubted: set[str] = field(default_factory=set)
@@ -291,15 +300,9 @@ class Descent:
 
     def follow(self) -> list[Reach]:
         """What the row has reached without being held, parents first."""
-        graph = {identifier: [given.producer for given in record.inputs] for identifier, (record, _) in self.records.items()}
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError as error:
-            raise ArtifactError("the records of this project lead in a circle: `pedigree verify` says which are forged") from error
-        order = postorder(sorted(graph, key=lambda identifier: (self.records[identifier][1], identifier)), graph.__getitem__)
-        for identifier in order:
+        for identifier in self.records:
             self._reach(identifier)
-        return [self._told(identifier) for identifier in order if self.how.get(identifier) in (TRAINED, BELOW)]
+        return [self._told(identifier) for identifier in self.records if self.how.get(identifier) in (TRAINED, BELOW)]
 
     def _reach(self, identifier: str) -> None:
         record = self.records[identifier][0]
@@ -357,26 +360,32 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
         ArtifactError: a name in `within` is that of no artifact, or rows cannot be read.
     """
     here, broken = _published(project)
+    known = _known(here)
+    places_of = {identifier: number for number, identifier in enumerate(known)}
+    here.sort(key=lambda entry: places_of[entry[1].record.id])
     chosen = {find_artifact(project, name).path for name in within}
     looked = [(address, found) for address, found in here if _has_rows(found.record) and (not chosen or found.path in chosen)]
-    known = _known(here)
     makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # which only hands on
     search = Search(looked, makers, told)
     ids = search.subjects(wanted)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}
     reached = Descent(known, {found.record.content: found.record.content in holding for _, found in looked}).follow()
-    contents = {found.record.content for _, found in here}
     twins: dict[str, list[str]] = {}
     for address, found in here:
         twins.setdefault(found.record.id, []).append(address)
-    every = [replace(one, address=address) for one in reached for address in twins.get(one.id, [one.address])]
-    gone = {
+    every = tuple(replace(one, address=address) for one in reached for address in twins.get(one.id, [one.address]))
+    gone = _gone(known, {found.record.content for _, found in here}, broken)
+    return Trace(tuple(sorted(ids)), len(looked), places, dropped, every, {} if within else broken | gone)
+
+
+def _gone(known: Mapping[str, tuple[Record, str]], here: Container[str], broken: Container[str]) -> dict[str, str]:
+    """Artifacts of rows of which only the records are left: address and content → why."""
+    return {
         f"{address} {record.content[:12]}": "replaced or deleted since; only its records are left"
         for record, address in known.values()
-        if _has_rows(record) and record.content not in contents and address not in broken
+        if _has_rows(record) and record.content not in here and address not in broken
     }
-    return Trace(tuple(sorted(ids)), len(looked), places, dropped, tuple(every), {} if within else broken | gone)
 
 
 def _has_rows(record: Record) -> bool:
@@ -409,7 +418,11 @@ def _made(project: Project) -> Iterator[str]:
 
 
 def _known(here: Sequence[tuple[str, Artifact]]) -> dict[str, tuple[Record, str]]:
-    """Id → record and address of all that is here and of all that it was made from."""
+    """Id → record and address of all that is here and of all that it was made from, parents first.
+
+    Raises:
+        ArtifactError: a lineage is damaged, or records lead in a circle.
+    """
     ids = {artifact.record.id for _, artifact in here}
     found: dict[str, tuple[Record, str]] = {}
     for address, artifact in here:
@@ -417,4 +430,10 @@ def _known(here: Sequence[tuple[str, Artifact]]) -> dict[str, tuple[Record, str]
             pedigree = read_pedigree(artifact.path)
             found |= {one.id: (one.record, one.address) for one in pedigree.parents_first() if one.id not in found}
         found[artifact.record.id] = (artifact.record, address)
-    return found
+    graph = {identifier: [given.producer for given in record.inputs] for identifier, (record, _) in found.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise ArtifactError("the records of this project lead in a circle: `pedigree verify` says which are forged") from error
+    order = postorder(sorted(graph, key=lambda identifier: (found[identifier][1], identifier)), graph.__getitem__)
+    return {identifier: found[identifier] for identifier in order}

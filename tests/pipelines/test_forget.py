@@ -48,7 +48,7 @@ def test_forget_names_what_a_plan_shows_after_the_change(lab):
     assert [(one.address, one.part, one.why) for one in found.again] == [
         ("lab/raw", "data", "holds it"),
         ("lab/clean", "data", "holds it"),
-        ("lab/base", "models", "made from such"),  # its tokenizer
+        ("lab/base", "models", "goes back to it"),  # its tokenizer
         ("lab/sft", "models", "trained on it"),
     ]
     assert found.unmade == ("child/again",) and not found.strays and not found.unread

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import yaml
 from handmade import RUN, build, project_at
 from typer.testing import CliRunner
 
@@ -28,7 +29,12 @@ stages:
   corpus: {kind: decontaminate, in: {data: talks, benchmarks: [suite]}}
   base: {kind: source_model, source: {type: hub, repo: lab/model, revision: REVISION}}
   sft: {kind: sft, in: {policy: base, data: [corpus]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
-  sample: {kind: sample, in: {policies: [sft, base], prompts: prompts}, sampling: {max_tokens: 4}, samples_per_prompt: 1, prompts: {count: 2}}
+  sample:
+    kind: sample
+    in: {policies: [sft, base], prompts: prompts}
+    sampling: {max_tokens: 4}
+    samples_per_prompt: 1
+    prompts: {count: 2}
   judge: {kind: judge, in: {completions: sample}}
   pair: {kind: pair, in: {judgments: judge}}
   dpo:
@@ -79,7 +85,7 @@ EVIDENCE = {
         "drops.jsonl": [
             {"id": TWIN, "source": "asked", "reason": "exact_duplicates", "evidence": f"same text as {KEPT}", "text": QUESTION.upper()}
         ],
-        "bad_rows.jsonl": [{"source": "asked", "place": "asked.jsonl:9", "reason": "no answer", "text": '{"q": "Name every lake in Mali"}'}],
+        "bad_rows.jsonl": [{"source": "asked", "place": "asked.jsonl:9", "reason": "no answer", "text": '{"q": "Name each lake in Mali"}'}],
     },
     "prompts": {
         "manifest.jsonl": [
@@ -132,7 +138,7 @@ def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_l
     }  # fmt: skip
     assert models(found) == {
         "dpo": ("trained on it", "lab/raw > prompts > sample > judge > pair > dpo", True),
-        "best": ("made from such", "lab/raw > prompts > sample > judge > pair > dpo > best", True),
+        "best": ("goes back to it", "lab/raw > prompts > sample > judge > pair > dpo > best", True),
     }
     (sampled,) = [place for place in found.places if place.kind == "sample"]
     assert [(label, address) for label, address, _ in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]
@@ -143,7 +149,7 @@ def test_what_learned_from_the_answers_of_a_policy_goes_back_to_what_that_policy
     found = trace(lab, Wanted(id=TALK))
     assert holders(found) == {"talks": (TALK,), "corpus": (TALK,)}
     assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", True)
-    assert models(found)["dpo"] == ("made from such", "lab/talks > corpus > sft > sample > judge > pair > dpo", True)
+    assert models(found)["dpo"] == ("goes back to it", "lab/talks > corpus > sft > sample > judge > pair > dpo", True)
 
 
 def test_a_row_that_gave_no_pair_has_reached_no_model(lab):
@@ -184,7 +190,7 @@ def test_a_text_is_found_in_other_case_and_space_and_no_other_text_is(lab):
 
 
 def test_a_row_that_could_not_be_read_is_found_by_its_words(lab):
-    found = trace(lab, Wanted(text="name every lake in mali"))
+    found = trace(lab, Wanted(text="name each lake in mali"))
     assert found.ids == () and [drop.detail for drop in found.dropped] == ["asked.jsonl:9: no answer"]
 
 
@@ -210,6 +216,22 @@ def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_o
     assert "payload" in trace(project, Wanted(id=TALK)).not_looked_in["lab/pair"]
 
 
+def test_what_a_lock_names_and_is_not_here_is_not_passed_over(lab, tmp_path):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    outs = [{"path": "gone/payload", "md5": f"{'0' * 32}.dir"}, {"path": "raw/payload", "md5": f"{'0' * 32}.dir"}]
+    stages = {name: {"cmd": "pedigree", "outs": [out]} for name, out in zip(("gone", "raw"), outs, strict=True)}
+    (project.artifacts / "lab/dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+    assert trace(project, Wanted(id=KEPT)).not_looked_in == {"lab/gone": "not here: `pedigree pull lab` brings what the remote has"}
+
+
+def test_an_artifact_that_lies_in_two_recipes_is_named_twice(lab, tmp_path):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    shutil.copytree(project.artifact("lab/sft"), project.artifact("other/sft"))
+    assert [one.address for one in trace(project, Wanted(id=TALK)).models][:2] == ["lab/sft", "other/sft"]
+
+
 def test_looking_in_some_artifacts_says_nothing_certain_of_others(lab):
     found = trace(lab, Wanted(id=KEPT), within=["lab/raw"])
     assert holders(found) == {"raw": (KEPT, f"{KEPT}-2")} and found.looked_in == 1
@@ -221,7 +243,8 @@ def test_the_command_tells_ways_licences_and_writers(lab, monkeypatch):
     assert code == 0 and "lab/raw has it from asked.jsonl (licence odc-by)" in said
     assert "answers of sft (lab/sft, " in said and "lab/raw > prompts > sample > judge > pair > dpo" in said
     assert "(licence unknown, written by gpt-4o)" in pedigree(lab, monkeypatch, "trace", TALK)[1]
-    assert "lab/raw has it from arithmetic, which a rule makes here" in pedigree(lab, monkeypatch, "trace", ALONE)[1]
+    assert "lab/raw has it from arithmetic, which is made here" in pedigree(lab, monkeypatch, "trace", ALONE)[1]
+    assert "lab/prompts has it" not in pedigree(lab, monkeypatch, "trace", LEAKED)[1]
     code, said = pedigree(lab, monkeypatch, "trace", "--text", "nobody has said this", "--json")
     assert code == 1 and json.loads(said)["places"] == []
     assert pedigree(lab, monkeypatch, "trace", "asked-")[0] != 0
