@@ -162,7 +162,7 @@ def test_help_and_loading_a_recipe_stay_light():
 
 def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
     loaded = modules_loaded_by(
-        "import pipelines.ensure, pipelines.runs, pipelines.cli.plan, pipelines.cli.status; from dvc.repo import Repo"
+        "import pipelines.ensure, pipelines.runs, pipelines.cli.plan, pipelines.cli.status, pipelines.forget; from dvc.repo import Repo"
     )
     assert "dvc" in loaded
     assert not loaded & {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "prefect"}

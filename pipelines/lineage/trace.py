@@ -7,7 +7,8 @@ row without holding it, as models are, is told by the records: by content from i
 
 import json
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -204,6 +205,8 @@ class Search:
     """Content → address of what made it."""
     told: Callable[[str], None] = lambda words: None
     """Told what is being read."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Address of what could not be read → why."""
 
     def subjects(self, wanted: Wanted) -> set[str]:
         """The ids that rows which are meant have in common with what was made of them.
@@ -227,19 +230,40 @@ class Search:
     def _named(self, wanted: Wanted) -> Iterator[str]:
         for address, artifact in self.artifacts:
             self.told(f"looking in {address}")
-            if wanted.id or artifact.type in records.RECORDS:  # the texts of scores are answers to items, which are told by their ids
-                rows = records.stream(artifact.payload, ("id", "prompt_id") if wanted.id else FIELDS_OF_TEXT)
-                yield from (subject(row) for row in rows if wanted.is_in(row))
-            for line in lines(artifact.evidence / "drops.jsonl", [wanted.id] if wanted.id else []):
-                if wanted.is_in(line) if wanted.id else wanted.began(str(line.get("text", ""))):
-                    yield subject(line)
+            with self._noting(address):
+                if wanted.id or artifact.type in records.RECORDS:  # the texts of scores are answers to items, which are told by their ids
+                    rows = records.stream(artifact.payload, ("id", "prompt_id") if wanted.id else FIELDS_OF_TEXT)
+                    yield from (subject(row) for row in rows if wanted.is_in(row))
+                for line in lines(artifact.evidence / "drops.jsonl", [wanted.id] if wanted.id else []):
+                    if wanted.is_in(line) if wanted.id else wanted.began(str(line.get("text", ""))):
+                        yield subject(line)
 
-    def places(self, ids: set[str]) -> Iterator[Place]:
-        for address, artifact in self.artifacts:
+    def places(self, ids: Collection[str]) -> Iterator[Place]:
+        """Where rows with these ids stand, or answers to them."""
+        for address, artifact in self.artifacts if ids else ():
             self.told(f"following in {address}")
-            rows = [row for row in records.stream(artifact.payload, FIELDS) if subject(row) in ids] if ids else []
-            if rows:
-                yield self._place(address, artifact, rows)
+            with self._noting(address):
+                rows = [row for row in records.stream(artifact.payload, FIELDS) if subject(row) in ids]
+                if rows:
+                    yield self._place(address, artifact, rows)
+
+    def drops(self, wanted: Wanted, ids: Collection[str]) -> Iterator[Drop]:
+        """What evidence says of rows that were left out."""
+        for address, artifact in self.artifacts:
+            with self._noting(address):
+                if ids:
+                    yield from _filtered(address, artifact, ids)
+                    yield from _overlapping(address, artifact, ids)
+                if len(wanted.folded) >= SHORTEST:
+                    yield from _malformed(address, artifact, wanted)
+
+    @contextmanager
+    def _noting(self, address: str) -> Iterator[None]:
+        """One artifact that cannot be read hides no other."""
+        try:
+            yield
+        except ArtifactError as error:
+            self.unread[address] = str(error)
 
     def _place(self, address: str, artifact: Artifact, rows: Sequence[Mapping[str, Any]]) -> Place:
         record = artifact.record
@@ -251,22 +275,28 @@ class Search:
         scores = tuple((str(row.get("task")), str(row.get("policy")), row.get("score")) for row in rows) if record.type == "scores" else ()
         return Place(address, record.kind, record.type, record.content, names, policies, scores)
 
-    def drops(self, wanted: Wanted, ids: set[str]) -> Iterator[Drop]:
-        """What evidence says of rows that were left out."""
-        for address, artifact in self.artifacts:
-            for line in lines(artifact.evidence / "drops.jsonl", sorted(ids)) if ids else ():
-                detail = str(line.get("evidence", ""))
-                kept = "" if subject(line) in ids else next((name for name in sorted(ids) if name in detail), "")
-                if kept or subject(line) in ids:
-                    yield Drop(address, artifact.record.kind, str(line.get("id")), str(line.get("reason")), detail, kept)
-            for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)) if ids else ():
-                item = str(line.get("item"))
-                if subject(line) in ids or base_id(item) in ids:
-                    detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
-                    yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if subject(line) in ids else item)
-            for line in lines(artifact.evidence / "bad_rows.jsonl", []) if len(wanted.folded) >= SHORTEST else ():
-                if wanted.folded in folded(str(line.get("text", ""))):  # its columns are others': what is asked for is a part of it
-                    yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
+
+def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
+    for line in lines(artifact.evidence / "drops.jsonl", sorted(ids)):
+        detail, mine = str(line.get("evidence", "")), subject(line) in ids
+        kept = "" if mine else next((name for name in sorted(ids) if name in detail), "")
+        if mine or kept:
+            yield Drop(address, artifact.record.kind, str(line.get("id")), str(line.get("reason")), detail, kept)
+
+
+def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
+    for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)):
+        item, mine = str(line.get("item")), subject(line) in ids
+        if mine or base_id(item) in ids:
+            detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
+            yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if mine else item)
+
+
+def _malformed(address: str, artifact: Artifact, wanted: Wanted) -> Iterator[Drop]:
+    """Of these the beginning is left, in columns of others: the text is looked for within."""
+    for line in lines(artifact.evidence / "bad_rows.jsonl", []):
+        if wanted.folded in folded(str(line.get("text", ""))):
+            yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
 
 
 def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -306,14 +336,14 @@ class Descent:
 
     def _reach(self, identifier: str) -> None:
         record = self.records[identifier][0]
-        steps = {given.producer: self._step(record, given.port, given.producer) for given in record.inputs}
+        steps = [(given.producer, self._step(record, given.port, given.producer)) for given in record.inputs]
         mine = HELD if self.holds.get(record.content) else None
         for how in (HELD, TRAINED, BELOW):
-            parents = [parent for parent, step in steps.items() if step == how]
-            parents.sort(key=lambda parent: (parent in self.doubted, len(self._way(parent))))
+            parents = [parent for parent, step in steps if step == how]
             if parents and mine in (None, how):
-                self.via[identifier], mine = parents[0], how
-                if (parents[0] in self.doubted) if how != HELD else (record.content not in self.holds):
+                mine, nearest = how, min(parents, key=lambda parent: (parent in self.doubted, len(self._way(parent))))
+                self.via[identifier] = nearest
+                if (nearest in self.doubted) if how != HELD else (record.content not in self.holds):
                     self.doubted.add(identifier)
         if mine:
             self.how[identifier] = mine
@@ -328,7 +358,7 @@ class Descent:
         if record.kind in DECLARATIONS and port in DECLARATIONS[record.kind].trains_on:
             return TRAINED
         if record.type in records.RECORDS:
-            return HELD if self.holds.get(record.content, port != "benchmarks") else None
+            return HELD if self.holds.get(record.content, True) else None
         return BELOW
 
     def _way(self, identifier: str) -> list[str]:
@@ -357,7 +387,7 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
 
     Raises:
         NoRow: the row cannot be told from others.
-        ArtifactError: a name in `within` is that of no artifact, or rows cannot be read.
+        ArtifactError: a name in `within` is that of no artifact, or lineages are damaged.
     """
     here, broken = _published(project)
     known = _known(here)
@@ -370,16 +400,17 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
     ids = search.subjects(wanted)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}
-    reached = Descent(known, {found.record.content: found.record.content in holding for _, found in looked}).follow()
+    read = {found.record.content for address, found in looked if address not in search.unread}
+    reached = Descent(known, {content: content in holding for content in read | holding}).follow()
     twins: dict[str, list[str]] = {}
     for address, found in here:
         twins.setdefault(found.record.id, []).append(address)
     every = tuple(replace(one, address=address) for one in reached for address in twins.get(one.id, [one.address]))
-    gone = _gone(known, {found.record.content for _, found in here}, broken)
-    return Trace(tuple(sorted(ids)), len(looked), places, dropped, every, {} if within else broken | gone)
+    missing = {} if within else broken | _gone(known, {found.record.content for _, found in here}, broken)
+    return Trace(tuple(sorted(ids)), len(looked) - len(search.unread), places, dropped, every, search.unread | missing)
 
 
-def _gone(known: Mapping[str, tuple[Record, str]], here: Container[str], broken: Container[str]) -> dict[str, str]:
+def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken: Collection[str]) -> dict[str, str]:
     """Artifacts of rows of which only the records are left: address and content → why."""
     return {
         f"{address} {record.content[:12]}": "replaced or deleted since; only its records are left"

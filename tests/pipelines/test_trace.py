@@ -216,6 +216,17 @@ def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_o
     assert "payload" in trace(project, Wanted(id=TALK)).not_looked_in["lab/pair"]
 
 
+@pytest.mark.parametrize(("old", "new"), [('{"id": "talks', '["id": "talks'), ('"content"', '"contant"')])
+def test_an_artifact_that_cannot_be_read_hides_no_other_and_counts_for_nothing(lab, tmp_path, old, new):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    rows = project.artifact("lab/corpus") / "payload/rows.jsonl"
+    rows.write_text(rows.read_text().replace(old, new))
+    found = trace(project, Wanted(text="Say it."))
+    assert holders(found)["talks"] == (TALK,) and "row" in found.not_looked_in["lab/corpus"]
+    assert models(found)["sft"][2] is (new == '"contant"')  # its ids could be read
+
+
 def test_what_a_lock_names_and_is_not_here_is_not_passed_over(lab, tmp_path):
     shutil.copytree(lab.root, tmp_path / "project")
     project = type(lab)(tmp_path / "project")
