@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
+from configs.datasets import Arithmetic, Constraints, DataSource, Files, Hub, Ids, Packaged, PrepareData, Stored
 from data import columns, filters, procedural, records, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
@@ -151,14 +151,17 @@ def refuse_unknown(ids: Sequence[str]) -> None:
 def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, in the order in which they were read."""
     places = sorted(drops)
+    named = [name for one in config.filters if isinstance(one, Ids) for name in one.ids]
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
         rows = columns.to_rows(laid.table(np.array(batch)), records.RECORDS[config.record])
-        yield from (excerpt(row, drops[place]) for place, row in zip(batch, rows, strict=True))
+        yield from (excerpt(row, drops[place], named) for place, row in zip(batch, rows, strict=True))
 
 
-def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
-    text = "\n".join(filters.texts(row)) if drop.reason != "ids" else ""  # who names a row may want its text nowhere
+def excerpt(row: dict[str, Any], drop: Drop, named: Sequence[str]) -> dict[str, Any]:
+    """A line of evidence; without the text of rows that are named, and of their copies: who names them may want it nowhere."""
+    hidden = drop.reason == "ids" or any(name in drop.evidence for name in named)
+    text = "" if hidden else "\n".join(filters.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
 
 

@@ -76,7 +76,7 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
 
 def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "Wanted":
     from configs.problems import UsageProblem
-    from data.untrusted import LONGEST_LINE, read_plain
+    from data.untrusted import LONGEST_LINE, ArtifactError, read_plain
     from pipelines.lineage.trace import Wanted
 
     if (row is None) == (file is None):
@@ -89,8 +89,8 @@ def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -
         return Wanted(text=row or "", contains=contains)
     try:
         return Wanted(text=read_plain(file, LONGEST_LINE).decode(), contains=contains)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"--file {file} cannot be read as text ({error})") from error
+    except (ArtifactError, OSError, UnicodeDecodeError) as error:
+        raise UsageProblem(f"--file {file} cannot be read, or holds no text: name a plain file with the text of the row") from error
 
 
 def _traced(project: "Project", wanted: "Wanted", within: Sequence[str]) -> "Trace":

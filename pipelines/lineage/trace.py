@@ -307,7 +307,8 @@ def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
     """
     if path.is_file():
         with open_plain(path) as stream:
-            yield from read_lines(stream, path.name, [json.dumps(word, ensure_ascii=False)[1:-1].encode() for word in words])
+            written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]
+            yield from read_lines(stream, path.name, written)
 
 
 # --- what was made from it ---------------------------------------------------------------------------------------------

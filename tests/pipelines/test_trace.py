@@ -8,6 +8,7 @@ import yaml
 from handmade import RUN, build, project_at
 from typer.testing import CliRunner
 
+from configs.problems import UsageProblem
 from configs.recipe import load_recipe
 from data.artifacts import open_artifact
 from pipelines.cli.main import app
@@ -258,9 +259,15 @@ def test_the_command_tells_ways_licences_and_writers(lab, monkeypatch):
     assert "lab/prompts has it" not in pedigree(lab, monkeypatch, "trace", LEAKED)[1]
     code, said = pedigree(lab, monkeypatch, "trace", "--text", "nobody has said this", "--json")
     assert code == 1 and json.loads(said)["places"] == []
-    assert pedigree(lab, monkeypatch, "trace", "asked-")[0] != 0
-    for wrong in (["trace"], ["trace", KEPT, "--file", "x"], ["trace", KEPT, "--contains"], ["forget", "--file", "nowhere"]):
-        assert pedigree(lab, monkeypatch, *wrong)[0] != 0
+    assert pedigree(lab, monkeypatch, "trace", "\udcff")[0] == 1  # what a terminal gives that knows no UTF-8
+
+
+@pytest.mark.parametrize("words", [[], [KEPT, "--file", "x"], [KEPT, "--contains"], ["--file", "nowhere"], ["--file", "model"]])
+def test_what_names_no_row_is_told_and_is_no_bug(lab, monkeypatch, words):
+    (lab.root / "model").write_bytes(b"\xff\xfe\x00")
+    monkeypatch.chdir(lab.root)
+    for name in ("trace", "forget"):
+        assert isinstance(CliRunner().invoke(app, [name, *words]).exception, UsageProblem)
 
 
 def test_words_of_rows_reach_the_terminal_as_they_look(lab, tmp_path, monkeypatch):
