@@ -175,6 +175,8 @@ class Packaged(Drawn):
         return ASSETS[self.asset].sha256
 
 
+Generator = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/+@()-]{0,99}$")]
+"""What a model is called that wrote the rows of others."""
 LAYOUT_COLUMNS = (
     "messages", "conversations", "prompt", "completion", "instruction", "input", "output", "chosen", "rejected", "answers", "label",
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
@@ -187,6 +189,8 @@ LAYOUT_COLUMNS = (
 class Read(Licensed, Drawn):
     """Rows that others have written, some of which may be of no use."""
 
+    generator: Generator | Many[Generator] = Field(default=(), exclude=True)
+    """Which model wrote the answers, or a list of them, e.g. `gpt-4o`. It travels with what is made from the rows, as `licence` does."""
     columns: dict[str, str] = Field(default_factory=dict)
     """A column of the layouts (docs/recipes.md) → the data set's column, or the way to it through dots, `reward_model.ground_truth`. Only
     these are read; all under their own names when empty."""
@@ -375,6 +379,16 @@ def licences_of(config: Frozen) -> dict[str, list[str]]:
         if named is not None:
             stated = ASSETS[source.asset].licence if isinstance(source, Packaged | PackagedModel) else getattr(source, "licence", UNKNOWN)
             found.setdefault(named, set()).add(stated)
+    return {named: sorted(stated) for named, stated in sorted(found.items())}
+
+
+def generators_of(config: Frozen) -> dict[str, list[str]]:
+    """The models that are said to have written what a stage brings in from outside, by its title; nothing is said of others."""
+    found: dict[str, set[str]] = {}
+    for source in _sources(config):
+        if isinstance(source, Read) and source.generator:
+            named = [source.generator] if isinstance(source.generator, str) else source.generator
+            found.setdefault(str(title(source.model_dump())), set()).update(named)
     return {named: sorted(stated) for named, stated in sorted(found.items())}
 
 

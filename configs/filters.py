@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from configs.frozen import Frozen, Many
 from configs.wordings import wordings
 
+NUMBERED_ID = re.compile(r"(.*-[0-9a-f]{16})-[0-9]+", re.DOTALL)
 NAME = "{name}"
 """Stands in a claim for any of the names."""
 LANGUAGES = (
@@ -89,6 +90,29 @@ class NearDuplicates(Frozen):
     compared exactly."""
     shingle: int = Field(default=5, ge=1, le=50)
     """Words in a row that count as one. A text of fewer words is compared whole."""
+
+
+def base_id(name: str) -> str:
+    """The id of a row without the number by which rows of the same content are told apart: what `SOURCE-HASH` and `SOURCE-HASH-2` share."""
+    found = NUMBERED_ID.fullmatch(name)
+    return found[1] if found else name
+
+
+class Ids(Frozen):
+    """Drops rows by their ids, each with all rows of the same content; `pedigree forget` says which. Write it last: a copy in other case
+    or white space, which `exact_duplicates` dropped beside such a row, stays dropped then."""
+
+    type: Literal["ids"]
+    ids: Many[str] = Field(min_length=1)
+    """As `pedigree trace` prints them. One that no row has ends the stage: a slip of the pen would keep what is to go."""
+
+    @field_validator("ids")
+    @classmethod
+    def stand_for_all_copies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        numbered = [name for name in value if base_id(name) != name]
+        if numbered:
+            raise ValueError(f"{numbered[0]!r} ends in the number of a copy, and all copies go: write {base_id(numbered[0])!r}")
+        return value
 
 
 class Keywords(Frozen):
@@ -208,7 +232,7 @@ class Language(Frozen):
 
 
 RowFilter = (
-    MaxCharacters | Turns | EmptyOrRepeatedTurns | Keywords | Pattern | ControlTokens | Refusals | Identity | CutoffDates | Repetition
+    MaxCharacters | Turns | EmptyOrRepeatedTurns | Ids | Keywords | Pattern | ControlTokens | Refusals | Identity | CutoffDates | Repetition
 )
 """Sees each row by itself."""
 Filter = Annotated[RowFilter | ExactDuplicates | NearDuplicates | Language, Field(discriminator="type")]

@@ -1,6 +1,6 @@
 """Identity of `pair`: which answers to a prompt are compared, and which of the preferences are kept."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -69,6 +69,8 @@ def by_name(value: Any) -> Any:
 Strategy = Annotated[
     BestVsWorst | BestVsRandomLower | TopVsBottom | AllPairs | Ranked | Delta, Field(discriminator="type"), BeforeValidator(by_name)
 ]
+STRATEGIES: tuple[str, ...] = tuple(get_args(one.model_fields["type"].annotation)[0] for one in get_args(get_args(Strategy)[0]))
+"""Their names."""
 Choice = Literal["disagreement", "smallest_gap", "largest_gap", "random"]
 Number = Literal["score", "win_rate", "verifier_score", "reward", "rating"]
 

@@ -182,6 +182,7 @@ def _rows(cut: _Cut, stand: Stand) -> None:
     cut.set("total", None, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
+    cut.set("filters", [one for one in cut.get("filters") if one["type"] != "ids"], "data")  # made rows have other ids
     for number in range(len(config.expectations)):  # few rows, that were made
         cut.set(f"expectations.{number}.severity", "warn", "thresholds")
 

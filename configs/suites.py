@@ -17,7 +17,7 @@ from configs.mixing import DRAWING
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
 """Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
-DRAW = {"columns", "config", "config_as", *DRAWING, "licence", "max_bad_rows", "revision", "seed", "split", "split_as", "url"}
+DRAW = {"columns", "config", "config_as", *DRAWING, "generator", "licence", "max_bad_rows", "revision", "seed", "split", "split_as", "url"}
 """Their fields that do not say where: of a data set's configurations and splits each is a place by itself, at whatever commit."""
 
 

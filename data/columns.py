@@ -44,9 +44,12 @@ class NotColumnar(PedigreeError):
     """Rows that the columns of their type cannot hold."""
 
 
-def schema_of(record: type) -> pa.Schema:
-    """The columns of a type of record, a `TypedDict`."""
-    return _schema(record).with_metadata({RECORD: record.__name__.lower().encode()})
+def schema_of(record: type, fields: Sequence[str] | None = None) -> pa.Schema:
+    """The columns of a type of record, a `TypedDict`; of `fields` those that it has."""
+    schema = _schema(record)
+    if fields is not None:
+        schema = pa.schema([field for field in schema if field.name in fields])
+    return schema.with_metadata({RECORD: record.__name__.lower().encode()})
 
 
 @cache
@@ -205,19 +208,21 @@ def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
     sync_folder(path.parent)
 
 
-def read(source: Path | BinaryIO, name: str) -> Iterator[pa.Table]:
+def read(source: Path | BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[pa.Table]:
     """The rows of a file, as many at a time as were written together.
 
     Args:
         source: the file.
         name: what it is called in errors.
+        fields: columns to read, of which those are given that the file has; None: all.
 
     Raises:
         ArtifactError: it is not Parquet, or would be too large in memory.
     """
     with _told(name), parquet.ParquetFile(source, pre_buffer=False) as file:
+        wanted = None if fields is None else [name for name in file.schema_arrow.names if name in fields]
         for number in range(file.num_row_groups):
-            yield _group(file, number, name)
+            yield _group(file, number, name, wanted)
 
 
 def read_group(source: Path, number: int) -> pa.Table:
@@ -226,11 +231,11 @@ def read_group(source: Path, number: int) -> pa.Table:
         return _group(file, number, source.name)
 
 
-def _group(file: parquet.ParquetFile, number: int, name: str) -> pa.Table:
+def _group(file: parquet.ParquetFile, number: int, name: str, fields: list[str] | None = None) -> pa.Table:
     size = file.metadata.row_group(number).total_byte_size
     if size > GROUP_BYTES:
         raise ArtifactError(f"{name} holds {size} bytes that are read at once, more than {GROUP_BYTES}: no Pedigree wrote it")
-    return file.read_row_group(number, use_threads=False)
+    return file.read_row_group(number, columns=fields, use_threads=False)
 
 
 def type_of(table: pa.Table) -> str:

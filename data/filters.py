@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.filters import ExactDuplicates, Filter, Language, NearDuplicates
+from configs.filters import ExactDuplicates, Filter, Ids, Language, NearDuplicates
 from data import row_filters
 from data.row_filters import Row, Seen
 
@@ -134,3 +134,15 @@ def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
     fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, bool)
     firsts = order[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
     return dict(zip(places[order[~fresh]].tolist(), places[firsts[~fresh]].tolist(), strict=True))
+
+
+def unknown_ids(filters: Sequence[Filter], facts: Sequence[Facts]) -> list[str]:
+    """Ids that a filter names and no row has.
+
+    Args:
+        filters: in the recipe's order.
+        facts: of each filter, of all rows, see `look`.
+    """
+    named = {name for one in filters if isinstance(one, Ids) for name in one.ids}
+    noted = [seen for one, seen in zip(filters, facts, strict=True) if isinstance(one, Ids) and isinstance(seen, dict)]
+    return sorted(named.difference(*(seen.values() for seen in noted)))

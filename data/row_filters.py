@@ -4,7 +4,7 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from configs.filters import (
     CutoffDates,
     EmptyOrRepeatedTurns,
     Identity,
+    Ids,
     Keywords,
     Language,
     MaxCharacters,
@@ -57,7 +58,7 @@ def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
 # --- the texts of a row ------------------------------------------------------------------------------------------------
 
 
-def texts(row: Row) -> list[str]:
+def texts(row: Mapping[str, Any]) -> list[str]:
     """Every text of a row: its messages, and the answers of a preference."""
     return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
@@ -118,6 +119,13 @@ def _empty_or_repeated(one: EmptyOrRepeatedTurns, row: Row) -> str | None:
             if role == "assistant" and ("assistant", text) in spoken[max(0, place - 2) : place]:
                 return f"the answer repeats the answer before it: {text[:SHOWN]}"
     return None
+
+
+def _ids(one: Ids, row: Row) -> str | None:
+    return row["id"] if row["id"] in _set(one.ids) else None
+
+
+_set = cache(frozenset[str])
 
 
 def _keywords(one: Keywords, row: Row) -> str | None:
@@ -227,6 +235,7 @@ LOOKS: dict[type[RowFilter], Callable[[Any, Row], str | None]] = {
     MaxCharacters: _max_characters,
     Turns: _turns,
     EmptyOrRepeatedTurns: _empty_or_repeated,
+    Ids: _ids,
     Keywords: _keywords,
     Pattern: _pattern,
     ControlTokens: _control_tokens,

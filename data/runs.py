@@ -135,6 +135,8 @@ class Run(Frozen):
     placement: dict[Word, Setting] = Field(default_factory=dict)
     licences: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
     """What the stage took from outside → under which licences its recipe said that it is handed on."""
+    generators: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
+    """The same → which models its recipe said have written it."""
     attempts: tuple[Attempt, ...] = Field(default=(), strict=False)
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
@@ -152,6 +154,16 @@ class Run(Frozen):
     def code(self) -> CodeState | None:
         """That of the last attempt which says it: it finished the artifact."""
         return next((attempt.code for attempt in reversed(self.attempts) if attempt.code), None)
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of all attempts together; None where none was recorded."""
+        spans = [
+            (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
+            for attempt in self.attempts
+            if attempt.started_at and attempt.ended_at
+        ]
+        return sum(spans) if spans else None
 
     def as_json(self) -> dict[str, Any]:
         """As it was written: names sorted, and no fields that were not there."""

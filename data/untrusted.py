@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -236,8 +236,13 @@ def read_json(path: Path, limit: int = LINEAGE_BYTES) -> Any:
     return parse_json(read_plain(path, limit), str(path), limit)
 
 
-def read_lines(stream: BinaryIO, name: str) -> Iterable[dict[str, Any]]:
+def read_lines(stream: BinaryIO, name: str, words: Sequence[bytes] = ()) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file, one by one.
+
+    Args:
+        stream: of the file.
+        name: what it is called in errors.
+        words: only lines with one of them in it are parsed; all where there are none.
 
     Raises:
         ArtifactError: a line is too long, cannot be read, or holds no mapping; it is named by its number.
@@ -245,6 +250,8 @@ def read_lines(stream: BinaryIO, name: str) -> Iterable[dict[str, Any]]:
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
         number += 1
+        if len(line) <= LONGEST_LINE and words and not any(word in line for word in words):
+            continue
         row = parse_json(line, f"{name}:{number}", LONGEST_LINE)
         if not isinstance(row, dict):
             raise ArtifactError(f"{name}:{number} holds no mapping")

@@ -26,12 +26,13 @@ PowerShell); `pedigree --show-completion` prints the script, to install it by ha
 """
 DOCUMENTS = """## Output for programs
 
-`run`, `rehearse`, `plan`, `status` and `jobs` take `--json`: stdout holds one JSON document, printed at the end, and everything else
-goes to stderr. Exit codes stay the same. Where a command ends with 2 or 70, stdout is empty. `schema_version` is raised when a field
-changes its name or meaning; new fields may come without that.
+`run`, `rehearse`, `plan`, `status`, `jobs`, `trace` and `forget` take `--json`: stdout holds one JSON document, printed at the end, and
+everything else goes to stderr. Exit codes stay the same. Where a command ends with 2 or 70, stdout is empty. `schema_version` is raised
+when a field changes its name or meaning; new fields may come without that.
 
-All but `jobs` begin with `schema_version` (1), `command`, `recipe` (for a variant `RECIPE+HASH`), `source` (what was typed) and
-`overrides` (a list of `STAGE.FIELD=JSON`). Sizes are bytes, times seconds, `address` is `RECIPE/STAGE`.
+All begin with `schema_version` (1) and `command`, and all but `jobs`, `trace` and `forget` go on with `recipe` (for a variant
+`RECIPE+HASH`), `source` (what was typed) and `overrides` (a list of `STAGE.FIELD=JSON`). Sizes are bytes, times seconds, `address` is
+`RECIPE/STAGE`.
 
 | `plan` | |
 |---|---|
@@ -77,6 +78,24 @@ All but `jobs` begin with `schema_version` (1), `command`, `recipe` (for a varia
 | `project`, `profile` | folder of the rehearsal's project; name of its profile |
 | `proved` | `rows`, `decontamination`, `models`, `training`, `suites` (lists), `verifiers` (name → `right`, `wrong`, `unknown`) |
 | `not_proved` of `proved` | each with `what` and `changes`: `where` (address or profile), `setting`, `real`, `rehearsed`, `reason` |
+
+| `trace` | |
+|---|---|
+| `ids` | of the rows, without the numbers of copies; `looked_in`: how many artifacts of rows |
+| `places` | each with `address`, `kind`, `type`, `content`, `ids` (of its rows), `policies` (who answered: `label`, `address`, `content`) |
+| | and `scores` (`task`, `policy`, `score`, null where unknown) |
+| `brought_in` | by which stage: `address`, `source`, `origins` (each a `name` with `licences` and `generators`; several: one of them) |
+| `dropped` | each with `address`, `kind`, `id` (empty: it never had one), `reason`, `detail`, `by` (for whose sake, if this was traced) |
+| `reached` | each with `id`, `address`, `kind`, `type`, `content`, `how` (`trained on it`, `goes back to it`), `way`, `certain` |
+| `not_looked_in` | address → why |
+
+| `forget` | `ids` and `not_looked_in` as above, and |
+|---|---|
+| `changes` | each with `recipe`, `stage`, `filters` (all that should stand there) |
+| `again` | each with `address`, `kind`, `part` (`data`, `models`, `scores`), `why`, `names`, `seconds`, `gpu_hours` (or null) |
+| `unmade`, `strays` | addresses below that are not made, or not here; of what no recipe makes any more |
+| `unread` | recipe or variant that cannot be read → why |
+| `copies` | what evidence says of other rows, for whose sake these went elsewhere |
 
 ## Commands
 """

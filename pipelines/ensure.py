@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.datasets import licences_of
+from configs.datasets import generators_of, licences_of
 from configs.execution import Numerics, Placement
 from configs.graph import Node
 from configs.problems import PedigreeError
@@ -405,6 +405,7 @@ def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict
         "numerics": spec.numerics.model_dump(mode="json"),
         "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names somebody's bucket or folder
         "licences": licences_of(node.config),
+        "generators": generators_of(node.config),
         "attempts": all_attempts(scratch),
         **done.made_by.model_dump(mode="json", exclude_unset=True),
     }

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from configs.datasets import ROWS, Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
 from configs.expectations import facts_named, texts_named
+from configs.filters import Ids
 from data import columns, filters, procedural, records, row_facts, row_filters, row_statistics, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
@@ -63,6 +64,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
                 job.doing("reading sources", rows, unit="rows")
         with job.busy("filtering rows"):
             laid = drafts.laid(config.draw)
+            refuse_unknown(filters.unknown_ids(config.filters, laid.facts))
             drops = filters.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
             kept = np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops)))
         with job.busy("drawing rows"):
@@ -157,6 +159,14 @@ def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop], kept: N
     }
 
 
+def refuse_unknown(ids: Sequence[str]) -> None:
+    if ids:
+        raise StageError(
+            f"{len(ids)} ids that a filter drops are those of no row here, e.g. {ids[0]!r}: correct them (`pedigree trace` prints ids), or "
+            "leave them out where the source has no such row any more, or does not draw it"
+        )
+
+
 def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Numbers) -> dict[str, Any]:
     """What the rows that are kept are like, in all and per source of the recipe, in its order."""
     told = filters.languages(config.filters, laid.facts)
@@ -188,18 +198,21 @@ def examined(laid: Laid, kept: Numbers, config: PrepareData) -> Verdict:
 def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, in the order in which they were read."""
     places = sorted(drops)
+    named = [name for one in config.filters if isinstance(one, Ids) for name in one.ids]
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
         rows = read(laid, np.array(batch), config)
-        yield from (excerpt(row, drops[place]) for place, row in zip(batch, rows, strict=True))
+        yield from (excerpt(row, drops[place], named) for place, row in zip(batch, rows, strict=True))
 
 
 def read(laid: Laid, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
     return columns.to_rows(laid.table(places), records.RECORDS[config.record])
 
 
-def excerpt(row: dict[str, Any], drop: Drop) -> dict[str, Any]:
-    text = "\n".join(row_filters.texts(row))
+def excerpt(row: dict[str, Any], drop: Drop, named: Sequence[str]) -> dict[str, Any]:
+    """A line of evidence; without the text of rows that are named, and of their copies: who names them may want it nowhere."""
+    hidden = drop.reason == "ids" or any(name in drop.evidence for name in named)
+    text = "" if hidden else "\n".join(row_filters.texts(row))
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
 
 

@@ -39,6 +39,7 @@ ROOMS = (
     "lineage",  # what it was made from, and whether that is so
     "estimate",  # what it will need
     "identity",  # what a stage would be made from now
+    "forget",  # what would be made again without a row
     "jobs",  # one running job
     "gc",
     "ensure",  # one stage
@@ -162,7 +163,7 @@ def test_help_and_loading_a_recipe_stay_light():
 
 def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
     loaded = modules_loaded_by(
-        "import pipelines.ensure, pipelines.runs, pipelines.cli.plan, pipelines.cli.status; from dvc.repo import Repo"
+        "import pipelines.ensure, pipelines.runs, pipelines.cli.plan, pipelines.cli.status, pipelines.forget; from dvc.repo import Repo"
     )
     assert "dvc" in loaded
     assert not loaded & {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "prefect"}

@@ -3,7 +3,8 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from configs.compile import overrides_of
 from data.artifacts import ArtifactError
@@ -19,6 +20,11 @@ from pipelines.publish.report import report_path, scores_of
 from pipelines.rehearsal.preparing import Rehearsal
 from pipelines.rehearsal.proof import Proof
 from pipelines.runs import NotRun, StageEnd
+
+if TYPE_CHECKING:  # what looks for rows loads more than a plan needs
+    from pipelines.forget import Forgetting
+    from pipelines.lineage.trace import Trace
+    from pipelines.publish.licences import Origin
 
 SCHEMA_VERSION = 1
 
@@ -93,6 +99,42 @@ def rehearse_document(
     about = {"recipe": rehearsal.real.recipe, "source": rehearsal.real.source, "overrides": overrides_of(rehearsal.real)}
     where = {"project": rehearsal.project.root.as_posix(), "profile": rehearsal.profile}
     return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof.document()}
+
+
+def trace_document(found: "Trace", origins: "Mapping[tuple[str, str], Sequence[Origin]]") -> dict[str, Any]:
+    """`pedigree trace --json`."""
+    scores = ("task", "policy", "score")
+    policies = ("label", "address", "content")
+    places = [
+        {
+            **asdict(place),
+            "policies": [dict(zip(policies, one, strict=True)) for one in place.policies],
+            "scores": [dict(zip(scores, one, strict=True)) for one in place.scores],
+        }
+        for place in found.places
+    ]
+    told = ("name", "licences", "generators")
+    brought = [
+        {"address": address, "source": source, "origins": [{name: getattr(one, name) for name in told} for one in some]}
+        for (address, source), some in origins.items()
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": "trace",
+        "ids": list(found.ids),
+        "looked_in": found.looked_in,
+        "places": places,
+        "brought_in": brought,
+        "dropped": [asdict(drop) for drop in found.dropped],
+        "reached": [asdict(one) for one in found.reached],
+        "not_looked_in": dict(found.not_looked_in),
+    }
+
+
+def forget_document(found: "Trace", answer: "Forgetting") -> dict[str, Any]:
+    """`pedigree forget --json`."""
+    told = {"ids": list(found.ids), "copies": found.copies, "not_looked_in": dict(found.not_looked_in)}
+    return {"schema_version": SCHEMA_VERSION, "command": "forget", **told} | asdict(answer)
 
 
 def _head(command: str, run: RunContext) -> dict[str, Any]:

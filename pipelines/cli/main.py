@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli import artifacts, git, looking, recipes, rehearsing, running, schedules, scratch
+from pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, running, schedules, scratch
 from pipelines.cli.console import say
 from pipelines.cli.quiet import no_telemetry
 
@@ -26,6 +26,7 @@ An example:
   pedigree report tiny                               one page: scores, curves, samples, data, lineage
   pedigree lineage tiny/rlvr                         all that a model was made from
   pedigree diff tiny/dpo_1 tiny/dpo_2                how two artifacts differ, and where their ancestry first did
+  pedigree trace arithmetic-3f2a                     where a row stands, and which models were given it
   pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
   pedigree verify                                    hash every byte again and check the chain of records
   pedigree reproduce ./my-model                      make it again from its records, and compare
@@ -43,7 +44,7 @@ app = typer.Typer(
     help=HELP, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 130},
 )  # fmt: skip
-for part in (running, rehearsing, looking, schedules, recipes, scratch, artifacts, git):
+for part in (running, rehearsing, looking, schedules, recipes, scratch, artifacts, rows, git):
     app.add_typer(part.commands)
 
 

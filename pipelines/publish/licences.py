@@ -1,16 +1,20 @@
-"""What the licences of all that an artifact was made from ask for, from its records: models, rows, and what answered or judged."""
+"""What an artifact goes back to that others have made, from its records: models, rows, and what answered or judged; who wrote the rows, how
+many there are of each source, and what all licences together ask for.
+"""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from configs.assets import ASSETS
-from configs.datasets import licences_of, title
+from configs.datasets import generators_of, licences_of, title
 from configs.document import ConfigError
 from configs.licences import CONDITIONS, UNKNOWN, conditions
 from configs.project import Project
 from configs.recipe import load_recipe, recipe_names
 from data.artifacts import Record, Run
+from data.row_files import ending
 from pipelines.lineage.ancestry import Pedigree
 
 Part = Literal["model", "data", "benchmark"]
@@ -30,6 +34,10 @@ class Origin:
     """`benchmark`: its items are measured against, and nothing is made from them."""
     licences: tuple[str, ...]
     """All that are stated for it; `unknown` alone where none is."""
+    generators: tuple[str, ...] = ()
+    """Models that are said to have written its answers."""
+    rows: int | None = None
+    """That were prepared of it; None where nobody counted them apart, and of models."""
 
 
 def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
@@ -43,25 +51,97 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
     """
     made = pedigree.parents_first()
     planted = {given.producer for found in made if _makes_rows(found.record) for given in found.record.inputs}
-    stated: dict[tuple[Part, str], set[str]] = {}
+    stated: dict[tuple[Part, str], _Stated] = {}
     for found in made:
-        now = _stated_now(project, found) if project else {}
-        for source in sources_of(found.record):
-            name = title(source)
-            if name is None:
-                continue
+        now = _stated_now(project, found) if project else _Said({}, {})
+        counts = rows_of(found.record)
+        for name in dict.fromkeys(filter(None, map(title, sources_of(found.record)))):
             part: Part = "model" if found.record.kind == "source_model" else "data"
             if part == "data" and not _makes_rows(found.record) and found.id not in planted:
                 part = "benchmark"
-            licences = stated.setdefault((part, name), set())
-            licences |= _recorded(source, found.run) | set(now.get(name, ()))
+            entry = stated.setdefault((part, name), _Stated(set(), set(), []))
+            entry.licences.update(*(_recorded(source, found.run) for source in sources_of(found.record) if title(source) == name))
+            entry.licences.update(now.licences.get(name, ()))
+            entry.generators.update(found.run.generators.get(name, ()), now.generators.get(name, ()))
+            entry.rows.append(counts.get(name))
         if not found.record.inputs and found.record.kind not in ("source_model", "prepare_data"):
-            stated.setdefault(("data", found.address), set())  # nobody here knows what it brings in
+            stated.setdefault(("data", found.address), _Stated(set(), set(), [None]))  # nobody here knows what it brings in
     order = list(PARTS)
     return [
-        Origin(name, part, tuple(sorted(licences - {UNKNOWN})) or (UNKNOWN,))
-        for (part, name), licences in sorted(stated.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
+        Origin(name, part, tuple(sorted(said.licences - {UNKNOWN})) or (UNKNOWN,), tuple(sorted(said.generators)), said.total)
+        for (part, name), said in sorted(stated.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
     ]
+
+
+def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = None) -> list[Origin]:
+    """Where rows of one name come from that a stage has brought in: several, where nothing tells which of its sources they are of, and none
+    where a rule made them.
+
+    Args:
+        pedigree: of what the stage made.
+        name: the rows' `source`.
+        project: see `origins`.
+    """
+    titles = {title(source) for source in brought(sources_of(pedigree.record), name)}
+    return [origin for origin in origins(pedigree, project) if origin.name in titles]
+
+
+def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Of the sources of a stage those from which rows of this name may come: the one that it is the name of, else, as rows may say for
+    themselves what they are called, all that others have written; none where a rule made them here.
+
+    Args:
+        sources: as the config says.
+        name: the rows' `source`.
+    """
+    others = [source for source in sources if title(source)]
+    own = {source.get("type") for source in sources} - {source.get("type") for source in others}
+    made_here = name in own or ("leaks" in own and name.startswith("leak-"))
+    return [source for source in others if rows_called(source) == name] or ([] if made_here else others)
+
+
+def rows_called(source: Mapping[str, Any]) -> str:
+    """What a source calls its rows, where they do not say it for themselves."""
+    path = PurePosixPath(str(title(source)))
+    return path.name.removesuffix(ending(path)) if source.get("type") == "files" else path.name
+
+
+def rows_of(record: Record) -> dict[str, int]:
+    """Title of a source → how many rows it has given, where that can be told from the names of the rows."""
+    counted = record.metrics.get("sources")
+    if record.kind != "prepare_data" or not isinstance(counted, dict):
+        return {}
+    found: dict[str, int] = {}
+    unsure: set[str] = set()
+    for name, rows in counted.items():
+        titles = {str(title(source)) for source in brought(record.config["sources"], str(name))}
+        if len(titles) == 1 and isinstance(rows, int):
+            found[min(titles)] = found.get(min(titles), 0) + rows
+        else:
+            unsure |= titles
+    return {name: rows for name, rows in found.items() if name not in unsure}
+
+
+@dataclass
+class _Stated:
+    """What is said of something from outside, by all that brought it in."""
+
+    licences: set[str]
+    generators: set[str]
+    rows: list[int | None]
+
+    @property
+    def total(self) -> int | None:
+        known = [rows for rows in self.rows if rows is not None]
+        return sum(known) if len(known) == len(self.rows) else None
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a recipe says of the sources of a stage, by title."""
+
+    licences: Mapping[str, Sequence[str]]
+    generators: Mapping[str, Sequence[str]]
 
 
 def sources_of(record: Record) -> list[dict[str, Any]]:
@@ -92,9 +172,14 @@ def section(found: Collection[Origin]) -> str:
     """The chapter of a card on licences, in Markdown."""
     if not found:
         return f"## Licences\n\nThe records name nothing that others have made: rows and weights come from formulas.\n\n{NO_ADVICE}"
-    rows = [f"| {_cell(origin.name)} | {PARTS[origin.part]} | {_cell(', '.join(origin.licences))} | {_asks(origin)} |" for origin in found]
-    table = "\n".join(["| made from | part | licence | asks to |", "|---|---|---|---|", *rows])
+    table = "\n".join(["| made from | part | licence | asks to | rows | written by |", "|---|---|---|---|---|---|", *map(_line, found)])
     return f"## Licences\n\n{table}\n\n{_together(found)}\n\n{NO_ADVICE}"
+
+
+def _line(origin: Origin) -> str:
+    rows = "" if origin.rows is None else f"{origin.rows:,}"
+    licences, generators = _cell(", ".join(origin.licences)), _cell(", ".join(origin.generators))
+    return f"| {_cell(origin.name)} | {PARTS[origin.part]} | {licences} | {_asks(origin)} | {rows} | {generators} |"
 
 
 def _makes_rows(record: Record) -> bool:
@@ -109,17 +194,17 @@ def _recorded(source: Mapping[str, Any], run: Run) -> set[str]:
     return set(run.licences.get(title(source) or "", ()))
 
 
-def _stated_now(project: Project, found: Pedigree) -> dict[str, list[str]]:
-    """What the recipe of a stage says of its sources' licences today."""
+def _stated_now(project: Project, found: Pedigree) -> _Said:
+    """What the recipe of a stage says of its sources today."""
     recipe, _, stage = found.address.partition("/")
     recipe = recipe.partition("+")[0]
     if (found.record.inputs and found.record.kind != "prepare_data") or recipe not in recipe_names(project.recipes):
-        return {}
+        return _Said({}, {})
     try:
         node = load_recipe(project.recipes, recipe).find(stage)
     except (ConfigError, KeyError):
-        return {}
-    return licences_of(node.config)
+        return _Said({}, {})
+    return _Said(licences_of(node.config), generators_of(node.config))
 
 
 def _asks(origin: Origin) -> str:

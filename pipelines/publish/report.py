@@ -7,25 +7,28 @@ recorded one shows its problem and nothing else.
 import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from configs.compile import CURVES
+from configs.datasets import PrepareData, generators_of, licences_of, title
 from configs.declarations import DECLARATIONS
 from configs.document import ConfigError
 from configs.execution import Execution
+from configs.frozen import Frozen
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.suites import looks
 from configs.texts import shown
+from data import verdicts
 from data.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
 from data.untrusted import open_plain, read_lines
-from data.verdicts import finding, title
+from data.verdicts import finding
 from pipelines.estimate.reality import Outcome, outcomes_of
 from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pipelines.publish.following import Comparison, comparisons
+from pipelines.publish.licences import brought
 from pipelines.quantities import duration, size
 from pipelines.runs import load_execution
 
@@ -79,12 +82,7 @@ class Stage:
     @property
     def seconds(self) -> float | None:
         """Wall time of all attempts of its job together; None where no attempt was recorded."""
-        spans = [
-            (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
-            for attempt in (self.run.attempts if self.run else ())
-            if attempt.started_at and attempt.ended_at
-        ]
-        return sum(spans) if spans else None
+        return self.run.seconds if self.run else None
 
     @property
     def size(self) -> int:
@@ -523,7 +521,7 @@ def _counts(stage: Stage) -> dict[str, Any]:
         "read": _read_text(counts),
         "drops": sorted(drops.items(), key=lambda pair: (-pair[1], pair[0])),
         "kept": counts.get("kept", stage.metrics.get("rows", "")),
-        "sources": ", ".join(f"{count} {name}" for name, count in counts.get("sources", {}).items()),
+        "sources": ", ".join(f"{count} {name}{_origin(stage.node.config, name)}" for name, count in counts.get("sources", {}).items()),
         "lengths": _lengths_text(stage.evidence("statistics.json")),
     }
 
@@ -532,6 +530,16 @@ def _lengths_text(statistics: Mapping[str, Any]) -> str:
     """Characters of a row: the median, what 99 % do not exceed, and the most."""
     found = statistics.get("all", {}).get("characters")
     return f"{found['p50']:,} / {found['p99']:,} / {found['max']:,}" if found else ""
+
+
+def _origin(config: Frozen, name: str) -> str:
+    """Licence and writers of rows of one name, in brackets; nothing of rows that a rule made."""
+    sources = [source.model_dump() for source in config.sources] if isinstance(config, PrepareData) else []
+    titles = sorted({str(title(source)) for source in brought(sources, name)})
+    licences, generators = licences_of(config), generators_of(config)
+    stated = sorted({licence for one in titles for licence in licences.get(one, ())})
+    writers = sorted({writer for one in titles for writer in generators.get(one, ())})
+    return f" ({' or '.join(stated)}{'; written by ' if writers else ''}{', '.join(writers)})" if stated else ""
 
 
 def _read_text(counts: Mapping[str, Any]) -> str:
@@ -579,7 +587,7 @@ def _verdict(stage: Stage) -> dict[str, Any] | None:
 def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An expectation of a recipe, what was found, and rows that are not as expected."""
     examples = [[example["id"], example["place"], example["value"]] for example in entry.get("examples", [])]
-    return {"title": title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
+    return {"title": verdicts.title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
 
 
 def _lineage(stage: Stage) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from configs.datasets import PrepareData
 from configs.document import ConfigError
 from configs.execution import Execution, batch_problem
 from configs.graph import Graph
@@ -106,6 +107,16 @@ def test_a_variant_is_a_recipe_that_extends_what_it_varies(tmp_path):
 def test_stages_that_a_recipe_leaves_out_stay_out(tmp_path):
     _, small, _ = rehearsal_of(tmp_path, "tulu31_8b")
     assert "tulu3_8b/sft" in small.nodes and not {node.name for node in small.nodes.values()} & {"reward", "rlvr_ppo"}
+
+
+def test_ids_of_real_rows_are_no_ids_of_made_ones(tmp_path):
+    filters = 'chat_raw.filters=[{"type": "exact_duplicates"}, {"type": "ids", "ids": ["arithmetic-0123456789abcdef"]}]'
+    real, small, reduced = rehearsal_of(tmp_path, "tiny", filters)
+    config = small.find("chat_raw").config
+    assert isinstance(config, PrepareData) and [one.type for one in config.filters] == ["exact_duplicates"]
+    assert [(one.setting, one.reason) for one in reduced if one.where == f"{real.recipe}/chat_raw" and one.setting == "filters"] == [
+        ("filters", "data")
+    ]
 
 
 def test_every_source_of_rows_has_a_stand_in(tmp_path):

@@ -99,6 +99,14 @@ def test_datasets_opens_the_files_as_they_are(kind, tmp_path):
             assert row.get(column) == own.get(column)
 
 
+@pytest.mark.parametrize("kind", records.RECORDS)
+def test_some_fields_of_rows_are_those_of_whole_rows(kind, tmp_path):
+    records.save(tmp_path, kind, ROWS[kind])
+    fields = ("id", "prompt_id", "messages", "text")
+    whole = [{name: row[name] for name in fields if name in row} for row in records.stream(tmp_path / "payload")]
+    assert [*records.stream(tmp_path / "payload", fields)] == whole
+
+
 def rows(count: int, characters: int = 1) -> list[dict]:
     turns = [{"role": "user", "content": "a" * characters}, {"role": "assistant", "content": "b"}]
     return [{"id": str(number), "source": "s", "messages": turns} for number in range(count)]

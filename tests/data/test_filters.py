@@ -1,4 +1,5 @@
-from pydantic import TypeAdapter
+import pytest
+from pydantic import TypeAdapter, ValidationError
 
 from configs.filters import Filter
 from data import filters
@@ -60,3 +61,13 @@ def test_all_of_many_equal_rows_are_repeated_by_the_first_that_is_left():
 def test_nothing_is_dropped_of_nothing():
     assert filters.decide([], [], [], list) == {}
     assert apply([row("a", "x")], {"type": "exact_duplicates"}, {"type": "exact_duplicates"}) == (["a"], [])
+
+
+def test_ids_drop_all_rows_of_the_same_content_and_name_no_others():
+    rows = [row("a-0123456789abcdef", "x"), row("b-0123456789abcdef", "x"), row("a-0123456789abcdef", "x")]
+    chosen = [TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef", "c"]})]
+    facts = filters.look(chosen, rows)
+    assert sorted(filters.decide(chosen, facts, [one["id"] for one in rows])) == [0, 2]
+    assert filters.unknown_ids(chosen, facts) == ["c"]
+    with pytest.raises(ValidationError, match="ends in the number of a copy, and all copies go: write 'a-0123456789abcdef'"):
+        TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef-2"]})

@@ -7,13 +7,15 @@ import yaml
 from handmade import build, everything, project_at
 
 from configs.compile import compile_recipe
-from configs.datasets import Hub, PrepareData, licences_of
+from configs.datasets import Hub, PrepareData, generators_of, licences_of
 from configs.document import ConfigError
 from configs.licences import CONDITIONS, TABLE, conditions, licence
 from configs.recipe import load_recipe
+from data.artifacts import Record
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.publish.export import data_card, export, in_standard
-from pipelines.publish.licences import Origin, agreed, combined, origins, section
+from pipelines.publish.licences import Origin, agreed, combined, origins, rows_of, section
+from pipelines.publish.report import write_report
 
 RECIPE = """
 description: Rows of others.
@@ -42,15 +44,16 @@ def recipe(*licences):
     return text
 
 
-def made(folder, *licences):
+def made(folder, *licences, metrics=None, text=None):
     """A project in which the recipe has run."""
     project = project_at(folder)
-    (project.recipes / "lab.yaml").write_text(recipe(*licences))
+    (project.recipes / "lab.yaml").write_text(text or recipe(*licences))
     graph = load_recipe(project.recipes, "lab")
     for node in graph.nodes.values():
-        build(project, graph, node, PAYLOADS.get(node.kind, {"rows.jsonl": '{"id": "a"}\n'}), {}, {})
+        build(project, graph, node, PAYLOADS.get(node.kind, {"rows.jsonl": '{"id": "a"}\n'}), {}, (metrics or {}).get(node.name, {}))
         run = project.artifact(node.address) / "run.json"
-        run.write_text(json.dumps({**json.loads(run.read_text()), "address": node.address, "licences": licences_of(node.config)}))
+        stated = {"licences": licences_of(node.config), "generators": generators_of(node.config)}
+        run.write_text(json.dumps({**json.loads(run.read_text()), "address": node.address, **stated}))
     return project
 
 
@@ -109,6 +112,46 @@ def test_licences_travel_in_the_records_and_the_card_says_what_all_of_them_ask(t
     assert "whatever the unknown or unlisted licences ask: sayings" in text
     assert "| suite.jsonl | measured against only | odc-by |  |" in text
     assert data_card(read_pedigree(project.artifact("lab/clean")))["license"] == ["cc-by-nc-4.0", "unknown"]
+
+
+def test_who_wrote_the_rows_of_a_source_is_no_identity_and_travels_with_its_rows_and_its_licence(tmp_path):
+    plain, told = recipe("odc-by"), recipe("odc-by").replace("split: train", "split: train, generator: [gpt-4o, o1 (preview)]")
+    for name, text in (("plain", plain), ("told", told)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "lab.yaml").write_text(text)
+    first, second = (load_recipe(tmp_path / name, "lab") for name in ("plain", "told"))
+    assert compile_recipe(first) == compile_recipe(second)
+    assert generators_of(second.nodes["lab/theirs"].config) == {"lab/rows": ["gpt-4o", "o1 (preview)"]} and generators_of(
+        first.nodes["lab/theirs"].config
+    ) == {}
+    project = made(tmp_path / "project", "odc-by", metrics={"theirs": {"sources": {"rows": 1200, "sayings": 30}}}, text=told)
+    folder = export(project.artifact("lab/sft"), "lab/sft", tmp_path / "out")
+    found = {origin.name: (origin.rows, origin.generators) for origin in origins(read_pedigree(folder))}
+    assert found["lab/rows"] == (1200, ("gpt-4o", "o1 (preview)")) and found["sayings"] == (30, ())
+    text = (folder / "README.md").read_text()
+    assert "| lab/rows | rows | unknown | **unknown**: find out before you hand this on | 1,200 | gpt-4o, o1 (preview) |" in text
+    counts = {"read": 1230, "kept": 1230, "drops": {}, "sources": {"rows": 1200, "sayings": 30}, "per_source": []}
+    (project.artifact("lab/theirs") / "evidence/counts.json").write_text(json.dumps(counts))
+    page = write_report(project, second).read_text()
+    assert "1200 rows (unknown; written by gpt-4o, o1 (preview)), 30 sayings (unknown)" in page
+    (tmp_path / "told/lab.yaml").write_text(told.replace("gpt-4o", '"<script>"'))
+    with pytest.raises(ConfigError, match="generator"):
+        load_recipe(tmp_path / "told", "lab")
+
+
+def test_rows_are_counted_for_a_source_only_where_their_names_tell_which_it_was():
+    hub = {"type": "hub", "repo": "lab/rows"}
+    rules = {"type": "arithmetic"}
+
+    def counted(sources, **rows):
+        given = {"kind": "prepare_data", "version": 1, "type": "prompt", "config": {"sources": sources}, "inputs": [], "files": []}
+        return rows_of(Record(**given, key="0" * 64, content="0" * 64, metrics={"sources": rows}))
+
+    assert counted([hub, rules], arithmetic=4, gsm8k=2, math=1) == {"lab/rows": 3}  # rows that say themselves what they are called
+    assert counted([hub, {"type": "files", "path": "a/b.jsonl.gz"}], b=2, rows=3) == {"a/b.jsonl.gz": 2, "lab/rows": 3}
+    assert counted([hub, {"type": "files", "path": "a/b.jsonl"}], b=2, gsm8k=3) == {}
+    assert counted([hub, {"type": "hub", "repo": "other/rows"}], rows=5) == {}
+    assert counted([{"type": "leaks"}, hub], **{"leak-verbatim": 2, "rows": 1}) == {"lab/rows": 1}
 
 
 def test_what_the_recipe_says_later_counts_beside_what_was_recorded(tmp_path):

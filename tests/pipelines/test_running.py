@@ -59,7 +59,7 @@ def test_artifact_carries_run_evidence_and_lineage_without_machine(built: Lab) -
     run = json.loads((folder / "run.json").read_text())
     assert [attempt["cause"] for attempt in run["attempts"]] == ["succeeded"]
     assert run["numerics"]["threads"] == 1 and "pydantic" in run["environment"]["libraries"]
-    assert run["licences"] == {} and all("patch" not in attempt["code"] for attempt in run["attempts"])
+    assert run["licences"] == run["generators"] == {} and all("patch" not in attempt["code"] for attempt in run["attempts"])
     lineage = json.loads((folder / "lineage.json").read_text())["artifacts"]
     assert sorted(entry["run"]["address"] for entry in lineage.values()) == ["lab/clean", "lab/raw", "lab/suite"]
     for part in ("record.json", "run.json", "lineage.json"):

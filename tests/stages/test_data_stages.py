@@ -120,6 +120,25 @@ def test_a_set_that_is_stored_many_times_over_is_taken_once_and_every_row_is_acc
     assert (metrics["rows"], metrics["dropped"], metrics["bad_rows"]) == (2, {"exact_duplicates": 2}, 2)
 
 
+def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_the_pen_is_told(tmp_path):
+    rows = [{"prompt": "Say it.", "response": answer} for answer in ("Once.", "Twice.", "Once.", "once. ")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {"record": "conversation", "sources": [{"type": "files", "path": "rows.jsonl"}]}
+    files = {"rows.jsonl": tmp_path / "rows.jsonl"}
+    named = {row["messages"][-1]["content"]: row["id"] for row in rows_of(run_stage(tmp_path / "all", "prepare_data", config, files))}
+    wanted = named["Once."].removesuffix("-2")
+    filters = [{"type": "exact_duplicates"}, {"type": "ids", "ids": [wanted]}]
+    made = run_stage(tmp_path / "less", "prepare_data", {**config, "filters": filters}, files)
+    assert [row["id"] for row in rows_of(made)] == [named["Twice."]]  # the copy in small letters stays dropped
+    gone = read_rows(made.path / "evidence/drops.jsonl")
+    assert {(drop["id"], drop["reason"]) for drop in gone} == {
+        (wanted, "ids"), (f"{wanted}-2", "exact_duplicates"), (named["once. "], "exact_duplicates"),
+    }  # fmt: skip
+    assert {drop["text"] for drop in gone} == {""}
+    with pytest.raises(StageError, match=f"1 ids that a filter drops are those of no row here, e.g. '{wanted[:-1]}'"):
+        run_stage(tmp_path / "slip", "prepare_data", {**config, "filters": [{"type": "ids", "ids": [wanted[:-1]]}]}, files)
+
+
 def test_filtering_everything_away_is_a_failure(tmp_path):
     with pytest.raises(StageError, match=r"no row is left of 12 \(dropped: {'max_characters': 12}\)"):
         run_stage(tmp_path / "x", "prepare_data", SUITE | {"filters": [{"type": "max_characters", "limit": 1}]})

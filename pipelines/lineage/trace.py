@@ -1,0 +1,486 @@
+"""Where a row stands among the artifacts of a project, where it was dropped, and which models were given it.
+
+A row keeps its id on its way: `prepare_data` makes it of the source and a hash of the row (a number tells rows of the same content apart),
+`decontaminate` keeps it, completions and judgments name their prompt's, a preference of `pair` is `PROMPT/STRATEGY`, a conversation of
+`best_answers` `PROMPT/POLICY/INDEX`. What was made from a row without holding it, as models are, is told by the records: by content from
+input to output.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+from typing import Any
+
+from configs.datasets import ROWS
+from configs.declarations import DECLARATIONS
+from configs.filters import base_id
+from configs.graph import postorder
+from configs.pairing import STRATEGIES
+from configs.problems import UsageProblem
+from configs.project import Project
+from configs.texts import command
+from data import records
+from data.artifacts import Artifact, ArtifactError, Record, open_artifact
+from data.row_filters import spaced, texts
+from data.untrusted import RESTORE, open_plain, parse_lock, read_lines
+from pipelines.ledger.lock_files import read_lock
+from pipelines.lineage.ancestry import find_artifact, read_pedigree
+
+SHORTEST = 20
+"""Characters of a text that is looked for within others."""
+MOST = 1000
+"""Rows that are followed together."""
+SHOWN = 5
+"""Ids that an error names."""
+EXCERPT = 200
+"""Characters of a dropped row that its evidence holds at most."""
+FULL_ID = re.compile(r".*-[0-9a-f]{16}", re.DOTALL)
+NAMED = re.compile(r"-[0-9a-f]{16}\b")
+"""An id in what a filter saw."""
+OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
+"""The id of what was made of a prompt, a preference or an answer."""
+MODELS = ("policy", "reward_model")
+HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
+
+
+class NoRow(UsageProblem):
+    """Nothing, or too much, is what was asked for."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """An artifact of rows that holds it, or answers to it."""
+
+    address: str
+    kind: str
+    type: str
+    content: str
+    ids: tuple[str, ...]
+    """Of its rows."""
+    policies: tuple[tuple[str, str, str], ...] = ()
+    """Who gave the answers: label, address (empty: unknown here), content."""
+    scores: tuple[tuple[str, str, float | None], ...] = ()
+    """Of an evaluation: task, policy, score."""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A row that a stage left out: one that was asked for, or one that went because of it."""
+
+    address: str
+    kind: str
+    id: str
+    """Empty: it never had one."""
+    reason: str
+    detail: str
+    by: str = ""
+    """The benchmark item or the kept copy that it went for, where that is what was asked for."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What was made from it, directly or on the way of `way`."""
+
+    id: str
+    address: str
+    kind: str
+    type: str
+    content: str
+    how: str
+    """`trained on it`, or `goes back to it`: made from a model that was, or from what such a model made."""
+    way: tuple[str, ...]
+    """Addresses from the first artifact that holds the row to this one."""
+    certain: bool
+    """False where an artifact on the way is not here and may hold the row or not."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """All that is known of some rows."""
+
+    ids: tuple[str, ...]
+    """Their ids, without the numbers of copies; empty where a text was only found in rows that never had one."""
+    looked_in: int
+    """Artifacts of rows."""
+    places: tuple[Place, ...]
+    dropped: tuple[Drop, ...]
+    reached: tuple[Reach, ...]
+    not_looked_in: Mapping[str, str]
+    """Address → why it could not be looked in."""
+
+    @property
+    def models(self) -> list[Reach]:
+        return [found for found in self.reached if found.type in MODELS]
+
+    @property
+    def found(self) -> bool:
+        return bool(self.places or self.dropped)
+
+    @property
+    def copies(self) -> list[str]:
+        """What evidence says of rows that were kept where these went for their sake."""
+        mine = (drop.detail for drop in self.dropped if drop.kind == "prepare_data" and drop.id and not drop.by)
+        return sorted({detail for detail in mine if NAMED.search(detail)})
+
+    def sources(self) -> list[tuple[str, str]]:
+        """(address of the stage that brought it in, name of its source there)."""
+        made = [(place.address, name) for place in self.places if place.kind == "prepare_data" for name in place.ids]
+        made += [(drop.address, drop.id) for drop in self.dropped if drop.kind == "prepare_data" and not drop.by]
+        return sorted({(address, source_of(name)) for address, name in made if FULL_ID.fullmatch(base_id(name))})
+
+
+def source_of(name: str) -> str:
+    """The source that a row's id begins with."""
+    return base_id(name)[:-17]
+
+
+def subject(row: Mapping[str, Any]) -> str:
+    """The id that a row has in common with all that was made of it."""
+    name = str(row.get("prompt_id") or row.get("id", ""))
+    found = OF_PROMPT.fullmatch(name)
+    return base_id((found[1] or found[2]) if found else name)
+
+
+# --- what is looked for ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row by the start of its id, or by a text."""
+
+    id: str = ""
+    text: str = ""
+    contains: bool = False
+    """The text may be a part of one of the row's."""
+
+    def __post_init__(self) -> None:
+        if not self.id and not self.folded:
+            raise NoRow("nothing is asked for: give the id of a row, or a text with words in it")
+        if self.contains and len(self.folded) < SHORTEST:
+            raise NoRow(f"--contains looks for at least {SHORTEST} characters, and the text has {len(self.folded)}: give more of it")
+
+    @cached_property
+    def folded(self) -> str:
+        return spaced(self.text)
+
+    def is_in(self, row: Mapping[str, Any]) -> bool:
+        """Whether a text of the row is the one that is wanted, or all of them together are."""
+        if self.id:
+            return str(row.get("id", "")).startswith(self.id)
+        try:
+            parts = [spaced(part) for part in [*texts(row), *filter(None, (row.get("question"), row.get("text")))]]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ArtifactError(f"row {str(row.get('id'))[:80]!r} has texts in no form of ours; {RESTORE}") from error
+        parts.append(" ".join(parts))
+        return any(self.folded in part for part in parts) if self.contains else self.folded in parts
+
+    def began(self, excerpt: str) -> bool:
+        """Whether a dropped row may be the one, of which the first characters are left, its texts one after the other."""
+        parts = excerpt.split("\n")
+        cut = len(excerpt) >= EXCERPT
+        if self.contains:
+            return self.folded in spaced(excerpt)
+        tails = [spaced("\n".join(parts[start:])) for start in range(len(parts))] if cut else []
+        if any(len(tail) >= SHORTEST and self.folded.startswith(tail) for tail in tails):
+            return True
+        runs = combinations(range(len(parts) + 1), 2)
+        return any(spaced("\n".join(parts[start:end])) == self.folded for start, end in runs)
+
+
+FIELDS_OF_TEXT = ("id", "prompt_id", "messages", "question", "answers", "text")
+FIELDS = ("id", "prompt_id", "task", "policy", "policy_content", "score")
+
+
+@dataclass
+class Search:
+    """The artifacts of rows of a project, and what each of them says of a row."""
+
+    artifacts: Sequence[tuple[str, Artifact]]
+    """With their addresses."""
+    makers: Mapping[str, str]
+    """Content → address of what made it."""
+    told: Callable[[str], None] = lambda words: None
+    """Told what is being read."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Address of what could not be read → why."""
+
+    def subjects(self, wanted: Wanted) -> set[str]:
+        """The ids that rows which are meant have in common with what was made of them.
+
+        Raises:
+            NoRow: the start of an id is that of several rows, or a text stands in very many.
+        """
+        if FULL_ID.fullmatch(base_id(wanted.id)):
+            return {base_id(wanted.id)}
+        found: set[str] = set()
+        for name in self._named(wanted):
+            found.add(name)
+            if wanted.id == name:
+                return {name}
+            if len(found) > MOST:
+                raise NoRow(f"more than {MOST} rows are meant, e.g. {', '.join(sorted(found)[:SHOWN])}: give more of the id or of the text")
+        if wanted.id and len(found) > 1:
+            raise NoRow(f"{wanted.id!r} begins {len(found)} ids: {', '.join(sorted(found)[:SHOWN])}{' ...' if len(found) > SHOWN else ''}")
+        return found
+
+    def _named(self, wanted: Wanted) -> Iterator[str]:
+        for address, artifact in self.artifacts:
+            self.told(f"looking in {address}")
+            with self._noting(address):
+                if wanted.id or artifact.type in records.RECORDS:  # the texts of scores are answers to items, which are told by their ids
+                    rows = records.stream(artifact.payload, ("id", "prompt_id") if wanted.id else FIELDS_OF_TEXT)
+                    yield from (subject(row) for row in rows if wanted.is_in(row))
+                for line in lines(artifact.evidence / "drops.jsonl", [wanted.id] if wanted.id else []):
+                    if wanted.is_in(line) if wanted.id else wanted.began(str(line.get("text", ""))):
+                        yield subject(line)
+
+    def places(self, ids: Collection[str]) -> Iterator[Place]:
+        """Where rows with these ids stand, or answers to them."""
+        for address, artifact in self.artifacts if ids else ():
+            self.told(f"following in {address}")
+            with self._noting(address):
+                rows = [row for row in records.stream(artifact.payload, FIELDS) if subject(row) in ids]
+                if rows:
+                    yield self._place(address, artifact, rows)
+
+    def drops(self, wanted: Wanted, ids: Collection[str]) -> Iterator[Drop]:
+        """What evidence says of rows that were left out."""
+        for address, artifact in self.artifacts:
+            with self._noting(address):
+                if ids:
+                    yield from _filtered(address, artifact, ids)
+                    yield from _overlapping(address, artifact, ids)
+                if len(wanted.folded) >= SHORTEST:
+                    yield from _malformed(address, artifact, wanted)
+
+    @contextmanager
+    def _noting(self, address: str) -> Iterator[None]:
+        """One artifact that cannot be read hides no other."""
+        try:
+            yield
+        except ArtifactError as error:
+            self.unread[address] = str(error)
+
+    def _place(self, address: str, artifact: Artifact, rows: Sequence[Mapping[str, Any]]) -> Place:
+        record = artifact.record
+        labelled = {given.label: given.content for given in record.inputs if given.port == "policies"}
+        labels = [(str(row["policy"]), row.get("policy_content")) for row in rows if "policy" in row]
+        answered = dict.fromkeys((label, str(content or labelled.get(label, ""))) for label, content in labels)
+        policies = tuple((label, self.makers.get(content, ""), content) for label, content in answered)
+        names = tuple(dict.fromkeys(str(row.get("id")) for row in rows))
+        scores = tuple((str(row.get("task")), str(row.get("policy")), row.get("score")) for row in rows) if record.type == "scores" else ()
+        return Place(address, record.kind, record.type, record.content, names, policies, scores)
+
+
+def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
+    for line in lines(artifact.evidence / "drops.jsonl", sorted(ids)):
+        detail, mine = str(line.get("evidence", "")), subject(line) in ids
+        kept = "" if mine else next((name for name in sorted(ids) if name in detail), "")
+        if mine or kept:
+            yield Drop(address, artifact.record.kind, str(line.get("id")), str(line.get("reason")), detail, kept)
+
+
+def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
+    for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)):
+        item, mine = str(line.get("item")), subject(line) in ids
+        if mine or base_id(item) in ids:
+            detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
+            yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if mine else item)
+
+
+def _malformed(address: str, artifact: Artifact, wanted: Wanted) -> Iterator[Drop]:
+    """Of these the beginning is left, in columns of others: the text is looked for within."""
+    for line in lines(artifact.evidence / "bad_rows.jsonl", []):
+        if wanted.folded in spaced(str(line.get("text", ""))):
+            yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
+
+
+def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The lines of some evidence that hold one of these words; all where there are none.
+
+    Raises:
+        ArtifactError: a line cannot be read.
+    """
+    if path.is_file():
+        with open_plain(path) as stream:
+            written = [json.dumps(word, ensure_ascii=False)[1:-1].encode(errors="replace") for word in words]
+            yield from read_lines(stream, path.name, written)
+
+
+# --- what was made from it ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Descent:
+    """All artifacts that the project knows of, those that are gone included, and who was made from what."""
+
+    records: Mapping[str, tuple[Record, str]]
+    """Id → record and address, parents first."""
+    holds: Mapping[str, bool]
+    """Content → whether it holds the row; what could not be looked in is not there."""
+    how: dict[str, str] = field(default_factory=dict)
+    """Id → `holds it`, `trained on it` or `goes back to it`."""
+    via: dict[str, str] = field(default_factory=dict)
+    """Id → the input from which the row came."""
+    doubted: set[str] = field(default_factory=set)
+    """Ids of those to which it came by way of an artifact that could not be looked in."""
+
+    def follow(self) -> list[Reach]:
+        """What the row has reached without being held, parents first."""
+        for identifier in self.records:
+            self._reach(identifier)
+        return [self._told(identifier) for identifier in self.records if self.how.get(identifier) in (TRAINED, BELOW)]
+
+    def _reach(self, identifier: str) -> None:
+        record = self.records[identifier][0]
+        steps = [(given.producer, self._step(record, given.port, given.producer)) for given in record.inputs]
+        mine = HELD if self.holds.get(record.content) else None
+        for how in (HELD, TRAINED, BELOW):
+            parents = [parent for parent, step in steps if step == how]
+            if parents and mine in (None, how):
+                mine, nearest = how, min(parents, key=lambda parent: (parent in self.doubted, len(self._way(parent))))
+                self.via[identifier] = nearest
+                if (nearest in self.doubted) if how != HELD else (record.content not in self.holds):
+                    self.doubted.add(identifier)
+        if mine:
+            self.how[identifier] = mine
+
+    def _step(self, record: Record, port: str, parent: str) -> str | None:
+        """What an artifact is to the row because of one of its inputs."""
+        given = self.how.get(parent)
+        if given is None or self.records[parent][0].type == "item":  # items are measured against; scores on them are told by themselves
+            return None
+        if given != HELD:
+            return BELOW
+        if record.kind in DECLARATIONS and port in DECLARATIONS[record.kind].trains_on:
+            return TRAINED
+        if record.type in records.RECORDS:
+            return HELD if self.holds.get(record.content, True) else None
+        return BELOW
+
+    def _way(self, identifier: str) -> list[str]:
+        found = [identifier]
+        while found[-1] in self.via:
+            found.append(self.via[found[-1]])
+        return found[::-1]
+
+    def _told(self, identifier: str) -> Reach:
+        record, address = self.records[identifier]
+        way, certain = tuple(self.records[one][1] for one in self._way(identifier)), identifier not in self.doubted
+        return Reach(identifier, address, record.kind, record.type, record.content, self.how[identifier], way, certain)
+
+
+# --- the project -------------------------------------------------------------------------------------------------------
+
+
+def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Callable[[str], None] = lambda words: None) -> Trace:
+    """Looks for a row in the artifacts of a project.
+
+    Args:
+        project: all of its recipes and variants.
+        wanted: the row.
+        within: names of the artifacts to look in; all where there are none.
+        told: of what is being read.
+
+    Raises:
+        NoRow: the row cannot be told from others.
+        ArtifactError: a name in `within` is that of no artifact, or lineages are damaged.
+    """
+    here, broken = _published(project)
+    known = _known(here)
+    places_of = {identifier: number for number, identifier in enumerate(known)}
+    here.sort(key=lambda entry: places_of[entry[1].record.id])
+    chosen = {find_artifact(project, name).path for name in within}
+    looked = [(address, found) for address, found in here if _has_rows(found.record) and (not chosen or found.path in chosen)]
+    makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # which only hands on
+    search = Search(looked, makers, told)
+    ids = search.subjects(wanted)
+    places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
+    holding = {place.content for place in places if place.type != "scores"}
+    read = {found.record.content for address, found in looked if address not in search.unread and not _names_anew(found.record, known)}
+    reached = Descent(known, {content: content in holding for content in read | holding}).follow()
+    twins: dict[str, list[str]] = {}
+    for address, found in here:
+        twins.setdefault(found.record.id, []).append(address)
+    every = tuple(replace(one, address=address) for one in reached for address in twins.get(one.id, [one.address]))
+    missing = {} if within else broken | _gone(known, {found.record.content for _, found in here}, broken)
+    return Trace(tuple(sorted(ids)), len(looked) - len(search.unread), places, dropped, every, search.unread | missing)
+
+
+def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken: Collection[str]) -> dict[str, str]:
+    """Artifacts of rows of which only the records are left: address and content → why."""
+    return {
+        f"{address} {record.content[:12]}": "replaced or deleted since; only its records are left"
+        for record, address in known.values()
+        if _has_rows(record) and record.content not in here and address not in broken
+    }
+
+
+def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool:
+    """Whether rows of other stages have other ids here than there: those that became another type, or that `prepare_data` had not made."""
+    for given in record.inputs:
+        if given.port == ROWS:
+            parent = known[given.producer][0]
+            while parent.kind == "decontaminate":
+                parent = next(known[one.producer][0] for one in parent.inputs if one.port == "data")
+            if (parent.kind, parent.type) != ("prepare_data", record.type):
+                return True
+    return False
+
+
+def _has_rows(record: Record) -> bool:
+    return record.type in (*records.RECORDS, "scores")
+
+
+def _published(project: Project) -> tuple[list[tuple[str, Artifact]], dict[str, str]]:
+    """All artifacts that are here, by address; and of those that are not, why."""
+    here, broken = [], {}
+    addresses = {"/".join(path.parts[-3:-1]) for path in project.artifacts.glob("*/*/record.json")}
+    for address in sorted(addresses | set(_made(project))):
+        try:
+            here.append((address, open_artifact(project.artifact(address))))
+        except ArtifactError as error:
+            recipe = address.partition("/")[0]
+            remedy = "not here" + ("" if "+" in recipe else f": {command('pull', recipe)} brings what the remote has")
+            broken[address] = str(error).replace(f"{project.root}/", "") if address in addresses else remedy
+    return here, broken
+
+
+def _made(project: Project) -> Iterator[str]:
+    """Addresses of what `dvc.lock` files say that it was made."""
+    for path in (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock"))):
+        name = path.relative_to(project.root).as_posix()
+        for entry in parse_lock(read_lock(path), name).values():
+            for out in entry.outs:
+                parts = PurePosixPath(normpath((PurePosixPath(name).parent / out.path).as_posix())).parts
+                if len(parts) == 4 and parts[0] == "artifacts" and parts[3] == "payload":
+                    yield f"{parts[1]}/{parts[2]}"
+
+
+def _known(here: Sequence[tuple[str, Artifact]]) -> dict[str, tuple[Record, str]]:
+    """Id → record and address of all that is here and of all that it was made from, parents first.
+
+    Raises:
+        ArtifactError: a lineage is damaged, or records lead in a circle.
+    """
+    ids = {artifact.record.id for _, artifact in here}
+    found: dict[str, tuple[Record, str]] = {}
+    for address, artifact in here:
+        if not ids.issuperset(given.producer for given in artifact.record.inputs):  # the others' lineages tell no more than they do
+            pedigree = read_pedigree(artifact.path)
+            found |= {one.id: (one.record, one.address) for one in pedigree.parents_first() if one.id not in found}
+        found[artifact.record.id] = (artifact.record, address)
+    graph = {identifier: [given.producer for given in record.inputs] for identifier, (record, _) in found.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise ArtifactError("the records of this project lead in a circle: `pedigree verify` says which are forged") from error
+    order = postorder(sorted(graph, key=lambda identifier: (found[identifier][1], identifier)), graph.__getitem__)
+    return {identifier: found[identifier] for identifier in order}

@@ -1,0 +1,282 @@
+"""A row is found wherever it went, by what the artifacts hold and their records say; what is not known is not said."""
+
+import json
+import shutil
+
+import pytest
+import yaml
+from handmade import RUN, build, project_at
+from typer.testing import CliRunner
+
+from configs.problems import UsageProblem
+from configs.recipe import load_recipe
+from data.artifacts import open_artifact
+from pipelines.cli.main import app
+from pipelines.cli.rows import _way
+from pipelines.lineage.trace import NoRow, Wanted, trace
+
+RECIPE = """
+description: Prompts on their way into a policy.
+execution: cpu
+stages:
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  raw:
+    kind: prepare_data
+    record: prompt
+    sources: [{type: files, path: asked.jsonl, licence: odc-by}, {type: arithmetic, operations: [add], digits: [1], count: 3, seed: 2}]
+    filters: [{type: exact_duplicates}]
+  prompts: {kind: decontaminate, in: {data: raw, benchmarks: [suite]}}
+  talks: {kind: prepare_data, record: conversation, sources: [{type: files, path: talks.jsonl, generator: gpt-4o}]}
+  corpus: {kind: decontaminate, in: {data: talks, benchmarks: [suite]}}
+  base: {kind: source_model, source: {type: hub, repo: lab/model, revision: REVISION}}
+  sft: {kind: sft, in: {policy: base, data: [corpus]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
+  sample:
+    kind: sample
+    in: {policies: [sft, base], prompts: prompts}
+    sampling: {max_tokens: 4}
+    samples_per_prompt: 1
+    prompts: {count: 2}
+  judge: {kind: judge, in: {completions: sample}}
+  pair: {kind: pair, in: {judgments: judge}}
+  dpo:
+    kind: preference_train
+    in: {policy: base, preferences: [pair]}
+    loss: {type: dpo, beta: 0.1}
+    global_batch: 2
+    max_length: 8
+    optimizer: {learning_rate: 1e-4}
+  scores: {kind: evaluate, in: {policies: [base, dpo], suites: [suite]}, sampling: {max_tokens: 4}}
+  best: {kind: select, in: {candidates: [sft, dpo], scores: scores}}
+""".replace("REVISION", "a" * 40)
+
+
+def name(source, number):
+    return f"{source}-{number:016x}"
+
+
+ITEM, KEPT, LEAKED, TWIN, ALONE, TALK = (
+    name("suite", 1), name("asked", 2), name("asked", 3), name("asked", 4), name("arithmetic", 5), name("talks", 6),
+)  # fmt: skip
+QUESTION = "How many rivers flow into the Aral Sea?"
+
+
+def row(identifier, question, **more):
+    return {"id": identifier, "messages": [{"role": "user", "content": question}], **more}
+
+
+def answers(weights):
+    return [
+        row(f"{prompt}/{label}/0", text, prompt_id=prompt, policy=label, policy_content=weights[label], text="Two.")
+        for label in ("sft", "base")
+        for prompt, text in ((KEPT, QUESTION), (ALONE, "1 + 1"))
+    ]
+
+
+ROWS = {
+    "suite": [row(ITEM, "What is the capital of Chad?")],
+    "raw": [row(KEPT, QUESTION), row(f"{KEPT}-2", QUESTION), row(LEAKED, "The capital of Chad?"), row(ALONE, "1 + 1")],
+    "prompts": [row(KEPT, QUESTION), row(f"{KEPT}-2", QUESTION), row(ALONE, "1 + 1")],
+    "talks": [row(TALK, "Say it."), row(name("talks", 8), "Say no more.")],
+    "corpus": [row(TALK, "Say it.")],
+    "pair": [row(f"{KEPT}/best_vs_worst", QUESTION, answers=[{"text": "Two."}, {"text": "None."}])],
+    "scores": [{"id": ITEM, "task": "t", "policy": "base", "score": 0.0}, {"id": ITEM, "task": "t", "policy": "dpo", "score": 1.0}],
+}
+EVIDENCE = {
+    "raw": {
+        "drops.jsonl": [
+            {"id": TWIN, "source": "asked", "reason": "exact_duplicates", "evidence": f"same text as {KEPT}", "text": QUESTION.upper()}
+        ],
+        "bad_rows.jsonl": [{"source": "asked", "place": "asked.jsonl:9", "reason": "no answer", "text": '{"q": "Name each lake in Mali"}'}],
+    },
+    "prompts": {
+        "manifest.jsonl": [
+            {"id": LEAKED, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.83, "matched": "of chad"}
+        ]
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    project = project_at(tmp_path_factory.mktemp("trace"))
+    for path in project.recipes.glob("*.yaml"):
+        path.unlink()
+    (project.recipes / "lab.yaml").write_text(RECIPE)
+    graph = load_recipe(project.recipes, "lab")
+    weights = {}
+    for node in graph.nodes.values():
+        rows = ROWS.get(node.name, answers(weights) if node.name in ("sample", "judge") else None)
+        payload = {"model.safetensors": "dpo" if node.name == "best" else node.name, "config.json": "{}"}
+        if rows is not None:
+            payload = {"rows.jsonl": "".join(json.dumps(one) + "\n" for one in rows)}
+        counted = {"sources": {"asked": 3, "arithmetic": 1}} if node.name == "raw" else {"sources": {"talks": 1}}
+        build(project, graph, node, payload, EVIDENCE.get(node.name, {}), counted if node.kind == "prepare_data" else {})
+        run = project.artifact(node.address) / "run.json"
+        run.write_text(json.dumps({**RUN, "address": node.address}))
+        weights[node.name] = open_artifact(project.artifact(node.address)).record.content
+    return project
+
+
+def pedigree(project, monkeypatch, *words):
+    monkeypatch.chdir(project.root)
+    done = CliRunner().invoke(app, list(words))
+    return done.exit_code, done.stdout
+
+
+def holders(found):
+    return {place.address.removeprefix("lab/"): place.ids for place in found.places}
+
+
+def models(found):
+    return {one.address.removeprefix("lab/"): (one.how, _way(one.way), one.certain) for one in found.models}
+
+
+def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_learned_from_them(lab):
+    found = trace(lab, Wanted(id=KEPT))
+    assert holders(found) == {
+        "raw": (KEPT, f"{KEPT}-2"), "prompts": (KEPT, f"{KEPT}-2"), "sample": (f"{KEPT}/sft/0", f"{KEPT}/base/0"),
+        "judge": (f"{KEPT}/sft/0", f"{KEPT}/base/0"), "pair": (f"{KEPT}/best_vs_worst",),
+    }  # fmt: skip
+    assert models(found) == {
+        "dpo": ("trained on it", "lab/raw > prompts > sample > judge > pair > dpo", True),
+        "best": ("goes back to it", "lab/raw > prompts > sample > judge > pair > dpo > best", True),
+    }
+    (sampled,) = [place for place in found.places if place.kind == "sample"]
+    assert [(label, address) for label, address, _ in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]
+    assert [one.address for one in found.reached if one.type == "scores"] == ["lab/scores"]
+
+
+def test_what_learned_from_the_answers_of_a_policy_goes_back_to_what_that_policy_learned_from(lab):
+    found = trace(lab, Wanted(id=TALK))
+    assert holders(found) == {"talks": (TALK,), "corpus": (TALK,)}
+    assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", True)
+    assert models(found)["dpo"] == ("goes back to it", "lab/talks > corpus > sft > sample > judge > pair > dpo", True)
+
+
+def test_a_row_that_gave_no_pair_has_reached_no_model(lab):
+    found = trace(lab, Wanted(id=ALONE))
+    assert set(holders(found)) == {"raw", "prompts", "sample", "judge"} and not found.models
+
+
+def test_a_row_that_decontamination_took_out_is_told_with_the_item_and_reached_nothing(lab):
+    found = trace(lab, Wanted(id=LEAKED))
+    assert set(holders(found)) == {"raw"} and not found.reached
+    assert [(drop.address, drop.reason, drop.detail) for drop in found.dropped] == [
+        ("lab/prompts", "overlap", f"0.83 of item {ITEM} of suite")
+    ]
+
+
+def test_an_item_names_its_suites_the_rows_that_matched_it_and_who_was_scored(lab):
+    found = trace(lab, Wanted(id=ITEM))
+    assert [(drop.id, drop.by) for drop in found.dropped] == [(LEAKED, ITEM)]
+    (scored,) = [place for place in found.places if place.type == "scores"]
+    assert scored.scores == (("t", "base", 0.0), ("t", "dpo", 1.0)) and not found.models
+
+
+def test_a_dropped_copy_is_told_from_both_sides(lab):
+    twin, kept = trace(lab, Wanted(id=TWIN)), trace(lab, Wanted(id=KEPT))
+    assert not twin.places and [(drop.id, drop.by) for drop in twin.dropped] == [(TWIN, "")]
+    assert [(drop.id, drop.by) for drop in kept.dropped] == [(TWIN, KEPT)]
+
+
+def test_a_text_is_found_in_other_case_and_space_and_no_other_text_is(lab):
+    assert trace(lab, Wanted(text="  how many RIVERS\nflow into the aral sea? ")).ids == (KEPT, TWIN)
+    assert trace(lab, Wanted(text="How many rivers flow into the Aral")).ids == ()
+    assert trace(lab, Wanted(text="rivers flow into the Aral", contains=True)).ids == (KEPT, TWIN)
+    assert trace(lab, Wanted(text="Two.")).ids == (ALONE, KEPT)  # an answer stands for its prompt
+    with pytest.raises(NoRow, match="at least 20 characters, and the text has 13"):
+        Wanted(text="the  Aral Sea?", contains=True)
+    with pytest.raises(NoRow, match="nothing is asked for"):
+        Wanted(text=" \n")
+
+
+def test_a_row_that_could_not_be_read_is_found_by_its_words(lab):
+    found = trace(lab, Wanted(text="name each lake in mali"))
+    assert found.ids == () and [drop.detail for drop in found.dropped] == ["asked.jsonl:9: no answer"]
+
+
+def test_the_start_of_an_id_is_enough_where_one_row_has_it(lab):
+    for start in (KEPT, f"{KEPT}-2", f"{KEPT}/sft/0", f"{KEPT}/best_vs_worst"):
+        assert trace(lab, Wanted(id=start)).ids == (KEPT,)
+    assert trace(lab, Wanted(id="arith")).ids == (ALONE,)
+    with pytest.raises(NoRow, match=f"'asked-' begins 3 ids: {KEPT}, {LEAKED}, {TWIN}"):
+        trace(lab, Wanted(id="asked-"))
+
+
+def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_on_is_doubted(lab, tmp_path):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    shutil.rmtree(project.artifact("lab/corpus"))
+    found = trace(project, Wanted(id=TALK))
+    assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", False)
+    assert models(trace(lab, Wanted(id=name("talks", 8)))) == {}  # which decontamination left out
+    assert models(trace(project, Wanted(id=name("talks", 8))))["sft"][2] is False
+    ((named, why),) = found.not_looked_in.items()
+    assert named.startswith("lab/corpus ") and "only its records are left" in why
+    (project.artifact("lab/pair") / "payload" / "rows.jsonl").write_text("{}\n")
+    assert "payload" in trace(project, Wanted(id=TALK)).not_looked_in["lab/pair"]
+
+
+@pytest.mark.parametrize(("old", "new"), [('{"id": "talks', '["id": "talks'), ('"content"', '"contant"')])
+def test_an_artifact_that_cannot_be_read_hides_no_other_and_counts_for_nothing(lab, tmp_path, old, new):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    rows = project.artifact("lab/corpus") / "payload/rows.jsonl"
+    rows.write_text(rows.read_text().replace(old, new))
+    found = trace(project, Wanted(text="Say it."))
+    assert holders(found)["talks"] == (TALK,) and "row" in found.not_looked_in["lab/corpus"]
+    assert models(found)["sft"][2] is (new == '"contant"')  # its ids could be read
+
+
+def test_what_a_lock_names_and_is_not_here_is_not_passed_over(lab, tmp_path):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    outs = [{"path": "gone/payload", "md5": f"{'0' * 32}.dir"}, {"path": "raw/payload", "md5": f"{'0' * 32}.dir"}]
+    stages = {name: {"cmd": "pedigree", "outs": [out]} for name, out in zip(("gone", "raw"), outs, strict=True)}
+    (project.artifacts / "lab/dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
+    assert trace(project, Wanted(id=KEPT)).not_looked_in == {"lab/gone": "not here: `pedigree pull lab` brings what the remote has"}
+
+
+def test_an_artifact_that_lies_in_two_recipes_is_named_twice(lab, tmp_path):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    shutil.copytree(project.artifact("lab/sft"), project.artifact("other/sft"))
+    assert [one.address for one in trace(project, Wanted(id=TALK)).models][:2] == ["lab/sft", "other/sft"]
+
+
+def test_looking_in_some_artifacts_says_nothing_certain_of_others(lab):
+    found = trace(lab, Wanted(id=KEPT), within=["lab/raw"])
+    assert holders(found) == {"raw": (KEPT, f"{KEPT}-2")} and found.looked_in == 1
+    assert models(found)["dpo"][2] is False
+
+
+def test_the_command_tells_ways_licences_and_writers(lab, monkeypatch):
+    code, said = pedigree(lab, monkeypatch, "trace", KEPT)
+    assert code == 0 and "lab/raw has it from asked.jsonl (licence odc-by)" in said
+    assert "answers of sft (lab/sft, " in said and "lab/raw > prompts > sample > judge > pair > dpo" in said
+    assert "(licence unknown, written by gpt-4o)" in pedigree(lab, monkeypatch, "trace", TALK)[1]
+    assert "lab/raw has it from arithmetic, which is made here" in pedigree(lab, monkeypatch, "trace", ALONE)[1]
+    assert "lab/prompts has it" not in pedigree(lab, monkeypatch, "trace", LEAKED)[1]
+    code, said = pedigree(lab, monkeypatch, "trace", "--text", "nobody has said this", "--json")
+    assert code == 1 and json.loads(said)["places"] == []
+    assert pedigree(lab, monkeypatch, "trace", "\udcff")[0] == 1  # what a terminal gives that knows no UTF-8
+
+
+@pytest.mark.parametrize("words", [[], [KEPT, "--file", "x"], [KEPT, "--contains"], ["--file", "nowhere"], ["--file", "model"]])
+def test_what_names_no_row_is_told_and_is_no_bug(lab, monkeypatch, words):
+    (lab.root / "model").write_bytes(b"\xff\xfe\x00")
+    monkeypatch.chdir(lab.root)
+    for name in ("trace", "forget"):
+        assert isinstance(CliRunner().invoke(app, [name, *words]).exception, UsageProblem)
+
+
+def test_words_of_rows_reach_the_terminal_as_they_look(lab, tmp_path, monkeypatch):
+    shutil.copytree(lab.root, tmp_path / "project")
+    project = type(lab)(tmp_path / "project")
+    evil = f"\x1b]0;mine\x07[red]-{7:016x}"
+    line = {"id": evil, "reason": "\x1b[2J", "evidence": "\u202eodd\nline", "text": "t"}
+    with (project.artifact("lab/raw") / "evidence" / "drops.jsonl").open("a") as stream:
+        stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+    code, said = pedigree(project, monkeypatch, "trace", evil)
+    assert code == 0 and "\x1b" not in said and "\u202e" not in said and "\x07" not in said
+    assert "\\u001b]0;mine" in said and "[red]" in said
