@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.datasets import ExactDuplicates, Filter, Keywords, MaxCharacters
+from data.records import texts_within
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
@@ -81,8 +82,9 @@ def _repeated(keys: NDArray[np.void], places: NDArray[np.int64]) -> dict[int, in
 
 
 def texts(row: dict[str, Any]) -> list[str]:
-    """Every text of a row: its messages, and the answers of a preference."""
-    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+    """Every text of a row: its messages, the answers of a preference, and what its template arguments say."""
+    said = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+    return said + list(texts_within(row.get("template_arguments")))
 
 
 def _facts(one: Filter, rows: Sequence[dict[str, Any]]) -> Facts:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from data.messages import message_problem
 from data.procedural import Example
 from data.records import Answer, Message
 from data.row_files import Unreadable, text_of
+from data.template_arguments import arguments_in
 from data.transcripts import is_transcript, messages_of
 from data.verifiable import verifier_of
 
@@ -55,7 +57,8 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
     of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
-    a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`.
+    a `strength`, the probability that chosen is the better one. A turn of the assistant may have a mark `train`. Every row may have
+    `template_arguments` or `chat_template_kwargs`: a mapping, or one as JSON in a text.
 
     Args:
         verifier: what compares answers with the ground truth, whatever the row says.
@@ -66,7 +69,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     try:
-        return _checked(_parse(row, verifier))
+        return _checked(replace(_parse(row, verifier), template_arguments=arguments_in(row)))
     except OverflowError as error:  # an integer that no float holds
         raise ValueError(str(error)) from error
 

@@ -105,7 +105,14 @@ def preference(group: list[Judgment], config: Pair) -> Preference | str:
         return "identical texts"
     if not answers[0]["text"].strip():
         return "empty best answer"
-    return {"id": name, "source": first["source"], "messages": first["messages"], "answers": answers, "strength": None}
+    return {
+        "id": name,
+        "source": first["source"],
+        "messages": first["messages"],
+        "answers": answers,
+        "strength": None,
+        **records.context_of(first),
+    }
 
 
 def best_and_worst(drawn: list[Scored], min_gap: float) -> list[Scored]:
