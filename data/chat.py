@@ -108,7 +108,7 @@ class Chat:
             ChatError: a message spells out a control token, or the template does not read an argument.
         """
         self._refuse(messages, arguments)
-        return [token for piece in self._pieces(messages, True, arguments) for token in self.ids(self._piece(*piece))]
+        return [token for piece in self._pieces(messages, ask=True, arguments=arguments) for token in self.ids(self._piece(*piece))]
 
     def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
         """Ids of a conversation up to where the assistant has said `beginning`, and goes on.
@@ -155,7 +155,7 @@ class Chat:
         """
         self._refuse(messages, arguments)
         turns = [message for message in messages if message["role"] == "assistant"]
-        pieces = self._pieces(messages, False, arguments)
+        pieces = self._pieces(messages, ask=False, arguments=arguments)
         if sum(said for _, said in pieces) != len(turns):
             raise ChatError(
                 f"the chat template in {self.folder} marks {sum(said for _, said in pieces)} stretches of a conversation with {len(turns)} "
@@ -187,8 +187,8 @@ class Chat:
                 another context than it is asked for in; or as `prompt` says.
         """
         self._refuse(messages, arguments)
-        asked = self._pieces(messages, True, arguments)
-        pieces = self._pieces([*messages, {"role": "assistant", "content": text}], False, arguments)
+        asked = self._pieces(messages, ask=True, arguments=arguments)
+        pieces = self._pieces([*messages, {"role": "assistant", "content": text}], ask=False, arguments=arguments)
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         if "".join(piece for piece, _ in pieces[:last]) != "".join(piece for piece, _ in asked):
             raise ChatError(
@@ -251,14 +251,13 @@ class Chat:
                 f"{', '.join(sorted(self.variables)) or 'none'}): leave the column out by `columns` of the source, or take a template that "
                 "reads it"
             )
-        texts = [(f"a {message['role']} message spells", message["content"]) for message in messages]
-        texts += [("a template argument spells", text) for text in texts_within(arguments)]
-        for said, text in texts:
+        texts = [(message["role"], message["content"]) for message in messages]
+        texts += [(None, text) for text in texts_within(arguments)]
+        for role, text in texts:
             if self._any_control.search(text):
                 found = next(token for token in self._control if token in text)
-                raise ChatError(
-                    f"{said} out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared"
-                )
+                said = f"a {role} message" if role else "a template argument"
+                raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
 
     def _refuse_changed(self, turns: Sequence[Message], rendered: Sequence[str], train_on: TrainOn) -> None:
         """A turn whose thoughts a template takes out would be trained as if it had been said without them."""

@@ -1,9 +1,11 @@
 """Template arguments of rows: how they come in, and that no stage loses them on the way to the tokens."""
 
 import json
+import shutil
 
 import pytest
-from data_lab import publish, rows_of, run_stage
+from data_lab import publish, rows_of, run_stage, seal
+from models import a_job, config_of
 from test_source_model import corpus, llama  # noqa: F401, fixtures
 
 from data.attributes import grouped
@@ -15,6 +17,7 @@ from stages.engines import rows
 from stages.engines.chunks import Ask
 from stages.engines.sampler import Generation
 from stages.job import StageError
+from stages.rlvr import usable_prompts
 from stages.sample import Draw, ask, completion
 
 UNTHINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -66,6 +69,28 @@ def test_a_row_that_is_asked_without_thoughts_stays_so_from_the_prompt_to_the_to
     for kind, some in zip((Pairs("best_vs_worst"), SingleAnswers("a"), SingleAnswers("b")), taken, strict=True):
         for draft in kind.pieces(asked.chat, some[0]):
             assert [token for piece in draft[:-1] for token in asked.chat.ids(piece)] == prompt
+
+
+def test_rollouts_are_asked_for_under_the_arguments_of_their_prompts(tmp_path, qwen):
+    chat, verifier = Chat(qwen.payload), {"name": "arithmetic", "answer": "2"}
+    row = {"id": "p", "source": "s", "messages": QUESTION, "verifier": verifier, "template_arguments": {"enable_thinking": False}}
+    fields = {"steps": 1, "prompts_per_step": 1, "samples_per_prompt": 2, "max_prompt_length": 100, "sampling": {"max_tokens": 4}}
+    config = config_of("rlvr", algorithm={"type": "grpo"}, optimizer={"learning_rate": 1e-6}, **fields)
+    ((_, ids),), _ = usable_prompts([row], chat, config, a_job(tmp_path / "job"))
+    assert chat.tokenizer.decode(ids).endswith(UNTHINKING)
+
+
+def test_a_reward_model_whose_template_reads_none_says_so_and_scores_nothing(tmp_path, qwen, llama):  # noqa: F811
+    """It would score the answer in another context."""
+    prompt = {"id": "p", "source": "s", "messages": QUESTION, "verifier": None, "template_arguments": {"enable_thinking": False}}
+    _, made = sampled(qwen, [prompt], "It is 2.")
+    shutil.copytree(llama.path, tmp_path / "reward")
+    (tmp_path / "reward" / "payload" / "reward_stats.json").write_text('{"mean": 0.0, "std": 1.0}')
+    reward = seal(tmp_path / "reward", "by_hand", "reward_model", {}, [], {})
+    completions = publish(tmp_path / "completions", "completion", made)
+    config = {"verifier_weight": 0.0, "reward_weight": 1.0}
+    with pytest.raises(StageError, match=r"1 of 1 answers have no score.*reads no template argument enable_thinking"):
+        run_stage(tmp_path / "judge", "judge", config, completions=completions, reward_models=reward)
 
 
 def test_a_conversation_is_trained_under_its_arguments(tmp_path, qwen):

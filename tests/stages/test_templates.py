@@ -63,7 +63,7 @@ def sourced(tmp_path, corpus, llama):  # noqa: F811
 
 def rendered(artifact, messages=SYSTEM, **arguments):
     chat = Chat(artifact.payload)
-    return "".join(piece for piece, _ in chat._pieces(messages, messages[-1]["role"] == "user", arguments))
+    return "".join(piece for piece, _ in chat._pieces(messages, ask=messages[-1]["role"] == "user", arguments=arguments))
 
 
 def user(text):
