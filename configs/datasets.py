@@ -1,6 +1,7 @@
 """Identity of the stages that bring data and models in from outside: sources, filters, templates, decontamination."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +106,9 @@ class SourceModel(Frozen):
     chat_template: str = "chatml"
     """A file `configs/templates/NAME.jinja`, or `own`: the one that the model comes with. It must mark assistant turns with
     `{% generation %}`. A token that ends turns, and others of its form, are added to tokenizer and embeddings where they lack."""
+    template_arguments: dict[str, Any] = Field(default_factory=dict)
+    """What the template reads where a row has no template argument of its own, e.g. `{enable_thinking: false}`. It is written into the
+    model's template."""
     add_bos: bool = False
     """Whether conversations begin with the tokenizer's BOS token where the template does not begin with it, as OLMo 2 is trained."""
     dtype: Dtype = "fp32"
@@ -116,6 +120,15 @@ class SourceModel(Frozen):
         names = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
         if value not in (OWN, *names):
             raise ValueError(f"chat template {value!r} is none of {[*names, OWN]}: add configs/templates/{value}.jinja")
+        return value
+
+    @field_validator("template_arguments")
+    @classmethod
+    def are_arguments(cls, value: dict[str, Any]) -> dict[str, Any]:
+        strange = sorted(name for name, given in value.items() if not name.isidentifier() or not is_template_value(given))
+        if strange:
+            form = "a name with a text, number, boolean, list or mapping, and nothing in it that is null"
+            raise ValueError(f"template_arguments {', '.join(strange)}: each is {form}")
         return value
 
     @model_validator(mode="after")
@@ -131,6 +144,17 @@ class SourceModel(Frozen):
         if self.chat_template == OWN:
             return None
         return hashlib.sha256((TEMPLATES / f"{self.chat_template}.jinja").read_bytes()).hexdigest()
+
+
+def is_template_value(value: Any) -> bool:
+    """Whether a value can be written into a template: null is what an argument is that nobody gives."""
+    match value:
+        case dict():
+            return all(isinstance(name, str) and is_template_value(inner) for name, inner in value.items())
+        case list():
+            return all(map(is_template_value, value))
+        case _:
+            return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 # --- data that comes from outside --------------------------------------------------------------------------------------
@@ -182,6 +206,7 @@ LAYOUT_COLUMNS = (
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
     "response", "responses", "rewards", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
+    "template_arguments", "chat_template_kwargs",
 )  # fmt: skip
 """The columns that `data/layouts.py` reads."""
 

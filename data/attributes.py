@@ -1,7 +1,7 @@
 """Responses that people have rated by attributes, one in a row, as HelpSteer2 has them (Wang et al. 2024, arXiv 2406.08673).
 
 A response's score is Σ wₐ rₐ over its ratings r, by the weights w that the recipe gives. Rows with the same prompt that follow each other
-are responses to compare.
+are responses to compare, if they are asked under the same template arguments.
 """
 
 import math
@@ -10,6 +10,7 @@ from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
+from data import template_arguments
 from data.row_files import Unreadable, text_of
 from data.transcripts import MARK, marked
 
@@ -17,7 +18,7 @@ from data.transcripts import MARK, marked
 def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
     """(place of the first, row with `answers` and their scores) of rows with one prompt; what is rated wrongly comes as it is, with the
     reason, and so do responses none of which is the better one."""
-    for prompt, group in groupby(rows, key=lambda one: _prompt(one[1])):
+    for (prompt, *_), group in groupby(rows, key=lambda one: _asked(one[1])):
         responses: list[tuple[str, Any, Fraction]] = []
         for place, row in group:
             try:
@@ -43,8 +44,9 @@ def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
     return {**rest, "prompt": turns, "answers": [{"text": row["response"], "score": float(score)} for _, row, score in responses]}
 
 
-def _prompt(row: Any) -> Any:
-    return row.get("prompt") if isinstance(row, dict) else None
+def _asked(row: Any) -> tuple[Any, ...]:
+    """The prompt, and what it is rendered with."""
+    return tuple(row.get(column) if isinstance(row, dict) else None for column in ("prompt", *template_arguments.COLUMNS))
 
 
 def _score(row: Any, weights: Mapping[str, float]) -> Fraction:

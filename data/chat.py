@@ -6,17 +6,21 @@ what a trainer sees is what the sampler saw, and an answer's end-of-turn token i
 
 A prompt is what vLLM's server makes of the same messages, with one exception: an earlier answer that begins with white space keeps the
 tokens that it was given with, where a server that gets it as text may merge them with the template's.
+
+Template arguments are values for variables that a template reads besides the messages, such as `enable_thinking`. An answer is asked for
+and trained under the same ones.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from configs.problems import PedigreeError
 from configs.training import TrainOn
 from data.process import uncollected
-from data.records import Message, ended
+from data.records import Message, ended, texts_within
 
 PROBE: list[Message] = [
     {"role": "user", "content": "What is 1 + 1?"},
@@ -25,10 +29,17 @@ PROBE: list[Message] = [
     {"role": "assistant", "content": "It is 4."},
 ]
 
-CONTROL = re.compile(r"<\|\w+\|>")
-"""How templates write control tokens. Where turns end with the tokenizer's EOS token these are plain text, as in Tülu's template."""
+CONTROL = re.compile(r"<\|\w+\|>|<bos>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
+"""How templates write control tokens: most of them, Gemma's, Mistral's. Where turns end with the tokenizer's EOS token these are plain
+text, as in Tülu's template."""
+GIVEN = {"messages", "add_generation_prompt"}
+"""What every template is given, besides names of tokens such as `eos_token`."""
 HALF_CHARACTER = "\ufffd"
 """What a character is decoded to whose last bytes were cut off."""
+
+
+Arguments = Mapping[str, Any] | None
+"""Name of a variable of the template → its value."""
 
 
 class ChatError(PedigreeError):
@@ -85,14 +96,19 @@ class Chat:
         """No token has a higher one. Looks through the whole vocabulary."""
         return max(self.tokenizer.get_vocab().values())
 
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
+    @cached_property
+    def variables(self) -> set[str]:
+        """The template arguments that a row may have."""
+        return variables_of(self.template)
+
+    def prompt(self, messages: Sequence[Message], arguments: Arguments = None) -> list[int]:
         """Ids of a conversation that ends with the user's turn, up to where the assistant begins to speak.
 
         Raises:
-            ChatError: a message spells out a control token.
+            ChatError: a message spells out a control token, or the template does not read an argument.
         """
-        self._refuse_control_tokens(messages)
-        return [token for piece in self._pieces(messages, ask=True) for token in self.ids(self._piece(*piece))]
+        self._refuse(messages, arguments)
+        return [token for piece in self._pieces(messages, ask=True, arguments=arguments) for token in self.ids(self._piece(*piece))]
 
     def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
         """Ids of a conversation up to where the assistant has said `beginning`, and goes on.
@@ -100,7 +116,7 @@ class Chat:
         Raises:
             ChatError: a message or the beginning spells out a control token.
         """
-        self._refuse_control_tokens([{"role": "assistant", "content": beginning}])
+        self._refuse([{"role": "assistant", "content": beginning}])
         return [*self.prompt(messages), *self.said(beginning)]
 
     def said(self, text: str) -> list[int]:
@@ -113,35 +129,39 @@ class Chat:
         Raises:
             ChatError: the text spells out a control token.
         """
-        self._refuse_control_tokens([{"role": "user", "content": text}])
+        self._refuse([{"role": "user", "content": text}])
         return self.tokenizer(text)["input_ids"]
 
-    def training(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> tuple[list[int], list[bool]]:
+    def training(
+        self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None
+    ) -> tuple[list[int], list[bool]]:
         """Ids of a whole conversation, and which of them are trained: see `conversation`."""
         ids: list[int] = []
         mask: list[bool] = []
-        for piece in self.conversation(messages, train_on):
+        for piece in self.conversation(messages, train_on, arguments):
             tokens = self.ids(piece)
             ids += tokens
             mask += [piece.trained] * len(tokens)
         return ids, mask
 
-    def conversation(self, messages: Sequence[Message], train_on: TrainOn = "assistant") -> list[Piece]:
+    def conversation(self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None) -> list[Piece]:
         """The pieces of a whole conversation; a turn of the assistant is its text and its end-of-turn token.
 
         A last turn that was cut off has no end-of-turn token, and nothing comes after it.
 
         Raises:
-            ChatError: a message spells out a control token, or the template does not mark one stretch for each of the assistant's turns.
+            ChatError: a message spells out a control token, the template does not read an argument, does not mark one stretch for each of
+                the assistant's turns, or leaves out part of a turn that is to be trained.
         """
-        self._refuse_control_tokens(messages)
+        self._refuse(messages, arguments)
         turns = [message for message in messages if message["role"] == "assistant"]
-        pieces = self._pieces(messages, ask=False)
+        pieces = self._pieces(messages, ask=False, arguments=arguments)
         if sum(said for _, said in pieces) != len(turns):
             raise ChatError(
                 f"the chat template in {self.folder} marks {sum(said for _, said in pieces)} stretches of a conversation with {len(turns)} "
                 "turns of the assistant: put each turn between one `{% generation %}` and `{% endgeneration %}`"
             )
+        self._refuse_changed(turns, [text for text, said in pieces if said], train_on)
         trained = iter(trained_turns(turns, train_on))
         whole = not turns or ended(turns[-1])
         last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
@@ -150,29 +170,31 @@ class Chat:
             for place, (text, said) in enumerate(pieces if whole else pieces[: last + 1])
         ]
 
-    def answer(self, messages: Sequence[Message], text: str, *, ended: bool = True) -> tuple[list[int], list[int]]:
+    def answer(
+        self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None
+    ) -> tuple[list[int], list[int]]:
         """(ids of the prompt, ids of `text` as its answer): see `answered`."""
-        *prompt, answer = self.answered(messages, text, ended=ended)
+        *prompt, answer = self.answered(messages, text, ended=ended, arguments=arguments)
         return [token for piece in prompt for token in self.ids(piece)], self.ids(answer)
 
-    def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True) -> list[Piece]:
+    def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
         """The pieces of a prompt, and last `text` as its answer with the end-of-turn token; without it where the answer has not ended.
 
         Control tokens spelled out in `text` (a sampled text may hold any characters) become plain characters.
 
         Raises:
             ChatError: the template renders the prompt otherwise once an answer follows, so the answer would be trained in
-                another context than it is asked for in; or a message of the prompt spells out a control token.
+                another context than it is asked for in; or as `prompt` says.
         """
-        asked = self._pieces(messages, ask=True)
-        pieces = self._pieces([*messages, {"role": "assistant", "content": text}], ask=False)
+        self._refuse(messages, arguments)
+        asked = self._pieces(messages, ask=True, arguments=arguments)
+        pieces = self._pieces([*messages, {"role": "assistant", "content": text}], ask=False, arguments=arguments)
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         if "".join(piece for piece, _ in pieces[:last]) != "".join(piece for piece, _ in asked):
             raise ChatError(
                 f"the chat template in {self.folder} renders a prompt otherwise when an answer follows (it strips or adds text): "
                 "use a template whose generation prompt is a prefix of the whole conversation"
             )
-        self._refuse_control_tokens(messages)
         return [*(self._piece(*piece) for piece in asked), self._piece(*pieces[last], ended, trained=True)]
 
     def ids(self, piece: Piece) -> list[int]:
@@ -189,7 +211,7 @@ class Chat:
         """The text of ids, without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def _pieces(self, messages: Sequence[Message], ask: bool) -> list[tuple[str, bool]]:
+    def _pieces(self, messages: Sequence[Message], ask: bool, arguments: Arguments = None) -> list[tuple[str, bool]]:
         """The rendered text, cut into (text, said by the assistant)."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -200,6 +222,7 @@ class Chat:
                 return_assistant_tokens_mask=True,
                 add_generation_prompt=ask,
                 **self._named,
+                **(arguments or {}),
             )
         except Exception as error:  # a template is a program: it may raise anything
             begins = f"a conversation that begins with {messages[0]['content'][:80]!r}" if messages else "no messages"
@@ -219,14 +242,30 @@ class Chat:
             return Piece(body if ended else body.rstrip(HALF_CHARACTER), True, ended, trained)
         return Piece(text, False, False, trained)
 
-    def _refuse_control_tokens(self, messages: Sequence[Message]) -> None:
-        """A control token written out in a message would forge turns."""
-        for message in messages:
-            if self._any_control.search(message["content"]):
-                found = next(token for token in self._control if token in message["content"])
+    def _refuse(self, messages: Sequence[Message], arguments: Arguments = None) -> None:
+        """A control token written out in a message or an argument would forge turns; what a template does not read would have no effect."""
+        unread = sorted(arguments.keys() - self.variables) if arguments else []
+        if unread:
+            raise ChatError(
+                f"the chat template in {self.folder} reads no template argument {', '.join(unread)}, which a row has (it reads "
+                f"{', '.join(sorted(self.variables)) or 'none'}): leave the column out by `columns` of the source, or take a template that "
+                "reads it"
+            )
+        texts = [(message["role"], message["content"]) for message in messages]
+        texts += [(None, text) for text in texts_within(arguments)]
+        for role, text in texts:
+            if self._any_control.search(text):
+                found = next(token for token in self._control if token in text)
+                said = f"a {role} message" if role else "a template argument"
+                raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
+
+    def _refuse_changed(self, turns: Sequence[Message], rendered: Sequence[str], train_on: TrainOn) -> None:
+        """A turn whose thoughts a template takes out would be trained as if it had been said without them."""
+        for turn, text, trained in zip(turns, rendered, trained_turns(turns, train_on), strict=True):
+            if trained and turn["content"].strip() not in text:
                 raise ChatError(
-                    f"a {message['role']} message spells out the control token {found!r} ({message['content'][:80]!r}): "
-                    "drop such rows when the data is prepared"
+                    f"the chat template in {self.folder} leaves out part of what the assistant says ({turn['content'][:80]!r}), as some do "
+                    "with the thoughts of earlier turns, so it would be trained otherwise than it was said: set `train_on: last_turn`"
                 )
 
     def _pad(self) -> int:
@@ -262,6 +301,23 @@ class Chat:
                 "special tokens"
             )
         self.answer(PROBE[:3], "4")
+
+
+def variables_of(template: str) -> set[str]:
+    """The arguments of a template: what it reads, does not set itself and is not given with every conversation.
+
+    Raises:
+        ChatError: it is no template.
+    """
+    from jinja2 import TemplateError, meta
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        environment = _compile_jinja_template(template).environment
+        found = meta.find_undeclared_variables(environment.parse(template))
+    except TemplateError as error:
+        raise ChatError(f"the chat template cannot be read: {type(error).__name__}: {error}") from error
+    return {name for name in found - environment.globals.keys() - GIVEN if not name.endswith("_token")}
 
 
 def end_of_turn(template: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 from configs.problems import PedigreeError
 from data.messages import user_turns
 from data.reading import readings
+from data.records import texts_within
 
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
@@ -136,8 +137,10 @@ def compared(item: Mapping[str, Any]) -> list[str]:
 
 
 def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
-    """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant."""
+    """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant, and template arguments part of
+    what the system says."""
     found = [message["content"] for message in row["messages"] if message["role"] in turns]
+    found += texts_within(row.get("template_arguments")) if "system" in turns else ()
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
 
 

@@ -43,12 +43,12 @@ class Documents:
 
 @dataclass(frozen=True)
 class Conversations(Documents):
-    """Whole conversations {messages}."""
+    """Whole conversations {messages}. Rows of all kinds may have `template_arguments`."""
 
     train_on: TrainOn
 
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
-        return (chat.conversation(row["messages"], self.train_on),)
+        return (chat.conversation(row["messages"], self.train_on, row.get("template_arguments")),)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Pairs(Documents):
 
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
         texts = zip((row["chosen"], row["rejected"]), row["ended"], strict=True)
-        return tuple(chat.answered(row["messages"], text, ended=ended) for text, ended in texts)
+        arguments = row.get("template_arguments")
+        return tuple(chat.answered(row["messages"], text, ended=ended, arguments=arguments) for text, ended in texts)
 
     def characters(self, row: Row) -> int:
         return 2 * super().characters(row) + len(row["chosen"]) + len(row["rejected"])
@@ -74,7 +75,7 @@ class SingleAnswers(Documents):
     """Which answers of a preference, and in which order: the name of the function that has selected them."""
 
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
-        return (chat.answered(row["messages"], row["text"], ended=row["ended"]),)
+        return (chat.answered(row["messages"], row["text"], ended=row["ended"], arguments=row.get("template_arguments")),)
 
     def characters(self, row: Row) -> int:
         return super().characters(row) + len(row["text"])

@@ -40,7 +40,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "preference": ("id", "source", "messages", "answers", "strength"),
 }
 OF_FORMS = {"question", "category", "prefix", "choices", "others", "weights"}
-"""Columns that an item may have besides, see `data/records.py`."""
+"""Columns that an item may have besides, see `data/records.py`,"""
+OF_OTHERS = {"template_arguments"}
+"""and all other records."""
 OPTIONAL = {"finish_reason", "win_rate", "policy", "policy_content", "on_policy"}
 """What an answer may have besides its text and score."""
 UNUSED = ("scipy.stats", "altair", "boto3")
@@ -220,7 +222,7 @@ def _facts(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any]
     facts = {
         "id": row.get("id"),
         "source": row.get("source"),
-        "columns": ",".join(sorted(set(row) - (OF_FORMS if record_type == "item" else set()))),
+        "columns": ",".join(sorted(set(row) - (OF_FORMS if record_type == "item" else OF_OTHERS))),
         "messages": message_problem(row.get("messages"), LAST_TURN[record_type]),
     }
     if "verifier" in columns:

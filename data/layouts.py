@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from data.messages import message_problem
 from data.procedural import Example
 from data.records import Answer, Message
 from data.row_files import Unreadable, text_of
+from data.template_arguments import arguments_in
 from data.transcripts import is_transcript, messages_of
 from data.turns import messages_from, refuse_more_than_messages
 from data.verifiable import verifier_of
@@ -59,7 +61,8 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     `problem_is_valid` and `solution_is_valid` other than yes, and with a ground truth the `question_type` proof, make a row that its own
     set takes for useless (NuminaMath).
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
-    a `strength`, the probability that chosen is the better one. What turns may have is said in `data/turns.py`.
+    a `strength`, the probability that chosen is the better one. What turns may have is said in `data/turns.py`. Every row may have
+    `template_arguments` or `chat_template_kwargs`: a mapping, or one as JSON in a text.
 
     Args:
         verifier: what compares answers with the ground truth, whatever the row says.
@@ -70,7 +73,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     try:
-        return _checked(_parse(row, verifier))
+        return _checked(replace(_parse(row, verifier), template_arguments=arguments_in(row)))
     except OverflowError as error:  # an integer that no float holds
         raise ValueError(str(error)) from error
 

@@ -39,13 +39,13 @@ def blocks(artifact: Artifact) -> Iterator[RowGroup]:
 
 def example_of(row: dict[str, Any]) -> Example:
     """What a conversation, prompt or preference says; its last answer, or its best one, is the example's."""
-    messages, source = row["messages"], row["source"]
+    messages, source, arguments = row["messages"], row["source"], row.get("template_arguments")
     if "answers" in row:
-        return Example(messages, tuple(row["answers"]), source=source, strength=row["strength"])
+        return Example(messages, tuple(row["answers"]), source=source, strength=row["strength"], template_arguments=arguments)
     if messages[-1]["role"] == "assistant":
         last = messages[-1]
         answer: Answer = {"text": last["content"], "score": None}
         if "finish_reason" in last:
             answer["finish_reason"] = last["finish_reason"]
-        return Example(messages[:-1], (answer,), source=source, train=last.get("train"))
-    return Example(messages, verifier=row["verifier"], source=source)
+        return Example(messages[:-1], (answer,), source=source, train=last.get("train"), template_arguments=arguments)
+    return Example(messages, verifier=row["verifier"], source=source, template_arguments=arguments)

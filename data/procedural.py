@@ -30,6 +30,8 @@ class Example:
     """P(the first of two answers is the better one)."""
     train: bool | None = None
     """The mark of the assistant's turn that was taken for the answer."""
+    template_arguments: dict[str, Any] | None = None
+    """Variables of the chat template → their values."""
 
     @property
     def answer(self) -> str | None:

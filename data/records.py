@@ -47,6 +47,8 @@ class Conversation(TypedDict):
     id: str
     source: str
     messages: list[Message]
+    template_arguments: NotRequired[dict[str, Any]]
+    """Variables of the chat template → their values, e.g. {"enable_thinking": false}, in this record and all that are made of it."""
 
 
 class Prompt(TypedDict):
@@ -56,6 +58,7 @@ class Prompt(TypedDict):
     source: str
     messages: list[Message]
     verifier: dict[str, Any] | None
+    template_arguments: NotRequired[dict[str, Any]]
 
 
 class Item(TypedDict):
@@ -107,6 +110,7 @@ class Preference(TypedDict):
     answers: list[Answer]
     strength: float | None
     """P(the first answer is better than the second), of pairs only; null means certain."""
+    template_arguments: NotRequired[dict[str, Any]]
 
 
 class Completion(TypedDict):
@@ -133,6 +137,7 @@ class Completion(TypedDict):
     text: str
     finish_reason: FinishReason
     """`stop`: the end token was drawn, and is the last of `response_ids`."""
+    template_arguments: NotRequired[dict[str, Any]]
 
 
 class AspectRating(TypedDict):
@@ -171,6 +176,7 @@ class Judgment(TypedDict):
     score: float | None
     win_rate: float | None
     """Of the scored answers: P(it is better than one of them, itself included, drawn at random), see `stages.core.win_rates`."""
+    template_arguments: NotRequired[dict[str, Any]]
 
 
 class AnswerScore(TypedDict):
@@ -205,6 +211,30 @@ class ItemScore(TypedDict):
     """All of several answers."""
     logprobs: NotRequired[list[float]]
     """Of choices that were compared: Σ log P over the tokens of each."""
+
+
+class Context(TypedDict):
+    """What is rendered with the messages of a record."""
+
+    template_arguments: NotRequired[dict[str, Any]]
+
+
+def context_of(row: Mapping[str, Any]) -> Context:
+    """For the record that is made of a row."""
+    return {"template_arguments": row["template_arguments"]} if "template_arguments" in row else {}
+
+
+def texts_within(value: Any) -> Iterator[str]:
+    """Every text of a value of JSON, names of fields included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield name
+            yield from texts_within(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from texts_within(inner)
 
 
 def ended(row: Mapping[str, Any]) -> bool:
@@ -402,6 +432,7 @@ def remove_others(payload: Path, files: int) -> None:
 def size_of(row: Mapping[str, Any]) -> int:
     """Characters of a row's texts, and as many for its tokens as they take."""
     texts = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+    texts += texts_within(row.get("template_arguments"))
     return sum(map(len, texts)) + len(row.get("text", "")) + TOKEN * sum(len(row.get(name, ())) for name in ("prompt_ids", "response_ids"))
 
 

@@ -29,6 +29,7 @@ from configs.filters import (
 )
 from data import languages
 from data.reading import INVISIBLE
+from data.records import texts_within
 
 Row = dict[str, Any]
 Seen = dict[int, str]
@@ -59,8 +60,9 @@ def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
 
 
 def texts(row: Mapping[str, Any]) -> list[str]:
-    """Every text of a row: its messages, and the answers of a preference."""
-    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+    """Every text of a row: its messages, the answers of a preference, and what its template arguments say."""
+    said = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
+    return said + list(texts_within(row.get("template_arguments")))
 
 
 def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:

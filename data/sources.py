@@ -419,6 +419,8 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
     if lacks(example):
         raise ValueError(f"{record} rows need {need}, which this one lacks")
     row: dict[str, Any] = {"source": source, "messages": example.messages}
+    if example.template_arguments:
+        row["template_arguments"] = example.template_arguments
     match record:
         case "conversation":
             mark: dict[str, Any] = {} if example.train is None else {"train": example.train}
@@ -427,6 +429,9 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
         case "prompt":
             return row | {"verifier": example.verifier}
         case "item":
+            if example.template_arguments:
+                names = ", ".join(example.template_arguments)
+                raise ValueError(f"a suite asks all policies alike, and the row has template arguments ({names}): leave their column out")
             return row | {"task": task, "verifier": example.verifier}
         case "preference":
             return row | {"answers": list(example.answers), "strength": example.strength}

@@ -27,7 +27,6 @@ OF_ROWS: Mapping[str, str] = {
     **OF_TOOLS,
     **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "only text is trained"),
 }
-ARGUMENTS = "chat_template_kwargs"
 BLANK = ("", "[]", "{}", "null")
 """Texts that say as JSON that nothing is there."""
 
@@ -35,10 +34,6 @@ BLANK = ("", "[]", "{}", "null")
 def refuse_more_than_messages(row: Mapping[str, Any]) -> None:
     """Raises ValueError for a row whose columns hold what belongs to its conversation, and is no text of a turn."""
     _refuse(row, OF_ROWS, "the row")
-    given = row.get(ARGUMENTS)
-    if _is_there(given):
-        named = ", ".join(str(name) for name, value in given.items() if not _is_blank(value)) if isinstance(given, Mapping) else given
-        raise ValueError(f"{ARGUMENTS} ({named!s:.80}) is for the template, and records have no place for it: choose other `columns`")
 
 
 def messages_from(turns: list[Any]) -> list[Message]:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from configs.keeping import BestAnswers
-from data import answers
+from data import answers, records
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
 from data.making import MadeRows, blocks
@@ -90,4 +90,4 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
     said: Message = {"role": "assistant", "content": row["text"]}
     if row["finish_reason"] == "length":
         said["finish_reason"] = "length"
-    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], said]}
+    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], said], **records.context_of(row)}

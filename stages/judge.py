@@ -172,6 +172,7 @@ def judgment(
         "rating": rating,
         "score": total(terms),
         "win_rate": None,
+        **records.context_of(row),
     }
 
 
@@ -263,7 +264,8 @@ def score_by_model(
     for place, row in enumerate(completions):
         job.doing("tokenising", place, len(completions), "answers")
         try:
-            unit = document(*chat.answer(row["messages"], row["text"], ended=records.ended(row)))
+            arguments = row.get("template_arguments")
+            unit = document(*chat.answer(row["messages"], row["text"], ended=records.ended(row), arguments=arguments))
             if not unit.num_trained:
                 raise ChatError("the answer was cut off before it had any text")
             if len(unit) > longest:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from configs.pairing import Delta, Pair
-from data import answers
+from data import answers, records
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
 from data.making import MadeRows, blocks
@@ -127,6 +127,7 @@ def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference
         "messages": first["messages"],
         "answers": [answer(judged.value, rows[said.place], rows[judged.place]) for said, judged in sides],
         "strength": one.strength,
+        **records.context_of(first),
     }
 
 

@@ -199,7 +199,7 @@ def usable_prompts(
     kept, drops = [], []
     for number, row in enumerate(rows):
         job.doing("tokenising", number, len(rows), "prompts")
-        ids = chat.prompt(row["messages"])
+        ids = chat.prompt(row["messages"], row.get("template_arguments"))
         reason = None
         if row["verifier"] is None:
             reason = "no verifier"

@@ -63,7 +63,8 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
         records.save(job.out, "completion", rows)
     shown = {prompt["id"] for prompt in prompts[:SHOWN_PROMPTS]}
     fields = ("id", "policy", "messages", "text", "finish_reason")
-    write_rows(job.evidence / "samples.jsonl", [{name: row[name] for name in fields} for row in rows if row["prompt_id"] in shown])
+    samples = [{name: row[name] for name in fields} | records.context_of(row) for row in rows if row["prompt_id"] in shown]
+    write_rows(job.evidence / "samples.jsonl", samples)
     return {
         "rows": len(rows),
         "prompts": len(prompts),
@@ -97,7 +98,7 @@ def ask(policy: Artifact, drawn: list[Draw], sampling: Sampling, beat: Callable[
     for one in drawn:
         beat()
         if one.index == 0:
-            ids = chat.prompt(one.prompt["messages"])
+            ids = chat.prompt(one.prompt["messages"], one.prompt.get("template_arguments"))
         requests.append(Request(ids, one.seed))
     return Ask(policy, chat, requests, sampling)
 
@@ -120,6 +121,7 @@ def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Re
         "logprobs": answer.logprobs,
         "text": asked.chat.decode(answer.response_ids),
         "finish_reason": answer.finish_reason,
+        **records.context_of(drawn.prompt),
     }
 
 

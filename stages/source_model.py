@@ -22,9 +22,10 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from configs.datasets import OWN, TEMPLATES, FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from configs.frozen import canonical_json
 from data import assets, hub, records
 from data.artifacts import load_record, write_json
-from data.chat import CONTROL, Chat, end_of_turn
+from data.chat import CONTROL, Chat, end_of_turn, variables_of
 from stages.job import BUGS, Inputs, Job, StageError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -232,17 +233,36 @@ def adopt(model: Any, tokenizer: Any, template: str) -> list[str]:
 
 
 def chat_template(config: SourceModel, tokenizer: Any) -> str:
-    """The configured template, which begins with the BOS token where that is asked for.
+    """The configured template, which begins with the BOS token where that is asked for, and with the values of its arguments.
 
     Raises:
-        StageError: the model comes without one; it has no token to begin with, or its template begins with it already.
+        StageError: the model comes without one; it does not read an argument; it has no token to begin with, or its template begins with
+            it already.
     """
     own = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
     template = own if config.chat_template == OWN else (TEMPLATES / f"{config.chat_template}.jinja").read_text()
     if not template:
         raise StageError("chat_template: own, and the model comes without one: name one of configs/templates")
-    if not config.add_bos:
-        return template
+    known = variables_of(template) if config.template_arguments else set()
+    unread = sorted(config.template_arguments.keys() - known)
+    if unread:
+        reads = ", ".join(sorted(known)) or "none"
+        raise StageError(f"template_arguments: the template {config.chat_template} reads no {', '.join(unread)} (it reads {reads})")
+    defaults = "".join(default_of(name, value) for name, value in sorted(config.template_arguments.items()))
+    return defaults + (with_bos(config, tokenizer, template) if config.add_bos else template)
+
+
+def default_of(name: str, value: Any) -> str:
+    """What gives a variable of a template its value where the caller does not. JSON without null and NaN is Jinja."""
+    return f"{{% if {name} is not defined %}}{{% set {name} = {canonical_json(value)} %}}{{% endif %}}"
+
+
+def with_bos(config: SourceModel, tokenizer: Any, template: str) -> str:
+    """The template beginning with the BOS token.
+
+    Raises:
+        StageError: there is none, or it stands there already.
+    """
     tokenizer.bos_token = tokenizer.bos_token or tokenizer.eos_token  # OLMo's tokenizer has one token for both
     if tokenizer.bos_token is None:
         raise StageError("add_bos: true, and the tokenizer has neither a BOS nor an EOS token: leave add_bos out")

@@ -27,7 +27,8 @@ def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
 
 
 def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
-    """The pairs of preferences: {id, list, source, messages, chosen, rejected, ended, win_rates, strength, margin}.
+    """The pairs of preferences: {id, list, source, messages, chosen, rejected, ended, win_rates, strength, margin}, with
+    `template_arguments` where the preference has them.
 
     A pair is taken as it is, whatever its scores; of a ranked list, the pairs that `lists` selects, if their scores differ or are
     unknown. `list` is the id of the preference, which all its pairs share; `margin` the score gap where both have one; `ended` and
@@ -50,7 +51,8 @@ def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
 def _pair(row: Row, i: int, j: int) -> Row:
     answers = row["answers"]
     better, worse = answers[i], answers[j]
-    common = {"id": row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}", "list": row["id"], "source": row["source"]}
+    name = row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}"
+    common = {"id": name, "list": row["id"], "source": row["source"], **records.context_of(row)}
     texts = {"chosen": better["text"], "rejected": worse["text"]}
     wins = (better.get("win_rate"), worse.get("win_rate"))
     facts = {"ended": (records.ended(better), records.ended(worse)), "win_rates": None if None in wins else wins}
@@ -113,7 +115,8 @@ def every_answer(rows: Sequence[Row]) -> Sequence[Row]:
 
 def _answer(row: Row, place: int) -> Row:
     answer = row["answers"][place]
-    return {name: row[name] for name in ("id", "source", "messages")} | {"text": answer["text"], "ended": records.ended(answer)}
+    said = {"text": answer["text"], "ended": records.ended(answer)}
+    return {name: row[name] for name in ("id", "source", "messages")} | said | records.context_of(row)
 
 
 def fitting(

@@ -62,7 +62,7 @@ def outcomes(file: Path, fields: dict[str, Any]) -> dict[int, Any]:
     given = opened(source, record, "task" if record == "item" else None, outside)
     found = {}
     for place, row in (one for block in given.blocks for one in block.rows()):
-        made, bad = given.parse(Handed([(place, row)]))
+        made, bad, _ = given.parse(Handed([(place, row)]))
         texts = [*(shown(one, given.name) for one in made), *(f"refused: {one.reason}" for one in bad)]
         found[number_of(place)] = texts[0] if len(texts) == 1 else texts
     return found
@@ -109,6 +109,8 @@ def shown(record: dict[str, Any], name: str) -> str:
         fields = {field: value for field, value in record["verifier"].items() if field != "name"}
         told = fields["answer"] if set(fields) == {"answer"} else json.dumps(fields, sort_keys=True)
         parts.append(f"{record['verifier']['name']} {told}")
+    if "template_arguments" in record:
+        parts.append(f"arguments {json.dumps(record['template_arguments'], sort_keys=True)}")
     if record["source"] != name:
         parts.append(f"from {record['source']}")
     return " | ".join(parts)

@@ -18,14 +18,14 @@ from data.chat import Chat, ChatError
 from stages.source_model import adopt, gguf_tokenizer, random_llama, train_tokenizer
 
 pytestmark = pytest.mark.slow  # vLLM alone takes its time to be imported
-LLAMA = RandomLlama(type="random_llama", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, vocabulary=400, context=512)
+LLAMA = RandomLlama(type="random_llama", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, vocabulary=400, context=2048)
 TEXTS = [
     "What is 17 + 25?\n\n\n",
     "  two  spaces\tand\r\nlines ",
     "naïve №5 – “日本” 🙂",
     "\n\n1. first\n 2. second",
     "user\nassistant\n",
-    "<|im_ end|> <s>",
+    "<|im_ end|> <s >",
 ]
 
 
@@ -75,12 +75,18 @@ TOKENIZERS = {
 }
 HEADERS_END_IN_EMPTY_LINES = {"llama3"}
 """Templates that only tokenizers that split as Llama 3's can be trained with."""
+ALWAYS = {"chatml", "llama3", "tulu"}
+"""Templates that are tried with every tokenizer; the others with another one at each commit."""
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((template.stem, name), id=f"{template.stem}, {name}")
+        pytest.param(
+            (template.stem, name),
+            id=f"{template.stem}, {name}",
+            marks=[] if template.stem in ALWAYS else [pytest.mark.rotated(len(TOKENIZERS))],
+        )
         for template in sorted(TEMPLATES.glob("*.jinja"))
         for name in TOKENIZERS
         if name == "Llama 3" or template.stem not in HEADERS_END_IN_EMPTY_LINES

@@ -1,0 +1,28 @@
+"""Template arguments of rows: values for variables that a chat template reads besides the messages, e.g. `enable_thinking`."""
+
+import json
+from typing import Any
+
+COLUMNS = ("template_arguments", "chat_template_kwargs")
+"""Where rows have them; the first column that is there counts."""
+
+
+def arguments_in(row: Any) -> dict[str, Any] | None:
+    """The template arguments of a row; None where it has none.
+
+    Those that are null or empty are left out: a table has every argument in every row.
+
+    Raises:
+        ValueError: they are no mapping of names to values that JSON has.
+    """
+    column = next((name for name in COLUMNS if isinstance(row, dict) and row.get(name) is not None), None)
+    if column is None:
+        return None
+    try:
+        given = json.loads(row[column] or "{}") if isinstance(row[column], str) else row[column]
+        json.dumps(given, allow_nan=False)  # a table may hold dates and bytes, and Python's JSON numbers that are none
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{column} is nothing that JSON has a form for ({error!s:.80})") from error
+    if not isinstance(given, dict) or not all(isinstance(name, str) and name.isidentifier() for name in given):
+        raise ValueError(f"{column} {given!r:.80} is no mapping of names to values")
+    return {name: value for name, value in given.items() if value is not None and value not in ("", [], {})} or None
