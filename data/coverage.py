@@ -5,17 +5,21 @@ n-grams which the row holds too; of an item its question counts (its user's turn
 nor worked examples, which many items share; of a row all turns that are asked for. One reader serves
 both sides (`data/reading.py`); an item's turn that is shorter than n tokens counts as one n-gram of its own length; every place of a
 repeated n-gram counts; nothing is capped.
+
+Texts may be compared abstracted as well, all names taken for one and all numbers for another, and with words that have a letter wrong
+(`data/spelling.py`) read as the item's: such words are mended where the row covers half of what is asked for without.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from configs.problems import PedigreeError
 from data.messages import user_turns
 from data.reading import readings
+from data.spelling import mended
 
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
@@ -36,6 +40,14 @@ class Overlap:
     """Share of the item's tokens in shared n-grams, (0, 1]."""
     matched: str
     """The shared stretches of the item, as they are read; `…` where it differs."""
+    tokens: int
+    """Of the item."""
+    abstracted: bool = False
+    """Whether names and numbers were left out of account."""
+    doubt: str = ""
+    """Why it is no evidence of a copy; nothing where it is."""
+    grams: frozenset[Gram] = field(default=frozenset(), repr=False)
+    """The shared n-grams of the item."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +63,18 @@ class _Item:
 class Coverage:
     """All n-grams of benchmark items, with every place where they stand."""
 
-    def __init__(self, benchmarks: Benchmarks, ngram: int) -> None:
+    def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False) -> None:
         """Indexes the questions of `benchmarks` with n-grams of up to `ngram` tokens.
+
+        Args:
+            benchmarks: label → items.
+            ngram: longest n-gram, in tokens.
+            abstracted: takes all names for one, and all numbers for another.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
-        self._ngram = ngram
+        self._ngram, self._abstracted = ngram, abstracted
         self._items: list[_Item] = []
         self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
         self._singles: set[bytes] = set()
@@ -70,19 +87,36 @@ class Coverage:
             for row in rows:
                 self._add(benchmark, row)
 
-    def overlaps(self, texts: Sequence[str], threshold: float) -> list[Overlap]:
-        """The items of which the texts of a row cover more than `threshold`; the most covered first, then by benchmark and id."""
-        shared: set[Gram] = set()
-        for text in texts:
-            shared.update(self._shared([line for (line,) in readings([text])]))
-        return self._compared(frozenset(shared), threshold)
+    def overlaps(self, texts: Sequence[str], threshold: float, typos: bool = False) -> list[Overlap]:
+        """The items of which the texts of a row cover more than `threshold`; the most covered first, then by benchmark and id.
+
+        Args:
+            texts: of its turns.
+            threshold: share of an item's tokens.
+            typos: whether words with a letter wrong are read as the item's.
+        """
+        lines = lines_of(texts, self._abstracted)
+        found = self._compared(frozenset(self._shared(lines)), unmended(threshold) if typos else threshold)
+        if not typos:
+            return found
+        better = [max(one, self._mended(one, lines), key=lambda overlap: overlap.score) for one in found]
+        return ordered(one for one in better if one.score > threshold)
+
+    def _mended(self, overlap: Overlap, lines: Sequence[bytes]) -> Overlap:
+        """The overlap when words with a letter wrong are read as the item's."""
+        if overlap.score == 1:
+            return overlap
+        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted)
+        words = {token for one in item._items for token in one.tokens}
+        (found,) = item._compare(item._shared(mended(lines, words)), 0)
+        return found
 
     def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
         if (shared, threshold) not in self._known:
             self._known[shared, threshold] = self._compare(shared, threshold)
         return self._known[shared, threshold]
 
-    def _compare(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
+    def _compare(self, shared: Set[Gram], threshold: float) -> list[Overlap]:
         covered: dict[int, int] = {}
         for gram in shared:
             for number, places in self._places[gram].items():
@@ -93,11 +127,13 @@ class Coverage:
             score = places.bit_count() / len(item.tokens)
             name = (item.benchmark, item.row["id"])
             if score > threshold and (name not in best or score > best[name].score):
-                best[name] = Overlap(item.benchmark, item.row, score, _stretches(item.tokens, places))
-        return sorted(best.values(), key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
+                grams = frozenset(gram for gram in shared if number in self._places[gram])
+                stretches = _stretches(item.tokens, places)
+                best[name] = Overlap(item.benchmark, item.row, score, stretches, len(item.tokens), self._abstracted, grams=grams)
+        return ordered(best.values())
 
     def _add(self, benchmark: str, row: dict[str, Any]) -> None:
-        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row))]
+        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row), self._abstracted)]
         for turns in read:
             every = tuple(token for turn in turns for token in turn)
             if not every:
@@ -139,6 +175,21 @@ def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
     """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant."""
     found = [message["content"] for message in row["messages"] if message["role"] in turns]
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
+
+
+def unmended(threshold: float) -> float:
+    """Which share of an item a row must cover, words with a letter wrong left as they are, to be mended at all."""
+    return threshold / 2
+
+
+def lines_of(texts: Sequence[str], abstracted: bool) -> list[bytes]:
+    """Each text in all its readings."""
+    return [line for text in texts for (line,) in readings([text], abstracted)]
+
+
+def ordered(overlaps: Iterable[Overlap]) -> list[Overlap]:
+    """The most covered first, then by benchmark and id."""
+    return sorted(overlaps, key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
 
 
 def _stretches(item: Gram, places: int) -> str:
