@@ -507,7 +507,8 @@ class Decontaminate(Frozen):
     short_items: ShortItems | None = None
     """Which items ask for a turn that is little else; none where nothing is given."""
     common: int | None = Field(default=None, ge=2)
-    """An overlap is no evidence when all of its n-grams stand in so many items of the benchmark; not asked where nothing is given."""
+    """N-grams that so many items of a benchmark have are no part of them: of what is left, too, a row must cover more than `threshold`. Not
+    asked where nothing is given."""
     report: float | None = Field(default=None, gt=0, lt=1)
     """The manifest also has what stays though it covers more than this share of an item; where nothing is given, what would be removed
     but for `short_items`, `common` and `waivers`."""

@@ -11,8 +11,8 @@ Texts may be compared abstracted as well, all names taken for one and all number
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +24,8 @@ from data.spelling import mended
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
 """Label → items."""
+Common = Mapping[str, Set[Gram]]
+"""Label → n-grams that many of its items have."""
 
 
 class NoText(PedigreeError):
@@ -40,14 +42,14 @@ class Overlap:
     """Share of the item's tokens in shared n-grams, (0, 1]."""
     matched: str
     """The shared stretches of the item, as they are read; `…` where it differs."""
+    own: float
+    """The same share of the tokens that are in no common n-gram."""
     tokens: int
     """Of the item."""
     abstracted: bool = False
     """Whether names and numbers were left out of account."""
     doubt: str = ""
     """Why it is no evidence of a copy; nothing where it is."""
-    grams: frozenset[Gram] = field(default=frozenset(), repr=False)
-    """The shared n-grams of the item."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,26 @@ class _Item:
     row: dict[str, Any]
     tokens: Gram
     """Of all its turns, one after another."""
+    own: int
+    """Which of them are in no common n-gram: bit i is token i."""
 
 
 class Coverage:
     """All n-grams of benchmark items, with every place where they stand."""
 
-    def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False) -> None:
+    def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False, common: Common | None = None) -> None:
         """Indexes the questions of `benchmarks` with n-grams of up to `ngram` tokens.
 
         Args:
             benchmarks: label → items.
             ngram: longest n-gram, in tokens.
             abstracted: takes all names for one, and all numbers for another.
+            common: label → n-grams that many of its items have.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
-        self._ngram, self._abstracted = ngram, abstracted
+        self._ngram, self._abstracted, self._common = ngram, abstracted, common or {}
         self._items: list[_Item] = []
         self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
         self._singles: set[bytes] = set()
@@ -106,7 +111,7 @@ class Coverage:
         """The overlap when words with a letter wrong are read as the item's."""
         if overlap.score == 1:
             return overlap
-        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted)
+        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
         (found,) = item._compare(item._shared(mended(lines, words)), 0)
         return found
@@ -127,30 +132,28 @@ class Coverage:
             score = places.bit_count() / len(item.tokens)
             name = (item.benchmark, item.row["id"])
             if score > threshold and (name not in best or score > best[name].score):
-                grams = frozenset(gram for gram in shared if number in self._places[gram])
+                own = (places & item.own).bit_count() / max(1, item.own.bit_count())
                 stretches = _stretches(item.tokens, places)
-                best[name] = Overlap(item.benchmark, item.row, score, stretches, len(item.tokens), self._abstracted, grams=grams)
+                best[name] = Overlap(item.benchmark, item.row, score, stretches, own, len(item.tokens), self._abstracted)
         return ordered(best.values())
 
     def _add(self, benchmark: str, row: dict[str, Any]) -> None:
-        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row), self._abstracted)]
-        for turns in read:
+        common = self._common.get(benchmark, frozenset())
+        for turns in turns_of(row, self._abstracted):
             every = tuple(token for turn in turns for token in turn)
             if not every:
                 raise NoText(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
-            number, start = len(self._items), 0
-            self._items.append(_Item(benchmark, row, every))
-            for turn in turns:
-                length = min(self._ngram, len(turn))
-                for offset in range(len(turn) - length + 1 if turn else 0):
-                    gram = turn[offset : offset + length]
-                    places = self._places[gram]
-                    places[number] = places.get(number, 0) | ((1 << length) - 1) << (start + offset)
-                    if length == 1:
-                        self._singles.add(gram[0])
-                    else:
-                        self._lengths[gram[:2]].add(length)
-                start += len(turn)
+            number, shared = len(self._items), 0
+            for start, gram in grams_of(turns, self._ngram):
+                places = ((1 << len(gram)) - 1) << start
+                shared |= places if gram in common else 0
+                known = self._places[gram]
+                known[number] = known.get(number, 0) | places
+                if len(gram) == 1:
+                    self._singles.add(gram[0])
+                else:
+                    self._lengths[gram[:2]].add(len(gram))
+            self._items.append(_Item(benchmark, row, every, ((1 << len(every)) - 1) & ~shared))
 
     def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
         """The indexed n-grams that stand in one of the lines."""
@@ -175,6 +178,21 @@ def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
     """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant."""
     found = [message["content"] for message in row["messages"] if message["role"] in turns]
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
+
+
+def turns_of(item: Mapping[str, Any], abstracted: bool) -> list[list[Gram]]:
+    """The tokens of the turns of an item that count, in each of its readings."""
+    return [[tuple(line.split()) for line in lines] for lines in readings(compared(item), abstracted)]
+
+
+def grams_of(turns: Sequence[Gram], ngram: int) -> Iterator[tuple[int, Gram]]:
+    """The n-grams of the turns of an item, each with the place of its first token; a turn that is shorter is one."""
+    start = 0
+    for turn in turns:
+        length = min(ngram, len(turn))
+        for offset in range(len(turn) - length + 1 if turn else 0):
+            yield start + offset, turn[offset : offset + length]
+        start += len(turn)
 
 
 def unmended(threshold: float) -> float:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from configs.datasets import Abstracted, Decontaminate
-from data.coverage import Benchmarks, Coverage, Overlap, compared, ordered, searched, unmended
-from data.evidence import BELOW, COMMON, SHORT, Rarity, fewest_tokens, ordinary_words
+from data.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
+from data.evidence import BELOW, COMMON, SHORT, common_grams, fewest_tokens, ordinary_words
 from data.messages import ROLES
 
 if TYPE_CHECKING:
@@ -33,7 +33,13 @@ class Index:
     """Benchmark items, to compare rows with. May be shared with forked processes."""
 
     def __init__(
-        self, benchmarks: Benchmarks, ngram: int, turns: Sequence[str] = ROLES, abstracted: bool = False, typos: bool = False
+        self,
+        benchmarks: Benchmarks,
+        ngram: int,
+        turns: Sequence[str] = ROLES,
+        abstracted: bool = False,
+        typos: bool = False,
+        common: Common | None = None,
     ) -> None:
         """Indexes the questions of `benchmarks` (label → items).
 
@@ -43,12 +49,13 @@ class Index:
             turns: roles of the turns of a row that are searched; the answers of a preference are the assistant's.
             abstracted: takes all names for one, and all numbers for another.
             typos: reads words with a letter wrong as an item's.
+            common: label → n-grams that many of its items have.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
         self._benchmarks, self._ngram, self._turns = benchmarks, ngram, frozenset(turns)
-        self._abstracted, self._typos = abstracted, typos
+        self._abstracted, self._typos, self._common = abstracted, typos, common
         self._candidates: Candidates | None = None
         self._coverages: OrderedDict[tuple[int, ...], Coverage] = OrderedDict()
         self._read = 0
@@ -58,7 +65,7 @@ class Index:
         if sum(len(text) for rows in benchmarks.values() for row in rows for text in compared(row)) > FEW:
             self.compile()
         else:
-            self._all = Coverage(benchmarks, ngram, abstracted)
+            self._all = Coverage(benchmarks, ngram, abstracted, common)
 
     def compile(self) -> None:
         """Makes ready for many rows; otherwise done when many have been compared. No result depends on it."""
@@ -90,7 +97,7 @@ class Index:
             some: dict[str, list[dict[str, Any]]] = {}
             for label, row in (self._candidates.items[number] for number in items):
                 some.setdefault(label, []).append(row)
-            self._coverages[items] = Coverage(some, self._ngram, self._abstracted)
+            self._coverages[items] = Coverage(some, self._ngram, self._abstracted, self._common)
             if len(self._coverages) > REMEMBERED:
                 self._coverages.popitem(last=False)
         self._coverages.move_to_end(items)
@@ -128,9 +135,9 @@ class _Way:
     """One way of comparing."""
 
     def __init__(self, benchmarks: Benchmarks, config: Decontaminate, ngram: int, threshold: float, abstracted: bool) -> None:
-        self.index = Index(benchmarks, ngram, config.turns, abstracted, config.typos)
+        common = common_grams(benchmarks, ngram, abstracted, config.common) if config.common else None
+        self.index = Index(benchmarks, ngram, config.turns, abstracted, config.typos, common)
         self._config, self._ngram, self._threshold = config, ngram, threshold
-        self._rarity = Rarity(benchmarks, abstracted, config.common) if config.common else None
 
     def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
         """Of each row, those of which more is covered than is to be told of, with the doubts of them."""
@@ -138,7 +145,7 @@ class _Way:
         return [[self._judged(one, row) for one in some] for row, some in zip(rows, found, strict=True)]
 
     def _judged(self, overlap: Overlap, row: dict[str, Any]) -> Overlap:
-        return replace(overlap, doubt=self._doubt(overlap, row), grams=frozenset())
+        return replace(overlap, doubt=self._doubt(overlap, row))
 
     def _doubt(self, overlap: Overlap, row: dict[str, Any]) -> str:
         short = self._config.short_items
@@ -146,7 +153,7 @@ class _Way:
             return BELOW
         if short and overlap.tokens < short.below and not self._alone(overlap, row, overlap.tokens + short.more):
             return SHORT
-        return COMMON if self._rarity and self._rarity.common(overlap) else ""
+        return COMMON if overlap.own <= self._threshold else ""
 
     def _alone(self, overlap: Overlap, row: dict[str, Any], most: int) -> bool:
         """Whether a turn of so many tokens at most overlaps by itself."""

@@ -1,44 +1,34 @@
-"""Which overlaps are no evidence that an item was copied: those of short items in longer texts, and of words that many items share."""
+"""What makes an overlap no evidence that an item was copied: short items in longer texts, and words that many items share."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from data.coverage import Benchmarks, Gram, Overlap, compared, lines_of
+import numpy as np
+
+from data.coverage import Benchmarks, Common, Gram, compared, grams_of, lines_of, turns_of
 from data.reading import ASCII_OPERATORS, NAME, NUMBER, readings
 
 BELOW, SHORT, COMMON = "below the threshold", "short item", "common words"
 """What the doubts are."""
 
 
-class Rarity:
-    """Tells n-grams that many items of a benchmark hold, such as `which of the following statements is correct`."""
-
-    def __init__(self, benchmarks: Benchmarks, abstracted: bool, many: int) -> None:
-        """Reads all items: what is held by `many` of a benchmark is common."""
-        self._many = many
-        self._texts = {label: b"".join(_whole(row, abstracted) for row in rows) for label, rows in benchmarks.items()}
-        self._known: dict[tuple[str, Gram], bool] = {}
-
-    def common(self, overlap: Overlap) -> bool:
-        """Whether all n-grams of an overlap are common."""
-        return all(self._common(overlap.benchmark, gram) for gram in overlap.grams)
-
-    def _common(self, benchmark: str, gram: Gram) -> bool:
-        if (benchmark, gram) not in self._known:
-            self._known[benchmark, gram] = self._held(self._texts[benchmark], b" %b " % b" ".join(gram))
-        return self._known[benchmark, gram]
-
-    def _held(self, lines: bytes, wanted: bytes) -> bool:
-        found, at = 0, lines.find(wanted)
-        while at >= 0 and found < self._many:
-            found += 1
-            at = lines.find(wanted, lines.index(b"\n", at))
-        return found >= self._many
+def common_grams(benchmarks: Benchmarks, ngram: int, abstracted: bool, many: int) -> Common:
+    """Label → the n-grams that at least so many of its items have, such as `which of the following statements is correct`."""
+    return {label: frozenset(_common(rows, ngram, abstracted, many)) for label, rows in benchmarks.items()}
 
 
-def _whole(item: Mapping[str, Any], abstracted: bool) -> bytes:
-    """A line with all turns of an item in all readings: one space between tokens, more between turns."""
-    return b"".join(b" %b " % b" ".join(turn.split()) for turns in readings(compared(item), abstracted) for turn in turns) + b"\n"
+def _common(items: Sequence[Mapping[str, Any]], ngram: int, abstracted: bool, many: int) -> Iterator[Gram]:
+    """Counts hashes first, at eight bytes each, and then only the n-grams whose hash is there often enough."""
+    hashes = np.array([hash(gram) for item in items for gram in _different(item, ngram, abstracted)], np.int64)
+    known, counts = np.unique(hashes, return_counts=True)
+    often = set(known[counts >= many].tolist())
+    held = Counter(gram for item in items for gram in _different(item, ngram, abstracted) if hash(gram) in often)
+    return (gram for gram, count in held.items() if count >= many)
+
+
+def _different(item: Mapping[str, Any], ngram: int, abstracted: bool) -> set[Gram]:
+    return {gram for turns in turns_of(item, abstracted) for _, gram in grams_of(turns, ngram)}
 
 
 def ordinary_words(item: Mapping[str, Any]) -> int:
