@@ -514,7 +514,7 @@ class Decontaminate(Frozen):
     but for `short_items`, `common` and `waivers`."""
     max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
     """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02); waived ones aside."""
-    waivers: tuple[Waiver, ...] = ()
+    waivers: Many[Waiver] = ()
     """Overlaps for which no row is removed. Rows are kept that have no other, counted, and told beside the scores of every model below."""
 
     @field_validator("report")

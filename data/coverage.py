@@ -7,7 +7,7 @@ both sides (`data/reading.py`); an item's turn that is shorter than n tokens cou
 repeated n-gram counts; nothing is capped.
 
 Texts may be compared abstracted as well, all names taken for one and all numbers for another, and with words that have a letter wrong
-(`data/spelling.py`) read as the item's: such words are mended where the row covers half of what is asked for without.
+(`data/spelling.py`) read as the item's: they are mended where the row covers half of what is asked for without, and not all of it.
 """
 
 from collections import defaultdict
@@ -104,13 +104,11 @@ class Coverage:
         found = self._compared(frozenset(self._shared(lines)), unmended(threshold) if typos else threshold)
         if not typos:
             return found
-        better = [max(one, self._mended(one, lines), key=lambda overlap: overlap.score) for one in found]
+        better = [one if one.score > threshold else self._mended(one, lines) for one in found]
         return ordered(one for one in better if one.score > threshold)
 
     def _mended(self, overlap: Overlap, lines: Sequence[bytes]) -> Overlap:
         """The overlap when words with a letter wrong are read as the item's."""
-        if overlap.score == 1:
-            return overlap
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
         (found,) = item._compare(item._shared(mended(lines, words)), 0)
