@@ -1,11 +1,12 @@
 """Decontamination beside its peers: rows per CPU-second, copies found by disguise, clean rows lost, memory.
 
-    python -m benchmarks.decontamination --decon PYTHON --datatrove PYTHON [--data FOLDER]
+    python -m benchmarks.decontamination --decon PYTHON --datatrove PYTHON [--data FOLDER] [--only-found]
 
 The peers are run by interpreters of environments of their own (`decontaminate` wants Python 3.12; `datatrove` wants spacy, regex and
 xxhash below 4), and left out where none is given. FOLDER may hold `gsm8k_train.jsonl.gz` and `hh_harmless_test.jsonl.gz`: then a part of
 the questions of the first are the items and the others clean rows, and rows of chat are made of sentences of the second. Otherwise
 all are made of made words, which tokenizers of subwords take for two or three tokens each: peers that use one are slower on them.
+What is found depends on nothing that else runs on a machine: with `--only-found` that is counted again, and rates stay as they are.
 """
 
 import argparse
@@ -29,7 +30,8 @@ PEER = ROOT / "benchmarks" / "decontamination_peer.py"
 FOUND = RESULTS / "decontamination" / "found.json"
 ITEMS, PLANTED, CLEAN = 1319, 30, 6000
 """Benchmark items, copies of each disguise, clean problems, in each of the runs."""
-ROWS = {"ours": 50_000, "decon": 50_000, "datatrove 8": 2_000, "datatrove 13": 2_000}
+OURS = ("ours", "ours, strict")
+ROWS = {"ours": 50_000, "ours, strict": 50_000, "decon": 50_000, "datatrove 8": 2_000, "datatrove 13": 2_000}
 """Of chat, by how fast a tool is; what it takes for `FEW` of them is its start."""
 FEW = 200
 CLEAN_ROWS = "clean problems, lost"
@@ -40,13 +42,14 @@ def main() -> None:
     parser.add_argument("--decon", metavar="PYTHON", help="interpreter that has the package decontaminate")
     parser.add_argument("--datatrove", metavar="PYTHON", help="interpreter that has the package datatrove")
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="with gsm8k_train.jsonl.gz and hh_harmless_test.jsonl.gz")
+    parser.add_argument("--only-found", action="store_true", help="count what is found, and keep what was recorded of other tools")
     given = parser.parse_args()
-    tools = {"ours": sys.executable}
+    tools = dict.fromkeys(OURS, sys.executable)
     tools |= {"decon": given.decon} if given.decon else {}
     tools |= {name: given.datatrove for name in ("datatrove 8", "datatrove 13")} if given.datatrove else {}
     print("left out:", ", ".join(sorted(ROWS.keys() - tools.keys())) or "nobody")
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
-        measure(tools, Texts(given.data), Path(folder))
+        (count if given.only_found else measure)(tools, Texts(given.data), Path(folder))
 
 
 class Texts:
@@ -77,19 +80,43 @@ def measure(tools: dict[str, str], texts: Texts, folder: Path) -> None:
     speeds: dict[str, list[Speed]] = {tool: [] for tool in tools}
     found: dict[str, list[Counter[str]]] = {tool: [] for tool in tools}
     for run in range(RUNS):
-        drawn = random.Random(run).sample(texts.problems, len(texts.problems))
-        items, clean = drawn[:ITEMS], drawn[ITEMS : ITEMS + CLEAN]
-        leaks = planted(items, PLANTED, run)
+        items, cases = drawn(texts, run)
         rows = texts.chat(max(ROWS.values()), run)
         for tool, python in tools.items():
             small, large = (search(tool, python, items, rows[:count], folder) for count in (FEW, ROWS[tool]))
             speeds[tool].append(Speed(small, large, ROWS[tool]))
-            cases = [(CLEAN_ROWS, chat(text, "Well.")) for text in clean] + leaks
             answer = search(tool, python, items, [row for _, row in cases], folder)
             found[tool].append(Counter(cases[number][0] for number in answer["found"]))
             versions |= {tool.split()[0]: answer["version"]} if "version" in answer else {}
             print(tool, run, round(speeds[tool][-1].rate), "rows per CPU-second", flush=True)
     keep(found, texts.source, speeds, watch.read(), versions)
+
+
+def count(tools: dict[str, str], texts: Texts, folder: Path) -> None:
+    """Has all tools search the copies and the clean problems, and writes what they found beside what is recorded of the same draws."""
+    table = json.loads(FOUND.read_text())
+    if table["source"] != texts.source:
+        raise SystemExit(f"{FOUND.name} is of {table['source']}, not of {texts.source}: measure all, or give the same --data")
+    for tool, python in tools.items():
+        runs: list[Counter[str]] = []
+        for items, cases in (drawn(texts, run) for run in range(RUNS)):
+            answer = search(tool, python, items, [row for _, row in cases], folder)
+            runs.append(Counter(cases[number][0] for number in answer["found"]))
+        table["found"][tool] = counted(runs)
+    table["found"] = {tool: table["found"][tool] for tool in ROWS if tool in table["found"]}
+    FOUND.write_text(json.dumps(table, indent=1) + "\n")
+
+
+def drawn(texts: Texts, run: int) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
+    """The items of a run, and (kind, row) of clean problems and copies."""
+    every = random.Random(run).sample(texts.problems, len(texts.problems))
+    items, clean = every[:ITEMS], every[ITEMS : ITEMS + CLEAN]
+    return items, [(CLEAN_ROWS, chat(text, "Well.")) for text in clean] + planted(items, PLANTED, run)
+
+
+def counted(runs: Sequence[Counter[str]]) -> dict[str, list[int]]:
+    """Kind of row → how many were found in each run."""
+    return {kind: [run[kind] for run in runs] for kind in (*DISGUISES, CLEAN_ROWS)}
 
 
 class Speed:
@@ -109,10 +136,10 @@ def search(tool: str, python: str, items: Sequence[str], rows: Sequence[dict[str
     with (folder / "rows" / "rows.jsonl").open("w") as stream:
         for row in rows:
             text = "\n".join(message["content"] for message in row["messages"])
-            stream.write(json.dumps(row if tool == "ours" else {"text": text}, ensure_ascii=False) + "\n")
+            stream.write(json.dumps(row if tool in OURS else {"text": text}, ensure_ascii=False) + "\n")
     with (folder / "items.jsonl").open("w") as stream:
         stream.writelines(json.dumps({"question": item}) + "\n" for item in items)
-    path = {"PYTHONPATH": str(ROOT)} if tool == "ours" else {}
+    path = {"PYTHONPATH": str(ROOT)} if tool in OURS else {}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | path
     answer = subprocess.run([python, str(PEER), tool, str(folder)], env=environment, capture_output=True, text=True)
     if answer.returncode:
@@ -124,18 +151,17 @@ def keep(
     found: dict[str, list[Counter[str]]], source: str, speeds: dict[str, list[Speed]], machine: dict[str, Any], versions: dict[str, str]
 ) -> None:
     FOUND.parent.mkdir(parents=True, exist_ok=True)
-    kinds = [*DISGUISES, CLEAN_ROWS]
     table = {
         "source": source,
         "of": dict.fromkeys(DISGUISES, PLANTED) | {CLEAN_ROWS: CLEAN},
-        "found": {tool: {kind: [run[kind] for run in runs] for kind in kinds} for tool, runs in found.items()},
+        "found": {tool: counted(runs) for tool, runs in found.items()},
         "start": {tool: described(Interval.of([run.start for run in runs])) for tool, runs in speeds.items()},
         "versions": versions,
     }
     FOUND.write_text(json.dumps(table, indent=1) + "\n")
     readings = []
     said = {"text": f"{ITEMS} items of {source}, rows of chat of about 1,300 characters, one core; the start is taken off"}
-    for peer in [tool for tool in speeds if tool != "ours"]:
+    for peer in [tool for tool in speeds if tool not in OURS]:
         every: list[tuple[str, str, Callable[[Speed], float], Callable[[Speed], float], float | None]] = [
             ("searching (the peer: and reading)", "rows/CPU-s", lambda run: run.searching or 0, lambda run: run.rate, 10),
             ("file to verdicts", "rows/CPU-s", lambda run: run.rate, lambda run: run.rate, None),

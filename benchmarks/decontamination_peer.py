@@ -25,21 +25,21 @@ def lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in stream]
 
 
-def ours(folder: Path) -> Answer:
-    """One core, turns of all roles, 8-grams, threshold 0.5: the settings of a stage that says nothing."""
+def ours(folder: Path, settings: dict[str, Any]) -> Answer:
+    """One core, turns of all roles; without further settings those of a stage that says nothing: 8-grams, threshold 0.5."""
     from configs.datasets import Decontaminate
     from data.artifacts import read_rows
     from data.columns import ROWS_PER_GROUP
-    from data.decontamination import Index
+    from data.decontamination import Comparison
 
-    config, rows = Decontaminate(), read_rows(folder / "rows" / "rows.jsonl")
+    rows = read_rows(folder / "rows" / "rows.jsonl")
     items = [{"id": str(number), "question": item["question"]} for number, item in enumerate(lines(folder / "items.jsonl"))]
-    index = Index({"suite": items}, config.ngram, config.turns)
+    comparison = Comparison({"suite": items}, Decontaminate.model_validate(settings))
     if len(rows) > ROWS_PER_GROUP:
-        index.compile()
+        comparison.compile()
     began, found = time.process_time(), []
     for start in range(0, len(rows), ROWS_PER_GROUP):
-        overlaps = index.overlaps(rows[start : start + ROWS_PER_GROUP], config.threshold)
+        overlaps = comparison.overlaps(rows[start : start + ROWS_PER_GROUP])
         found += [start + number for number, some in enumerate(overlaps) if some]
     return {"found": found, "searching": time.process_time() - began}
 
@@ -87,8 +87,11 @@ def datatrove(folder: Path, ngram: int) -> Answer:
     return {"found": found}
 
 
+STRICT = {"ngram": 4, "threshold": 0.8, "typos": True, "abstracted": {}}
+"""Settings that the documentation recommends."""
 TOOLS: dict[str, tuple[str | None, Callable[[Path], Answer]]] = {
-    "ours": (None, ours),
+    "ours": (None, lambda folder: ours(folder, {})),
+    "ours, strict": (None, lambda folder: ours(folder, STRICT)),
     "decon": ("decontaminate", decon),
     "datatrove 8": ("datatrove", lambda folder: datatrove(folder, 8)),
     "datatrove 13": ("datatrove", lambda folder: datatrove(folder, 13)),

@@ -49,8 +49,9 @@ ABOUT_DECONTAMINATION = """
 
 Rows that each tool would remove, of three draws: median [lowest, highest]. The items are 1,319 questions of {}, and the clean problems
 others of the same source, of which some may rightly resemble an item. Each copy stands in a row of its own, with a short reply. Ours has
-its defaults: 8-grams, more than half of an item's tokens, all turns, letters that look alike. AI2's `decon` has its defaults but for 0.5
-of the questions without answers, and `datatrove` removes what shares one n-gram of 8 or 13 words; both are given all turns as one text.
+its defaults: 8-grams, more than half of an item's tokens, all turns, letters that look alike; strict, it has 4-grams and more than 0.8,
+`typos` and `abstracted` ([recipes.md](recipes.md#copies-in-disguise)). AI2's `decon` has its defaults but for 0.5 of the questions without
+answers, and `datatrove` removes what shares one n-gram of 8 or 13 words; both are given all turns as one text.
 """
 
 ABOUT_GROWTH = """
@@ -162,7 +163,7 @@ def decontamination() -> str:
         counts = [sorted(seen["found"][tool][kind]) for tool in tools]
         cells = [str(low) if low == high else f"{middle} [{low}, {high}]" for low, middle, high in counts]
         lines.append(f"| {kind} | {of} | " + " | ".join(cells) + " |")
-    starts = ", ".join(f"{tool} {interval(seen['start'][tool], number)}" for tool in tools)
+    starts = ", ".join(f"{tool} {interval(took, number)}" for tool, took in seen["start"].items())
     return ABOUT_DECONTAMINATION.format(seen["source"]) + "\n" + "\n".join(lines) + f"\n\nCPU-seconds of the start: {starts}.\n"
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, computed_field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, computed_field, field_validator, model_validator
 
 from configs.assets import ASSETS
 from configs.expectations import Expectation, refuse_unfit
@@ -544,11 +544,42 @@ def rows_problem(config: PrepareData, arrived: Arrived) -> str | None:
     return None
 
 
+class Abstracted(Frozen):
+    """A second comparison, in which all names are one word and all numbers another: copies with other people and other numbers."""
+
+    ngram: int = Field(default=8, ge=2, le=13)
+    """Tokens of an n-gram."""
+    threshold: float = Field(default=0.95, ge=0.5, lt=1)
+    """A row is removed when it covers more than this share of an item's tokens so."""
+    words: int = Field(default=8, ge=1)
+    """Different words, names and numbers apart, that an item must have to be compared: a sum has next to none."""
+
+
+class ShortItems(Frozen):
+    """What items that are said by chance ask for: a turn that is little else."""
+
+    below: int = Field(ge=2)
+    """Items of fewer tokens are short."""
+    more: int = Field(ge=0)
+    """Tokens that a row's turn may have more than the item; in a longer one the item is no evidence."""
+
+
+class Waiver(Frozen):
+    """Rows that are kept though they overlap with items of a benchmark."""
+
+    benchmark: str
+    """Its name at the input `benchmarks`."""
+    items: Many[str] | Literal["all"]
+    """Ids of the items, or all of them."""
+    because: str = Field(min_length=1)
+    """Why; it stands beside each score that the rows may have helped."""
+
+
 class Decontaminate(Frozen):
     """Removes training rows that share text with benchmark items: exact n-gram coverage (Tülu 3, §3.2).
 
-    Under every setting that is accepted a whole copy of an item is found, in the turns that are searched. Letters that look alike are one
-    letter, and what cannot be seen is not there.
+    Under every setting that is accepted a whole copy of an item is found, in the turns that are searched, but for what `short_items` and
+    `common` leave. Letters that look alike are one letter, and what cannot be seen is not there.
     """
 
     ngram: int = Field(default=8, ge=2, le=13)
@@ -557,8 +588,30 @@ class Decontaminate(Frozen):
     """A row is removed when it covers more than this share of an item's tokens by shared n-grams; Tülu 3 takes 0.5, AI2's `decon` 0.8."""
     turns: Many[Literal["system", "user", "assistant"]] = ("system", "user", "assistant")
     """Whose turns of a row are searched; a preference's answers are the assistant's. Tülu 3 searches the user's only."""
+    typos: bool = False
+    """Whether words with a letter wrong are read as an item's, where a row covers half of what is asked for without."""
+    abstracted: Abstracted | None = None
+    """Compares a second time, with all names and all numbers taken for one; not where nothing is given."""
+    short_items: ShortItems | None = None
+    """Which items ask for a turn that is little else; none where nothing is given."""
+    common: int | None = Field(default=None, ge=2)
+    """N-grams that so many items of a benchmark have are no part of them: of what is left, too, a row must cover more than `threshold`. Not
+    asked where nothing is given."""
+    report: float | None = Field(default=None, gt=0, lt=1)
+    """The manifest also has what stays though it covers more than this share of an item; where nothing is given, what would be removed
+    but for `short_items`, `common` and `waivers`."""
     max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
-    """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02)."""
+    """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02); waived ones aside."""
+    waivers: Many[Waiver] = ()
+    """Overlaps for which no row is removed. Rows are kept that have no other, counted, and told beside the scores of every model below."""
+
+    @field_validator("report")
+    @classmethod
+    def told_is_more_than_removed(cls, value: float | None, info: ValidationInfo) -> float | None:
+        threshold = info.data.get("threshold")
+        if value is not None and threshold is not None and value > threshold:
+            raise ValueError(f"report {value:g} is above threshold {threshold:g}, from where on rows are removed: lower it")
+        return value
 
     @field_validator("turns")
     @classmethod

@@ -38,14 +38,20 @@ class Grams(NamedTuple):
 class Candidates:
     """The items, by number in the order in which they were given, as a compiled search needs them."""
 
-    def __init__(self, benchmarks: Benchmarks, ngram: int) -> None:
+    def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False) -> None:
         """Hashes the questions of the items.
+
+        Args:
+            benchmarks: label → items.
+            ngram: longest n-gram, in tokens.
+            abstracted: takes all names for one, and all numbers for another.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
         self.items = [(label, row) for label, rows in benchmarks.items() for row in rows]
-        pieces = list(_pieces(self.items, ngram))
+        self._abstracted = abstracted
+        pieces = list(_pieces(self.items, ngram, abstracted))
         hashes, tails, starts, lengths, counts, tokens, owners = (np.concatenate(part) for part in zip(*pieces, strict=True))
         known, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
         self._table = table_of(known, lengths[first], tails[first], ngram)
@@ -58,7 +64,7 @@ class Candidates:
     def of(self, rows: Sequence[Sequence[str]], threshold: float) -> dict[int, tuple[int, ...]]:
         """By number of the row: the numbers of the items, ascending, of which its texts might cover more than `threshold`."""
         texts = [text for row in rows for text in row]
-        found = search(texts, self._table)
+        found = search(texts, self._table, self._abstracted)
         if not found.size:
             return {}
         owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
@@ -76,7 +82,7 @@ class Candidates:
         return tuple(np.unique(self._owners[readings]).tolist()) if len(readings) else ()
 
 
-def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int) -> Iterator[tuple[Any, ...]]:
+def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int, abstracted: bool) -> Iterator[tuple[Any, ...]]:
     """Of items that are hashed together: hashes, tails, starts and lengths of their n-grams; of their readings how many n-grams and
     tokens they have, and whose they are."""
     lines: list[bytes] = []
@@ -84,7 +90,7 @@ def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int) -> Iterator
     owners: list[int] = []
     size = 0
     for number, (label, row) in enumerate(items):
-        for read in readings(compared(row)):
+        for read in readings(compared(row), abstracted):
             if not any(map(bytes.strip, read)):
                 raise NoText(f"item {row['id']} of {label} has no word or number: no training row can be compared with it")
             lines += read
@@ -92,14 +98,14 @@ def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int) -> Iterator
             owners.append(number)
             size += sum(map(len, read))
         if size > PIECE_BYTES:
-            yield _hashed(lines, turns, owners, ngram)
+            yield _hashed(lines, turns, owners, ngram, abstracted)
             lines, turns, owners, size = [], [], [], 0
     if lines:
-        yield _hashed(lines, turns, owners, ngram)
+        yield _hashed(lines, turns, owners, ngram, abstracted)
 
 
-def _hashed(lines: Sequence[bytes], turns: Sequence[int], owners: Sequence[int], ngram: int) -> tuple[Any, ...]:
-    tokens, per_line = line_hashes(lines)
+def _hashed(lines: Sequence[bytes], turns: Sequence[int], owners: Sequence[int], ngram: int, abstracted: bool) -> tuple[Any, ...]:
+    tokens, per_line = line_hashes(lines, abstracted)
     count = len(tokens)
     hashes, tails, starts, lengths = (np.empty(count, kind) for kind in (np.uint64, np.uint64, np.int32, np.int32))
     reading = np.repeat(np.arange(len(turns)), turns)

@@ -5,10 +5,13 @@ n-grams which the row holds too; of an item its question counts (its user's turn
 nor worked examples, which many items share; of a row all turns that are asked for. One reader serves
 both sides (`data/reading.py`); an item's turn that is shorter than n tokens counts as one n-gram of its own length; every place of a
 repeated n-gram counts; nothing is capped.
+
+Texts may be compared abstracted as well, all names taken for one and all numbers for another, and with words that have a letter wrong
+(`data/spelling.py`) read as the item's: they are mended where the row covers half of what is asked for without, and not all of it.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,10 +20,13 @@ from configs.problems import PedigreeError
 from data.messages import user_turns
 from data.reading import readings
 from data.records import texts_within
+from data.spelling import mended
 
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
 """Label → items."""
+Common = Mapping[str, Set[Gram]]
+"""Label → n-grams that many of its items have."""
 
 
 class NoText(PedigreeError):
@@ -37,6 +43,14 @@ class Overlap:
     """Share of the item's tokens in shared n-grams, (0, 1]."""
     matched: str
     """The shared stretches of the item, as they are read; `…` where it differs."""
+    own: float
+    """The same share of the tokens that are in no common n-gram."""
+    tokens: int
+    """Of the item."""
+    abstracted: bool = False
+    """Whether names and numbers were left out of account."""
+    doubt: str = ""
+    """Why it is no evidence of a copy; nothing where it is."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +61,26 @@ class _Item:
     row: dict[str, Any]
     tokens: Gram
     """Of all its turns, one after another."""
+    own: int
+    """Which of them are in no common n-gram: bit i is token i."""
 
 
 class Coverage:
     """All n-grams of benchmark items, with every place where they stand."""
 
-    def __init__(self, benchmarks: Benchmarks, ngram: int) -> None:
+    def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False, common: Common | None = None) -> None:
         """Indexes the questions of `benchmarks` with n-grams of up to `ngram` tokens.
+
+        Args:
+            benchmarks: label → items.
+            ngram: longest n-gram, in tokens.
+            abstracted: takes all names for one, and all numbers for another.
+            common: label → n-grams that many of its items have.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
-        self._ngram = ngram
+        self._ngram, self._abstracted, self._common = ngram, abstracted, common or {}
         self._items: list[_Item] = []
         self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
         self._singles: set[bytes] = set()
@@ -71,19 +93,34 @@ class Coverage:
             for row in rows:
                 self._add(benchmark, row)
 
-    def overlaps(self, texts: Sequence[str], threshold: float) -> list[Overlap]:
-        """The items of which the texts of a row cover more than `threshold`; the most covered first, then by benchmark and id."""
-        shared: set[Gram] = set()
-        for text in texts:
-            shared.update(self._shared([line for (line,) in readings([text])]))
-        return self._compared(frozenset(shared), threshold)
+    def overlaps(self, texts: Sequence[str], threshold: float, typos: bool = False) -> list[Overlap]:
+        """The items of which the texts of a row cover more than `threshold`; the most covered first, then by benchmark and id.
+
+        Args:
+            texts: of its turns.
+            threshold: share of an item's tokens.
+            typos: whether words with a letter wrong are read as the item's.
+        """
+        lines = lines_of(texts, self._abstracted)
+        found = self._compared(frozenset(self._shared(lines)), unmended(threshold) if typos else threshold)
+        if not typos:
+            return found
+        better = [one if one.score > threshold else self._mended(one, lines) for one in found]
+        return ordered(one for one in better if one.score > threshold)
+
+    def _mended(self, overlap: Overlap, lines: Sequence[bytes]) -> Overlap:
+        """The overlap when words with a letter wrong are read as the item's."""
+        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
+        words = {token for one in item._items for token in one.tokens}
+        (found,) = item._compare(item._shared(mended(lines, words)), 0)
+        return found
 
     def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
         if (shared, threshold) not in self._known:
             self._known[shared, threshold] = self._compare(shared, threshold)
         return self._known[shared, threshold]
 
-    def _compare(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
+    def _compare(self, shared: Set[Gram], threshold: float) -> list[Overlap]:
         covered: dict[int, int] = {}
         for gram in shared:
             for number, places in self._places[gram].items():
@@ -94,28 +131,28 @@ class Coverage:
             score = places.bit_count() / len(item.tokens)
             name = (item.benchmark, item.row["id"])
             if score > threshold and (name not in best or score > best[name].score):
-                best[name] = Overlap(item.benchmark, item.row, score, _stretches(item.tokens, places))
-        return sorted(best.values(), key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
+                own = (places & item.own).bit_count() / max(1, item.own.bit_count())
+                stretches = _stretches(item.tokens, places)
+                best[name] = Overlap(item.benchmark, item.row, score, stretches, own, len(item.tokens), self._abstracted)
+        return ordered(best.values())
 
     def _add(self, benchmark: str, row: dict[str, Any]) -> None:
-        read = [[tuple(line.split()) for line in lines] for lines in readings(compared(row))]
-        for turns in read:
+        common = self._common.get(benchmark, frozenset())
+        for turns in turns_of(row, self._abstracted):
             every = tuple(token for turn in turns for token in turn)
             if not every:
                 raise NoText(f"item {row['id']} of {benchmark} has no word or number: no training row can be compared with it")
-            number, start = len(self._items), 0
-            self._items.append(_Item(benchmark, row, every))
-            for turn in turns:
-                length = min(self._ngram, len(turn))
-                for offset in range(len(turn) - length + 1 if turn else 0):
-                    gram = turn[offset : offset + length]
-                    places = self._places[gram]
-                    places[number] = places.get(number, 0) | ((1 << length) - 1) << (start + offset)
-                    if length == 1:
-                        self._singles.add(gram[0])
-                    else:
-                        self._lengths[gram[:2]].add(length)
-                start += len(turn)
+            number, shared = len(self._items), 0
+            for start, gram in grams_of(turns, self._ngram):
+                places = ((1 << len(gram)) - 1) << start
+                shared |= places if gram in common else 0
+                known = self._places[gram]
+                known[number] = known.get(number, 0) | places
+                if len(gram) == 1:
+                    self._singles.add(gram[0])
+                else:
+                    self._lengths[gram[:2]].add(len(gram))
+            self._items.append(_Item(benchmark, row, every, ((1 << len(every)) - 1) & ~shared))
 
     def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
         """The indexed n-grams that stand in one of the lines."""
@@ -142,6 +179,36 @@ def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
     found = [message["content"] for message in row["messages"] if message["role"] in turns]
     found += texts_within(row.get("template_arguments")) if "system" in turns else ()
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
+
+
+def turns_of(item: Mapping[str, Any], abstracted: bool) -> list[list[Gram]]:
+    """The tokens of the turns of an item that count, in each of its readings."""
+    return [[tuple(line.split()) for line in lines] for lines in readings(compared(item), abstracted)]
+
+
+def grams_of(turns: Sequence[Gram], ngram: int) -> Iterator[tuple[int, Gram]]:
+    """The n-grams of the turns of an item, each with the place of its first token; a turn that is shorter is one."""
+    start = 0
+    for turn in turns:
+        length = min(ngram, len(turn))
+        for offset in range(len(turn) - length + 1 if turn else 0):
+            yield start + offset, turn[offset : offset + length]
+        start += len(turn)
+
+
+def unmended(threshold: float) -> float:
+    """Which share of an item a row must cover, words with a letter wrong left as they are, to be mended at all."""
+    return threshold / 2
+
+
+def lines_of(texts: Sequence[str], abstracted: bool) -> list[bytes]:
+    """Each text in all its readings."""
+    return [line for text in texts for (line,) in readings([text], abstracted)]
+
+
+def ordered(overlaps: Iterable[Overlap]) -> list[Overlap]:
+    """The most covered first, then by benchmark and id."""
+    return sorted(overlaps, key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
 
 
 def _stretches(item: Gram, places: int) -> str:

@@ -3,13 +3,19 @@
 A compiled pass (`data/matching.py`) says which n-grams of which items a row may hold, arithmetic how much of each item they could cover
 at most, and the exact comparison (`data/coverage.py`), of what is left, how much they do. So the compiled pass changes no verdict: what
 hashes have in common by chance makes it find too much, never too little.
+
+Texts may be compared twice: word by word, and with all names and all numbers taken for one. What is found and yet no evidence of a copy
+(`data/evidence.py`) is told with the doubt.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from data.coverage import Benchmarks, Coverage, Overlap, compared, searched
+from configs.datasets import Abstracted, Decontaminate
+from data.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
+from data.evidence import BELOW, COMMON, SHORT, common_grams, fewest_tokens, ordinary_words
 from data.messages import ROLES
 
 if TYPE_CHECKING:
@@ -26,18 +32,30 @@ REMEMBERED = 4
 class Index:
     """Benchmark items, to compare rows with. May be shared with forked processes."""
 
-    def __init__(self, benchmarks: Benchmarks, ngram: int, turns: Sequence[str] = ROLES) -> None:
+    def __init__(
+        self,
+        benchmarks: Benchmarks,
+        ngram: int,
+        turns: Sequence[str] = ROLES,
+        abstracted: bool = False,
+        typos: bool = False,
+        common: Common | None = None,
+    ) -> None:
         """Indexes the questions of `benchmarks` (label → items).
 
         Args:
             benchmarks: label → items.
             ngram: longest n-gram, in tokens.
             turns: roles of the turns of a row that are searched; the answers of a preference are the assistant's.
+            abstracted: takes all names for one, and all numbers for another.
+            typos: reads words with a letter wrong as an item's.
+            common: label → n-grams that many of its items have.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
         self._benchmarks, self._ngram, self._turns = benchmarks, ngram, frozenset(turns)
+        self._abstracted, self._typos, self._common = abstracted, typos, common
         self._candidates: Candidates | None = None
         self._coverages: OrderedDict[tuple[int, ...], Coverage] = OrderedDict()
         self._read = 0
@@ -47,14 +65,14 @@ class Index:
         if sum(len(text) for rows in benchmarks.values() for row in rows for text in compared(row)) > FEW:
             self.compile()
         else:
-            self._all = Coverage(benchmarks, ngram)
+            self._all = Coverage(benchmarks, ngram, abstracted, common)
 
     def compile(self) -> None:
         """Makes ready for many rows; otherwise done when many have been compared. No result depends on it."""
         if self._candidates is None:
             from data.candidates import Candidates  # loads numba
 
-            self._candidates = Candidates(self._benchmarks, self._ngram)
+            self._candidates = Candidates(self._benchmarks, self._ngram, self._abstracted)
             self._candidates.of([compared(row) for rows in self._benchmarks.values() for row in rows[:1]], 0.0)  # loads the rest of it
             self._all = None
 
@@ -64,11 +82,13 @@ class Index:
         if self._all is not None:
             self._read += sum(len(text) for row in texts for text in row)
             if self._read <= LITTLE:
-                return [self._all.overlaps(row, threshold) for row in texts]
+                return [self._all.overlaps(row, threshold, self._typos) for row in texts]
             self.compile()
         assert self._candidates is not None
-        near = self._candidates.of(texts, threshold)
-        return [self._coverage(near[number]).overlaps(row, threshold) if number in near else [] for number, row in enumerate(texts)]
+        near = self._candidates.of(texts, unmended(threshold) if self._typos else threshold)
+        return [
+            self._coverage(near[number]).overlaps(row, threshold, self._typos) if number in near else [] for number, row in enumerate(texts)
+        ]
 
     def _coverage(self, items: tuple[int, ...]) -> Coverage:
         """Of these items alone."""
@@ -77,8 +97,81 @@ class Index:
             some: dict[str, list[dict[str, Any]]] = {}
             for label, row in (self._candidates.items[number] for number in items):
                 some.setdefault(label, []).append(row)
-            self._coverages[items] = Coverage(some, self._ngram)
+            self._coverages[items] = Coverage(some, self._ngram, self._abstracted, self._common)
             if len(self._coverages) > REMEMBERED:
                 self._coverages.popitem(last=False)
         self._coverages.move_to_end(items)
         return self._coverages[items]
+
+
+class Comparison:
+    """All that rows of a `decontaminate` stage are compared with, in each of the ways that it asks for. May be shared with forked
+    processes."""
+
+    def __init__(self, benchmarks: Benchmarks, config: Decontaminate) -> None:
+        """Indexes the items of `benchmarks` (label → items).
+
+        Raises:
+            NoText: an item has no word, number or operator, so that nothing could ever match it.
+        """
+        self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
+        telling = telling_items(benchmarks, config.abstracted) if config.abstracted else {}
+        if config.abstracted and telling:
+            self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
+
+    def compile(self) -> None:
+        """Makes ready for many rows; otherwise done when many have been compared. No result depends on it."""
+        for way in self._ways:
+            way.index.compile()
+
+    def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
+        """For each row the items that it overlaps with, each as the first way has it that has no doubt of it; the most covered first,
+        then by benchmark and id."""
+        found = [way.overlaps(rows) for way in self._ways]
+        return [found[0][number] if len(found) == 1 else _first(one[number] for one in found) for number in range(len(rows))]
+
+
+class _Way:
+    """One way of comparing."""
+
+    def __init__(self, benchmarks: Benchmarks, config: Decontaminate, ngram: int, threshold: float, abstracted: bool) -> None:
+        common = common_grams(benchmarks, ngram, abstracted, config.common) if config.common else None
+        self.index = Index(benchmarks, ngram, config.turns, abstracted, config.typos, common)
+        self._config, self._ngram, self._threshold = config, ngram, threshold
+
+    def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
+        """Of each row, those of which more is covered than is to be told of, with the doubts of them."""
+        found = self.index.overlaps(rows, min(self._config.report or 1, self._threshold))
+        return [[self._judged(one, row) for one in some] for row, some in zip(rows, found, strict=True)]
+
+    def _judged(self, overlap: Overlap, row: dict[str, Any]) -> Overlap:
+        return replace(overlap, doubt=self._doubt(overlap, row))
+
+    def _doubt(self, overlap: Overlap, row: dict[str, Any]) -> str:
+        short = self._config.short_items
+        if overlap.score <= self._threshold:
+            return BELOW
+        if short and overlap.tokens < short.below and not self._alone(overlap, row, overlap.tokens + short.more):
+            return SHORT
+        return COMMON if overlap.own <= self._threshold else ""
+
+    def _alone(self, overlap: Overlap, row: dict[str, Any], most: int) -> bool:
+        """Whether a turn of so many tokens at most overlaps by itself."""
+        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, overlap.abstracted)
+        brief = [text for text in searched(row, frozenset(self._config.turns)) if fewest_tokens(text, overlap.abstracted) <= most]
+        return any(item.overlaps([text], self._threshold, self._config.typos) for text in brief)
+
+
+def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:
+    best: dict[tuple[str, str], Overlap] = {}
+    for overlap in (one for way in ways for one in way):
+        name = overlap.benchmark, overlap.item["id"]
+        if name not in best or (best[name].doubt and not overlap.doubt):
+            best[name] = overlap
+    return ordered(best.values())
+
+
+def telling_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
+    """The items that still say something when names and numbers are taken out; labels that have any."""
+    found = {label: [row for row in rows if ordinary_words(row) >= rule.words] for label, rows in benchmarks.items()}
+    return {label: rows for label, rows in found.items() if rows}

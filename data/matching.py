@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.kernels import compiled
-from data.reading import ASCII_OPERATORS, composes, folded, invisible
+from data.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, composes, folded, invisible, unescaped
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
@@ -36,6 +36,7 @@ SEPARATOR, BLANK, OPEN, NOTHING, FOREIGN = range(5)
 OPERATOR, WORD = 8, 32
 """From here on: operators, and bytes of words, in small letters."""
 ZERO, NINE = b"09"
+FIRST, LAST = b"AZ"
 ROOM = 4096
 """Bytes, and the tokens in them, that are looked at together."""
 LONGEST_FOLD = 64
@@ -46,6 +47,8 @@ HITS, STRANGE = 1 << 14, 1 << 14
 """Room for what a search finds, at first: n-grams, and characters never met before."""
 
 BASE, SPREAD = np.uint64(0xD6E8FEB86659FD93), np.uint64(0x9E3779B97F4A7C15)
+NAMED, NUMBERED = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)
+"""The hashes of all names, and of all numbers, where texts are abstracted."""
 HALF, NONE, ONE, BYTE = np.uint64(32), np.uint64(0), np.uint64(1), np.uint64(8)
 LOW, HIGH, LETTERS = (np.uint64(0x0101010101010101 * byte) for byte in (0x7F, 0x80, 0xE0))
 """In each of eight bytes: all bits but the highest; that one; those of which bytes of words have one."""
@@ -54,8 +57,18 @@ POWERS = np.array([pow(int(BASE), power, 1 << 64) for power in range(LONGEST + 1
 BIT = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.uint8)
 
 
+class Reader(NamedTuple):
+    """What bytes do: a separator, an operator, or the byte of the token that they are of."""
+
+    texts: Bytes
+    folds: Bytes
+    """Of what characters that are not ASCII are read as."""
+    abstracted: bool
+    """Whether all names are one token, and all numbers another."""
+
+
 def _classes() -> Bytes:
-    """Byte → what it does, or the byte of the token that it is of; as `reading._line` has it."""
+    """As `reading._line` has it."""
     found = np.full(256, SEPARATOR, np.uint8)
     for byte in range(128):
         char = chr(byte)
@@ -73,10 +86,34 @@ def _classes() -> Bytes:
     return found
 
 
-RAW = _classes()
-"""Of texts."""
-READ = np.where(RAW == FOREIGN, np.arange(256), RAW).astype(np.uint8)
-"""Of what has been read already."""
+def _cased(classes: Bytes) -> Bytes:
+    """With capital letters as they are, and one of them for `CAPITAL`."""
+    found = classes.copy()
+    found[FIRST : LAST + 1] = np.arange(FIRST, LAST + 1)
+    found[ord(CAPITAL)] = FIRST  # begins a word as they do
+    return found
+
+
+def _read(classes: Bytes) -> Bytes:
+    """Of texts that have been read: all that is not ASCII is of words."""
+    return np.where(classes == FOREIGN, np.arange(256), classes).astype(np.uint8)
+
+
+def _marked_kinds(classes: Bytes) -> Bytes:
+    """With a capital letter for `NAME` and a digit for `NUMBER`, by which they are known."""
+    found = classes.copy()
+    found[ord(NAME)], found[ord(NUMBER)] = FIRST, ZERO
+    return found
+
+
+_PLAIN, _CASED = _classes(), _cased(_classes())
+READERS = {False: Reader(_PLAIN, _read(_PLAIN), False), True: Reader(_CASED, _read(_CASED), True)}
+"""By whether texts are abstracted: of texts."""
+LINE_READERS = {
+    False: Reader(_read(_PLAIN), _read(_PLAIN), False),
+    True: Reader(_marked_kinds(_read(_CASED)), _read(_CASED), True),
+}
+"""The same of what `readings` gives."""
 
 
 class Folds(NamedTuple):
@@ -250,12 +287,25 @@ def _starts(stream, begin, end, starts):
 
 
 @compiled
-def _tokens(stream, begin, end, starts, tokens, count):
+def _once(value, tokens, count):
+    """Appends a hash that is not the last one already."""
+    if count and tokens[count - 1] == value:
+        return count
+    tokens[count] = value
+    return count + 1
+
+
+@compiled
+def _tokens(stream, begin, end, starts, abstracted, tokens, count):
     """Appends the hashes of the tokens that begin in a part of a stream to the first `count` of `tokens`; returns how many there are."""
     eights = stream.view(np.uint64)
     for number in range(_starts(stream, begin, end, starts)):
         start = starts[number]
-        if stream[start] >= WORD:
+        if abstracted and FIRST <= stream[start] <= LAST:
+            count = _once(NAMED, tokens, count)
+        elif abstracted and ZERO <= stream[start] <= NINE:
+            count = _once(NUMBERED, tokens, count)
+        elif stream[start] >= WORD:
             tokens[count] = _word(eights, start)
             count += 1
         elif _operates(stream, start):
@@ -265,10 +315,10 @@ def _tokens(stream, begin, end, starts, tokens, count):
 
 
 @compiled
-def _plain(data, at, classes, stream, size):
+def _plain(data, at, reader, stream, size):
     """Appends the text up to the next character that is not ASCII to the first `size` bytes of a stream; returns where both stand."""
     while at < len(data):
-        what = classes[data[at]]
+        what = reader.texts[data[at]]
         if what == FOREIGN:
             break
         stream[size] = what
@@ -278,7 +328,7 @@ def _plain(data, at, classes, stream, size):
 
 
 @compiled
-def _fold(data, classes, folds, places, spaced, stream, strange, unknown):
+def _fold(data, reader, folds, places, spaced, stream, strange, unknown):
     """Writes a text as a stream: bytes of tokens and what other bytes do, the first and the last ones separators.
 
     Args:
@@ -292,7 +342,7 @@ def _fold(data, classes, folds, places, spaced, stream, strange, unknown):
     if len(stream) < len(data) + 2 * LONGEST_FOLD:
         return 0, 0, unknown
     stream[0] = SEPARATOR
-    at, size = _plain(data, np.int64(0), classes, stream, np.int64(1))
+    at, size = _plain(data, np.int64(0), reader, stream, np.int64(1))
     kinds = 0
     while at < len(data):
         code, length = _code(data, at)
@@ -310,27 +360,27 @@ def _fold(data, classes, folds, places, spaced, stream, strange, unknown):
         else:
             place = np.int64(places[code] >> 6)
             for inner in range(place, place + np.int64(places[code] & 63)):
-                what = READ[folds.pool[inner]]
+                what = reader.folds[folds.pool[inner]]
                 stream[size] = what
                 size += what != NOTHING
-        at, size = _plain(data, at + length, classes, stream, size)
+        at, size = _plain(data, at + length, reader, stream, size)
     stream[size : size + 16] = SEPARATOR
     return size, kinds, unknown
 
 
 @compiled
-def _folded(data, classes, folds, places, spaced, stream, strange, unknown):
+def _folded(data, reader, folds, places, spaced, stream, strange, unknown):
     """The same with as long a stream as it takes, which is returned first."""
     before = unknown
     while True:
-        size, kinds, unknown = _fold(data, classes, folds, places, spaced, stream, strange, before)
+        size, kinds, unknown = _fold(data, reader, folds, places, spaced, stream, strange, before)
         if size:
             return stream, size, kinds, unknown
         stream = np.empty(8 * (max(len(stream), len(data) + 2 * LONGEST_FOLD) // 4), np.uint8)
 
 
 @compiled
-def token_hashes(lines, bounds, classes, folds, counts):
+def token_hashes(lines, bounds, reader, folds, counts):
     """The hashes of all tokens of lines as `readings` gives them (an opening bracket after each operator, which would be none without);
     line i is `lines[bounds[i]:bounds[i + 1]]`; `counts` is filled with how many tokens each has."""
     stream, strange = np.empty(8, np.uint8), np.empty(0, np.int32)
@@ -338,10 +388,10 @@ def token_hashes(lines, bounds, classes, folds, counts):
     count, none, first = np.int64(0), np.int64(0), np.int64(1)  # not literal numbers, for which all would be compiled again
     for line in range(len(counts)):
         this = lines[bounds[line] : bounds[line + 1]]
-        stream, size, _, _ = _folded(this, classes, folds, folds.written, none > 0, stream, strange, none)
-        before = count
-        count = _tokens(stream, first, size, starts, tokens, count)
-        counts[line] = count - before
+        stream, size, _, _ = _folded(this, reader, folds, folds.written, none > 0, stream, strange, none)
+        added = _tokens(stream, first, size, starts, reader.abstracted, tokens[count:], none)
+        counts[line] = added
+        count += added
     return tokens[:count]
 
 
@@ -417,13 +467,13 @@ def _code(data, at):
 
 
 @compiled
-def _search(data, bounds, together, classes, folds, table, hits, strange, composing):
+def _search(data, bounds, together, reader, folds, table, hits, strange, composing):
     """Searches texts in all their readings.
 
     Args:
         data: UTF-8 of all texts; text i is `data[bounds[i]:bounds[i + 1]]`.
         together: whether characters have been put together already.
-        classes: `RAW`, or `READ` of texts that have been read.
+        reader: of texts.
         hits: room for (text, number of the n-gram), [2, H].
         strange: room for characters that are not known yet.
         composing: is set for texts that are left out, since their characters must be put together first.
@@ -443,13 +493,13 @@ def _search(data, bounds, together, classes, folds, table, hits, strange, compos
                 continue
             places = folds.looked if looks else folds.written
             this = data[bounds[text] : bounds[text + 1]]
-            stream, size, kinds, unknown = _folded(this, classes, folds, places, spaced, stream, strange, unknown)
+            stream, size, kinds, unknown = _folded(this, reader, folds, places, spaced, stream, strange, unknown)
             if kinds & COMPOSES and not together:
                 composing[text] = True
                 break
             count = np.int64(0)
             for begin in range(1, size, ROOM):
-                count = _tokens(stream, begin, min(begin + ROOM, size), starts, tokens, count)
+                count = _tokens(stream, begin, min(begin + ROOM, size), starts, reader.abstracted, tokens, count)
                 found = _look_up(tokens, count, prefix, table, hits, text, found)
                 kept = min(count, LONGEST - 1)  # n-grams go on from one part to the next
                 tokens[:kept] = tokens[count - kept : count]
@@ -457,11 +507,11 @@ def _search(data, bounds, together, classes, folds, table, hits, strange, compos
     return found, unknown
 
 
-def line_hashes(lines: Sequence[bytes]) -> tuple[Hashes, Places]:
+def line_hashes(lines: Sequence[bytes], abstracted: bool = False) -> tuple[Hashes, Places]:
     """The hashes of the tokens of lines as `readings` gives them, and how many each line has."""
     marked = [OPERATORS.sub(rb"\g<0>(", line) for line in lines]
     counts = np.empty(len(lines), np.int64)
-    return token_hashes(*_joined(marked), READ, CHARACTERS.folds, counts), counts
+    return token_hashes(*_joined(marked), LINE_READERS[abstracted], CHARACTERS.folds, counts), counts
 
 
 def _joined(data: Sequence[bytes]) -> tuple[Bytes, Places]:
@@ -471,22 +521,23 @@ def _joined(data: Sequence[bytes]) -> tuple[Bytes, Places]:
     return np.frombuffer(b"".join(data), np.uint8), bounds
 
 
-def search(texts: Sequence[str], table: Table) -> Numbers:
+def search(texts: Sequence[str], table: Table, abstracted: bool = False) -> Numbers:
     """(number of the text, number of the n-gram) of every n-gram that a text holds in one of its readings, [2, H], in no order."""
-    data = [text.encode("utf-8", "replace") for text in texts]  # no encoding has halves of surrogate pairs
-    hits, composing = _searched(data, table, together=False)
+    data = [unescaped(text).encode("utf-8", "replace") for text in texts]  # no encoding has halves of surrogate pairs
+    hits, composing = _searched(data, table, READERS[abstracted], together=False)
     (late,) = composing.nonzero()
     if not len(late):
         return hits
-    more, _ = _searched([unicodedata.normalize("NFKC", data[number].decode()).encode() for number in late], table, together=True)
+    composed = [unicodedata.normalize("NFKC", data[number].decode()).encode() for number in late]
+    more, _ = _searched(composed, table, READERS[abstracted], together=True)
     return np.concatenate([hits, np.stack([late[more[0]].astype(np.int32), more[1]])], axis=1)
 
 
-def _searched(data: Sequence[bytes], table: Table, together: bool) -> tuple[Numbers, NDArray[np.bool_]]:
+def _searched(data: Sequence[bytes], table: Table, reader: Reader, together: bool) -> tuple[Numbers, NDArray[np.bool_]]:
     (joined, bounds), room = _joined(data), HITS
     while True:
         hits, strange, composing = np.empty((2, room), np.int32), np.empty(STRANGE, np.int32), np.zeros(len(data), np.bool_)
-        found, unknown = _search(joined, bounds, together, RAW, CHARACTERS.folds, table, hits, strange, composing)
+        found, unknown = _search(joined, bounds, together, reader, CHARACTERS.folds, table, hits, strange, composing)
         if not unknown and found <= room:
             return hits[:, :found].copy(), composing
         CHARACTERS.learn(set(strange[:unknown].tolist()))

@@ -5,8 +5,12 @@ several ways has several readings, and two texts are the same if any two of them
 
 - as it is written, and as it looks: with letters of other scripts taken for those that they look like (`data/lookalikes.py`);
 - with invisible characters left out, and with spaces in their place.
+
+References of HTML (`&#36;`, `&quot;`) are read as what they stand for. An abstracted reading says of names and numbers only that there are
+some, so that texts are the same which differ in nothing else.
 """
 
+import html
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -31,6 +35,12 @@ MARKS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Scripts without spaces: each character is a word."""
 
+CAPITAL = "\x0e"
+"""Stands before what a capital letter that is not ASCII is read as; without a meaning where names are read as words."""
+NAME, NUMBER = b"@", b"#"
+"""What an abstracted reading has in the place of words that begin with a capital letter, and of those that begin with a digit."""
+
+_reference = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
 _not_ascii = re.compile(r"[^\x00-\x7f]")
 _composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
@@ -39,13 +49,17 @@ _ASCII = bytes(range(128))
 _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 
 
-def _table(words: bytes, codes: bool) -> bytes:
-    """For `bytes.translate`: small letters, all else but `words` and white space as it is or, with `codes`, a space or an operator."""
+def _table(words: bytes, codes: bool, cased: bool = False) -> bytes:
+    """For `bytes.translate`: small letters, all else but `words` and white space as it is or, with `codes`, a space or an operator.
+
+    Args:
+        cased: leaves capital letters, and what stands for them, as they are.
+    """
     found = bytearray(range(256))
     for byte in range(128):
         char = bytes([byte])
         if char in words:
-            found[byte] = char.lower()[0]
+            found[byte] = (char if cased else char.lower())[0]
         elif codes or char.isspace():
             found[byte] = ASCII_OPERATORS[byte - 1] if codes and char in CODES else ord(" ")
     return bytes(found)
@@ -53,6 +67,11 @@ def _table(words: bytes, codes: bool) -> bytes:
 
 _WORDS = bytes(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
 _SMALL, _PLAIN = _table(_WORDS, codes=False), _table(_WORDS, codes=True)
+_NAMED = _WORDS + CAPITAL.encode()
+_CASED, _CASED_PLAIN = _table(_NAMED, codes=False, cased=True), _table(_NAMED, codes=True, cased=True)
+_CASED_CONTROLS = _CONTROLS.replace(CAPITAL.encode(), b"")
+_CAPITALS = bytes(range(ord("A"), ord("Z") + 1)) + CAPITAL.encode()
+_DIGITS = b"0123456789"
 _BEFORE_NO_NUMBER = bytes(set(range(256)) - set(b"0123456789("))
 _TO_CODES = bytes.maketrans(ASCII_OPERATORS, CODES)
 
@@ -88,17 +107,24 @@ class _Folded(dict[str, str]):
             return str(value)
         bare = _mark.sub("", unicodedata.normalize("NFKD", char))
         looked = "".join(LOOKALIKES.get(part, part) for part in bare) if self._looks else bare
-        return unicodedata.normalize("NFC", looked.casefold())
+        return CAPITAL * (char.isupper() or char.istitle()) + unicodedata.normalize("NFC", looked.casefold())
 
 
 _FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) for spaced in (False, True)}
 
 
-def readings(texts: Sequence[str]) -> list[list[bytes]]:
+def unescaped(text: str) -> str:
+    """With what references of HTML stand for in their place."""
+    return _reference.sub(lambda one: html.unescape(one[0]), text) if "&" in text else text
+
+
+def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]]:
     """The different ways to read texts that belong together, e.g. the turns of a conversation, each way with one line of tokens per
     text; the first is as it is written."""
+    line = _abstracted if abstracted else _line
+    texts = list(map(unescaped, texts))
     if all(map(str.isascii, texts)):
-        return [[_line(text) for text in texts]]
+        return [[line(text) for text in texts]]
     foreign, composed = set(), []
     for text in texts:
         if not text.isascii():
@@ -115,7 +141,7 @@ def readings(texts: Sequence[str]) -> list[list[bytes]]:
     for spaced in hidden:
         written, looked = _FOLDED[False, spaced], _FOLDED[True, spaced]
         for folds in (written, looked) if any(written[char] != looked[char] for char in foreign) else (written,):
-            found.setdefault(tuple(_line(_replaced(text, folds)) for text in composed))
+            found.setdefault(tuple(line(_replaced(text, folds)) for text in composed))
     return [list(lines) for lines in found]
 
 
@@ -145,7 +171,21 @@ def tokens(text: str) -> tuple[str, ...]:
 
 def _line(folded: str) -> bytes:
     """The tokens of a text in which nothing but words is not ASCII."""
-    small = folded.encode().translate(_SMALL, _CONTROLS)
-    if small.translate(None, _BEFORE_NO_NUMBER):
-        small = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), small)
-    return small.translate(_PLAIN)
+    return _parted(folded.encode().translate(_SMALL, _CONTROLS), _PLAIN)
+
+
+def _abstracted(folded: str) -> bytes:
+    """The same with one `NAME` for each stretch of names, and one `NUMBER` for each of numbers."""
+    found: list[bytes] = []
+    for token in _parted(folded.encode().translate(_CASED, _CASED_CONTROLS), _CASED_PLAIN).split():
+        kind = NAME if token[0] in _CAPITALS else NUMBER if token[0] in _DIGITS else token
+        if kind is token or found[-1:] != [kind]:
+            found.append(kind)
+    return b" ".join(found)
+
+
+def _parted(text: bytes, plain: bytes) -> bytes:
+    """The text with spaces around its operators, and nothing but spaces between its words."""
+    if text.translate(None, _BEFORE_NO_NUMBER):
+        text = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), text)
+    return text.translate(plain)

@@ -290,7 +290,7 @@ def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterato
 def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
     for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)):
         item, mine = str(line.get("item")), subject(line) in ids
-        if mine or base_id(item) in ids:
+        if line.get("verdict") == "removed" and (mine or base_id(item) in ids):
             detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
             yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if mine else item)
 

@@ -26,6 +26,8 @@ from data.artifacts import Artifact, ArtifactError, Run, open_artifact, read_jso
 from data.untrusted import open_plain, read_lines
 from data.verdicts import finding
 from pipelines.estimate.reality import Outcome, outcomes_of
+from pipelines.lineage.ancestry import read_pedigree
+from pipelines.lineage.waivers import splits_of
 from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pipelines.publish.following import Comparison, comparisons
 from pipelines.publish.licences import brought
@@ -387,6 +389,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
         counts = {value["n"] for _, value in measured}
         note = f"{min(counts)} items, {_how(scores.get('tasks', {}).get(task))} with 95 % interval" if counts else ""
         charts.append(Chart(task, intervals_svg([_estimate(label, value) for label, value in measured], f"Scores on {task}"), note))
+    waived = splits_of(read_pedigree(stage.artifact.path)) if stage.artifact else []
     return {
         "name": stage.shown,
         "looks": [
@@ -401,6 +404,8 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
             for label in labels
         ],
         "differences": _differences(scores.get("differences", [])),
+        "waived": waived,
+        "touched": {(split.label, split.task) for split in waived},
     }
 
 
@@ -563,7 +568,7 @@ def _contamination(stage: Stage) -> dict[str, Any]:
         "note": note,
         "columns": ["benchmark", "items", "items overlapped", "share", "rows removed"],
         "rows": rows,
-        "examples": stage.evidence_rows("manifest.jsonl"),
+        "examples": [{"verdict": "removed", **row} for row in stage.evidence_rows("manifest.jsonl")],
     }
 
 

@@ -1,6 +1,7 @@
 """The disguises of the decontamination benchmark are what they are called, and its counts are what a tool finds."""
 
 import random
+import re
 import sys
 
 import pytest
@@ -47,8 +48,10 @@ def test_made_texts_are_those_of_their_seed():
     assert "а" in "banana".translate(LOOKALIKES)
 
 
-def test_ours_is_asked_in_a_process_of_its_own_and_finds_the_copy(tmp_path):
+def test_ours_is_asked_in_a_process_of_its_own_and_finds_the_copy_and_strict_the_one_with_other_numbers(tmp_path):
     item, other = problems(1, 1)[0], prose(1, 1)[0]
     rows = [{"messages": [{"role": "user", "content": text}]} for text in (other, item.upper(), other)]
     answer = decontamination.search("ours", sys.executable, [item], rows, tmp_path)
     assert answer["found"] == [1] and answer["seconds"] > 0 and answer["peak"] > 1 << 20
+    rows.append({"messages": [{"role": "user", "content": re.sub(r"\d+", "77", item)}]})
+    assert decontamination.search("ours, strict", sys.executable, [item], rows, tmp_path)["found"] == [1, 3]

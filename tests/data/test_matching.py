@@ -111,7 +111,7 @@ def test_what_has_a_hash_in_common_by_chance_is_no_overlap(monkeypatch):
     texts = Texts(5)
     items, rows = texts.items(), [texts.row() for _ in range(20)]
 
-    def everything(given, table):
+    def everything(given, table, abstracted):
         count = int((table.numbers >= 0).sum())
         return np.array([(text, number) for text in range(len(given)) for number in range(count)], np.int32).T
 

@@ -1,0 +1,100 @@
+"""Scores beside what waivers of decontamination have let into the training of the model.
+
+A score is split into two: of the items that a waiver kept in rows which some ancestor of the policy was trained on, and of the others. Both
+come from the scores of single items, so that nothing is evaluated again.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from data.artifacts import ArtifactError
+from pipelines.lineage.ancestry import Pedigree
+from pipelines.lineage.evaluations import Evaluation, labels_of
+
+Item = tuple[str, str]
+"""Task and id."""
+
+
+@dataclass(frozen=True)
+class Waived:
+    """What a waiver has kept in the data of a policy."""
+
+    stage: str
+    """The address of the `decontaminate` stage."""
+    benchmark: str
+    because: str
+    rows: int
+    suite: str
+    """Content hash of the benchmark."""
+    items: frozenset[Item]
+    """With which the rows overlap."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A policy's score on a task, taken apart; None of a part without items."""
+
+    label: str
+    task: str
+    contaminated: Mapping[str, float] | None
+    """n, mean and 95 % interval."""
+    clean: Mapping[str, float] | None
+    waivers: tuple[Waived, ...]
+
+
+def waived_of(policy: Pedigree) -> list[Waived]:
+    """The waivers in the ancestry of a policy that have kept rows, parents first."""
+    return [found for ancestor in policy.parents_first() if ancestor.record.kind == "decontaminate" for found in _waived(ancestor)]
+
+
+def splits_of(evaluation: Pedigree) -> list[Split]:
+    """Of each policy and task that a waiver touches.
+
+    Raises:
+        ArtifactError: the evaluation's rows cannot be had.
+    """
+    policies = {given.label: given.producer for given in evaluation.record.inputs if given.port == "policies"}
+    suites = {given.content for given in evaluation.record.inputs if given.port == "suites"}
+    return [split for one in labels_of(evaluation) for split in _splits(one, evaluation.of(policies[one.label]), suites)]
+
+
+def _waived(stage: Pedigree) -> Iterator[Waived]:
+    contents = {given.label: given.content for given in stage.record.inputs if given.port == "benchmarks"}
+    for found in stage.record.metrics.get("waivers", ()):
+        try:
+            items = frozenset((str(task), str(name)) for task, names in found["items"].items() for name in names)
+            if int(found["rows"]):
+                yield Waived(stage.address, found["benchmark"], found["because"], found["rows"], contents[found["benchmark"]], items)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ArtifactError(f"metrics.waivers of {stage.address} are not what a decontaminate stage writes") from error
+
+
+def _splits(evaluation: Evaluation, policy: Pedigree, suites: set[str]) -> Iterator[Split]:
+    waivers = [found for found in waived_of(policy) if found.suite in suites]
+    if not waivers:
+        return
+    scores, categories = evaluation.scores(), evaluation.categories()
+    kept = {item for found in waivers for item in found.items}
+    for task in sorted({task for task, _ in kept}):
+        own = {item: score for item, score in scores.items() if item[0] == task}
+        contaminated, clean = (
+            _estimate(
+                {item: score for item, score in own.items() if (item in kept) == inside}, categories, evaluation.pedigree.record.config
+            )
+            for inside in (True, False)
+        )
+        touching = tuple(found for found in waivers if any(item[0] == task for item in found.items))
+        yield Split(evaluation.label, task, contaminated, clean, touching)
+
+
+def _estimate(scores: Mapping[Item, float], categories: Mapping[Item, str], config: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """n, mean and interval by the resamples and the seed of the evaluation; the average over categories where the score is one."""
+    from stages.core.statistics import bootstrap_average
+
+    if not scores:
+        return None
+    items = sorted(scores)
+    groups = [categories[item] for item in items] if all(item in categories for item in items) else None
+    found = bootstrap_average([scores[item] for item in items], groups=groups, resamples=config["resamples"], seed=config["seed"])
+    return {"n": len(items), **found._asdict()}

@@ -1,0 +1,164 @@
+"""Copies with other people, other numbers and typos are found; what is said by chance is none."""
+
+import random
+import re
+
+import pytest
+from test_matching import Texts
+
+from configs.datasets import Abstracted, Decontaminate, ShortItems
+from data.coverage import Coverage, searched
+from data.decontamination import Comparison, Index
+from data.messages import ROLES
+from data.reading import readings
+from data.spelling import mended
+
+PROBLEM = (
+    "Mrs. Smith from Ohio has 12 red marbles and gives 3/4 of them to her nephew Tom, who loses 2 every day. "
+    "After 1,000 games, how many marbles are left for Tom and his sister?"
+)
+OTHER = (
+    "Ms. Ødegård from Berlin has 98 red marbles and gives 1/2 of them to her nephew Иван, who loses 31 every day. "
+    "After 50 games, how many marbles are left for Иван and his sister?"
+)
+
+
+def row(text: str, source: str = "web") -> dict:
+    return {"id": "r", "source": source, "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "Yes."}]}
+
+
+def item(text: str, name: str = "q") -> dict:
+    return {"id": name, "question": text}
+
+
+def found(config: Decontaminate, items: list[str], text: str) -> dict[str, str]:
+    """Item → doubt, of the overlaps of a row."""
+    comparison = Comparison({"suite": [item(question, f"q{number}") for number, question in enumerate(items)]}, config)
+    (overlaps,) = comparison.overlaps([row(text)])
+    return {one.item["id"]: one.doubt for one in overlaps}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Tom Lee's dog ate 2 bones", b"@ s dog ate # bones"),
+        ("ate 1,027.50 - 3 of", b"ate # - # of"),
+        ("the 2nd of 16GB", b"the # of #"),
+        ("ÉMILE et ángel et Иван", b"@ et angel et @"),
+        ("ate &#36;5 &amp; more", b"ate # more"),
+    ],
+)
+def test_an_abstracted_text_says_that_there_are_names_and_numbers_and_not_which(text, line):
+    assert readings([text], abstracted=True)[0] == [line]
+
+
+@pytest.mark.parametrize("text", ["cost &#36;5&#44; &quot;now&quot;", "cost &dollar;5, &#x22;now&#x22;", 'cost $5, "now"'])
+def test_references_of_html_are_read_as_what_they_stand_for(text):
+    assert readings([text])[0][0].split() == b"cost 5 now".split()
+
+
+def test_what_only_looks_like_a_reference_stays():
+    assert readings(["AT&T; fish &chips &nosuchname; 5 &lt 6"])[0][0].split() == b"at t fish chips nosuchname 5 lt 6".split()
+
+
+def test_a_copy_with_other_people_and_numbers_is_found_by_the_second_comparison_only():
+    assert found(Decontaminate(), [PROBLEM], OTHER) == {}
+    assert found(Decontaminate(abstracted=Abstracted()), [PROBLEM], OTHER) == {"q0": ""}
+
+
+def test_of_an_item_that_both_comparisons_find_the_first_is_told():
+    comparison = Comparison({"suite": [item(PROBLEM)]}, Decontaminate(abstracted=Abstracted()))
+    ((same,), (other,)) = comparison.overlaps([row(PROBLEM), row(OTHER)])
+    assert (same.abstracted, other.abstracted) == (False, True)
+    assert same.matched.startswith("mrs smith from ohio") and other.matched.startswith("@ from @ has # red")
+
+
+def test_sums_are_not_all_alike():
+    """Without names and numbers next to nothing is left of them, so that they are compared by their words alone."""
+    every = Decontaminate(abstracted=Abstracted())
+    assert found(every, ["What is 17 + 25?"], "What is 3 + 4?") == {}
+    assert found(every, ["What is 17 + 25?", PROBLEM], "What is 17 + 25?") == {"q0": ""}
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("typos", [False, True])
+def test_the_compiled_search_changes_no_verdict_of_abstracted_and_mended_texts_either(seed, typos):
+    texts = Texts(seed)
+    items, rows = texts.items(), [texts.row() for _ in range(30)]
+    ngram, threshold = texts.draw.choice([2, 3, 5, 8]), texts.draw.choice([0.3, 0.5, 0.8])
+    index = Index({"suite": items}, ngram, abstracted=True, typos=typos)
+    index.compile()
+    alone = Coverage({"suite": items}, ngram, abstracted=True)
+    assert index.overlaps(rows, threshold) == [alone.overlaps(searched(one, frozenset(ROLES)), threshold, typos) for one in rows]
+
+
+def abstracted(text: str) -> str:
+    """The definition for ASCII without operators, by another way."""
+    text = re.sub(r"\b[A-Z]\w*", "@", text)
+    return re.sub(r"([@#])( \1)+", r"\1", re.sub(r"\b\d\w*", "#", text))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_abstracted_text_is_that_of_the_definition(seed):
+    draw = random.Random(seed)
+    text = " ".join(draw.choice(["Ann", "B", "12", "3rd", "one", "x2", "iPhone", "a"]) for _ in range(3000))
+    assert readings([text], abstracted=True)[0][0].decode() == abstracted(text)
+
+
+WORDS = "several painters carried twelve heavy wooden ladders across another narrow garden while their younger brothers watched"
+
+
+def test_words_with_a_letter_wrong_are_read_as_the_item_has_them():
+    """Left out, added, exchanged and moved; 4 of 15 words, so that no 3-gram of the second half is left."""
+    text = WORDS.replace("ladders", "laders").replace("narrow", "narroww").replace("while", "whale").replace("watched", "wacthed")
+    index = {typos: Index({"suite": [item(WORDS)]}, 3, typos=typos) for typos in (False, True)}
+    assert [[one.score for one in some] for some in index[True].overlaps([row(text)], 0.8)] == [[1.0]]
+    assert index[False].overlaps([row(text)], 0.8) == [[]]
+
+
+def test_what_the_item_says_too_short_words_and_numbers_are_not_mended():
+    line = b"hat house mouse 1235 other"
+    assert mended([line], [b"cat", b"house", b"mouse", b"1234", b"others"]) == [b"hat house mouse 1235 others"]
+
+
+SHORT = ShortItems(below=10, more=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        ("Write a rude poem!", ""),
+        ("Please: write a rude poem, will you now, dear?", ""),  # 5 more
+        ("Please: write a rude poem, will you now, dear friend?", "short item"),  # 6 more
+        ("She asked me to " + "think again and " * 20 + "write a rude poem.", "short item"),
+    ],
+)
+def test_a_short_item_counts_where_a_turn_is_little_else(text, doubt):
+    assert found(Decontaminate(), ["Write a rude poem."], text) == {"q0": ""}
+    assert found(Decontaminate(short_items=SHORT), ["Write a rude poem."], text) == {"q0": doubt}
+    assert found(Decontaminate(short_items=SHORT), [PROBLEM], f"{text} {PROBLEM}") == {"q0": ""}  # is none
+
+
+STEM = "Which of the following statements about this is correct"
+
+
+@pytest.mark.parametrize(("many", "doubt"), [(3, ""), (2, "common words")])
+def test_words_that_many_items_begin_with_are_no_evidence(many, doubt):
+    """The stem, which two items have, is 9 of 11 tokens of the first."""
+    items = [f"{STEM}: tin melts?", f"{STEM}? A long tale of kings and queens of old {'and more ' * 9}", PROBLEM]
+    assert found(Decontaminate(common=many), items, f"{STEM}?") == {"q0": doubt}
+    assert found(Decontaminate(common=many), items, f"{STEM}: tin melts?") == {"q0": ""}
+
+
+def test_an_item_that_many_items_say_whole_is_no_evidence_of_one():
+    config = Decontaminate(common=3)
+    assert set(found(config, [STEM] * 3, STEM).values()) == {"common words"}
+    assert set(found(config, [STEM] * 2, STEM).values()) == {""}
+
+
+def test_what_stays_is_told_from_the_share_on_that_is_asked_for():
+    half = " ".join(PROBLEM.split()[:18])  # 19 of 36 tokens
+    assert found(Decontaminate(threshold=0.8), [PROBLEM], half) == {}
+    assert found(Decontaminate(threshold=0.8, report=0.5), [PROBLEM], half) == {"q0": "below the threshold"}
+    with pytest.raises(ValueError, match=r"report 0\.6 is above threshold 0\.5"):
+        Decontaminate(report=0.6)

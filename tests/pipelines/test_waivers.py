@@ -1,0 +1,75 @@
+"""What a waiver has let into training stands beside the scores of every model that came of it."""
+
+import json
+
+import pytest
+from handmade import CONTENT, build, project_at
+
+from configs.recipe import load_recipe
+from data.artifacts import ArtifactError, open_artifact
+from pipelines.lineage.ancestry import Pedigree, read_pedigree
+from pipelines.lineage.waivers import splits_of, waived_of
+from pipelines.publish.report import write_report
+
+WAIVER = {
+    "benchmark": "arithmetic_suite",
+    "because": "licensed <with> the test",
+    "rows": 3,
+    "items": {"arithmetic": ["i0", "i1"], "other": ["i9"]},
+}
+
+
+def made(folder, waivers):
+    """The recipe `tiny` by hand; every policy answers ten items: the two of the waiver rightly, and half of the others."""
+    project = project_at(folder)
+    graph = load_recipe(project.recipes, "tiny")
+    for index, node in enumerate(graph.nodes.values()):
+        payload, evidence, metrics = CONTENT[node.kind](node, index)
+        if node.name == "prompts":
+            metrics = metrics | {"waivers": waivers}
+        if node.kind == "evaluate":
+            labels = [edge.label for edge in node.edges if edge.port == "policies"]
+            scores = {f"i{i}": float(i < 2 or i % 2) for i in range(10)}
+            row = {"task": "arithmetic"}
+            rows = [row | {"policy": label, "id": name, "score": score} for label in labels for name, score in scores.items()]
+            payload = payload | {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+        build(project, graph, node, payload, evidence, metrics)
+    return project, graph
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("waived"), [WAIVER])
+
+
+def splits(project, name):
+    return splits_of(read_pedigree(open_artifact(project.artifact(f"tiny/{name}")).path))
+
+
+def test_a_score_is_split_by_items_that_were_kept_in_training(project):
+    found = {(one.label, one.task): one for one in splits(project[0], "scores")}
+    assert {label for label, _ in found} == {"dpo_1", "dpo_2", "rlvr"}  # `base` and `sft` have never seen the prompts
+    one, other = found["rlvr", "arithmetic"], found["rlvr", "other"]
+    assert one.contaminated and one.clean
+    assert (one.contaminated["n"], one.contaminated["mean"], one.contaminated["low"]) == (2, 1.0, 1.0)
+    assert (one.clean["n"], one.clean["mean"]) == (8, 0.5) and one.clean["low"] < 0.5 < one.clean["high"]
+    assert [(waived.because, waived.rows) for waived in one.waivers] == [("licensed <with> the test", 3)]
+    assert other.contaminated is None and other.clean is None  # of that task nothing was measured
+
+
+def test_of_another_suite_a_waiver_says_nothing(project):
+    assert splits(project[0], "unseen") == []
+
+
+def test_the_report_shows_it_beside_the_score(project):
+    page = write_report(*project).read_text()
+    assert "licensed &lt;with&gt; the test" in page and page.count('<span class="tag">waiver</span>') == 3
+
+
+@pytest.mark.parametrize("wrong", [{"items": []}, {"benchmark": "nobody"}, {"rows": None}])
+def test_what_no_decontaminate_stage_writes_is_refused(project, wrong):
+    found = read_pedigree(open_artifact(project[0].artifact("tiny/prompts")).path)
+    record = found.record.model_copy(update={"metrics": {"waivers": [WAIVER | wrong]}})
+    forged = Pedigree(found.id, {**found.entries, found.id: (record, found.run)})
+    with pytest.raises(ArtifactError, match=r"metrics\.waivers of \w+ are not what"):
+        waived_of(forged)
