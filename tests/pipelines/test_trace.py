@@ -38,6 +38,9 @@ stages:
     prompts: {count: 2}
   judge: {kind: judge, in: {completions: sample}}
   pair: {kind: pair, in: {judgments: judge}}
+  good: {kind: best_answers, in: {judgments: judge}, keep: best_of_n}
+  mixed: {kind: prepare_data, in: {rows: [good]}, record: conversation, sources: [{type: artifact, input: good}]}
+  imitated: {kind: sft, in: {policy: base, data: [mixed]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
   dpo:
     kind: preference_train
     in: {policy: base, preferences: [pair]}
@@ -79,6 +82,8 @@ ROWS = {
     "talks": [row(TALK, "Say it."), row(name("talks", 8), "Say no more.")],
     "corpus": [row(TALK, "Say it.")],
     "pair": [row(f"{KEPT}/best_vs_worst", QUESTION, answers=[{"text": "Two."}, {"text": "None."}])],
+    "good": [row(f"{KEPT}/sft/0", QUESTION)],
+    "mixed": [row(name("mixed", 9), "An answer, and its question.")],
     "scores": [{"id": ITEM, "task": "t", "policy": "base", "score": 0.0}, {"id": ITEM, "task": "t", "policy": "dpo", "score": 1.0}],
 }
 EVIDENCE = {
@@ -90,7 +95,8 @@ EVIDENCE = {
     },
     "prompts": {
         "manifest.jsonl": [
-            {"id": LEAKED, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.83, "matched": "of chad"}
+            {"id": LEAKED, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.83, "verdict": "removed"},
+            {"id": KEPT, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.31, "verdict": "below the threshold"},
         ]
     },
 }
@@ -135,11 +141,12 @@ def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_l
     found = trace(lab, Wanted(id=KEPT))
     assert holders(found) == {
         "raw": (KEPT, f"{KEPT}-2"), "prompts": (KEPT, f"{KEPT}-2"), "sample": (f"{KEPT}/sft/0", f"{KEPT}/base/0"),
-        "judge": (f"{KEPT}/sft/0", f"{KEPT}/base/0"), "pair": (f"{KEPT}/best_vs_worst",),
+        "judge": (f"{KEPT}/sft/0", f"{KEPT}/base/0"), "pair": (f"{KEPT}/best_vs_worst",), "good": (f"{KEPT}/sft/0",),
     }  # fmt: skip
     assert models(found) == {
         "dpo": ("trained on it", "lab/raw > prompts > sample > judge > pair > dpo", True),
         "best": ("goes back to it", "lab/raw > prompts > sample > judge > pair > dpo > best", True),
+        "imitated": ("trained on it", "lab/raw > prompts > sample > judge > good > mixed > imitated", False),  # where it has another id
     }
     (sampled,) = [place for place in found.places if place.kind == "sample"]
     assert [(label, address) for label, address, _ in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]
