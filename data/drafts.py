@@ -25,7 +25,7 @@ from data import columns, filters, mixing, records, row_facts, row_statistics
 from data.expectations import facts_of
 from data.filters import KEY, Facts
 from data.parallel import mapped
-from data.row_files import Block
+from data.row_files import Block, Handed
 from data.scattered import Numbers, Scattered
 from data.sources import USABLE, BadRow, Opened
 
@@ -213,6 +213,8 @@ class Drafts:
         for draft in _spread(work, enumerate(source.blocks), self.workers):
             taken.drafts.append(draft)
             yield taken.rows
+        if not taken.drafts:  # an empty file
+            taken.drafts.append(work((0, Handed(()))))
         source.refuse(taken.rows, taken.bad)
 
     def _draft(self, source: Opened, block: Block, path: Path) -> Draft:

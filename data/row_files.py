@@ -3,6 +3,7 @@
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -127,7 +128,7 @@ def _packed(file: Path) -> Iterator[Block]:
 
 
 def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
-    number, rest = 1, b""
+    number, rest = 1, stream.read(len(BOM_UTF8)).removeprefix(BOM_UTF8)  # as some editors write it
     while data := stream.read(BLOCK_BYTES):
         whole, end, begun = data.rpartition(b"\n")
         if not end:

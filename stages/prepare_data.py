@@ -73,7 +73,11 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
             kept = laid.ordered(kept, config.order)
         counts = count(drafts.taken, laid, drops, kept)
         if not len(kept):
-            raise StageError(f"no row is left of {counts['read']} (dropped: {counts['drops']}): loosen the filters or add sources")
+            bad = sum(len(part.bad) for part in drafts.taken)
+            raise StageError(
+                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, or mend "
+                "or add sources"
+            )
         with job.busy("checking rows"):
             verdict = examined(laid, kept, config)
             write_json(job.evidence / "validation.json", verdict)

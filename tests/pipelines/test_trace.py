@@ -96,7 +96,7 @@ EVIDENCE = {
     "prompts": {
         "manifest.jsonl": [
             {"id": LEAKED, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.83, "verdict": "removed"},
-            {"id": KEPT, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.3, "verdict": "below the threshold"},
+            {"id": KEPT, "source": "asked", "benchmark": "suite", "task": "t", "item": ITEM, "score": 0.3, "verdict": "short item"},
         ]
     },
 }

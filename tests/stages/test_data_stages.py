@@ -111,6 +111,20 @@ def test_bad_rows_within_the_budget_are_listed_in_the_evidence_and_counted(tmp_p
         run_stage(tmp_path / "refused", "prepare_data", config, files={"sums.jsonl": tmp_path / "sums.jsonl"})
 
 
+def test_an_empty_file_is_no_fault_of_others_and_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+    row = json.dumps({"prompt": "Two?", "completion": "2"}).encode()
+    files = {"none.jsonl": b"", "marked.jsonl": b"\xef\xbb\xbf" + row + b"\r\n", "torn.jsonl": b"{"}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    given = {name: tmp_path / name for name in files}
+    config = {"record": "conversation", "sources": [{"type": "files", "path": name} for name in ("none.jsonl", "marked.jsonl")]}
+    (one,) = rows_of(run_stage(tmp_path / "made", "prepare_data", config, files=given))
+    assert one["messages"] == [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "2"}]
+    sources = [{"type": "files", "path": name, "max_bad_rows": 1} for name in ("none.jsonl", "torn.jsonl")]
+    with pytest.raises(StageError, match=r"no row is left of 0 \(dropped: {}\), and 1 more are malformed"):
+        run_stage(tmp_path / "nothing", "prepare_data", {**config, "sources": sources}, files=given)
+
+
 def test_a_set_that_is_stored_many_times_over_is_taken_once_and_every_row_is_accounted_for(tmp_path):
     file = Path(__file__).parents[1] / "data" / "formats" / "dapo-math-17k.jsonl"  # six rows, one of them three times, two without answers
     source = {"type": "files", "path": file.name, "verifier": "math", "max_bad_rows": 2}
