@@ -75,8 +75,8 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
         if not len(kept):
             bad = sum(len(part.bad) for part in drafts.taken)
             raise StageError(
-                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, or mend "
-                "or add sources"
+                f"no row is left of {counts['read']} (dropped: {counts['drops']}), and {bad} more are malformed: loosen the filters, mend "
+                "the rows, or add sources"
             )
         with job.busy("checking rows"):
             verdict = examined(laid, kept, config)
