@@ -19,7 +19,7 @@ def blocks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[start : start + BLOCK] for start in range(0, len(items), BLOCK))
 
 
-class MadeRows:
+class RowWriter:
     """Rows on their way into an artifact's payload, and what the expectations look at."""
 
     def __init__(self, out: Path, artifact_type: str, check_verifier: Callable[[Any], None]) -> None:

@@ -345,10 +345,12 @@ class Lease:
         return storage.create(f"{self.url}/lease/{self.number:06d}.json", told.model_dump_json().encode())
 
     def _tidy(self) -> None:
-        """Removes what is left of earlier holders; never the highest number."""
+        """Removes what is left of earlier holders; never the highest number, nor the one before it: whoever lists a folder just now may
+        not see yet what has come, and would begin with the first number if all else were gone."""
         for entry in storage.entries(f"{self.url}/lease"):
             number = re.match(r"[0-9]{6,12}\.", entry.name)
-            if (number and int(number[0][:-1]) < self.number) or (entry.name.startswith("beat-") and entry.name != f"beat-{self.token}"):
+            earlier = number is not None and int(number[0][:-1]) < self.number - 1
+            if earlier or (entry.name.startswith("beat-") and entry.name != f"beat-{self.token}"):
                 storage.remove(f"{self.url}/lease/{entry.name}")
 
 

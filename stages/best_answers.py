@@ -16,7 +16,7 @@ from configs.keeping import BestAnswers
 from data import answers, records
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
-from data.making import MadeRows, blocks
+from data.making import RowWriter, blocks
 from data.records import Conversation, Message
 from stages.core.keeping import pass_rate, score, worth_imitating
 from stages.core.pass_rates import histogram
@@ -78,7 +78,7 @@ def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]
             read = words.rows(block)
             yield [conversation(read[one.place]) for one in block]
 
-    into = MadeRows(job.out, "conversation", check)
+    into = RowWriter(job.out, "conversation", check)
     for done in into.write([one.asked + one.length for one in kept], rows):
         job.doing("writing rows", done, len(kept), "rows")
     with job.busy("checking rows"):

@@ -17,7 +17,7 @@ from configs.pairing import Delta, Pair
 from data import answers, records
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
-from data.making import MadeRows, blocks
+from data.making import RowWriter, blocks
 from data.records import Answer, Preference
 from stages.core.pairing import Preferred, preferences, within
 from stages.core.verifiers import check
@@ -110,7 +110,7 @@ def write(made: Sequence[Preferred], given: GivenAnswers, job: Job) -> dict[str,
             read = words.rows(said for one in block for said in one.ranked)
             yield [preference(one, read) for one in block]
 
-    into = MadeRows(job.out, "preference", check)
+    into = RowWriter(job.out, "preference", check)
     for done in into.write(sizes, rows):
         job.doing("writing rows", done, len(made), "rows")
     with job.busy("checking rows"):

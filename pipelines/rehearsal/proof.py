@@ -182,6 +182,13 @@ def said(proof: Proof) -> Iterator[str]:
         yield f"  {what}" + (f"; changed: {shown}" if shown else "")
 
 
+def _said_of_models(models: Sequence[Mapping[str, Any]]) -> str:
+    templates = sorted({str(one["template"])[:12] for one in models})
+    added = sorted({token for one in models for token in one["added_tokens"]})
+    same = "one chat template" if len(templates) == 1 else f"{len(templates)} chat templates"
+    return f"models: {len(models)} with {same} ({', '.join(templates)})" + (f"; tokens added: {', '.join(added)}" if added else "")
+
+
 def _said_proved(proof: Proof) -> Iterator[str]:
     refused = Counter[str]()
     for one in proof.rows:
@@ -192,12 +199,8 @@ def _said_proved(proof: Proof) -> Iterator[str]:
     for one in proof.removed:
         by = ", ".join(f"{count} by {suite}" for suite, count in one["by"].items())
         yield f"decontamination: {one['stage']} against {one['suites']} suites, {one['rows']} rows removed" + (f" ({by})" if by else "")
-    templates = {one["template"] for one in proof.models}
-    added = sorted({token for one in proof.models for token in one["added_tokens"]})
-    same = "one chat template" if len(templates) == 1 else f"{len(templates)} chat templates"
-    yield f"models: {len(proof.models)} with {same} ({', '.join(sorted(str(one)[:12] for one in templates))})" + (
-        f"; tokens added: {', '.join(added)}" if added else ""
-    )
+    if proof.models:
+        yield _said_of_models(proof.models)
     for one in proof.training:
         yield f"training: {one['stage']} ({one['kind']}), {one['steps']} steps on {one['ranks']} ranks at ZeRO stage {one['zero_stage']}"
     for name, counts in proof.verifiers.items():

@@ -67,7 +67,7 @@ def test_ids_drop_all_rows_of_the_same_content_and_name_no_others():
     rows = [row("a-0123456789abcdef", "x"), row("b-0123456789abcdef", "x"), row("a-0123456789abcdef", "x")]
     chosen = [TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef", "c"]})]
     facts = filters.look(chosen, rows)
-    assert sorted(filters.decide(chosen, facts, [one["id"] for one in rows])) == [0, 2]
+    assert sorted(filters.decide(chosen, facts, [one["id"] for one in rows], list)) == [0, 2]
     assert filters.unknown_ids(chosen, facts) == ["c"]
     with pytest.raises(ValidationError, match="ends in the number of a copy, and all copies go: write 'a-0123456789abcdef'"):
         TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef-2"]})

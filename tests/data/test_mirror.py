@@ -187,6 +187,16 @@ def test_a_silent_holder_is_taken_over_from_and_learns_of_it(mirror):
     assert not first.still_ours() and second.still_ours()
 
 
+def test_the_claim_before_the_last_stays_for_those_who_list_the_folder_just_then(folder_mirror):
+    """A listing during a take-over may hold neither the new claim nor, were it removed, the old one: the lease would look free."""
+    for token in ("a", "b", "c"):
+        one = lease(folder_mirror, token, silence_s=0.01)
+        one.acquire(quiet)
+        one.release()
+    claims = {entry.name for entry in storage.entries(f"{folder_mirror.url}/lease") if entry.name.endswith(".json")}
+    assert claims == {"000002.json", "000003.json"}
+
+
 def test_of_many_who_find_a_silent_holder_one_takes_over(folder_mirror):
     lease(folder_mirror, "gone", silence_s=0.01).acquire(quiet)
     time.sleep(0.05)
