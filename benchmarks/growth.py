@@ -2,10 +2,10 @@
 
     python -m benchmarks.growth [--sizes 10000,100000,1000000]
 
-Rows are of chat, of about 1,300 characters, made of made sentences; one in a hundred stands there twice. They are read from JSONL,
-put into records, validated, freed of duplicates, shuffled and written (prepare_data), and then compared with forty benchmarks of made
-problems (decontaminate), each by two processes. Memory is the most that all processes of the job held together, looked at ten times a
-second; pages of files, which the system may take back, do not count.
+Rows are of chat, of about 1,300 characters, made of made sentences; one in two hundred stands there twice, and one with another end.
+They are read from JSONL, put into records, filtered, freed of exact and near duplicates, validated, shuffled and written (prepare_data),
+and then compared with forty benchmarks of made problems (decontaminate), each by two processes. Memory is the most that all processes of
+the job held together, looked at ten times a second; pages of files, which the system may take back, do not count.
 
 Of the largest number, both are made a second time, by one process after a first try by three that was killed (-9) on its way; what
 comes out must be the same, byte for byte, or nothing is written.
@@ -39,7 +39,10 @@ from stages.job import GivenFile, GivenInput, JobSpec
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = RESULTS / "growth" / "rows.json"
 SIZES = (10_000, 100_000, 1_000_000)
-SUITES, ITEMS, TWICE, PART = 40, 500, 100, 10_000
+SUITES, ITEMS, COPIES, PART = 40, 500, 200, 10_000
+END = 20
+"""Characters that a near copy lacks."""
+FILTERS = [{"type": one} for one in ("empty_or_repeated_turns", "control_tokens", "exact_duplicates", "near_duplicates")]
 WORKERS, OTHERS = 2, 3
 LOOK_S = 0.1
 
@@ -83,9 +86,13 @@ def rows_in(path: Path, count: int) -> Path:
     with path.open("w") as stream:
         for start in range(0, count, PART):
             for text in shuffled(said, min(PART, count - start), start):
-                line = json.dumps(chat(text[: len(text) // 3] or "Go on.", text[len(text) // 3 :] or "Well.")) + "\n"
-                stream.write(line * (2 if draw.random() < 1 / TWICE else 1))
+                chance = COPIES * draw.random()
+                stream.write(line(text) + (line(text) if chance < 1 else line(text[:-END]) if chance < 2 else ""))
     return path
+
+
+def line(text: str) -> str:
+    return json.dumps(chat(text[: len(text) // 3] or "Go on.", text[len(text) // 3 :] or "Well.")) + "\n"
 
 
 def run(folder: Path, rows: Path, measured: Callable[..., Cost] | None = None) -> Iterator[tuple[str, Cost]]:
@@ -97,7 +104,7 @@ def run(folder: Path, rows: Path, measured: Callable[..., Cost] | None = None) -
         measured: runs a job; `job` by default.
     """
     measured = measured or job
-    prepare = {"record": "conversation", "sources": [{"type": "files", "path": rows.name}], "filters": [{"type": "exact_duplicates"}]}
+    prepare = {"record": "conversation", "sources": [{"type": "files", "path": rows.name}], "filters": FILTERS}
     yield "prepare_data", measured(folder / "prepare_data", "prepare_data", prepare, {}, {rows.name: rows})
     seal(folder / "prepare_data" / "out", "conversation")
     inputs = {"data": {"d": folder / "prepare_data" / "out"}, "benchmarks": suites(folder / "suites")}

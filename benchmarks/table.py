@@ -57,9 +57,11 @@ answers, and `datatrove` removes what shares one n-gram of 8 or 13 words; both a
 ABOUT_GROWTH = """
 ## Rows and their cost
 
-Whole jobs by two processes, from start to end: median [lowest, highest]. Chat rows of about 1,300 characters, one in a hundred twice, are
-read from JSONL, put into records, validated, freed of exact duplicates, shuffled and written (`prepare_data`); then compared with
-forty benchmarks of 500 made problems each (`decontaminate`). Memory is the most that all processes held together, pages of files apart.
+Whole jobs by two processes, from start to end: median [lowest, highest]. Chat rows of about 1,300 characters, one in two hundred twice
+and one nearly, are read from JSONL, put into records, filtered, freed of exact and near duplicates, validated, shuffled and written
+(`prepare_data`); then compared with forty benchmarks of 500 made problems each (`decontaminate`). Memory is the most that all processes
+held together, pages of files apart. The largest data are made a second time, by one process after a try by three that was killed: the
+bytes are the same.
 """
 
 ALIKE = "products of matrices, which both sides compute alike, are about 60 % of a step of our SFT"
