@@ -44,6 +44,14 @@ def test_a_recipe_of_published_work_is_rehearsed_whole(project, recipe):
     assert subprocess.run(["git", "status", "--short"], cwd=project, capture_output=True, text=True, check=True).stdout == ""
 
 
+def test_a_recipe_of_data_alone_is_rehearsed_too(project):
+    graph = load_recipe(project / "configs" / "recipes", "tulu3_data")
+    document, _ = json.JSONDecoder().raw_decode(call(project, "pedigree", "rehearse", "tulu3_data", "--json"))
+    assert document["outcome"] == "done" and len(document["stages"]) == len(graph.nodes) and not document["proved"]["models"]
+    assert [one["rows"] >= 1 for one in document["proved"]["decontamination"]] == [True] * 3
+    assert "expectations.0.severity" in json.dumps(document["proved"]["not_proved"])
+
+
 @pytest.mark.rotated(3)
 @pytest.mark.parametrize(
     ("stage", "change", "made"),
