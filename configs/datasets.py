@@ -569,10 +569,10 @@ class Waiver(Frozen):
 
     benchmark: str
     """Its name at the input `benchmarks`."""
-    items: Many[str] | Literal["all"]
+    items: Annotated[Many[str], Field(min_length=1)] | Literal["all"]
     """Ids of the items, or all of them."""
-    because: str = Field(min_length=1)
-    """Why; it stands beside each score that the rows may have helped."""
+    because: str = Field(pattern=r"\S")
+    """Why; the report shows it beside each score that the rows may have helped, and the card of an exported model has it."""
 
 
 class Decontaminate(Frozen):
@@ -603,7 +603,8 @@ class Decontaminate(Frozen):
     max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
     """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02); waived ones aside."""
     waivers: Many[Waiver] = ()
-    """Overlaps for which no row is removed. Rows are kept that have no other, counted, and told beside the scores of every model below."""
+    """Overlaps for which no row is removed. Rows are kept that have no other, counted, and told in the report beside the scores of every
+    model below, and in the card of one that is exported. Unseen suites have none."""
 
     @field_validator("report")
     @classmethod

@@ -148,6 +148,7 @@ def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], lis
                 cut.most(place, bound, reason)
             if node.kind == "decontaminate":
                 cut.set("max_contaminated_share", 1.0, "thresholds")
+                cut.set("waivers", [one for one in cut.get("waivers") if one["items"] == "all"], "data")  # made items have other ids
     return cut.written, cut.changes
 
 

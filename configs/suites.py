@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from configs.datasets import Hub, PrepareData, title
+from configs.datasets import Decontaminate, Hub, PrepareData, title
 from configs.document import Place
 from configs.frozen import canonical_json
 from configs.graph import Node
@@ -49,6 +49,8 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
                     yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: choose by an evaluation on dev suites"
             if edge.port == "leak_from" and edge.source in unseen:
                 yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: plant those of a dev suite"
+        if isinstance(node.config, Decontaminate):
+            yield from _waived(node, unseen)
         if isinstance(node.config, PrepareData) and node.address not in unseen:
             yield from _shares(node, nodes, unseen)
 
@@ -65,6 +67,16 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
         if nodes[policy].kind not in ("select", "source_model"):
             message = f"{policy} is not frozen: the unseen suite {here[0]} takes the output of a `select` stage (and the base model)"
             yield node, ("in", "policies"), message
+
+
+def _waived(node: Node, unseen: set[str]) -> Iterator[Complaint]:
+    """Waivers by which rows would stay that overlap with an unseen suite."""
+    assert isinstance(node.config, Decontaminate)
+    labels = {edge.label: edge.source for edge in node.edges if edge.port == "benchmarks"}
+    for number, waiver in enumerate(node.config.waivers):
+        suite = labels.get(waiver.benchmark)
+        if suite in unseen:
+            yield node, ("waivers", number), f"keeps rows that overlap with the unseen suite {suite}: leave the waiver out"
 
 
 def _shares(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:

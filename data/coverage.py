@@ -93,20 +93,22 @@ class Coverage:
             for row in rows:
                 self._add(benchmark, row)
 
-    def overlaps(self, texts: Sequence[str], threshold: float, typos: bool = False) -> list[Overlap]:
-        """The items of which the texts of a row cover more than `threshold`; the most covered first, then by benchmark and id.
+    def overlaps(self, texts: Sequence[str], threshold: float, typos: bool = False, least: float | None = None) -> list[Overlap]:
+        """The items of which the texts of a row cover more than `least`; the most covered first, then by benchmark and id.
 
         Args:
             texts: of its turns.
-            threshold: share of an item's tokens.
-            typos: whether words with a letter wrong are read as the item's.
+            threshold: share of an item's tokens above which a row is removed.
+            typos: whether words with a letter wrong are read as the item's, where the row is not removed without.
+            least: share above which an item is told; `threshold` when absent.
         """
+        least = threshold if least is None else least
         lines = lines_of(texts, self._abstracted)
-        found = self._compared(frozenset(self._shared(lines)), unmended(threshold) if typos else threshold)
+        found = self._compared(frozenset(self._shared(lines)), unmended(least) if typos else least)
         if not typos:
             return found
-        better = [one if one.score > threshold else self._mended(one, lines) for one in found]
-        return ordered(one for one in better if one.score > threshold)
+        better = [one if min(one.score, one.own) > threshold else self._mended(one, lines) for one in found]
+        return ordered(one for one in better if one.score > least)
 
     def _mended(self, overlap: Overlap, lines: Sequence[bytes]) -> Overlap:
         """The overlap when words with a letter wrong are read as the item's."""

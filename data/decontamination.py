@@ -76,18 +76,26 @@ class Index:
             self._candidates.of([compared(row) for rows in self._benchmarks.values() for row in rows[:1]], 0.0)  # loads the rest of it
             self._all = None
 
-    def overlaps(self, rows: Sequence[dict[str, Any]], threshold: float) -> list[list[Overlap]]:
-        """For each row the items of which it covers more than `threshold`; the most covered first, then by benchmark and id."""
+    def overlaps(self, rows: Sequence[dict[str, Any]], threshold: float, least: float | None = None) -> list[list[Overlap]]:
+        """For each row the items of which it covers more than `least`; the most covered first, then by benchmark and id.
+
+        Args:
+            rows: to be compared.
+            threshold: share of an item's tokens above which a row is removed.
+            least: share above which an item is told; `threshold` when absent.
+        """
+        least = threshold if least is None else least
         texts = [searched(row, self._turns) for row in rows]
         if self._all is not None:
             self._read += sum(len(text) for row in texts for text in row)
             if self._read <= LITTLE:
-                return [self._all.overlaps(row, threshold, self._typos) for row in texts]
+                return [self._all.overlaps(row, threshold, self._typos, least) for row in texts]
             self.compile()
         assert self._candidates is not None
-        near = self._candidates.of(texts, unmended(threshold) if self._typos else threshold)
+        near = self._candidates.of(texts, unmended(least) if self._typos else least)
         return [
-            self._coverage(near[number]).overlaps(row, threshold, self._typos) if number in near else [] for number, row in enumerate(texts)
+            self._coverage(near[number]).overlaps(row, threshold, self._typos, least) if number in near else []
+            for number, row in enumerate(texts)
         ]
 
     def _coverage(self, items: tuple[int, ...]) -> Coverage:
@@ -141,7 +149,7 @@ class _Way:
 
     def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
         """Of each row, those of which more is covered than is to be told of, with the doubts of them."""
-        found = self.index.overlaps(rows, min(self._config.report or 1, self._threshold))
+        found = self.index.overlaps(rows, self._threshold, min(self._config.report or 1, self._threshold))
         return [[self._judged(one, row) for one in some] for row, some in zip(rows, found, strict=True)]
 
     def _judged(self, overlap: Overlap, row: dict[str, Any]) -> Overlap:

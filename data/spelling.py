@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-SHORTEST = 4
-"""Letters of a word that may be meant by another: shorter ones differ in one letter by themselves."""
+SHORTEST, LONGEST = 4, 40
+"""Letters of a word that may be meant by another: shorter ones differ in one letter by themselves, and longer ones are none."""
 
 
 def mended(lines: Sequence[bytes], words: Collection[bytes]) -> list[bytes]:
@@ -11,16 +11,17 @@ def mended(lines: Sequence[bytes], words: Collection[bytes]) -> list[bytes]:
     out, added, exchanged or moved. Where several are, the first that is found decides, always the same one."""
     meant: dict[str, str] = {}
     for word in sorted(one.decode() for one in words):
-        if len(word) >= SHORTEST and word.isalpha():
+        if SHORTEST <= len(word) <= LONGEST and word.isalpha():
             for less in _less(word):
                 meant.setdefault(less, word)
-    known = frozenset(words)
-    return [b" ".join(token if token in known else _meant(token, meant) for token in line.split()) for line in lines]
+    others = {token for line in lines for token in line.split()}.difference(words)
+    changed = {token: other for token in others if (other := _meant(token, meant)) != token}
+    return [b" ".join(changed.get(token, token) for token in line.split()) for line in lines] if changed else list(lines)
 
 
 def _meant(token: bytes, meant: dict[str, str]) -> bytes:
     word = token.decode()
-    if len(word) < SHORTEST - 1 or not word.isalpha():
+    if not SHORTEST - 1 <= len(word) <= LONGEST + 1 or not word.isalpha():
         return token
     return next((meant[less].encode() for less in _less(word) if less in meant), token)
 

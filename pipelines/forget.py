@@ -157,7 +157,7 @@ def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tup
     wanted: dict[tuple[str, str], tuple[PrepareData, set[str]]] = {}
     for address, ids in holding.items():
         node = nodes.get(address)
-        if node is not None and isinstance(node.config, PrepareData):
+        if node is not None and isinstance(node.config, PrepareData) and node.config.brings_in:  # others take what is left out already
             wanted.setdefault((node.recipe.partition("+")[0], node.name), (node.config, set()))[1].update(ids)
     return tuple(Change(recipe, stage, without(config, ids)) for (recipe, stage), (config, ids) in sorted(wanted.items()))
 

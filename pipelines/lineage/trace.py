@@ -194,7 +194,7 @@ class Wanted:
         return any(spaced("\n".join(parts[start:end])) == self.folded for start, end in runs)
 
 
-FIELDS_OF_TEXT = ("id", "prompt_id", "messages", "question", "answers", "text")
+FIELDS_OF_TEXT = ("id", "prompt_id", "messages", "question", "answers", "text", "template_arguments")
 FIELDS = ("id", "prompt_id", "task", "policy", "policy_content", "score")
 
 
@@ -290,7 +290,7 @@ def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterato
 def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
     for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)):
         item, mine = str(line.get("item")), subject(line) in ids
-        if line.get("verdict") == "removed" and (mine or base_id(item) in ids):
+        if line.get("verdict", "removed") == "removed" and (mine or base_id(item) in ids):
             detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
             yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if mine else item)
 
@@ -404,7 +404,8 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
     ids = search.subjects(wanted)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
     holding = {place.content for place in places if place.type != "scores"}
-    read = {found.record.content for address, found in looked if address not in search.unread and not _names_anew(found.record, known)}
+    anew = _named_anew(known)
+    read = {found.record.content for address, found in looked if address not in search.unread and found.record.id not in anew}
     reached = Descent(known, {content: content in holding for content in read | holding}).follow()
     twins: dict[str, list[str]] = {}
     for address, found in here:
@@ -423,13 +424,30 @@ def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken
     }
 
 
+def _named_anew(known: Mapping[str, tuple[Record, str]]) -> set[str]:
+    """Ids of artifacts in which rows may have other ids than where they came from, and of all rows that are made of these.
+
+    Args:
+        known: parents first.
+    """
+    found: set[str] = set()
+    for identifier, (record, _) in known.items():
+        rows = {given.producer for given in record.inputs if known[given.producer][0].type != "item"}
+        if _names_anew(record, known) or (_has_rows(record) and not found.isdisjoint(rows)):
+            found.add(identifier)
+    return found
+
+
 def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool:
     """Whether rows of other stages have other ids here than there: those that became another type, or that `prepare_data` had not made."""
     for given in record.inputs:
         if given.port == ROWS:
             parent = known[given.producer][0]
             while parent.kind == "decontaminate":
-                parent = next(known[one.producer][0] for one in parent.inputs if one.port == "data")
+                above = next((known[one.producer][0] for one in parent.inputs if one.port == "data"), None)
+                if above is None:  # no record of ours
+                    return True
+                parent = above
             if (parent.kind, parent.type) != ("prepare_data", record.type):
                 return True
     return False

@@ -9,7 +9,8 @@ from configs.datasets import title
 from data.artifacts import Record
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation
-from pipelines.publish.licences import Origin, agreed, combined, handed_on, section, sources_of
+from pipelines.lineage.waivers import waived_of
+from pipelines.publish.licences import Origin, agreed, cell, combined, handed_on, section, sources_of
 
 CARD = "README.md"
 MODELS = ("policy", "reward_model")
@@ -47,12 +48,23 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
         f"- key `{record.key}`\n- content `{record.content}`\n- id `{record.id}`",
         *([USE] if record.type == "policy" else []),
         section(licences),
+        *waivers(pedigree),
         f"## Configuration\n\n```yaml\n{config}```",
         *([f"## Recorded metrics\n\n{metrics}"] if metrics else []),
         f"## Pedigree\n\nThe records of this artifact and of the {len(ancestors)} that it was made from lie in `pedigree/`.\n\n"
         f"| stage | key | content |\n|---|---|---|\n{stages}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def waivers(pedigree: Pedigree) -> list[str]:
+    """The chapter on rows that were kept though they overlap with items of a benchmark; none where there are none."""
+    found = waived_of(pedigree)
+    if not found:
+        return []
+    lines = [f"| {cell(one.benchmark)} | {one.rows:,} | {len(one.items):,} | {cell(one.because)} |" for one in found]
+    table = "\n".join(["| benchmark | rows | items | because |", "|---|---|---|---|", *lines])
+    return [f"## Waivers\n\nRows that overlap with items of these benchmarks were kept in training: their scores say less.\n\n{table}"]
 
 
 def metadata(

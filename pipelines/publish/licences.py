@@ -88,7 +88,7 @@ def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = Non
 
 def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
     """Of the sources of a stage those from which rows of this name may come: the one that it is the name of, else, as rows may say for
-    themselves what they are called, all that others have written; none where a rule made them here.
+    themselves what they are called, all that others have written; none where a rule made them here, or another stage may have.
 
     Args:
         sources: as the config says.
@@ -96,7 +96,7 @@ def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str
     """
     others = [source for source in sources if title(source)]
     own = {source.get("type") for source in sources} - {source.get("type") for source in others}
-    made_here = name in own or ("leaks" in own and name.startswith("leak-"))
+    made_here = name in own or ("leaks" in own and name.startswith("leak-")) or "artifact" in own
     return [source for source in others if rows_called(source) == name] or ([] if made_here else others)
 
 
@@ -110,6 +110,8 @@ def rows_of(record: Record) -> dict[str, int]:
     """Title of a source → how many rows it has given, where that can be told from the names of the rows."""
     counted = record.metrics.get("sources")
     if record.kind != "prepare_data" or not isinstance(counted, dict):
+        return {}
+    if any(source.get("type") == "artifact" for source in record.config["sources"]):  # rows of other stages have such names too
         return {}
     found: dict[str, int] = {}
     unsure: set[str] = set()
@@ -178,8 +180,8 @@ def section(found: Collection[Origin]) -> str:
 
 def _line(origin: Origin) -> str:
     rows = "" if origin.rows is None else f"{origin.rows:,}"
-    licences, generators = _cell(", ".join(origin.licences)), _cell(", ".join(origin.generators))
-    return f"| {_cell(origin.name)} | {PARTS[origin.part]} | {licences} | {_asks(origin)} | {rows} | {generators} |"
+    licences, generators = cell(", ".join(origin.licences)), cell(", ".join(origin.generators))
+    return f"| {cell(origin.name)} | {PARTS[origin.part]} | {licences} | {_asks(origin)} | {rows} | {generators} |"
 
 
 def _makes_rows(record: Record) -> bool:
@@ -232,14 +234,14 @@ def _together(found: Collection[Origin]) -> str:
             asked.setdefault(condition, []).append(origin.name)
         if None in known:
             open_questions.append(origin.name)
-    lines = [f"- {CONDITIONS[name]} ({', '.join(map(_cell, asked[name]))})" for name in reversed(CONDITIONS) if name in asked]
+    lines = [f"- {CONDITIONS[name]} ({', '.join(map(cell, asked[name]))})" for name in reversed(CONDITIONS) if name in asked]
     if open_questions:
-        lines.append(f"- and whatever the unknown or unlisted licences ask: {', '.join(map(_cell, open_questions))}")
+        lines.append(f"- and whatever the unknown or unlisted licences ask: {', '.join(map(cell, open_questions))}")
     if not counted:
         return "Nothing that others have made went into it."
     return "Whoever hands it on has to hold to all of them:\n\n" + "\n".join(lines) if lines else "None of them asks for anything."
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """A text from records in a table of Markdown."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")

@@ -557,18 +557,22 @@ def _contamination(stage: Stage) -> dict[str, Any]:
     """Per benchmark what was found, and the removed rows with the text that gave them away."""
     report = stage.evidence("report.json")
     rows = [
-        [label, found["items"], found["items_overlapped"], f"{found['share_overlapped']:.1%}", found["rows_removed"]]
+        [
+            label, found["items"], found["items_overlapped"], f"{found['share_overlapped']:.1%}", found["rows_removed"],
+            found.get("items_waived", 0),
+        ]
         for label, found in report.get("benchmarks", {}).items()
     ]
+    told = [{"verdict": "removed", **row} for row in stage.evidence_rows("manifest.jsonl")]
     note = f"{report['removed']} of {report['read']} rows removed" if report else "evidence/report.json is missing"
     if report.get("planted_leaks"):
         note += f"; {report['leaks_found']} of {report['planted_leaks']} planted leaks found"
     return {
         "name": stage.shown,
         "note": note,
-        "columns": ["benchmark", "items", "items overlapped", "share", "rows removed"],
+        "columns": ["benchmark", "items", "items overlapped", "share", "rows removed", "items waived"],
         "rows": rows,
-        "examples": [{"verdict": "removed", **row} for row in stage.evidence_rows("manifest.jsonl")],
+        "examples": sorted(told, key=lambda row: row["verdict"] not in ("removed", "waived")),
     }
 
 

@@ -442,6 +442,10 @@ def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
         ("suites: [suite]", "suites: [secret]", "stage best: chain/scores scores the unseen suite chain/secret"),
         ("benchmarks: [suite, secret]", "benchmarks: [suite]", "trains on chain/clean, which is not decontaminated against chain/secret"),
         ("record: conversation,", "record: conversation, in: {leak_from: [secret]},", "stage raw: plants items of the unseen suite"),
+        (
+            "benchmarks: [suite, secret]}", "benchmarks: [suite, secret]}, waivers: [{benchmark: secret, items: all, because: x}]",
+            "keeps rows that overlap with the unseen suite chain/secret",
+        ),
         ("seed: 7", "seed: 1", "stage raw: makes conversation rows of the same arithmetic source, which the unseen suite chain/secret is"),
         ("seed: 7", "seed: 1", "stage suite: is a dev suite of the same arithmetic source, which the unseen suite chain/secret is"),
         ("record: conversation,", "record: conversation, split: unseen,", "split: unseen is said of a suite"),

@@ -39,6 +39,27 @@ def found(config: Decontaminate, items: list[str], text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
+    ("words", "further", "unmended"),
+    [
+        (("from", "marbles and", "nephew", "loses", "every", "many", "left"), {"report": 0.3}, "below the threshold"),
+        (("games", "marbles are"), {"common": 2}, "common words"),
+    ],
+)
+def test_what_is_told_besides_and_what_is_common_keep_no_typo_from_being_mended(words, further, unmended):
+    """`typos` found such copies without the other field, and not beside it."""
+    alike = [PROBLEM, PROBLEM.replace("After 1,000 games, how many marbles are left", "When school is over, what has been saved")]
+    text = PROBLEM
+    for word in words:
+        text = text.replace(word, word[:2] + word[3:])
+    assert found(Decontaminate(ngram=4, threshold=0.7, **further), alike, text)["q0"] == unmended
+    assert found(Decontaminate(ngram=4, threshold=0.7, typos=True, **further), alike, text)["q0"] == ""
+
+
+def test_a_word_of_a_hundred_thousand_letters_is_read_at_once():
+    assert mended([b"acgt" * 25_000 + b" marbels"], [b"marbles", b"acgt" * 25_000]) == [b"acgt" * 25_000 + b" marbles"]
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         ("Tom Lee's dog ate 2 bones", b"@ s dog ate # bones"),

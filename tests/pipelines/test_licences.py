@@ -14,7 +14,7 @@ from configs.recipe import load_recipe
 from data.artifacts import Record
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.publish.export import data_card, export, in_standard
-from pipelines.publish.licences import Origin, agreed, combined, origins, rows_of, section
+from pipelines.publish.licences import Origin, agreed, brought, combined, origins, rows_of, section
 from pipelines.publish.report import write_report
 
 RECIPE = """
@@ -93,6 +93,12 @@ def test_two_licences_for_one_source_are_both_kept():
     hub = Hub(type="hub", repo="lab/rows", revision="a" * 40, split="train", licence="mit")
     config = PrepareData(record="conversation", sources=(hub, hub.model_copy(update={"licence": "cc-by-4.0"})))
     assert licences_of(config) == {"lab/rows": ["cc-by-4.0", "mit"]}
+
+
+def test_rows_that_another_stage_may_have_made_are_not_said_to_be_of_a_source(tmp_path):
+    sources = [{"type": "artifact", "input": "clean"}, {"type": "hub", "repo": "org/foo"}]
+    assert [source["repo"] for source in brought(sources, "foo")] == ["org/foo"] and brought(sources, "alpaca") == []
+    assert brought(sources[1:], "alpaca") == sources[1:]
 
 
 def test_licences_travel_in_the_records_and_the_card_says_what_all_of_them_ask(tmp_path):

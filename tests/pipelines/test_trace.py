@@ -40,7 +40,8 @@ stages:
   pair: {kind: pair, in: {judgments: judge}}
   good: {kind: best_answers, in: {judgments: judge}, keep: best_of_n}
   mixed: {kind: prepare_data, in: {rows: [good]}, record: conversation, sources: [{type: artifact, input: good}]}
-  imitated: {kind: sft, in: {policy: base, data: [mixed]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
+  checked: {kind: decontaminate, in: {data: mixed, benchmarks: [suite]}}
+  imitated: {kind: sft, in: {policy: base, data: [checked]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
   dpo:
     kind: preference_train
     in: {policy: base, preferences: [pair]}
@@ -83,6 +84,7 @@ ROWS = {
     "corpus": [row(TALK, "Say it.")],
     "pair": [row(f"{KEPT}/best_vs_worst", QUESTION, answers=[{"text": "Two."}, {"text": "None."}])],
     "good": [row(f"{KEPT}/sft/0", QUESTION)],
+    "checked": [row(name("mixed", 9), "An answer, and its question.")],
     "mixed": [row(name("mixed", 9), "An answer, and its question.")],
     "scores": [{"id": ITEM, "task": "t", "policy": "base", "score": 0.0}, {"id": ITEM, "task": "t", "policy": "dpo", "score": 1.0}],
 }
@@ -146,7 +148,7 @@ def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_l
     assert models(found) == {
         "dpo": ("trained on it", "lab/raw > prompts > sample > judge > pair > dpo", True),
         "best": ("goes back to it", "lab/raw > prompts > sample > judge > pair > dpo > best", True),
-        "imitated": ("trained on it", "lab/raw > prompts > sample > judge > good > mixed > imitated", False),  # where it has another id
+        "imitated": ("trained on it", "lab/raw > prompts > sample > judge > good > mixed > checked > imitated", False),  # by another id
     }
     (sampled,) = [place for place in found.places if place.kind == "sample"]
     assert [(label, address) for label, address, _ in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]

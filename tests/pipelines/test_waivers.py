@@ -9,6 +9,7 @@ from configs.recipe import load_recipe
 from data.artifacts import ArtifactError, open_artifact
 from pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pipelines.lineage.waivers import splits_of, waived_of
+from pipelines.publish.card import card
 from pipelines.publish.report import write_report
 
 WAIVER = {
@@ -55,6 +56,11 @@ def test_a_score_is_split_by_items_that_were_kept_in_training(project):
     assert (one.clean["n"], one.clean["mean"]) == (8, 0.5) and one.clean["low"] < 0.5 < one.clean["high"]
     assert [(waived.because, waived.rows) for waived in one.waivers] == [("licensed <with> the test", 3)]
     assert other.contaminated is None and other.clean is None  # of that task nothing was measured
+
+
+def test_the_card_of_a_model_says_what_was_kept_and_why(project):
+    cards = {name: card(read_pedigree(project[0].artifact(f"tiny/{name}")), name) for name in ("sft", "rlvr")}
+    assert "| arithmetic_suite | 3 | 3 | licensed &lt;with> the test |" in cards["rlvr"] and "Waivers" not in cards["sft"]
 
 
 def test_of_another_suite_a_waiver_says_nothing(project):
