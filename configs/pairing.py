@@ -93,7 +93,8 @@ class Pair(Frozen):
     """Which answers to a prompt are compared. One without arguments may be written as its name alone: `strategy: ranked`."""
     by: Number = "score"
     """What answers are compared by, and what is written as their score: a number of the judgments. Within a prompt `win_rate` ranks as
-    `score` does, and its gaps are differences of probabilities, whatever the judge's scale."""
+    `score` does, and its gaps are differences of probabilities, whatever the judge's scale. The `win_rate` that goes with an answer is
+    that of `score` always, whatever this is, and `sppo_soft` trains on it."""
     length_penalty: float = Field(default=0.0, ge=0)
     """λ: what a character of an answer costs: compared by s - λ·length, as `max_min_p` of RLHF Workflow does with λ = 0.001 (Dong et al.
     2024, arXiv 2405.07863). A policy that is trained on it becomes briefer."""
@@ -102,7 +103,8 @@ class Pair(Frozen):
     max_gap: float | None = Field(default=None, gt=0)
     """Largest such difference: near misses instead of what any model can tell apart."""
     min_best: float | None = None
-    """Least score of the first answer: with a verifier's scores and 1, nothing wrong is ever chosen."""
+    """Least score of the first answer, what `length_penalty` takes off taken off: without one, with a verifier's scores and 1, nothing
+    wrong is ever chosen."""
     ties: Literal["drop", "keep"] = "drop"
     """Prompts whose answers are all equally good: `keep` makes a pair of `strength` 0.5 of them, which losses that take uncertain pairs
     read as "neither", and which holds a policy where it is."""

@@ -150,7 +150,7 @@ def test_a_plan_knows_at_most_how_many_rows_there_will_be(tmp_path, old, new, st
 
 def test_a_rehearsal_keeps_what_a_made_model_says(tmp_path):
     """It gets nothing right and is mostly cut off: with the real bounds nothing would be left to rehearse with."""
-    graph = load(tmp_path, PAIRS, f"min_gap: 1, max_gap: 2, min_best: 1, min_pairs: 5, {PAIRS}")
+    graph = load(tmp_path, PAIRS, f"min_gap: 1, max_gap: 2, min_best: 1, min_pairs: 5, truncated: drop, {PAIRS}")
     stand = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64))
     small = {name: reduced(graph.find(name), graph.nodes, stand) for name in ("good_1", "hard", "pairs")}
     good = BestAnswers.model_validate(small["good_1"][0])
@@ -158,6 +158,6 @@ def test_a_rehearsal_keeps_what_a_made_model_says(tmp_path):
     hard = SelectPrompts.model_validate(small["hard"][0])
     assert (hard.min_mean, hard.max_mean) == (None, 1e6)
     pairs = Pair.model_validate(small["pairs"][0])
-    assert (pairs.min_gap, pairs.max_gap, pairs.min_best, pairs.min_pairs) == (0, 1e6, -1e6, 1)
+    assert (pairs.min_gap, pairs.max_gap, pairs.min_best, pairs.min_pairs, pairs.truncated) == (0, 1e6, -1e6, 1, "keep")
     assert {change.reason for _, changes in small.values() for change in changes} == {"thresholds"}
     assert sorted(change.setting for change in small["good_1"][1]) == ["keep.min_score", "truncated"]
