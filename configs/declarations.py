@@ -163,6 +163,7 @@ DECLARATIONS: dict[str, Declaration] = {
             output=gives("reward_model"),
             engine="deepspeed",
             trains_on=frozenset({"preferences"}),
+            problem=pairing.reward_model_problem,
         ),
         Declaration(
             kind="reference_logprobs",
@@ -184,7 +185,7 @@ DECLARATIONS: dict[str, Declaration] = {
             output=gives("policy"),
             engine="deepspeed",
             trains_on=frozenset({"preferences"}),
-            problem=training.reference_problem,
+            problem=pairing.preference_problem,
         ),
         Declaration(
             kind="rlvr",

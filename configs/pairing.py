@@ -1,4 +1,4 @@
-"""Identity of `pair`: which answers to a prompt are compared, and which of the preferences are kept."""
+"""Identity of `pair`: which answers to a prompt are compared, which of the preferences are kept, and what training cannot take of them."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -6,6 +6,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from configs.answers import Judge
 from configs.frozen import Arrived, Frozen
+from configs.preference import SppoSoft
+from configs.training import PreferenceTrain, RewardModel, reference_problem
 
 
 class BestVsWorst(Frozen):
@@ -93,7 +95,8 @@ class Pair(Frozen):
     """Which answers to a prompt are compared. One without arguments may be written as its name alone: `strategy: ranked`."""
     by: Number = "score"
     """What answers are compared by, and what is written as their score: a number of the judgments. Within a prompt `win_rate` ranks as
-    `score` does, and its gaps are differences of probabilities, whatever the judge's scale."""
+    `score` does, and its gaps are differences of probabilities, whatever the judge's scale. The `win_rate` that goes with an answer is
+    that of `score` always, whatever this is, and `sppo_soft` trains on it."""
     length_penalty: float = Field(default=0.0, ge=0)
     """λ: what a character of an answer costs: compared by s - λ·length, as `max_min_p` of RLHF Workflow does with λ = 0.001 (Dong et al.
     2024, arXiv 2405.07863). A policy that is trained on it becomes briefer."""
@@ -102,7 +105,8 @@ class Pair(Frozen):
     max_gap: float | None = Field(default=None, gt=0)
     """Largest such difference: near misses instead of what any model can tell apart."""
     min_best: float | None = None
-    """Least score of the first answer: with a verifier's scores and 1, nothing wrong is ever chosen."""
+    """Least score of the first answer, what `length_penalty` takes off taken off: without one, with a verifier's scores and 1, nothing
+    wrong is ever chosen."""
     ties: Literal["drop", "keep"] = "drop"
     """Prompts whose answers are all equally good: `keep` makes a pair of `strength` 0.5 of them, which losses that take uncertain pairs
     read as "neither", and which holds a policy where it is."""
@@ -186,3 +190,33 @@ def unjudged(by: Number, arrived: Arrived) -> str | None:
         if by == "rating" and given.config.rating is None:
             return f"by rating: judgments {label} holds none: give it a rating, or compare by something else"
     return None
+
+
+def preference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
+    """Why the loss cannot take what arrived, or None."""
+    for label, made in made_pairs(arrived).items():
+        if made.ties == "keep" and not config.loss.takes_strength:
+            return (
+                f"preferences {label} keeps ties as pairs of strength 0.5, and {config.loss.type} takes certain pairs only: write "
+                "ties: drop there, or take a loss for uncertain pairs (dpo, ...)"
+            )
+        if made.strategy.type == "delta" and isinstance(config.loss, SppoSoft):
+            return f"preferences {label} is of strategy delta, without win rates, of which sppo_soft is made: take another loss"
+    return reference_problem(config, arrived)
+
+
+def reward_model_problem(config: RewardModel, arrived: Arrived) -> str | None:
+    """Why the loss cannot take these preferences, or None."""
+    made = made_pairs(arrived)
+    deltas = [label for label, pair in made.items() if pair.strategy.type == "delta"]
+    if config.loss.margin_weight and deltas and len(deltas) == len(arrived["preferences"]):
+        return (
+            f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and preferences "
+            f"{', '.join(deltas)} is of strategy delta, which has none: leave margin_weight out"
+        )
+    return None
+
+
+def made_pairs(arrived: Arrived) -> dict[str, Pair]:
+    """Label → config of the preferences that a `pair` stage gives directly."""
+    return {label: given.config for label, given in arrived.get("preferences", {}).items() if isinstance(given.config, Pair)}

@@ -283,6 +283,7 @@ def _pair(cut: _Cut) -> None:
     cut.most("min_best", LOWEST, "thresholds")
     if cut.get("max_gap") is not None:
         cut.set("max_gap", HIGHEST, "thresholds")
+    cut.set("truncated", "keep", "thresholds")
 
 
 def _select_prompts(cut: _Cut) -> None:

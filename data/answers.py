@@ -31,7 +31,7 @@ class Said(NamedTuple):
     length: int
     """Characters."""
     asked: int
-    """Characters of the prompt."""
+    """Characters of the prompt, with its template arguments."""
     value: float | None
     """The number that answers are compared by."""
     rewards: tuple[float, ...]
@@ -111,7 +111,8 @@ def noted(place: int, row: Mapping[str, Any], by: str | None, same: dict[str, st
         blank=not row["text"].strip(),
         ended=records.ended(row),
         length=len(row["text"]),
-        asked=sum(len(message["content"]) for message in row["messages"]),
+        asked=sum(len(message["content"]) for message in row["messages"])
+        + sum(map(len, records.texts_within(row.get("template_arguments")))),
         value=row[by] if by else None,
         rewards=() if None in rewards else rewards,
     )

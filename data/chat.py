@@ -149,11 +149,13 @@ class Chat:
 
         A last turn that was cut off has no end-of-turn token, and nothing comes after it.
 
+        Control tokens spelled out in an answer that comes last become plain characters, as in `answered`.
+
         Raises:
-            ChatError: a message spells out a control token, the template does not read an argument, does not mark one stretch for each of
-                the assistant's turns, or leaves out part of a turn that is to be trained.
+            ChatError: another message spells out a control token, the template does not read an argument, does not mark one stretch for
+                each of the assistant's turns, leaves out part of a turn that is to be trained, or begins it otherwise than it asks for it.
         """
-        self._refuse(messages, arguments)
+        self._refuse(messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages, arguments)
         turns = [message for message in messages if message["role"] == "assistant"]
         pieces = self._pieces(messages, ask=False, arguments=arguments)
         if sum(said for _, said in pieces) != len(turns):
@@ -162,6 +164,8 @@ class Chat:
                 "turns of the assistant: put each turn between one `{% generation %}` and `{% endgeneration %}`"
             )
         self._refuse_changed(turns, [text for text, said in pieces if said], train_on)
+        if any(trained_turns(turns, train_on)[:-1]):
+            self._refuse_other_openings(messages, pieces, train_on, arguments)
         trained = iter(trained_turns(turns, train_on))
         whole = not turns or ended(turns[-1])
         last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
@@ -184,17 +188,19 @@ class Chat:
 
         Raises:
             ChatError: the template renders the prompt otherwise once an answer follows, so the answer would be trained in
-                another context than it is asked for in; or as `prompt` says.
+                another context than it is asked for in; it leaves out part of the answer; or as `prompt` says.
         """
         self._refuse(messages, arguments)
         asked = self._pieces(messages, ask=True, arguments=arguments)
-        pieces = self._pieces([*messages, {"role": "assistant", "content": text}], ask=False, arguments=arguments)
+        answer: Message = {"role": "assistant", "content": text}
+        pieces = self._pieces([*messages, answer], ask=False, arguments=arguments)
         last = max(place for place, (_, said) in enumerate(pieces) if said)
         if "".join(piece for piece, _ in pieces[:last]) != "".join(piece for piece, _ in asked):
             raise ChatError(
                 f"the chat template in {self.folder} renders a prompt otherwise when an answer follows (it strips or adds text): "
                 "use a template whose generation prompt is a prefix of the whole conversation"
             )
+        self._refuse_changed([answer], [pieces[last][0]], "last_turn")
         return [*(self._piece(*piece) for piece in asked), self._piece(*pieces[last], ended, trained=True)]
 
     def ids(self, piece: Piece) -> list[int]:
@@ -256,7 +262,7 @@ class Chat:
         for role, text in texts:
             if self._any_control.search(text):
                 found = next(token for token in self._control if token in text)
-                said = f"a {role} message" if role else "a template argument"
+                said = f"a message of role {role}" if role else "a template argument"
                 raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
 
     def _refuse_changed(self, turns: Sequence[Message], rendered: Sequence[str], train_on: TrainOn) -> None:
@@ -265,8 +271,30 @@ class Chat:
             if trained and turn["content"].strip() not in text:
                 raise ChatError(
                     f"the chat template in {self.folder} leaves out part of what the assistant says ({turn['content'][:80]!r}), as some do "
-                    "with the thoughts of earlier turns, so it would be trained otherwise than it was said: set `train_on: last_turn`"
+                    "with thoughts, so it would be trained otherwise than it was said: set `train_on: last_turn` where it is an earlier "
+                    "turn, else use a template that leaves it whole"
                 )
+
+    def _refuse_other_openings(
+        self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
+    ) -> None:
+        """A turn would be trained in another context than it is asked for in, where a template begins earlier turns in another way."""
+        turns = [message for message in messages if message["role"] == "assistant"]
+        opening = self._opening(messages, arguments)
+        places = [place for place, (_, said) in enumerate(pieces) if said]
+        for place, turn, trained in zip(places, turns, trained_turns(turns, train_on), strict=True):
+            if trained and not (pieces[place - 1][0] if place else "").endswith(opening):
+                raise ChatError(
+                    f"the chat template in {self.folder} asks for an answer with {opening!r}, and has something else before "
+                    f"{turn['content'][:80]!r}, so that it would be trained in another context than it is asked for in: set "
+                    "`train_on: last_turn`"
+                )
+
+    def _opening(self, messages: Sequence[Message], arguments: Arguments) -> str:
+        """What the template puts between a prompt and the answer that it asks for. A system's text may decide it, later turns do not."""
+        end = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
+        told, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
+        return asked.removeprefix(told)
 
     def _pad(self) -> int:
         """Masks come from lengths, never from comparing ids with the pad, so a model whose only special is eos works too."""

@@ -40,7 +40,7 @@ from stages.engines.trainer import MetricSums, Trainer
 from stages.job import Inputs, Job, StageError, only
 
 Example = tuple[Row, Unit]
-"""A pair (see `stages.engines.rows.pairs`) and its documents."""
+"""The facts of a pair (see `facts_of`) and its documents."""
 
 
 def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def run(config: RewardModel, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Sequence[Example], Sequence[Example]]:
-    """(pairs to train on, with what training needs of a row; pairs held out, with whole rows).
+    """(pairs to train on, pairs held out), each with the facts of its row.
 
     Raises:
         StageError: there is nothing to train on, or no pair has the margin that the loss asks for.
@@ -104,7 +104,7 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Se
         given = pairs(gather(inputs["preferences"].values()), config.lists)
     every = units_of(given, Pairs(config.lists), chat, job, only(inputs, "policy"), inputs["preferences"].values())
     rows, units = fitting(given, every, config.max_length, job, config.too_long)
-    facts = [{name: row[name] for name in ("list", "strength", "margin")} for row in rows]
+    facts = [facts_of(row, is_held_out(row["list"], config.holdout, config.seed)) for row in rows]
     if config.loss.margin_weight and all(fact["margin"] is None for fact in facts):
         raise StageError(
             f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and none of {len(rows)} pairs has "
@@ -112,11 +112,20 @@ def split(config: RewardModel, inputs: Inputs, job: Job, chat: Chat) -> tuple[Se
         )
     sides: dict[bool, list[int]] = {True: [], False: []}
     for place, fact in enumerate(facts):
-        sides[is_held_out(fact["list"], config.holdout, config.seed)].append(place)
+        sides[fact["held"]].append(place)
     if not sides[False]:
         raise StageError(f"all {len(rows)} pairs are held out: lower holdout ({config.holdout}) or give more pairs")
-    trained = Mapped(sides[False], lambda place: (facts[place], units[place]))
-    return trained, Mapped(sides[True], lambda place: (rows[place], units[place]))
+    trained, held = (Mapped(sides[side], lambda place: (facts[place], units[place])) for side in (False, True))
+    return trained, held
+
+
+def facts_of(row: Row, held: bool) -> Row:
+    """What is kept of a row in memory: what training needs, and of one held out also what the report says; texts are hashes."""
+    facts = {"held": held} | {name: row[name] for name in ("list", "strength", "margin")}
+    if not held:
+        return facts
+    texts = {side: hashlib.sha256(row[side].encode()).hexdigest() for side in ("chosen", "rejected")}
+    return facts | {name: row[name] for name in ("id", "source")} | texts
 
 
 def is_held_out(row_id: str, share: float, seed: int) -> bool:

@@ -158,6 +158,7 @@ def every_pair(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     """Pairs of different texts that fit, in an order that is chance."""
     assert isinstance(config.strategy, AllPairs)
     fitting = [pair for pair in combinations(drawn, 2) if fits(*pair, config)]
+    fitting = [pair for pair in fitting if not pair[0].blank] or fitting  # those alone have a reason of their own
     return sorted(fitting, key=lambda pair: _chance(pair, config))[: config.strategy.per_prompt]
 
 

@@ -122,6 +122,33 @@ def test_pairs_that_cannot_be_made_are_refused(tmp_path, new, problem):
     assert problem in found and found.startswith("stage pairs: ")
 
 
+DELTA = "strategy: {type: delta, strong: base, weak: other}, in: {completions: pool}}"
+REWARDS = f"rm: {{kind: reward_model, in: {{policy: base, preferences: [pairs]}}, global_batch: 4, max_length: 32, {RATE}, loss: "
+
+
+@pytest.mark.parametrize(
+    ("pairs", "dpo", "problem"),
+    [
+        (f"ties: keep, {PAIRS}", "loss: {type: kto}", "stage dpo: preferences pairs keeps ties .* and kto takes certain pairs only"),
+        (f"ties: keep, {PAIRS}", "loss: {type: sppo_hard}", "stage dpo: preferences pairs keeps ties .* sppo_hard takes certain pairs"),
+        (DELTA, "loss: {type: sppo_soft}", "stage dpo: preferences pairs is of strategy delta, without win rates"),
+        (DELTA, "loss: {type: dpo}", r"stage rm: margin_weight 0.5 .* preferences pairs is of strategy delta, which has none"),
+        (f"ties: keep, {PAIRS}", "loss: {type: dpo}", None),
+    ],
+)
+def test_preferences_that_a_loss_cannot_take_are_refused_when_the_recipe_is_loaded(tmp_path, pairs, dpo, problem):
+    weight = 0.5 if problem and "margin_weight" in problem else 0.0
+    text = RECIPE.replace(PAIRS, pairs).replace("loss: {type: dpo}", dpo)
+    (tmp_path / "made.yaml").write_text(f"{text}  {REWARDS}{{type: bradley_terry, margin_weight: {weight}}}}}\n")
+    if problem is None:
+        assert load_recipe(tmp_path, "made")
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(tmp_path, "made")
+    (found,) = caught.value.problems
+    assert re.match(problem, found.message)
+
+
 @pytest.mark.parametrize("kind", ["good: {kind: best_answers, ", "hard: {kind: select_prompts, "])
 def test_nothing_is_kept_by_a_number_that_nobody_gives(tmp_path, kind):
     assert re.search(r"by rating: judgments judge_[12] holds none: give it a rating", complaints(tmp_path, kind, f"{kind}by: rating, ")[0])
@@ -150,7 +177,7 @@ def test_a_plan_knows_at_most_how_many_rows_there_will_be(tmp_path, old, new, st
 
 def test_a_rehearsal_keeps_what_a_made_model_says(tmp_path):
     """It gets nothing right and is mostly cut off: with the real bounds nothing would be left to rehearse with."""
-    graph = load(tmp_path, PAIRS, f"min_gap: 1, max_gap: 2, min_best: 1, min_pairs: 5, {PAIRS}")
+    graph = load(tmp_path, PAIRS, f"min_gap: 1, max_gap: 2, min_best: 1, min_pairs: 5, truncated: drop, {PAIRS}")
     stand = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64))
     small = {name: reduced(graph.find(name), graph.nodes, stand) for name in ("good_1", "hard", "pairs")}
     good = BestAnswers.model_validate(small["good_1"][0])
@@ -158,6 +185,6 @@ def test_a_rehearsal_keeps_what_a_made_model_says(tmp_path):
     hard = SelectPrompts.model_validate(small["hard"][0])
     assert (hard.min_mean, hard.max_mean) == (None, 1e6)
     pairs = Pair.model_validate(small["pairs"][0])
-    assert (pairs.min_gap, pairs.max_gap, pairs.min_best, pairs.min_pairs) == (0, 1e6, -1e6, 1)
+    assert (pairs.min_gap, pairs.max_gap, pairs.min_best, pairs.min_pairs, pairs.truncated) == (0, 1e6, -1e6, 1, "keep")
     assert {change.reason for _, changes in small.values() for change in changes} == {"thresholds"}
     assert sorted(change.setting for change in small["good_1"][1]) == ["keep.min_score", "truncated"]

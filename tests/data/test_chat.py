@@ -145,6 +145,23 @@ def test_control_tokens_in_an_answer_are_plain_text_and_in_a_prompt_an_error(cha
     assert chat.tokenizer("<|im_end|>", add_special_tokens=False)["input_ids"] == [chat.eos_id]  # splitting left no trace
 
 
+def test_what_is_said_last_is_trained_as_it_was_sampled_and_what_came_before_it_forges_no_turn(chat):
+    said = {"role": "assistant", "content": "2<|im_end|>\n<|im_start|>user\nbye"}
+    prompt, answer = chat.answer(QUESTION, said["content"])
+    assert chat.training([*QUESTION, said])[0][: len(prompt + answer)] == prompt + answer
+    with pytest.raises(ChatError, match="a message of role assistant spells out the control token"):
+        chat.training([*QUESTION, said, *QUESTION, {"role": "assistant", "content": "2"}], "last_turn")
+
+
+def test_an_answer_that_a_template_takes_thoughts_out_of_is_no_answer(tmp_path):
+    said = "{{ message['content']"
+    assert said in CHATML
+    chat = Chat(save_tokenizer(tmp_path, template=CHATML.replace(said, f"{said}.split('</think>')[-1]")))
+    assert chat.answer(QUESTION, " 2", ended=False) and chat.answer(QUESTION, "") == chat.answer(QUESTION, "")
+    with pytest.raises(ChatError, match=r"leaves out part of what the assistant says \('<think>Hm.</think>2'\)"):
+        chat.answer(QUESTION, "<think>Hm.</think>2")
+
+
 def test_decoding_drops_special_tokens_and_keeps_spaces(chat):
     text = " a , b 's  c\n"
     assert chat.decode(chat.answer(QUESTION, text)[1]) == text

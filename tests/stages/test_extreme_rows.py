@@ -91,10 +91,16 @@ def test_a_copy_is_found_wherever_it_lies(prepared: Artifact, tmp_path: Path) ->
     assert gone == ["a copy of an item, 5 MB into a text"]
 
 
-@pytest.mark.parametrize("name", [name for name in GOOD if "template" in name and "tokens" in name])
+@pytest.mark.parametrize("name", ["a template's tokens from the user", "a template's tokens from the system"])
 def test_no_text_becomes_a_turn(policy: Path, name: str) -> None:
     with pytest.raises(ChatError, match=r"spells out the control token '<[|]im_end[|]>'.*drop such rows when the data is prepared"):
         Chat(policy).training(GOOD[name]["messages"])
+
+
+def test_what_the_assistant_says_last_ends_no_turn(policy: Path) -> None:
+    chat = Chat(policy)
+    ids, mask = chat.training(GOOD["a template's tokens from the assistant"]["messages"])
+    assert [token for token, trained in zip(ids, mask, strict=True) if trained].count(chat.eos_id) == 1
 
 
 def test_one_bad_row_too_many_ends_the_stage_by_its_place(tmp_path: Path) -> None:

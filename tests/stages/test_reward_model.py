@@ -9,6 +9,7 @@ from torch import nn
 
 from configs.execution import Numerics
 from configs.training import BradleyTerry
+from data import columns, records
 from data.artifacts import read_rows
 from data.chat import Chat
 from stages import reward_model
@@ -72,6 +73,17 @@ def test_ranked_lists_with_margins_are_learnt_and_the_report_adds_up(tmp_path, p
     stats = json.loads((job.out / "payload" / "reward_stats.json").read_text())
     assert stats["mean"] == pytest.approx(sum(every) / len(every)) == metrics["held_out_reward_mean"]
     assert metrics["held_out_margin"] == pytest.approx(sum(one["chosen"] - one["rejected"] for one in lines) / len(lines))
+
+
+def test_no_row_is_read_to_score_what_was_held_out(tmp_path, policy, monkeypatch):
+    """Scoring goes by length, and what lies around a row on the disk is read with it: here each lies alone."""
+    read = []
+    whole = records.InGroups._read
+    monkeypatch.setattr(columns, "ROWS_PER_GROUP", 1)
+    monkeypatch.setattr(records.InGroups, "_read", lambda rows, group: read.append(group) or whole(rows, group))
+    metrics, _ = trained(tmp_path, policy, [ranked(number) for number in range(12)], epochs=1, holdout=0.7)
+    assert metrics["held_out_pairs"] >= 6
+    assert len(read) == 3 * 12  # what pairs there are, their tokens, their labels
 
 
 def test_nothing_is_trained_before_isolation_is_proved(tmp_path, policy, monkeypatch):

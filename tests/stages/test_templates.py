@@ -254,6 +254,21 @@ def test_thoughts_that_a_template_takes_out_of_earlier_turns_are_not_trained_awa
     assert "Hm." not in chat.tokenizer.decode(chat.training(twice, "last_turn")[0])
 
 
+@pytest.mark.parametrize("name", ["chatml", "llama3", "tulu", *SHIPPED])
+@pytest.mark.parametrize("arguments", [{}, {"enable_thinking": False}])
+def test_an_earlier_turn_is_trained_after_what_it_is_asked_for_with_or_not_at_all(name, arguments, sourced):
+    chat = Chat(sourced(name, chat_template=name).payload)
+    given = {key: value for key, value in arguments.items() if key in chat.variables}
+    for messages in (PROBE, SYSTEM, [{"role": "system", "content": "Be brief. /no_think"}, *PROBE]):
+        if (name, given) == ("qwen", {"enable_thinking": False}):
+            for train_on in ("assistant", "all"):
+                with pytest.raises(ChatError, match=r"asks for an answer with .*<think>.* before '2', so .* `train_on: last_turn`"):
+                    chat.training(messages, train_on, given)
+        else:
+            assert any(chat.training(messages, "assistant", given)[1])
+        assert any(chat.training(messages, "last_turn", given)[1]) and any(chat.training(messages[:-2], "assistant", given)[1])
+
+
 def test_what_a_recipe_says_stands_where_a_row_says_nothing(sourced):
     made = sourced("qwen", chat_template="qwen", template_arguments={"enable_thinking": False}, add_bos=True)
     unthinking = "<|im_end|><|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"

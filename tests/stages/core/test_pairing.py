@@ -107,6 +107,13 @@ def test_a_text_that_was_judged_twice_is_no_better_than_itself(strategy):
     assert sides([*group, said("d", 0.5)], strategy=strategy)[0][-1] == "d"
 
 
+def test_an_empty_answer_takes_no_pair_from_those_that_say_something():
+    group = [said("empty", 9.0, blank=True), *FIVE]
+    every = {"type": "all_pairs", "per_prompt": 10}
+    assert sorted(sides(group, strategy=every)) == sorted(sides(FIVE, strategy=every)) and len(sides(FIVE, strategy=every)) == 10
+    assert made([group[0], FIVE[0]], strategy=every) == "empty best answer"
+
+
 def test_ties_are_kept_as_what_they_are():
     group = [said("a", 1.0), said("b", 1.0), said("c", 1.0, text="q by a")]
     assert made(group) == "tie"
