@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.filters import (
+    GROUP,
     NAME,
     ControlTokens,
     CutoffDates,
     EmptyOrRepeatedTurns,
     Identity,
-    Ids,
     Keywords,
     Language,
     MaxCharacters,
@@ -66,8 +66,10 @@ def texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
-    """The turns of some roles; the answers of a preference are the assistant's."""
+    """The turns of some roles; the answers of a preference are the assistant's, and texts in template arguments the system's."""
     yield from (message["content"] for message in row["messages"] if message["role"] in roles)
+    if "system" in roles:
+        yield from texts_within(row.get("template_arguments"))
     if "assistant" in roles:
         yield from (answer["text"] for answer in row.get("answers", ()))
 
@@ -123,13 +125,6 @@ def _empty_or_repeated(one: EmptyOrRepeatedTurns, row: Row) -> str | None:
     return None
 
 
-def _ids(one: Ids, row: Row) -> str | None:
-    return row["id"] if row["id"] in _set(one.ids) else None
-
-
-_set = cache(frozenset[str])
-
-
 def _keywords(one: Keywords, row: Row) -> str | None:
     found = _words(one.words).search("\n".join(texts(row)).casefold())
     return found and found.group()
@@ -165,7 +160,7 @@ def _identity(one: Identity, row: Row) -> str | None:
     allowed = {name.casefold() for name in one.allow}
     for text in map(_plain, taught(row)):
         for claim in _claims(one.claims, one.names):
-            found = next((match for match in claim.finditer(text) if match["name"].casefold() not in allowed), None)
+            found = next((match for match in claim.finditer(text) if match[GROUP] and match[GROUP].casefold() not in allowed), None)
             if found:
                 return found.group()[:SHOWN]
     return None
@@ -174,18 +169,19 @@ def _identity(one: Identity, row: Row) -> str | None:
 @cache
 def _claims(claims: tuple[str, ...], names: tuple[str, ...]) -> list[re.Pattern[str]]:
     longest_first = sorted(names, key=lambda name: (-len(name), name))  # who may say GPT may not say GPT-4
-    named = f"(?P<name>{'|'.join(map(re.escape, longest_first))})(?!\\w)"
+    named = f"(?P<{GROUP}>{'|'.join(map(re.escape, longest_first))})(?!\\w)"
     return [re.compile(claim.replace(NAME, named), re.IGNORECASE) for claim in claims]
 
 
 def _cutoff_dates(one: CutoffDates, row: Row) -> str | None:
-    found = next((match for text in taught(row) if (match := _any(one.patterns).search(_plain(text)))), None)
+    matches = (pattern.search(text) for text in map(_plain, taught(row)) for pattern in _each(one.patterns))
+    found = next(filter(None, matches), None)
     return found and found.group()[:SHOWN]
 
 
 @cache
-def _any(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+def _each(patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
+    return [re.compile(pattern, re.IGNORECASE) for pattern in patterns]  # joined, flags and groups of one would be those of all
 
 
 def _plain(text: str) -> str:
@@ -237,7 +233,6 @@ LOOKS: dict[type[RowFilter], Callable[[Any, Row], str | None]] = {
     MaxCharacters: _max_characters,
     Turns: _turns,
     EmptyOrRepeatedTurns: _empty_or_repeated,
-    Ids: _ids,
     Keywords: _keywords,
     Pattern: _pattern,
     ControlTokens: _control_tokens,

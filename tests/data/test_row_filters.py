@@ -79,6 +79,12 @@ def test_a_pattern_is_searched_in_the_turns_of_the_roles_and_drops_or_keeps():
     }
 
 
+def test_texts_in_template_arguments_are_the_systems():
+    rows = [row("c", "d", template_arguments={"tools": ["a b"]}), row("c", "d")]
+    assert dropped({"type": "pattern", "regex": "a b"}, *rows) == {0: "a b"}
+    assert dropped({"type": "pattern", "regex": "a b", "roles": ["user", "assistant"]}, *rows) == {}
+
+
 @pytest.mark.parametrize(
     ("regex", "said"),
     [("(a", "'(a' is no regular expression of Python: missing ), unterminated subpattern"), ("a*", "matches a text without any character")],
@@ -87,6 +93,12 @@ def test_a_regex_that_is_none_or_matches_all_is_refused_when_the_recipe_is_read(
     refused({"type": "pattern", "regex": regex}, said)
     refused({"type": "cutoff_dates", "patterns": [regex]}, said)
     refused({"type": "identity", "claims": [regex]}, said)
+
+
+def test_a_regex_that_python_cannot_hold_is_refused_and_so_is_a_word_of_nothing():
+    refused({"type": "pattern", "regex": "a{99999999999}"}, "'a{99999999999}' is no regular expression of Python: the repetition number")
+    refused({"type": "pattern", "regex": "(" * 5000 + "a" + ")" * 5000}, "is no regular expression of Python: maximum recursion")
+    refused({"type": "keywords", "words": ["a", ""]}, "a text without any letter or sign is looked for")
 
 
 def test_control_tokens_of_every_shipped_template_are_found_wherever_they_stand():
@@ -172,6 +184,12 @@ def test_an_allowed_name_must_be_one_and_leave_others():
     refused({"type": "identity", "allow": ["Hal"]}, "allow Hal is none of the names: Alibaba")
     refused({"type": "identity", "names": ["Hal"], "allow": ["Hal"]}, "allow has all of the names")
     refused({"type": "identity", "claims": ["I am Hal"]}, "'I am Hal' must name somebody, once: write {name}")
+    refused({"type": "identity", "claims": ["(?P<name>i) am {name}"]}, "redefinition of group name")
+
+
+def test_a_claim_that_matches_without_a_name_is_none():
+    claim = {"type": "identity", "names": ["Hal"], "claims": ["i am a bot|answer (?:3|{name})"]}
+    assert dropped(claim, row("a", "I am a bot. Answer 3"), row("a", "I am a bot. Answer Hal")) == {1: "Answer Hal"}
 
 
 CUTOFFS = [
@@ -195,6 +213,14 @@ def test_cutoff_dates_are_those_of_the_speaker():
     rows = [row("a", text) for text in (*CUTOFFS, *NO_CUTOFFS)] + [row(CUTOFFS[0], "ok")]
     found = dropped({"type": "cutoff_dates"}, *rows)
     assert list(found) == list(range(len(CUTOFFS))) and found[0] == "As of my last update"
+
+
+def test_each_pattern_of_cutoff_dates_is_one_by_itself():
+    patterns = ["(?i)as of my", r"(a)x\1", r"(b)x\1"]  # of joined ones, a flag stands amidst, and the third looks for bxa
+    assert dropped({"type": "cutoff_dates", "patterns": patterns}, row("a", "As of MY day"), row("a", "bxb"), row("a", "bxa")) == {
+        0: "As of MY",
+        1: "bxb",
+    }
 
 
 def test_shares_of_repeated_parts_by_hand():
