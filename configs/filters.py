@@ -78,13 +78,14 @@ class EmptyOrRepeatedTurns(Frozen):
 
 
 class ExactDuplicates(Frozen):
-    """Drops all but the first of rows with the same text (white space and case folded)."""
+    """Drops all but the first of rows with the same text (white space and case folded) and template arguments."""
 
     type: Literal["exact_duplicates"]
 
 
 class NearDuplicates(Frozen):
-    """Drops all but the first of rows with nearly the same text (white space and case folded), or near by way of others."""
+    """Drops all but the first of rows with nearly the same text (white space and case folded) and the same template arguments, or near by
+    way of others."""
 
     type: Literal["near_duplicates"]
     threshold: float = Field(default=0.7, ge=0.5, le=1)

@@ -27,6 +27,7 @@ from configs.filters import (
     RowFilter,
     Turns,
 )
+from configs.frozen import digest
 from data import languages
 from data.reading import INVISIBLE
 from data.records import texts_within
@@ -41,6 +42,8 @@ HEAD = 200
 """Of a turn, in which a refusal begins."""
 QUOTES = " \t\r\n\"'“”‘’«»`*_>#-"
 """What may stand before it."""
+CONDITION = "\x1f"
+"""Stands in a folded text, which has no other white space than spaces, before a hash of what else must be equal in two that are."""
 CODE = np.dtype("S8")
 """A language's code; nothing where it is not told."""
 
@@ -61,8 +64,11 @@ def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
 
 def texts(row: Mapping[str, Any]) -> list[str]:
     """Every text of a row: its messages, the answers of a preference, and what its template arguments say."""
-    said = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
-    return said + list(texts_within(row.get("template_arguments")))
+    return _spoken(row) + list(texts_within(row.get("template_arguments")))
+
+
+def _spoken(row: Mapping[str, Any]) -> list[str]:
+    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
 
 def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
@@ -86,12 +92,14 @@ def spaced(text: str) -> str:
 
 
 def folded(row: Row) -> str:
-    """The row's texts, their case and space apart, with a sign between them."""
-    return " \x00 ".join(map(spaced, texts(row)))
+    """What the row's turns and answers say, their case and space apart, with a sign between them; after `CONDITION` a hash of its template
+    arguments, where it has some."""
+    said, arguments = " \x00 ".join(map(spaced, _spoken(row))), row.get("template_arguments")
+    return f"{said}{CONDITION}{digest(arguments)[:32]}" if arguments else said
 
 
 def fingerprint(row: Row, size: int) -> bytes:
-    """A hash of so many bytes that rows with the same folded texts share."""
+    """A hash of so many bytes that rows with the same folded texts and template arguments share."""
     return hashlib.blake2b(folded(row).encode(), digest_size=size).digest()
 
 
