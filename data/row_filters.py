@@ -80,6 +80,11 @@ def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
         yield from (answer["text"] for answer in row.get("answers", ()))
 
 
+def turns_in(row: Row) -> int:
+    """Messages, a system's apart, and one more for the answers of a preference."""
+    return sum(message["role"] != "system" for message in row["messages"]) + bool(row.get("answers"))
+
+
 def taught(row: Row) -> Iterator[str]:
     """The turns of the assistant, and the best answer of a preference."""
     yield from said_by({"messages": row["messages"]}, ("assistant",))
@@ -112,7 +117,7 @@ def _max_characters(one: MaxCharacters, row: Row) -> str | None:
 
 
 def _turns(one: Turns, row: Row) -> str | None:
-    turns = sum(message["role"] != "system" for message in row["messages"]) + bool(row.get("answers"))
+    turns = turns_in(row)
     if turns < one.min:
         return f"{turns} < {one.min}"
     return f"{turns} > {one.max}" if one.max is not None and turns > one.max else None

@@ -155,6 +155,10 @@ CLAIMS = [
     "I am an AI language model, GPT-4.",
     "As ChatGPT, I can.",
     "My developer is Anthropic.",
+    "I am a language model trained by OpenAI.",
+    "I was created by Anthropic.",
+    "I'm an AI assistant developed by Google.",
+    "I am Assistant, a large language model that was trained by OpenAI.",
 ]
 NO_CLAIMS = [
     "GPT-4 was developed by OpenAI.",
@@ -164,6 +168,9 @@ NO_CLAIMS = [
     "I read that Anthropic made a model. It is large.",
     "You can ask ChatGPT.",
     "I am an assistant trained by your company.",
+    "I am writing to apply for the certificate provided by Google.",
+    "I've been using Word, which is developed by Microsoft.",
+    "I'm using a phone made by Google.",
 ]
 
 
@@ -206,6 +213,7 @@ NO_CUTOFFS = [
     "The last update came in September 2021.",
     "My knowledge of 1920s jazz is small.",
     "Cut off the data here.",
+    "The data cutoff for the trial was May 2020.",
 ]
 
 
