@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs.filters import LANGUAGES, Filter
 from configs.wordings import wordings
-from data import filters, row_filters
+from data import filters, row_facts, row_filters
 
 TEMPLATES = Path(__file__).parents[2] / "configs" / "templates"
 ROLES = ("user", "assistant")
@@ -46,6 +46,7 @@ def test_turns_are_those_of_user_and_assistant_and_the_answers_of_a_preference_a
     ]
     assert dropped({"type": "turns", "min": 2, "max": 2}, *rows) == {0: "1 < 2", 2: "3 > 2"}
     assert dropped({"type": "turns", "max": 3}, *rows) == {}
+    assert row_facts.look(["turns"], rows)["turns"].to_pylist() == [1, 2, 3, 2]  # what expectations look at
     refused({"type": "turns", "min": 3, "max": 2}, "no row has at least 3 and at most 2 turns")
     refused({"type": "turns"}, "every row has at least 1 turn: give min, max or both")
 
