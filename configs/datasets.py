@@ -436,7 +436,7 @@ class PrepareData(Frozen):
     """Rows of the mixture: what the sources' shares are parts of. Each source then says a `share` or a `count`, and they add up."""
     filters: Many[Filter] = ()
     expectations: Many[Expectation] = ()
-    """What the rows that the filters keep must be like, besides being well-formed."""
+    """What the finished set must be like (filtered, drawn, with repetitions), besides being well-formed."""
     draw: When = "before_filters"
     """When rows are drawn: amounts of sources are those that go into the filters, or those that come out."""
     order: Order = "shuffled"

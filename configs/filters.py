@@ -16,6 +16,8 @@ from configs.wordings import wordings
 NUMBERED_ID = re.compile(r"(.*-[0-9a-f]{16})-[0-9]+", re.DOTALL)
 NAME = "{name}"
 """Stands in a claim for any of the names."""
+GROUP = "name"
+"""Of the regular expression that a claim becomes: what stands there."""
 LANGUAGES = (
     "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
     "sw ta te th tl tr uk ur vi zh-cn zh-tw"
@@ -26,7 +28,7 @@ LANGUAGES = (
 def is_regex(value: str) -> str:
     try:
         pattern = re.compile(value.replace(NAME, "name"))
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"{value!r} is no regular expression of Python: {error}") from error
     if pattern.search(""):
         raise ValueError(f"{value!r} matches a text without any character, and so every text: make something of it required")
@@ -76,13 +78,14 @@ class EmptyOrRepeatedTurns(Frozen):
 
 
 class ExactDuplicates(Frozen):
-    """Drops all but the first of rows with the same text (white space and case folded)."""
+    """Drops all but the first of rows with the same text (white space and case folded) and template arguments."""
 
     type: Literal["exact_duplicates"]
 
 
 class NearDuplicates(Frozen):
-    """Drops all but the first of rows with nearly the same text (white space and case folded), or near by way of others."""
+    """Drops all but the first of rows with nearly the same text (white space and case folded) and the same template arguments, or near by
+    way of others."""
 
     type: Literal["near_duplicates"]
     threshold: float = Field(default=0.7, ge=0.5, le=1)
@@ -119,7 +122,7 @@ class Keywords(Frozen):
     """Drops rows that contain one of the words (case folded, whole words)."""
 
     type: Literal["keywords"]
-    words: Many[str] = Field(min_length=1)
+    words: Many[Word] = Field(min_length=1)
 
 
 class Pattern(Frozen):
@@ -129,7 +132,7 @@ class Pattern(Frozen):
     regex: Regex
     """Of Python's `re`, searched anywhere in a turn; `(?i)` at its beginning ignores case, `(?s)` lets `.` match line ends."""
     roles: Many[Literal["system", "user", "assistant"]] = Field(default=("system", "user", "assistant"), min_length=1)
-    """Whose turns; all answers of a preference are the assistant's."""
+    """Whose turns; all answers of a preference are the assistant's, and texts in template arguments the system's."""
     keep: Literal["others", "matching"] = "others"
     """Which rows stay."""
 
@@ -167,6 +170,11 @@ class Identity(Frozen):
         others = [claim for claim in value if claim.count(NAME) != 1]
         if others:
             raise ValueError(f"{others[0]!r} must name somebody, once: write {NAME} where the name stands, or use the filter `pattern`")
+        for claim in value:
+            try:
+                re.compile(claim.replace(NAME, f"(?P<{GROUP}>a|name)"))
+            except re.error as error:
+                raise ValueError(f"{claim!r} cannot hold names, the group {GROUP!r} of several lengths, at {NAME}: {error}") from error
         return value
 
     @model_validator(mode="after")
@@ -232,7 +240,7 @@ class Language(Frozen):
 
 
 RowFilter = (
-    MaxCharacters | Turns | EmptyOrRepeatedTurns | Ids | Keywords | Pattern | ControlTokens | Refusals | Identity | CutoffDates | Repetition
+    MaxCharacters | Turns | EmptyOrRepeatedTurns | Keywords | Pattern | ControlTokens | Refusals | Identity | CutoffDates | Repetition
 )
 """Sees each row by itself."""
-Filter = Annotated[RowFilter | ExactDuplicates | NearDuplicates | Language, Field(discriminator="type")]
+Filter = Annotated[RowFilter | Ids | ExactDuplicates | NearDuplicates | Language, Field(discriminator="type")]

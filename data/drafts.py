@@ -29,9 +29,8 @@ from data.row_files import Block, Handed
 from data.scattered import Numbers, Scattered
 from data.sources import USABLE, BadRow, Opened
 
-MESSAGES = "number of messages"
-ORDERED_BY = {"length": "size", "turns": MESSAGES}
-"""What rows may be ordered by → its column in the index."""
+ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
+"""What rows may be ordered by → its columns in the index, whose sum counts."""
 KEPT = "rows that the filters keep"
 FEW = 4
 """So many blocks are not worth further processes."""
@@ -113,7 +112,7 @@ class Laid:
             case "interleaved":
                 keys = mixing.positions(self.sources[places])
             case By(by=by, direction=direction):
-                keys = np.asarray(self.index[ORDERED_BY[by]])[places] * (1 if direction == "ascending" else -1)
+                keys = sum(np.asarray(self.index[name])[places] for name in ORDERED_BY[by]) * (1 if direction == "ascending" else -1)
         return places[np.argsort(keys, kind="stable")]
 
     def drawn(self, taken: Sequence[Taken], kept: Numbers) -> Numbers:
@@ -227,7 +226,6 @@ class Drafts:
         index = facts_of(rows, self.record, self.check_verifier)
         for name, fact in row_facts.look(self.looks, rows).items():
             index = index.append_column(name, fact)
-        index = index.append_column(MESSAGES, pa.array([len(row["messages"]) for row in rows], pa.int32()))
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
         for name, column in row_statistics.noted(rows):
             index = index.append_column(name, column)

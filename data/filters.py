@@ -50,6 +50,9 @@ def _facts(one: Filter, rows: Sequence[Row]) -> Facts:
             return near_duplicates.bands([row_filters.folded(row) for row in rows], size, threshold)
         case Language():
             return row_filters.language_codes(one, rows)
+        case Ids(ids=ids):
+            named = frozenset(ids)
+            return {place: row["id"] for place, row in enumerate(rows) if row["id"] in named}
         case _:
             return row_filters.seen(one, rows)
 

@@ -215,6 +215,9 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     """Chosen and rejected as answers to a given beginning, or as two whole chats with one beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
+    for side in ("chosen", "rejected"):
+        if isinstance(row[side], str) and _holds_messages(row[side]):
+            raise ValueError(f"{side} is a text with JSON in it, which would be taken for what an assistant says: store a list")
     before = _turns(row) if set(BEGINNINGS) & set(row) else None
     whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
     chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
@@ -248,10 +251,21 @@ def _turns(row: dict[str, Any]) -> list[Message]:
             given = row[column]
             if not isinstance(given, str):
                 return _chat(given)
-            if column != "prompt" and given.lstrip().startswith("[{"):
+            if given.lstrip().startswith("[{") and (column != "prompt" or _holds_messages(given)):
                 raise ValueError(f"{column} is a text with JSON in it, which would be taken for what a user says: store a list")
             return [{"role": "user", "content": given}]
     raise ValueError("there are no messages")
+
+
+def _holds_messages(text: str) -> bool:
+    """Whether a text is a list of messages as JSON."""
+    if not text.lstrip().startswith("[{"):
+        return False
+    try:
+        turns = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in turns)
 
 
 def _chat(given: Any) -> list[Message]:

@@ -32,6 +32,8 @@ class Portion:
     """By these, `rows` are divided among rows of several names."""
     said: str = ""
     """How the recipe says how many rows are taken."""
+    remedy: str = "take fewer, or some more than once by `repeat: true` and the stage's `draw: after_filters`"
+    """Against fewer rows than are taken."""
 
     @classmethod
     def of(cls, source: object, rows: int | None, total: int | None) -> "Portion":
@@ -43,12 +45,17 @@ class Portion:
             total: of the mixture, where the recipe has one.
         """
         if not isinstance(source, Drawn):
-            return ALL if total is None else cls(rows=rows, said=f"count {rows}")
+            return ALL if total is None else cls(rows=rows, said=f"count {rows}", remedy="lower its count, and `total` with it")
         epochs = None if source.epochs is None else Fraction(str(source.epochs))
         said = f"epochs {source.epochs}" if epochs is not None else f"count {rows}"
         if source.share is not None:
             said = f"share {source.share} of total {total}, {rows} rows,"
         return cls(source.seed, rows, epochs, source.repeat, source.most_per_source, source.weights, said)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a row may be taken twice."""
+        return self.repeat or self.epochs is not None
 
     @property
     def takes_all(self) -> bool:
@@ -57,7 +64,7 @@ class Portion:
 
     def refuse(self, name: str, there: int, what: str) -> None:
         """Raises SourceError where there are fewer rows than are taken, and none may be taken twice; or where none is taken."""
-        _refuse(f"{name}: {self.said}", self.rows, there, self.repeat, what)
+        _refuse(self, f"{name}: {self.said}", self.rows, there, what)
 
 
 ALL = Portion()
@@ -85,8 +92,8 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
         ranked = ranked[ranks(_coded(sources)[0]) < portion.most_per_source]
         what = f"{what} under most_per_source {portion.most_per_source}"
     if portion.epochs is not None:
-        return _taken(said, int(portion.epochs * len(ranked)), ranked, True, what)
-    return _taken(said, len(ranked) if portion.rows is None else portion.rows, ranked, portion.repeat, what)
+        return _taken(portion, said, int(portion.epochs * len(ranked)), ranked, what)
+    return _taken(portion, said, len(ranked) if portion.rows is None else portion.rows, ranked, what)
 
 
 def drawn_rows(name: str, portion: Portion, ranked: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
@@ -105,23 +112,22 @@ def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedA
         raise SourceError(f"{said} by weights: there are no {what} of source {unknown[0]}: there are those of {', '.join(sorted(names))}")
     return np.concatenate(
         [
-            _taken(f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], portion.repeat, f"such {what}")
+            _taken(portion, f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], f"such {what}")
             for (name, _), rows in zip(weights, parts, strict=True)
         ]
     )
 
 
-def _taken(said: str, rows: int, ranked: Numbers, repeat: bool, what: str) -> Numbers:
+def _taken(portion: Portion, said: str, rows: int, ranked: Numbers, what: str) -> Numbers:
     """So many places: whole passes over all of them, and the first ones once more."""
-    _refuse(said, rows, len(ranked), repeat, what)
+    _refuse(portion, said, rows, len(ranked), what)
     passes, rest = divmod(rows, max(1, len(ranked)))
     return np.concatenate([np.tile(ranked, passes), ranked[:rest]])
 
 
-def _refuse(said: str, rows: int | None, there: int, repeat: bool, what: str) -> None:
-    if rows is not None and rows > there and not (repeat and there):
-        remedy = "take fewer, or some more than once by `repeat: true` and the stage's `draw: after_filters`"
-        raise SourceError(f"{said} > {there} {what}: {remedy if there else 'leave the source out'}")
+def _refuse(portion: Portion, said: str, rows: int | None, there: int, what: str) -> None:
+    if rows is not None and rows > there and not (portion.repeats and there):
+        raise SourceError(f"{said} > {there} {what}: {portion.remedy if there else 'leave the source out'}")
     if rows == 0 and there:
         raise SourceError(f"{said} takes none of {there} {what}: raise it, or leave the source out")
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from data.kernels import compiled
 from data.parallel import mapped
 from data.reading import CJK
+from data.row_filters import CONDITION
 
 Places = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -79,8 +80,10 @@ def _encoded(texts: Sequence[str]) -> tuple[NDArray[np.uint8], Places, list[int]
 
 
 def _worded(text: str) -> str:
-    """Characters of scripts without spaces are words."""
-    return text if text.isascii() else " ".join(_cjk.sub(r" \1 ", text).split())
+    """Characters of scripts without spaces are words. A condition is part of every word: texts under different ones share none."""
+    said, _, condition = text.partition(CONDITION)
+    words = said if said.isascii() else " ".join(_cjk.sub(r" \1 ", said).split())
+    return " ".join(f"{word}{CONDITION}{condition}" for word in words.split(" ")) if condition else words
 
 
 # --- compiled ----------------------------------------------------------------------------------------------------------

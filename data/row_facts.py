@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from data.row_filters import texts
+from data.row_filters import texts, turns_in
 
 Row = dict[str, Any]
 
@@ -45,7 +45,7 @@ def _score_gap(row: Row) -> float | None:
 OF_ROWS: dict[str, tuple[pa.DataType, Callable[[Row], Any]]] = {
     "characters": (pa.int64(), lambda row: sum(map(len, texts(row)))),
     "prompt_characters": (pa.int64(), _prompt_characters),
-    "turns": (pa.int64(), lambda row: len(row["messages"]) - _has_system(row)),
+    "turns": (pa.int64(), turns_in),
     "has_system": (pa.bool_(), _has_system),
     "answer_characters": (pa.int64(), lambda row: len(_answer(row))),
     "verifier_name": (pa.string(), lambda row: (row["verifier"] or {}).get("name")),

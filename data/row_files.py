@@ -150,7 +150,7 @@ def _parsed(line: str) -> Any:
 
 def _json(file: Path) -> Iterator[Block]:
     try:
-        rows = _parsed(file.read_text())
+        rows = _parsed(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise SourceError(f"{file.name} is not UTF-8: {error}") from error
     if isinstance(rows, Unreadable):

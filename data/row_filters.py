@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.filters import (
+    GROUP,
     NAME,
     ControlTokens,
     CutoffDates,
     EmptyOrRepeatedTurns,
     Identity,
-    Ids,
     Keywords,
     Language,
     MaxCharacters,
@@ -27,6 +27,7 @@ from configs.filters import (
     RowFilter,
     Turns,
 )
+from configs.frozen import digest
 from data import languages
 from data.reading import INVISIBLE
 from data.records import texts_within
@@ -41,6 +42,8 @@ HEAD = 200
 """Of a turn, in which a refusal begins."""
 QUOTES = " \t\r\n\"'“”‘’«»`*_>#-"
 """What may stand before it."""
+CONDITION = "\x1f"
+"""Stands in a folded text, which has no other white space than spaces, before a hash of what else must be equal in two that are."""
 CODE = np.dtype("S8")
 """A language's code; nothing where it is not told."""
 
@@ -61,15 +64,25 @@ def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
 
 def texts(row: Mapping[str, Any]) -> list[str]:
     """Every text of a row: its messages, the answers of a preference, and what its template arguments say."""
-    said = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
-    return said + list(texts_within(row.get("template_arguments")))
+    return _spoken(row) + list(texts_within(row.get("template_arguments")))
+
+
+def _spoken(row: Mapping[str, Any]) -> list[str]:
+    return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
 
 def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
-    """The turns of some roles; the answers of a preference are the assistant's."""
+    """The turns of some roles; the answers of a preference are the assistant's, and texts in template arguments the system's."""
     yield from (message["content"] for message in row["messages"] if message["role"] in roles)
+    if "system" in roles:
+        yield from texts_within(row.get("template_arguments"))
     if "assistant" in roles:
         yield from (answer["text"] for answer in row.get("answers", ()))
+
+
+def turns_in(row: Row) -> int:
+    """Messages, a system's apart, and one more for the answers of a preference."""
+    return sum(message["role"] != "system" for message in row["messages"]) + bool(row.get("answers"))
 
 
 def taught(row: Row) -> Iterator[str]:
@@ -84,12 +97,14 @@ def spaced(text: str) -> str:
 
 
 def folded(row: Row) -> str:
-    """The row's texts, their case and space apart, with a sign between them."""
-    return " \x00 ".join(map(spaced, texts(row)))
+    """What the row's turns and answers say, their case and space apart, with a sign between them; after `CONDITION` a hash of its template
+    arguments, where it has some."""
+    said, arguments = " \x00 ".join(map(spaced, _spoken(row))), row.get("template_arguments")
+    return f"{said}{CONDITION}{digest(arguments)[:32]}" if arguments else said
 
 
 def fingerprint(row: Row, size: int) -> bytes:
-    """A hash of so many bytes that rows with the same folded texts share."""
+    """A hash of so many bytes that rows with the same folded texts and template arguments share."""
     return hashlib.blake2b(folded(row).encode(), digest_size=size).digest()
 
 
@@ -102,7 +117,7 @@ def _max_characters(one: MaxCharacters, row: Row) -> str | None:
 
 
 def _turns(one: Turns, row: Row) -> str | None:
-    turns = sum(message["role"] != "system" for message in row["messages"]) + bool(row.get("answers"))
+    turns = turns_in(row)
     if turns < one.min:
         return f"{turns} < {one.min}"
     return f"{turns} > {one.max}" if one.max is not None and turns > one.max else None
@@ -121,13 +136,6 @@ def _empty_or_repeated(one: EmptyOrRepeatedTurns, row: Row) -> str | None:
             if role == "assistant" and ("assistant", text) in spoken[max(0, place - 2) : place]:
                 return f"the answer repeats the answer before it: {text[:SHOWN]}"
     return None
-
-
-def _ids(one: Ids, row: Row) -> str | None:
-    return row["id"] if row["id"] in _set(one.ids) else None
-
-
-_set = cache(frozenset[str])
 
 
 def _keywords(one: Keywords, row: Row) -> str | None:
@@ -165,7 +173,7 @@ def _identity(one: Identity, row: Row) -> str | None:
     allowed = {name.casefold() for name in one.allow}
     for text in map(_plain, taught(row)):
         for claim in _claims(one.claims, one.names):
-            found = next((match for match in claim.finditer(text) if match["name"].casefold() not in allowed), None)
+            found = next((match for match in claim.finditer(text) if match[GROUP] and match[GROUP].casefold() not in allowed), None)
             if found:
                 return found.group()[:SHOWN]
     return None
@@ -174,18 +182,19 @@ def _identity(one: Identity, row: Row) -> str | None:
 @cache
 def _claims(claims: tuple[str, ...], names: tuple[str, ...]) -> list[re.Pattern[str]]:
     longest_first = sorted(names, key=lambda name: (-len(name), name))  # who may say GPT may not say GPT-4
-    named = f"(?P<name>{'|'.join(map(re.escape, longest_first))})(?!\\w)"
+    named = f"(?P<{GROUP}>{'|'.join(map(re.escape, longest_first))})(?!\\w)"
     return [re.compile(claim.replace(NAME, named), re.IGNORECASE) for claim in claims]
 
 
 def _cutoff_dates(one: CutoffDates, row: Row) -> str | None:
-    found = next((match for text in taught(row) if (match := _any(one.patterns).search(_plain(text)))), None)
+    matches = (pattern.search(text) for text in map(_plain, taught(row)) for pattern in _each(one.patterns))
+    found = next(filter(None, matches), None)
     return found and found.group()[:SHOWN]
 
 
 @cache
-def _any(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+def _each(patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
+    return [re.compile(pattern, re.IGNORECASE) for pattern in patterns]  # joined, flags and groups of one would be those of all
 
 
 def _plain(text: str) -> str:
@@ -237,7 +246,6 @@ LOOKS: dict[type[RowFilter], Callable[[Any, Row], str | None]] = {
     MaxCharacters: _max_characters,
     Turns: _turns,
     EmptyOrRepeatedTurns: _empty_or_repeated,
-    Ids: _ids,
     Keywords: _keywords,
     Pattern: _pattern,
     ControlTokens: _control_tokens,

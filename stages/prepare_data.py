@@ -9,8 +9,9 @@ evidence/bad_rows.jsonl every row that nothing could be made of, with its place 
 evidence/validation.json whether each expectation was met, and rows that are not as expected, with their places; also where the stage fails
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,10 @@ from stages.job import Inputs, Job, StageError
 BATCH = 1000
 EXCERPT = 200
 """Characters of a dropped row that its evidence shows."""
+HASH = re.compile(r"-([0-9a-f]{16})(?![0-9a-f])")
+"""Of a row's content, in its id."""
+NAMING = ("ids", "exact_duplicates", "near_duplicates")
+"""Filters whose evidence names rows and quotes none."""
 
 
 def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -200,9 +205,9 @@ def examined(laid: Laid, kept: Numbers, config: PrepareData) -> Verdict:
 
 
 def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
-    """Every dropped row, in the order in which they were read."""
+    """Every dropped row, source after source: as they were read, or as they were drawn where that is done before filters."""
     places = sorted(drops)
-    named = [name for one in config.filters if isinstance(one, Ids) for name in one.ids]
+    named = frozenset(name[-16:] for one in config.filters if isinstance(one, Ids) for name in one.ids)
     for start in range(0, len(places), BATCH):
         batch = places[start : start + BATCH]
         rows = read(laid, np.array(batch), config)
@@ -213,11 +218,16 @@ def read(laid: Laid, places: Numbers, config: PrepareData) -> list[dict[str, Any
     return columns.to_rows(laid.table(places), records.RECORDS[config.record])
 
 
-def excerpt(row: dict[str, Any], drop: Drop, named: Sequence[str]) -> dict[str, Any]:
-    """A line of evidence; without the text of rows that are named, and of their copies: who names them may want it nowhere."""
-    hidden = drop.reason == "ids" or any(name in drop.evidence for name in named)
+def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str, Any]:
+    """A line of evidence; without the text of rows that are named, and of their copies: who names them may want it nowhere.
+
+    Args:
+        named: hashes in the ids of rows that a filter drops by them, whatever other filter came first.
+    """
+    hidden = any(found in named for found in HASH.findall(f"{row['id']} {drop.evidence}"))
+    evidence = "" if hidden and drop.reason not in NAMING else drop.evidence
     text = "" if hidden else "\n".join(row_filters.texts(row))
-    return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": drop.evidence, "text": text[:EXCERPT]}
+    return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": evidence, "text": text[:EXCERPT]}
 
 
 def write_evidence(job: Job, counts: dict[str, Any], taken: Sequence[Taken], dropped: Iterable[dict[str, Any]]) -> int:

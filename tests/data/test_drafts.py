@@ -159,3 +159,9 @@ def test_places_of_lines_are_told_across_blocks(tmp_path, monkeypatch):
     found = dict(row_files.read(tmp_path / "a.jsonl"))
     assert len(list(row_files.blocks(tmp_path / "a.jsonl"))) > 10
     assert {place: row.text if isinstance(row, row_files.Unreadable) else str(row) for place, row in found.items()} == whole
+
+
+def test_a_byte_order_mark_is_no_part_of_json(tmp_path):
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + b'[{"prompt": "a"}, {"prompt": "b"}]')
+    assert dict(row_files.read(tmp_path / "a.json")) == {"a.json[0]": {"prompt": "a"}, "a.json[1]": {"prompt": "b"}}
+    assert row_files.first_rows(tmp_path / "a.json", 1) == b'[{"prompt": "a"}]'

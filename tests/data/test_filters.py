@@ -37,6 +37,14 @@ def test_duplicates_fold_case_and_space_but_not_words_or_borders():
     assert apply(rows, {"type": "exact_duplicates"}) == (["a", "c", "d"], [("b", "exact_duplicates", "same text as a")])
 
 
+@pytest.mark.parametrize("kind", [{"type": "exact_duplicates"}, *({"type": "near_duplicates", "shingle": size} for size in (1, 5))])
+@pytest.mark.parametrize("text", ["one two three four five six seven", "我们在这里讨论如何", ""])
+def test_rows_under_other_template_arguments_are_no_duplicates(kind, text):
+    arguments = [{}, {"enable_thinking": True, "k": 1}, {"enable_thinking": False, "k": 1}, {"k": 1, "enable_thinking": True}, {}]
+    rows = [row(str(place), text, template_arguments=given) if given else row(str(place), text) for place, given in enumerate(arguments)]
+    assert apply(rows, kind)[0] == ["0", "1", "2"]
+
+
 def test_keywords_are_whole_words():
     rows = [row("a", "As an AI, no"), row("b", "rain"), row("c", "c++ is fine"), row("d", "c+ is not")]
     assert apply(rows, {"type": "keywords", "words": ["ai", "C++"]}) == (["b", "d"], [("a", "keywords", "ai"), ("c", "keywords", "c++")])

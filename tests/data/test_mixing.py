@@ -57,6 +57,12 @@ def test_caps_and_weights_go_by_the_sources_of_the_rows():
         ranked(6, Portion(rows=6, weights={"b": 1.0, "c": 1.0}), sources)
 
 
+def test_who_may_not_repeat_is_not_told_to():
+    made = Portion.of(object(), 3, 5)  # a source that makes its rows has no field for it
+    with pytest.raises(SourceError, match=r"it: count 3 > 2 rows: lower its count, and `total` with it$"):
+        ranked(2, made)
+
+
 def test_rows_of_each_source_are_spread_evenly():
     # of 2 rows at 1/4 and 3/4, of 3 at 1/6, 1/2 and 5/6
     positions = mixing.positions(np.array([0, 0, 1, 1, 1]))

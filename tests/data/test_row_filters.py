@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs.filters import LANGUAGES, Filter
 from configs.wordings import wordings
-from data import filters, row_filters
+from data import filters, row_facts, row_filters
 
 TEMPLATES = Path(__file__).parents[2] / "configs" / "templates"
 ROLES = ("user", "assistant")
@@ -46,6 +46,7 @@ def test_turns_are_those_of_user_and_assistant_and_the_answers_of_a_preference_a
     ]
     assert dropped({"type": "turns", "min": 2, "max": 2}, *rows) == {0: "1 < 2", 2: "3 > 2"}
     assert dropped({"type": "turns", "max": 3}, *rows) == {}
+    assert row_facts.look(["turns"], rows)["turns"].to_pylist() == [1, 2, 3, 2]  # what expectations look at
     refused({"type": "turns", "min": 3, "max": 2}, "no row has at least 3 and at most 2 turns")
     refused({"type": "turns"}, "every row has at least 1 turn: give min, max or both")
 
@@ -79,6 +80,12 @@ def test_a_pattern_is_searched_in_the_turns_of_the_roles_and_drops_or_keeps():
     }
 
 
+def test_texts_in_template_arguments_are_the_systems():
+    rows = [row("c", "d", template_arguments={"tools": ["a b"]}), row("c", "d")]
+    assert dropped({"type": "pattern", "regex": "a b"}, *rows) == {0: "a b"}
+    assert dropped({"type": "pattern", "regex": "a b", "roles": ["user", "assistant"]}, *rows) == {}
+
+
 @pytest.mark.parametrize(
     ("regex", "said"),
     [("(a", "'(a' is no regular expression of Python: missing ), unterminated subpattern"), ("a*", "matches a text without any character")],
@@ -87,6 +94,12 @@ def test_a_regex_that_is_none_or_matches_all_is_refused_when_the_recipe_is_read(
     refused({"type": "pattern", "regex": regex}, said)
     refused({"type": "cutoff_dates", "patterns": [regex]}, said)
     refused({"type": "identity", "claims": [regex]}, said)
+
+
+def test_a_regex_that_python_cannot_hold_is_refused_and_so_is_a_word_of_nothing():
+    refused({"type": "pattern", "regex": "a{99999999999}"}, "'a{99999999999}' is no regular expression of Python: the repetition number")
+    refused({"type": "pattern", "regex": "(" * 5000 + "a" + ")" * 5000}, "is no regular expression of Python: maximum recursion")
+    refused({"type": "keywords", "words": ["a", ""]}, "a text without any letter or sign is looked for")
 
 
 def test_control_tokens_of_every_shipped_template_are_found_wherever_they_stand():
@@ -143,6 +156,10 @@ CLAIMS = [
     "I am an AI language model, GPT-4.",
     "As ChatGPT, I can.",
     "My developer is Anthropic.",
+    "I am a language model trained by OpenAI.",
+    "I was created by Anthropic.",
+    "I'm an AI assistant developed by Google.",
+    "I am Assistant, a large language model that was trained by OpenAI.",
 ]
 NO_CLAIMS = [
     "GPT-4 was developed by OpenAI.",
@@ -152,6 +169,9 @@ NO_CLAIMS = [
     "I read that Anthropic made a model. It is large.",
     "You can ask ChatGPT.",
     "I am an assistant trained by your company.",
+    "I am writing to apply for the certificate provided by Google.",
+    "I've been using Word, which is developed by Microsoft.",
+    "I'm using a phone made by Google.",
 ]
 
 
@@ -172,6 +192,12 @@ def test_an_allowed_name_must_be_one_and_leave_others():
     refused({"type": "identity", "allow": ["Hal"]}, "allow Hal is none of the names: Alibaba")
     refused({"type": "identity", "names": ["Hal"], "allow": ["Hal"]}, "allow has all of the names")
     refused({"type": "identity", "claims": ["I am Hal"]}, "'I am Hal' must name somebody, once: write {name}")
+    refused({"type": "identity", "claims": ["(?P<name>i) am {name}"]}, "redefinition of group name")
+
+
+def test_a_claim_that_matches_without_a_name_is_none():
+    claim = {"type": "identity", "names": ["Hal"], "claims": ["i am a bot|answer (?:3|{name})"]}
+    assert dropped(claim, row("a", "I am a bot. Answer 3"), row("a", "I am a bot. Answer Hal")) == {1: "Answer Hal"}
 
 
 CUTOFFS = [
@@ -188,6 +214,7 @@ NO_CUTOFFS = [
     "The last update came in September 2021.",
     "My knowledge of 1920s jazz is small.",
     "Cut off the data here.",
+    "The data cutoff for the trial was May 2020.",
 ]
 
 
@@ -195,6 +222,14 @@ def test_cutoff_dates_are_those_of_the_speaker():
     rows = [row("a", text) for text in (*CUTOFFS, *NO_CUTOFFS)] + [row(CUTOFFS[0], "ok")]
     found = dropped({"type": "cutoff_dates"}, *rows)
     assert list(found) == list(range(len(CUTOFFS))) and found[0] == "As of my last update"
+
+
+def test_each_pattern_of_cutoff_dates_is_one_by_itself():
+    patterns = ["(?i)as of my", r"(a)x\1", r"(b)x\1"]  # of joined ones, a flag stands amidst, and the third looks for bxa
+    assert dropped({"type": "cutoff_dates", "patterns": patterns}, row("a", "As of MY day"), row("a", "bxb"), row("a", "bxa")) == {
+        0: "As of MY",
+        1: "bxb",
+    }
 
 
 def test_shares_of_repeated_parts_by_hand():

@@ -149,6 +149,11 @@ def test_a_row_left_out_by_id_goes_with_its_copies_and_its_text_and_a_slip_of_th
         (wanted, "ids"), (f"{wanted}-2", "exact_duplicates"), (named["once. "], "exact_duplicates"),
     }  # fmt: skip
     assert {drop["text"] for drop in gone} == {""}
+    word, later = {"type": "keywords", "words": ["once"]}, named["once. "]
+    for first, name, hidden in ((word, wanted, {wanted: "", f"{wanted}-2": ""}), (filters[0], later, {later: f"same text as {wanted}"})):
+        both = {**config, "filters": [first, {"type": "ids", "ids": [name]}]}  # what is named is gone before
+        gone = read_rows(run_stage(tmp_path / first["type"], "prepare_data", both, files).path / "evidence/drops.jsonl")
+        assert {drop["id"]: drop["evidence"] for drop in gone if not drop["text"]} == hidden and len(gone) > len(hidden)
     with pytest.raises(StageError, match=f"1 ids that a filter drops are those of no row here, e.g. '{wanted[:-1]}'"):
         run_stage(tmp_path / "slip", "prepare_data", {**config, "filters": [{"type": "ids", "ids": [wanted[:-1]]}]}, files)
 
