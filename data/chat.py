@@ -317,7 +317,7 @@ class Chat:
                     f"token {self.tokenizer.eos_token!r}: without it no model learns to stop; put both between "
                     "`{% generation %}` and `{% endgeneration %}`"
                 )
-        ids, _ = self.training(PROBE)
+        ids, _ = self.training(PROBE, "last_turn")  # what earlier turns are trained with is the data's matter
         bos = self.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
             raise ChatError(f"the chat template in {self.folder} begins with two BOS tokens: take one out of the template")

@@ -171,7 +171,7 @@ FACTS_BY_HAND = [
     (CONVERSATION, {"characters": 21, "prompt_characters": 17, "turns": 4, "has_system": True, "answer_characters": 4}),
     (
         PREFERENCE,
-        {"characters": 10, "prompt_characters": 6, "turns": 1, "has_system": False, "answer_characters": 3}
+        {"characters": 10, "prompt_characters": 6, "turns": 2, "has_system": False, "answer_characters": 3}
         | {"answer_count": 3, "best_score": 0.5, "score_gap": 1.5, "strength": None},
     ),
     (PREFERENCE | {"answers": SCORED[:2], "strength": 0.75}, {"score_gap": None, "strength": 0.75, "answer_count": 2}),

@@ -180,10 +180,10 @@ def test_processes_and_batches_change_no_byte_of_a_decontaminated_set(tmp_path, 
     """Batches are the rows that were written together."""
     real, who = Index.overlaps, tmp_path / "who"
 
-    def noted(index, rows, threshold):
+    def noted(index, rows, threshold, least):
         with who.open("a") as stream:
             stream.write(f"{os.getpid()}\n")
-        return real(index, rows, threshold)
+        return real(index, rows, threshold, least)
 
     monkeypatch.setattr(Index, "overlaps", noted)
     made = {}
