@@ -60,7 +60,8 @@ def test_the_rows_are_read_as_the_docs_say(project, chain, tmp_path, monkeypatch
     (example,) = re.findall(r"^```python\n(.*?load_dataset.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     shown = call(project, "python", "-c", f"{example}\nprint(len(rows), rows.column_names)")
-    assert f"{len(list(records.stream(project / 'artifacts/tiny/chat_raw/payload')))} ['id', 'source', 'messages', 'template_arguments']" in shown
+    rows = len(list(records.stream(project / "artifacts/tiny/chat_raw/payload")))
+    assert f"{rows} ['id', 'source', 'messages', 'template_arguments']" in shown
 
 
 def test_every_stage_has_its_whole_ancestry(project, chain):
