@@ -4,6 +4,7 @@ Nothing here needs torch: processes that do nothing but tokenise start without i
 """
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -17,19 +18,19 @@ from data.encoding import Encoder
 Row = Mapping[str, Any]
 
 
-class Documents:
+class Documents(ABC):
     """How rows were taken from the data, and what a row becomes. The fields of a subclass say all that decides about it."""
 
     per_row: ClassVar[int] = 1
     """Documents that each row becomes."""
 
+    @abstractmethod
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
         """The pieces of each of the row's documents.
 
         Raises:
             ChatError: the row cannot be trained on.
         """
-        raise NotImplementedError
 
     def characters(self, row: Row) -> int:
         """About how long it takes."""

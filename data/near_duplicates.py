@@ -90,7 +90,7 @@ def _worded(text: str) -> str:
 
 
 @compiled
-def _mixed(value):
+def _mixed(value):  # as in data/matching.py, and not from there: machine code is kept by what its own file says
     """A bijection in which every bit reaches every other."""
     value = (value ^ (value >> HALF)) * BASE
     value = (value ^ (value >> HALF)) * SPREAD
