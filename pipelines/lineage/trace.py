@@ -68,6 +68,8 @@ class Place:
     """Who gave the answers: label, address (empty: unknown here), content."""
     scores: tuple[tuple[str, str, float | None], ...] = ()
     """Of an evaluation: task, policy, score."""
+    handed_on: bool = False
+    """All of its rows are those of other stages."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Trace:
 
     def sources(self) -> list[tuple[str, str]]:
         """(address of the stage that brought it in, name of its source there)."""
-        made = [(place.address, name) for place in self.places if place.kind == "prepare_data" for name in place.ids]
+        brought = [place for place in self.places if place.kind == "prepare_data" and not place.handed_on]
+        made = [(place.address, name) for place in brought for name in place.ids]
         made += [(drop.address, drop.id) for drop in self.dropped if drop.kind == "prepare_data" and not drop.by]
         return sorted({(address, source_of(name)) for address, name in made if FULL_ID.fullmatch(base_id(name))})
 
@@ -276,7 +279,9 @@ class Search:
         policies = tuple((label, self.makers.get(content, ""), content) for label, content in answered)
         names = tuple(dict.fromkeys(str(row.get("id")) for row in rows))
         scores = tuple((str(row.get("task")), str(row.get("policy")), row.get("score")) for row in rows) if record.type == "scores" else ()
-        return Place(address, record.kind, record.type, record.content, names, policies, scores)
+        sources = record.config.get("sources", ()) if record.kind == "prepare_data" else ()
+        handed_on = bool(sources) and all(source["type"] == "artifact" for source in sources)
+        return Place(address, record.kind, record.type, record.content, names, policies, scores, handed_on)
 
 
 def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
