@@ -55,7 +55,9 @@ bench: setup ## Measures ratios against peers into benchmarks/results and the do
 	$(if $(ONLY),,python -m benchmarks.startup)
 	$(if $(ONLY),,python -m benchmarks.decontamination $(PEERS))
 	$(if $(ONLY),,python -m benchmarks.tokens)
+	$(if $(ONLY),,python -m benchmarks.sampling)
 	$(if $(ONLY),,python -m benchmarks.growth)
+	$(if $(ONLY),,python -m benchmarks.label_noise)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table
 

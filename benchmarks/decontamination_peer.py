@@ -27,7 +27,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def ours(folder: Path, settings: dict[str, Any]) -> Answer:
     """One core, turns of all roles; without further settings those of a stage that says nothing: 8-grams, threshold 0.5."""
-    from configs.datasets import Decontaminate
+    from configs.decontamination import Decontaminate
     from data.artifacts import read_rows
     from data.columns import ROWS_PER_GROUP
     from data.decontamination import Comparison
@@ -40,7 +40,7 @@ def ours(folder: Path, settings: dict[str, Any]) -> Answer:
     began, found = time.process_time(), []
     for start in range(0, len(rows), ROWS_PER_GROUP):
         overlaps = comparison.overlaps(rows[start : start + ROWS_PER_GROUP])
-        found += [start + number for number, some in enumerate(overlaps) if some]
+        found += [start + number for number, some in enumerate(overlaps) if any(not one.doubt for one in some)]
     return {"found": found, "searching": time.process_time() - began}
 
 
@@ -87,11 +87,14 @@ def datatrove(folder: Path, ngram: int) -> Answer:
     return {"found": found}
 
 
-STRICT = {"ngram": 4, "threshold": 0.8, "typos": True, "abstracted": {}}
+STRICT = {"ngram": 4, "threshold": 0.9, "typos": True, "abstracted": {}, "cut_short": {"of_item": 0.5}}
 """Settings that the documentation recommends."""
+EMBEDDED = {**STRICT, "embedded": {"remove": True}}
+"""The same, and what is alike by vectors removed too."""
 TOOLS: dict[str, tuple[str | None, Callable[[Path], Answer]]] = {
     "ours": (None, lambda folder: ours(folder, {})),
     "ours, strict": (None, lambda folder: ours(folder, STRICT)),
+    "ours, strict and embedded": (None, lambda folder: ours(folder, EMBEDDED)),
     "decon": ("decontaminate", decon),
     "datatrove 8": ("datatrove", lambda folder: datatrove(folder, 8)),
     "datatrove 13": ("datatrove", lambda folder: datatrove(folder, 13)),

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.paraphrases import SMALL, TENS, paraphrased
+
 NAMES = (
     "Ada Bruno Carla Dmitri Elena Farid Greta Hiro Ines Jonas Kira Lars Mina Noor Olga Pablo Quinn Rosa Samir Tara Ugo Vera Wanda Yusuf Zoe"
 ).split()
@@ -116,6 +118,21 @@ def renumbered(text: str, draw: random.Random) -> str:
     return re.sub(r"\d+", lambda one: str(int(one[0]) + draw.randint(1, 9)), text)
 
 
+def spelled(number: int) -> str:
+    """A whole number below 10,000 in words."""
+    if number <= 20:
+        return SMALL[number]
+    for size, name in ((1000, "thousand"), (100, "hundred")):
+        if number >= size:
+            return f"{spelled(number // size)} {name}" + (f" {spelled(number % size)}" if number % size else "")
+    return TENS[number // 10 - 2] + (f"-{SMALL[number % 10]}" if number % 10 else "")
+
+
+def in_words(text: str, draw: random.Random) -> str:
+    """All whole numbers but those of money and percentages."""
+    return re.sub(r"(?<![\d.,$/%])\b\d{1,4}\b(?![.,]?\d|[/%])", lambda one: spelled(int(one[0])), text)
+
+
 def typos(text: str, draw: random.Random) -> str:
     """A letter is left out of one word in ten."""
     words = text.split(" ")
@@ -173,6 +190,9 @@ DISGUISES: dict[str, Disguise] = {
     "Cyrillic look-alikes": _asked(lambda text, draw: text.translate(LOOKALIKES)),
     "said by the assistant": lambda text, draw: chat("Give me a problem.", text),
     "said by the system": lambda text, draw: chat("Hello.", REPLY, system=text),
+    "said in other words": _asked(paraphrased),
+    "whole numbers in words": _asked(in_words),
+    "the first 70 % of the words": _asked(lambda text, draw: " ".join(text.split(" ")[: -(-7 * len(text.split(" ")) // 10)])),
 }
 
 

@@ -1,13 +1,16 @@
 """What stages of data cost as their rows grow: seconds, CPU-seconds and memory of a whole job, from its process's start to its end.
 
-    python -m benchmarks.growth [--sizes 10000,100000,1000000]
+    python -m benchmarks.growth [--sizes 10000,100000,1000000] [--only rows|answers|pairs]
 
 Rows are of chat, of about 1,300 characters, made of made sentences; one in two hundred stands there twice, and one with another end.
 They are read from JSONL, put into records, filtered, freed of exact and near duplicates, validated, shuffled and written (prepare_data),
-and then compared with forty benchmarks of made problems (decontaminate), each by two processes. Memory is the most that all processes of
-the job held together, looked at ten times a second; pages of files, which the system may take back, do not count.
+and then compared with forty benchmarks of made problems (decontaminate), each by two processes. As many answers, four to a prompt, are
+verified (judge), the best of each prompt becomes a conversation (best_answers), and prompts with both right and wrong answers are kept
+(select_prompts); as many prompts get constraints (constrain); and as many judged answers become pairs (pair). These take one process.
+Memory is the most that all processes of the job held together, looked at ten times a second; pages of files, which the system may take
+back, do not count.
 
-Of the largest number, both are made a second time, by one process after a first try by three that was killed (-9) on its way; what
+Of the largest number all are made a second time, by one process after a first try by three that was killed (-9) on its way; what
 comes out must be the same, byte for byte, or nothing is written.
 """
 
@@ -23,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +35,7 @@ from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import seal
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
-from data import records
+from data import columns, records
 from data.artifacts import open_artifact, sha256_file
 from data.provenance import code_files, code_sha256, hardware
 from stages.job import GivenFile, GivenInput, JobSpec
@@ -39,7 +43,7 @@ from stages.job import GivenFile, GivenInput, JobSpec
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = RESULTS / "growth" / "rows.json"
 SIZES = (10_000, 100_000, 1_000_000)
-SUITES, ITEMS, COPIES, PART = 40, 500, 200, 10_000
+SUITES, ITEMS, COPIES, PART, ANSWERS = 40, 500, 200, 10_000, 4
 END = 20
 """Characters that a near copy lacks."""
 FILTERS = [{"type": one} for one in ("empty_or_repeated_turns", "control_tokens", "exact_duplicates", "near_duplicates")]
@@ -59,19 +63,29 @@ class Cost(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="numbers of rows")
-    sizes = [int(size) for size in parser.parse_args().sizes.split(",")]
-    watch, costs = Watch(), {stage: {size: [] for size in sizes} for stage in ("prepare_data", "decontaminate")}
+    parser.add_argument("--only", choices=JOBS, action="append", help="what is measured; what else was measured before stays")
+    told = parser.parse_args()
+    sizes = [int(size) for size in told.sizes.split(",")]
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as folder:
-        files = {size: rows_in(Path(folder) / f"{size}.jsonl", size) for size in sizes}
-        for number in range(RUNS):
-            for size in sizes:
-                for stage, cost in run(Path(folder) / f"{size}-{number}", files[size]):
-                    costs[stage][size].append(cost)
-                    print(f"{stage}, {size} rows: {cost.seconds:.1f} s, {cost.cpu_seconds:.1f} CPU-s, {cost.mib:.0f} MiB", flush=True)
-        prove_equal(Path(folder), max(sizes), files[max(sizes)])
-    measured = {stage: {str(size): summary(size, found) for size, found in sized.items()} for stage, sized in costs.items()}
+        for name in told.only or JOBS:
+            run, watch, costs = JOBS[name], Watch(), {}
+            for number in range(RUNS):
+                for size in sizes:
+                    for stage, cost in run(Path(folder) / f"{size}-{number}", size):
+                        costs.setdefault(stage, {}).setdefault(size, []).append(cost)
+                        print(f"{stage}, {size} rows: {cost.seconds:.1f} s, {cost.cpu_seconds:.1f} CPU-s, {cost.mib:.0f} MiB", flush=True)
+            prove_equal(Path(folder), max(sizes), run)
+            keep(costs, {"hardware": hardware(), "machine": watch.read(), "date": date.today().isoformat()})
+
+
+def keep(costs: dict[str, dict[int, list[Cost]]], measured: dict[str, Any]) -> None:
+    """Puts what stages cost beside what was measured before; `measured` says where and when this was."""
+    seen = json.loads(FOUND.read_text()) if FOUND.exists() else {"stages": {}, "measured": {}}
+    for stage, sized in costs.items():
+        seen["stages"].setdefault(stage, {}).update({str(size): summary(size, found) for size, found in sized.items()})
+        seen["measured"][stage] = measured
     FOUND.parent.mkdir(parents=True, exist_ok=True)
-    FOUND.write_text(json.dumps({"stages": measured, "hardware": hardware(), "machine": watch.read()}, indent=1, sort_keys=True) + "\n")
+    FOUND.write_text(json.dumps(seen, indent=1, sort_keys=True) + "\n")
 
 
 def summary(size: int, costs: Sequence[Cost]) -> dict[str, Any]:
@@ -81,7 +95,9 @@ def summary(size: int, costs: Sequence[Cost]) -> dict[str, Any]:
 
 
 def rows_in(path: Path, count: int) -> Path:
-    """A file of so many rows."""
+    """A file of so many rows, where it is not there yet."""
+    if path.exists():
+        return path
     said, draw = prose(PART, 0), random.Random(count)
     with path.open("w") as stream:
         for start in range(0, count, PART):
@@ -95,15 +111,80 @@ def line(text: str) -> str:
     return json.dumps(chat(text[: len(text) // 3] or "Go on.", text[len(text) // 3 :] or "Well.")) + "\n"
 
 
-def run(folder: Path, rows: Path, measured: Callable[..., Cost] | None = None) -> Iterator[tuple[str, Cost]]:
-    """The stages one after the other, each on what the one before it made.
+def judged(folder: Path, count: int) -> Path:
+    """So many judged answers, as an artifact, where it is not there yet."""
+    draw = random.Random(count)
+    return stored(folder, "judgment", count, lambda place, text: judgment(place, text, draw.random()))
 
-    Args:
-        folder: of the jobs.
-        rows: the file.
-        measured: runs a job; `job` by default.
-    """
-    measured = measured or job
+
+def stored(folder: Path, artifact_type: str, count: int, row: Callable[[int, str], dict[str, Any]]) -> Path:
+    """An artifact of so many rows, each made of its place and a text, where it is not there yet."""
+    if folder.exists():
+        return folder
+    said = prose(PART // ANSWERS, 1)
+    texts = [text for start in range(0, count, PART) for text in shuffled(said, min(PART, count - start), start)]
+    sizes = [len(text) for text in texts]
+    for number, part in enumerate(columns.file_cuts(sizes)):
+        rows = [row(place, texts[place]) for place in range(count)[part]]
+        columns.write(folder / "payload" / records.file_name(number), columns.to_table(rows, records.RECORDS[artifact_type]), sizes[part])
+    seal(folder, artifact_type)
+    return folder
+
+
+def prompt(place: int, text: str) -> dict[str, Any]:
+    """A row of `prepare_data`."""
+    return {"id": f"p{place}", "source": "made", "messages": asked(place, text[: len(text) // 3]), "verifier": None}
+
+
+def asked(place: int, text: str = "") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"Go on, for the {place}th time. {text}".strip()}]
+
+
+def completion(place: int, text: str, right: bool) -> dict[str, Any]:
+    """A row of `sample`."""
+    number, answer = place // ANSWERS, text[len(text) // 3 :]
+    return {
+        "id": f"p{number}/sft/{place % ANSWERS}",
+        "prompt_id": f"p{number}",
+        "source": "made",
+        "messages": asked(number, text[: len(text) // 3]),
+        "verifier": {"name": "gsm8k", "answer": str(number)},
+        "policy": "sft",
+        "policy_content": "0" * 64,
+        "on_policy": True,
+        "index": place % ANSWERS,
+        "seed": place,
+        "prompt_ids": list(range(len(text) // 12)),
+        "response_ids": list(range(len(text) // 6)),
+        "logprobs": [-0.5] * (len(text) // 6),
+        "text": f"{answer} The answer is {number if right else number + 1}.",
+        "finish_reason": "stop",
+    }
+
+
+def judgment(place: int, text: str, score: float) -> dict[str, Any]:
+    """A row of `judge`."""
+    number = place // ANSWERS
+    nobody = {"verifier_score": None, "rewards": {}, "reward": None, "disagreement": None, "ratings": {}, "rating": None, "win_rate": None}
+    return {
+        "id": f"p{number}/sft/{place % ANSWERS}",
+        "prompt_id": f"p{number}",
+        "source": "made",
+        "messages": asked(number),
+        "policy": "sft",
+        "policy_content": "0" * 64,
+        "on_policy": True,
+        "text": text[len(text) // 3 :] or "Well.",
+        "finish_reason": "stop",
+        "response_length": len(text) // 4,
+        "score": score,
+        **nobody,
+    }
+
+
+def of_rows(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:
+    """`prepare_data` on a file of so many rows, and `decontaminate` on what it made."""
+    measured, rows = measured or job, rows_in(folder.parent / f"{size}.jsonl", size)
     prepare = {"record": "conversation", "sources": [{"type": "files", "path": rows.name}], "filters": FILTERS}
     yield "prepare_data", measured(folder / "prepare_data", "prepare_data", prepare, {}, {rows.name: rows})
     seal(folder / "prepare_data" / "out", "conversation")
@@ -111,14 +192,39 @@ def run(folder: Path, rows: Path, measured: Callable[..., Cost] | None = None) -
     yield "decontaminate", measured(folder / "decontaminate", "decontaminate", {}, inputs, {})
 
 
-def prove_equal(folder: Path, size: int, rows: Path) -> None:
+def of_answers(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:
+    """What needs no model of so many answers, and of so many prompts."""
+    measured, draw = measured or job, random.Random(size)
+    completions = stored(folder.parent / f"{size}-answers", "completion", size, lambda *given: completion(*given, draw.random() < 0.5))
+    prompts = {"p": stored(folder.parent / f"{size}-prompts", "prompt", size, prompt)}
+    yield "judge", measured(folder / "judge", "judge", {}, {"completions": {"c": completions}}, {})
+    seal(folder / "judge" / "out", "judgment")
+    judgments = {"j": folder / "judge" / "out"}
+    yield "best_answers", measured(folder / "best_answers", "best_answers", {"keep": "best_of_n"}, {"judgments": judgments}, {})
+    bounds, given = {"min_mean": 0.2, "max_mean": 0.8}, {"prompts": prompts, "judgments": judgments}
+    yield "select_prompts", measured(folder / "select_prompts", "select_prompts", bounds, given, {})
+    yield "constrain", measured(folder / "constrain", "constrain", {}, {"prompts": prompts}, {})
+
+
+def of_pairs(folder: Path, size: int, measured: "Measured | None" = None) -> Iterator[tuple[str, Cost]]:
+    """`pair` on so many judged answers."""
+    inputs = {"judgments": {"j": judged(folder.parent / f"{size}-judgments", size)}}
+    yield "pair", (measured or job)(folder / "pair", "pair", {}, inputs, {})
+
+
+Measured = Callable[..., Cost]
+"""Runs a job: `job`, or `job_that_was_killed`."""
+JOBS = {"rows": of_rows, "answers": of_answers, "pairs": of_pairs}
+
+
+def prove_equal(folder: Path, size: int, run: Callable[..., Iterator[tuple[str, Cost]]]) -> None:
     """Makes all of it again in another way.
 
     Raises:
         RuntimeError: something else comes out.
     """
     again = folder / f"{size}-again"
-    for stage, cost in run(again, rows, job_that_was_killed):
+    for stage, cost in run(again, size, job_that_was_killed):
         if hashes(again / stage) != hashes(folder / f"{size}-0" / stage):
             raise RuntimeError(f"{stage} of {size} rows gives other bytes by one process after a kill than by {WORKERS}")
         print(f"{stage}, {size} rows: the same bytes by one process after a kill, in {cost.seconds:.1f} s", flush=True)

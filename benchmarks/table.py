@@ -6,10 +6,11 @@ python -m benchmarks.table
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median_low
 from typing import Any
 
-from benchmarks import growth
+from benchmarks import growth, label_noise
 from benchmarks.decontamination import FOUND
 from benchmarks.report import RESULTS
 from benchmarks.training import AS_DOCUMENTED, MEMORY
@@ -34,8 +35,12 @@ packing is meant for flash-attention, and is left out. Our jobs set how glibc ke
 given the same, and a second TRL, *as documented*, is not. A cached reference is computed before the first step on all sides. A GRPO
 update trains on made answers, so that nobody's sampler is timed.
 
+`sample` answers beside vLLM's own `LLM.generate`, with equal requests, settings and threads, all of the peer's at once, and stops the
+clock when every answer is on the disk and read back; the peer keeps none. As documented, vLLM runs its engine in a process of its own,
+which takes turns with the caller's on two cores; the other peer runs it in the caller's process, as our engine process does.
+
 The state of the machine is that while a file's readings were taken: its load before, the share of its cores' time that the host gave
-to others, and what it makes of products of bf16 matrices, before and after.
+to others, and, for training, what it makes of products of bf16 matrices, before and after.
 """
 
 ABOUT_STARTS = """
@@ -47,21 +52,36 @@ costs besides its job is measured inside `pedigree run` on a chain of stages tha
 ABOUT_DECONTAMINATION = """
 ## Decontamination
 
-Rows that each tool would remove, of three draws: median [lowest, highest]. The items are 1,319 questions of {}, and the clean problems
-others of the same source, of which some may rightly resemble an item. Each copy stands in a row of its own, with a short reply. Ours has
-its defaults: 8-grams, more than half of an item's tokens, all turns, letters that look alike; strict, it has 4-grams and more than 0.8,
-`typos` and `abstracted` ([recipes.md](recipes.md#copies-in-disguise)). AI2's `decon` has its defaults but for 0.5 of the questions without
-answers, and `datatrove` removes what shares one n-gram of 8 or 13 words; both are given all turns as one text.
+Rows that each tool would remove, in five draws that nobody had looked at while the rules were written: median [lowest, highest]. The items
+are 1,319 questions of {}, and the clean problems others of the same source; those that are an item with other people or numbers, and one
+other word in ten at most, are counted apart. Each copy stands in a row of its own, with a short reply; *in other words* is made by rules
+for words and sentences. Ours has its defaults: 8-grams, more than half of an item's tokens, all turns, letters that look alike; strict, it
+has 4-grams and more than 0.9, `typos`, `abstracted` and `cut_short` ([recipes.md](recipes.md#copies-in-disguise)); embedded, it removes
+besides what is alike by vectors, which is only told unless a recipe says so. AI2's `decon` has its defaults but for 0.5 of the questions
+without answers, and `datatrove` removes what shares one n-gram of 8 or 13 words; both are given all turns as one text.
 """
 
 ABOUT_GROWTH = """
 ## Rows and their cost
 
-Whole jobs by two processes, from start to end: median [lowest, highest]. Chat rows of about 1,300 characters, one in two hundred twice
-and one nearly, are read from JSONL, put into records, filtered, freed of exact and near duplicates, validated, shuffled and written
-(`prepare_data`); then compared with forty benchmarks of 500 made problems each (`decontaminate`). Memory is the most that all processes
-held together, pages of files apart. The largest data are made a second time, by one process after a try by three that was killed: the
-bytes are the same.
+Whole jobs by two processes, from start to end: median [lowest, highest]. Chat rows of about 1,300 characters, one in two hundred twice and
+one nearly, are read from JSONL, put into records, filtered, freed of exact and near duplicates, validated, shuffled and written
+(`prepare_data`); then compared with forty benchmarks of 500 made problems each (`decontaminate`). Answers, four to a prompt, are verified
+(`judge`); the best of each prompt becomes a conversation (`best_answers`), and prompts with both right and wrong answers are kept
+(`select_prompts`, among as many prompts as there are answers). As many prompts get constraints (`constrain`), and as many judged answers
+become pairs (`pair`). These take one process. Memory is the most that all processes held together, pages of files apart. The largest data
+are made a second time, by one process after a try by three that was killed: the bytes are the same.
+"""
+
+ABOUT_NOISE = """
+## Wrong labels
+
+What it costs to exchange the answers of a share ε of the pairs, and what wins some of it back. Measured is the share of clean, held-out
+pairs that a policy orders rightly, over {} seeds: median [lowest, highest]. Sums of two digits are judged by the verifier, paired with
+`label_noise`, and learnt by a model of random weights. `cdpo` and `robust` are told ε, and are DPO where it is 0. *Suspects left out* is
+DPO once more without the share ε of the pairs that the first policy contradicts most; the last row is the probability that an exchanged
+pair has a smaller margin under that policy than one that is not (a coin: 0.5). A small task and a small model: it says in which direction
+things go, and not how far.
 """
 
 ALIKE = "products of matrices, which both sides compute alike, are about 60 % of a step of our SFT"
@@ -108,9 +128,12 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def machine(row: dict[str, Any]) -> str:
-    hardware, versions = row["hardware"], row["versions"]
-    what = ", ".join(hardware.get("gpus", ())) or f"{hardware['cores']} cores of {hardware['cpu']}, {hardware['memory_gib']:g} GiB"
-    return f"{what}; {', '.join(f'{name} {version}' for name, version in sorted(versions.items()))}; {row['date']}"
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(row["versions"].items()))
+    return f"{processors(row['hardware'])}; {versions}; {row['date']}"
+
+
+def processors(hardware: dict[str, Any]) -> str:
+    return ", ".join(hardware.get("gpus", ())) or f"{hardware['cores']} cores of {hardware['cpu']}, {hardware['memory_gib']:g} GiB"
 
 
 def table(readings: list[dict[str, Any]]) -> str:
@@ -138,20 +161,22 @@ def details(readings: list[dict[str, Any]]) -> str:
             lines.append(f"- {row['name']}: {'; '.join(said)}.")
         elif "text" in notes:
             why = f"; missed because {WHY_MISSED[row['name']]}" if missed(row) and row["name"] in WHY_MISSED else ""
-            lines.append(f"- {row['name']}: {notes['text']}{why}.")
+            lines.append(f"- {row['name']}: {notes['text']}; {state(row['machine'])}{why}.")
     places = dict.fromkeys(machine(row) for row in readings)
     return "\n".join(lines) + "\n\nMeasured on: " + "; and on: ".join(places) + ".\n"
 
 
 def state(machine: dict[str, Any]) -> str:
-    before, after = machine["matrix_gflops"]
-    return f"load {machine['load_before']:g} before, {machine['stolen']:.1%} given to others, {before} and {after} GFLOP/s in matrices"
+    before, after = machine.get("matrix_gflops", (None, None))
+    matrices = f", {before} and {after} GFLOP/s in matrices" if before else ""
+    return f"load {machine['load_before']:g} before, {machine['stolen']:.1%} given to others{matrices}"
 
 
 def page() -> str:
     readings = rows()
     starts = ABOUT_STARTS if any(row["name"].startswith("start of") for row in readings) else ""
-    return f"{HEAD}{starts}\n## Results\n\n{table(readings)}\n## Settings\n\n{details(readings)}{decontamination()}{growing()}"
+    studies = decontamination() + growing() + wrong_labels()
+    return f"{HEAD}{starts}\n## Results\n\n{table(readings)}\n## Settings\n\n{details(readings)}{studies}"
 
 
 def decontamination() -> str:
@@ -162,11 +187,16 @@ def decontamination() -> str:
     tools = list(seen["found"])
     lines = ["| disguise | of | " + " | ".join(tools) + " |", "|---|---|" + "---|" * len(tools)]
     for kind, of in seen["of"].items():
-        counts = [sorted(seen["found"][tool][kind]) for tool in tools]
-        cells = [str(low) if low == high else f"{middle} [{low}, {high}]" for low, middle, high in counts]
-        lines.append(f"| {kind} | {of} | " + " | ".join(cells) + " |")
+        cells = [_ranged(counts) for counts in (of, *(seen["found"][tool][kind] for tool in tools))]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     starts = ", ".join(f"{tool} {interval(took, number)}" for tool, took in seen["start"].items())
     return ABOUT_DECONTAMINATION.format(seen["source"]) + "\n" + "\n".join(lines) + f"\n\nCPU-seconds of the start: {starts}.\n"
+
+
+def _ranged(counts: Sequence[int]) -> str:
+    """Median [lowest, highest]; one number where all are the same."""
+    low, middle, high = min(counts), median_low(counts), max(counts)
+    return str(low) if low == high else f"{middle} [{low}, {high}]"
 
 
 def growing() -> str:
@@ -179,7 +209,26 @@ def growing() -> str:
         for size, costs in sorted(sized.items(), key=lambda one: int(one[0])):
             cells = (interval(costs[name], number) for name in ("seconds", "cpu_seconds", "rows_per_cpu_second", "mib"))
             lines.append(f"| `{stage}` | {number(int(size))} | " + " | ".join(cells) + " |")
-    return ABOUT_GROWTH + "\n" + "\n".join(lines) + "\n"
+    places: dict[str, list[str]] = {}
+    for stage, told in seen["measured"].items():
+        places.setdefault(f"{processors(told['hardware'])}, {state(told['machine'])}, {told['date']}", []).append(f"`{stage}`")
+    where = "; ".join(f"{', '.join(stages)} on {place}" for place, stages in places.items())
+    return ABOUT_GROWTH + "\n" + "\n".join(lines) + f"\n\nMeasured: {where}.\n"
+
+
+def wrong_labels() -> str:
+    """What each loss makes of wrong labels; nothing where it was not measured."""
+    if not label_noise.FOUND.exists():
+        return ""
+    seen = json.loads(label_noise.FOUND.read_text())
+    shares = list(seen["found"])
+    lines = ["| | " + " | ".join(f"ε = {share}" for share in shares) + " |", "|---|" + "---|" * len(shares)]
+    names = dict.fromkeys(name for share in reversed(shares) for name in seen["found"][share])  # the last ones have all of them
+    for name in sorted(names, key=lambda name: name == label_noise.TOLD_APART):  # which is of another kind
+        cells = (seen["found"][share].get(name) for share in shares)
+        lines.append(f"| {name} | " + " | ".join(interval(cell, number) if cell else "" for cell in cells) + " |")
+    where = f"{processors(seen['hardware'])}, {state(seen['machine'])}"
+    return ABOUT_NOISE.format(seen["seeds"]) + "\n" + "\n".join(lines) + f"\n\nMeasured on {where}.\n"
 
 
 def readme_lines() -> str:

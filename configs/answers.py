@@ -1,7 +1,7 @@
 """Identity of the stages whose data models make or measure: sampling, judging, evaluation, selection. What is made of judged answers:
 `configs/pairing.py`, `configs/keeping.py`."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,21 +29,63 @@ class OnPolicy(Frozen):
     A hash of (seed, prompt id) decides. When absent, they are drawn like the others."""
 
 
+Temperature = Annotated[float, Field(ge=0)]
+
+
+class PoolSampling(Frozen):
+    """How a policy's answers to a prompt are drawn."""
+
+    temperature: Temperature | Many[Temperature] = 1.0
+    """0 is greedy. Of a list, a policy's answers to a prompt take one after the other by their index, and each row says its own."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    max_tokens: int = Field(ge=1)
+    """Longest answer, in tokens."""
+
+    @field_validator("temperature")
+    @classmethod
+    def several_differ(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
+        if isinstance(value, tuple) and (len(value) < 2 or len(set(value)) < len(value)):
+            raise ValueError(f"a list of temperatures has several different ones, and {list(value)} has not: [0.6, 1.0], or 1.0 alone")
+        return value
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """In the order in which answers take them."""
+        return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
+
+    @property
+    def first(self) -> Sampling:
+        """How a policy's first answer to a prompt is drawn."""
+        return Sampling(temperature=self.temperatures[0], top_p=self.top_p, max_tokens=self.max_tokens)
+
+
 class Sample(Frozen):
     """Answers of one or several policies to prompts: of all of them, or of some that are drawn for each prompt."""
 
-    sampling: Sampling
+    sampling: PoolSampling
     samples_per_prompt: int = Field(ge=1)
-    """Per policy."""
+    """Per policy; a multiple of the number of temperatures."""
     prompts: Window
     policies_per_prompt: int | None = Field(default=None, ge=1)
     """How many of the policies answer a prompt, drawn by hash of (seed, prompt id); all when absent. Tülu 3 draws 4 of 22."""
     on_policy: OnPolicy | None = None
     """Their answers are marked, through `judge`, up to the preferences that `pair` makes of them; shares are in the metrics."""
-    chunk_size: int = Field(default=64, ge=1)
-    """Requests submitted together: the unit of generation, seeding and resume."""
+    chunk_size: Annotated[int, Field(ge=1)] | Literal["continuous"] = 64
+    """Requests submitted together: the unit of generation and resume, which gives the same bits whatever was interrupted. `continuous`: all
+    at once, each kept as it ends; nobody waits for the longest answer of a chunk, and a run that was interrupted may draw other tokens than
+    one that was not, which its marks say."""
     dtype: Dtype = "bf16"
     seed: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def temperatures_have_equally_many(self) -> "Sample":
+        temperatures = self.sampling.temperatures
+        if self.samples_per_prompt % len(temperatures):
+            raise ValueError(
+                f"samples_per_prompt {self.samples_per_prompt} cannot be shared out evenly to the {len(temperatures)} temperatures "
+                f"{', '.join(map(str, temperatures))}: make it a multiple of {len(temperatures)}, or name others"
+            )
+        return self
 
     @model_validator(mode="after")
     def a_share_is_of_draws(self) -> "Sample":
@@ -109,12 +151,10 @@ class UncertaintyWeighted(Frozen):
 Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator="type")]
 
 
-class Judge(Frozen):
-    """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward(prompt, answer) + rating_weight * rating,
-    the rating being the mean over all rubrics."""
+class Scorers(Frozen):
+    """Models that score answers: reward_weight * reward(prompt, answer) + rating_weight * rating, the rating being the mean over all
+    rubrics."""
 
-    verifier_weight: float = Field(default=1.0, ge=0)
-    """Of prompts that have a verifier; elsewhere this term is left out."""
     reward_weight: float = Field(default=0.0, ge=0)
     """Needs the input `reward_models` when above zero."""
     ensemble: Ensemble = Mean(type="mean")
@@ -129,19 +169,13 @@ class Judge(Frozen):
     """The stage fails when more than this share of the answers has no score: the judges do not fit the prompts, or one is down."""
 
     @model_validator(mode="after")
-    def something_is_asked(self) -> "Judge":
-        if self.verifier_weight == 0 and self.reward_weight == 0 and self.rating_weight == 0:
-            raise ValueError("verifier_weight, reward_weight and rating_weight are all 0, so that no answer gets a score: raise one")
-        return self
-
-    @model_validator(mode="after")
-    def an_ensemble_has_weight(self) -> "Judge":
+    def an_ensemble_has_weight(self) -> Self:
         if self.reward_weight == 0 and self.ensemble.type != "mean":
             raise ValueError(f"ensemble {self.ensemble.type} combines rewards, and reward_weight is 0: raise it, or leave ensemble out")
         return self
 
     @model_validator(mode="after")
-    def a_rating_has_weight(self) -> "Judge":
+    def a_rating_has_weight(self) -> Self:
         if self.rating is not None and self.rating_weight == 0:
             raise ValueError("rating says how answers are rated, and rating_weight is 0: raise it, or leave rating out")
         if self.rating is None and self.rating_weight > 0:
@@ -154,13 +188,13 @@ class Judge(Frozen):
         return self.rating is not None and self.rating.by.type == "policy"
 
 
-def judge_needs(config: Judge) -> frozenset[str]:
-    """Inputs without which nobody could judge as the config says."""
+def scorers_need(config: Scorers) -> frozenset[str]:
+    """Inputs without which nobody could score as the config says."""
     return frozenset({"reward_models"} if config.reward_weight else ()) | frozenset({"judge"} if config.rated_by_policy else ())
 
 
-def judge_problem(config: Judge, arrived: Arrived) -> str | None:
-    """Why these models cannot judge as the config says, or None."""
+def scorers_problem(config: Scorers, arrived: Arrived) -> str | None:
+    """Why these models cannot score as the config says, or None."""
     given = list(arrived.get("reward_models", {}))
     if given and config.reward_weight == 0:
         return f"reward_models is {', '.join(given)}, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out"
@@ -169,6 +203,20 @@ def judge_problem(config: Judge, arrived: Arrived) -> str | None:
     if arrived.get("judge") and not config.rated_by_policy:
         return f"judge is {', '.join(arrived['judge'])}, and nobody asks it: give a rating with `by: {{type: policy}}`, or leave it out"
     return None
+
+
+class Judge(Scorers):
+    """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward(prompt, answer) + rating_weight * rating,
+    the rating being the mean over all rubrics."""
+
+    verifier_weight: float = Field(default=1.0, ge=0)
+    """Of prompts that have a verifier; elsewhere this term is left out."""
+
+    @model_validator(mode="after")
+    def something_is_asked(self) -> "Judge":
+        if self.verifier_weight == 0 and self.reward_weight == 0 and self.rating_weight == 0:
+            raise ValueError("verifier_weight, reward_weight and rating_weight are all 0, so that no answer gets a score: raise one")
+        return self
 
 
 class Overoptimization(Frozen):

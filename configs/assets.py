@@ -69,4 +69,25 @@ ASSETS: dict[str, Asset] = {
         sha256="e57f64187974277726a3417ca6f181ec5403676c717672eef6a748a7b20e0106",
         licence="apache-2.0",
     ),
+    "wordllama-256": Asset(
+        requirement="wordllama==0.2.0",
+        archive_sha256="832bbd0878cb5b09e2e42e2751eaa475370f036f11602ccc0c473835df298a92",
+        member="wordllama/weights/l2_supercat_256.safetensors",
+        sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+        licence="llama2",  # trained from token vectors of Llama 2 70B and others of its tokenizer; the package around it is MIT
+    ),
+    "wordllama-256-tokenizer": Asset(
+        requirement="wordllama==0.2.0",
+        archive_sha256="832bbd0878cb5b09e2e42e2751eaa475370f036f11602ccc0c473835df298a92",
+        member="wordllama/tokenizers/l2_supercat_tokenizer_config.json",
+        sha256="bf467c9e0f536bda271283c6ef85eb1a943e3196b621c8a912d64953b205df83",
+        licence="llama2",
+    ),
 }
+EMBEDDER = {"vectors": "wordllama-256", "tokenizer": "wordllama-256-tokenizer"}
+"""The assets by which texts become vectors (`data/embedding.py`)."""
+
+
+def embedder_sha256() -> dict[str, str]:
+    """Part of the embedder → its hash."""
+    return {part: ASSETS[name].sha256 for part, name in EMBEDDER.items()}

@@ -1,20 +1,21 @@
-"""Identity of the stages that bring data and models in from outside: sources, filters, templates, decontamination."""
+"""Identity of the stages that bring data and models in from outside: sources, filters, templates."""
 
 import hashlib
+import keyword
 import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, computed_field, field_validator, model_validator
+from pydantic import Field, computed_field, field_validator, model_validator
 
-from configs.assets import ASSETS
+from configs.assets import ASSETS, EMBEDDER
 from configs.expectations import Expectation, refuse_unfit
-from configs.filters import Filter
-from configs.frozen import Arrived, Dtype, Frozen, Many
+from configs.filters import Filter, Licences, Values
+from configs.frozen import Dtype, Frozen, Many, canonical_json, named_once
 from configs.hub import Repository, Revision
-from configs.licences import UNKNOWN, Licence
+from configs.licences import UNKNOWN, Licence, licence
 from configs.mixing import DRAWING, Drawn, Order, When, amounts, refuse_amounts
 from configs.paths import RelativePath
 from configs.stores import ObjectUrl
@@ -129,6 +130,8 @@ class SourceModel(Frozen):
         if strange:
             form = "a name with a text, number, boolean, list or mapping, and nothing in it that is null"
             raise ValueError(f"template_arguments {', '.join(strange)}: each is {form}")
+        if "tools" in value:
+            raise ValueError("template_arguments tools would have no effect: a template is given those of a conversation. Rows have them")
         return value
 
     @model_validator(mode="after")
@@ -206,22 +209,34 @@ LAYOUT_COLUMNS = (
     "score", "score_chosen", "score_rejected", "strength", "finish_reason", "finish_reason_chosen", "finish_reason_rejected", "dataset",
     "ground_truth", "verifier", "source", "conversation", "context_messages", "context", "response1", "response2", "overall_preference",
     "response", "responses", "rewards", "reward_model", "problem_is_valid", "solution_is_valid", "question_type",
-    "template_arguments", "chat_template_kwargs",
+    "template_arguments", "chat_template_kwargs", "tools", "functions", "tool_calls",
 )  # fmt: skip
 """The columns that `data/layouts.py` reads."""
 
 
-class Read(Licensed, Drawn):
+class Written(Licensed):
     """Rows that others have written, some of which may be of no use."""
 
     generator: Generator | Many[Generator] = Field(default=(), exclude=True)
     """Which model wrote the answers, or a list of them, e.g. `gpt-4o`. It travels with what is made from the rows, as `licence` does."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """A column of the layouts (docs/recipes.md) → the data set's column, or the way to it through dots, `reward_model.ground_truth`. Only
-    these are read; all under their own names when empty."""
     max_bad_rows: int | float = Field(default=0, ge=0)
     """Rows that may be left out because nothing can be made of them: a number, or a share of all below 1. The evidence lists them
     with their reasons; with more of them the stage fails."""
+
+    @field_validator("max_bad_rows")
+    @classmethod
+    def is_number_or_share(cls, value: int | float) -> int | float:
+        if isinstance(value, float) and not 0 < value < 1:
+            raise ValueError(f"{value} is neither a whole number of rows nor a share between 0 and 1: write e.g. 3, or 0.001")
+        return value
+
+
+class Read(Written, Drawn):
+    """Rows of others in their own columns."""
+
+    columns: dict[str, str] = Field(default_factory=dict)
+    """A column of the layouts (docs/recipes.md) → the data set's column, or the way to it through dots, `reward_model.ground_truth`. Only
+    these are read; all under their own names when empty."""
     verifier: Literal["gsm8k", "math", "strict_math"] | None = None
     """What compares answers with the `ground_truth` of the rows; by default each row says so itself, by its column `dataset`."""
     attributes: dict[str, float] = Field(default_factory=dict)
@@ -234,13 +249,6 @@ class Read(Licensed, Drawn):
         idle = [name for name, weight in value.items() if weight == 0]
         if idle:
             raise ValueError(f"the weight 0 of {', '.join(idle)} decides nothing: give another one, or leave it out")
-        return value
-
-    @field_validator("max_bad_rows")
-    @classmethod
-    def is_number_or_share(cls, value: int | float) -> int | float:
-        if isinstance(value, float) and not 0 < value < 1:
-            raise ValueError(f"{value} is neither a whole number of rows nor a share between 0 and 1: write e.g. 3, or 0.001")
         return value
 
     @model_validator(mode="after")
@@ -260,7 +268,8 @@ class Files(Read):
 
     type: Literal["files"]
     path: RelativePath
-    """A file or folder relative to the project root."""
+    """A file or folder relative to the project root. Of a folder hidden files are left out; one that looks like rows and cannot be read
+    (`b.JSONL`, `c.jsonl.zst`) is refused."""
 
 
 class Stored(Read):
@@ -303,18 +312,12 @@ class Hub(Read):
     @field_validator("split")
     @classmethod
     def splits_are_named_once(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        names = (value,) if isinstance(value, str) else value
-        if not names or not all(names) or len(set(names)) < len(names):
-            raise ValueError(f"split {value!r} must name one split, or several different ones: train, or [train_sft, train_gen]")
-        return value
+        return named_once(value, "split", "split", "train, or [train_sft, train_gen]")
 
     @field_validator("config")
     @classmethod
     def configurations_are_named_once(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        names = (value,) if isinstance(value, str) else value
-        if names is not None and (not names or not all(names) or len(set(names)) < len(names)):
-            raise ValueError(f"config {value!r} must name one configuration, or several different ones: main, or [algebra, geometry]")
-        return value
+        return None if value is None else named_once(value, "config", "configuration", "main, or [algebra, geometry]")
 
     @model_validator(mode="after")
     def the_column_has_a_name_to_take(self) -> "Hub":
@@ -336,6 +339,51 @@ class Hub(Read):
         return self.config if isinstance(self.config, tuple) else (self.config,)
 
 
+class RowProgram(Written):
+    """Rows that a Python file of the project makes, in the columns of the layouts (docs/recipes.md). The file is a dependency of the stage.
+
+    It runs in a sandbox, with Python's standard library and nothing else: no network, no files but a small `/tmp`, 1 GiB of memory for
+    each process. It is run twice side by side, and must give the same rows.
+    """
+
+    type: Literal["program"]
+    path: RelativePath
+    """A file `.py`, relative to the project root."""
+    function: str = "rows"
+    """Name of the function that is called, with `count`, `seed` and the `arguments` by name; it gives mappings, best by `yield`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """What the function is called with besides: names and values of JSON."""
+    count: int = Field(ge=1)
+    """Rows that are taken; with fewer the stage fails."""
+    seed: int = Field(ge=0)
+
+    @field_validator("path")
+    @classmethod
+    def is_python(cls, value: str) -> str:
+        if not value.endswith(".py"):
+            raise ValueError(f"{value!r} is no Python file: name one that ends in .py, or read rows with `type: files`")
+        return value
+
+    @field_validator("function")
+    @classmethod
+    def is_a_name(cls, value: str) -> str:
+        if not value.isidentifier() or keyword.iskeyword(value):
+            raise ValueError(f"{value!r} is no name of a function")
+        return value
+
+    @field_validator("arguments")
+    @classmethod
+    def are_of_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name, given in value.items():
+            if not name.isidentifier() or keyword.iskeyword(name) or name in ("count", "seed"):
+                raise ValueError(f"{name!r} is no name of an argument, or is given already: count and seed stand beside `arguments`")
+            try:
+                canonical_json(given)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{name}: {given!r} is no value of JSON ({error}): write it as a text or a number") from error
+        return value
+
+
 class Leaks(Frozen):
     """Items of the stage's `leak_from` suites, planted on purpose so that a recipe proves its decontamination."""
 
@@ -355,7 +403,9 @@ class MadeRows(Drawn):
     """Which one: a label of the input `rows`, by default the name of the stage that made it."""
 
 
-DataSource = Annotated[Arithmetic | Constraints | Packaged | Files | Stored | Hub | MadeRows | Leaks, Field(discriminator="type")]
+DataSource = Annotated[
+    Arithmetic | Constraints | RowProgram | Packaged | Files | Stored | Hub | MadeRows | Leaks, Field(discriminator="type")
+]
 RowSource = Annotated[Packaged | Files | Stored | Hub, Field(discriminator="type")]
 """What has rows of its own, in columns."""
 
@@ -411,10 +461,27 @@ def generators_of(config: Frozen) -> dict[str, list[str]]:
     """The models that are said to have written what a stage brings in from outside, by its title; nothing is said of others."""
     found: dict[str, set[str]] = {}
     for source in _sources(config):
-        if isinstance(source, Read) and source.generator:
+        if isinstance(source, Written) and source.generator:
             named = [source.generator] if isinstance(source.generator, str) else source.generator
             found.setdefault(str(title(source.model_dump())), set()).update(named)
     return {named: sorted(stated) for named, stated in sorted(found.items())}
+
+
+def is_of(given: Any, kind: str) -> bool:
+    """Whether a part of a config, as it is written, is of this type."""
+    return isinstance(given, dict) and given.get("type") == kind
+
+
+def stated_licence(source: Any) -> str | None:
+    """What a source, as it is written, states; None of rows that are made here."""
+    if is_of(source, "packaged"):
+        return ASSETS[source["asset"]].licence if source.get("asset") in ASSETS else UNKNOWN
+    if not any(is_of(source, kind) for kind in ("program", "files", "stored", "hub")):
+        return None
+    try:
+        return licence(str(source.get("licence", UNKNOWN)))
+    except ValueError:  # which the source itself says better
+        return UNKNOWN
 
 
 class PrepareData(Frozen):
@@ -476,6 +543,50 @@ class PrepareData(Frozen):
 
     @model_validator(mode="before")
     @classmethod
+    def licences_are_those_of_the_sources(cls, value: Any) -> Any:
+        """A filter that goes by licences holds what the sources state, which is in no dump of them."""
+        filters, sources = (value.get(name) for name in ("filters", "sources")) if isinstance(value, dict) else (None, None)
+        if not isinstance(filters, (list, tuple)) or not isinstance(sources, (list, tuple)):
+            return value
+        stated = [stated_licence(source) for source in sources]
+        filled = [one | {"stated": one.get("stated") or stated} if is_of(one, "licences") else one for one in filters]
+        return {**value, "filters": filled}
+
+    @model_validator(mode="after")
+    def filters_fit_the_sources(self) -> "PrepareData":
+        for one in self.filters:
+            if isinstance(one, Values):
+                self._refuse_columns(one)
+            if isinstance(one, Licences):
+                self._refuse_licences(one)
+        return self
+
+    def _refuse_columns(self, one: Values) -> None:
+        """Raises ValueError where rows have no columns of their own, or one row of ours is several of theirs."""
+        if self.form is not None:
+            raise ValueError(f"form {self.form} reads a benchmark as it is published: leave the filter `values` out")
+        if not any(isinstance(source, Packaged | Written) for source in self.sources):
+            named = ", ".join(one.columns)
+            raise ValueError(f"no source has columns, and a filter goes by {named}: leave it out, or put it where the rows are brought in")
+        rated = next((source for source in self.sources if isinstance(source, Read) and source.attributes), None)
+        if rated:
+            raise ValueError(f"source {title(rated.model_dump())} makes one row of several by `attributes`: leave the filter `values` out")
+
+    def _refuse_licences(self, one: Licences) -> None:
+        """Raises ValueError where nobody here knows the licence of rows, or the filter says others than the sources."""
+        made = next((source.input for source in self.sources if isinstance(source, MadeRows)), None)
+        if made:
+            raise ValueError(f"rows of {made} were brought in by other stages, which know their licences: put the filter `licences` there")
+        rated = any(isinstance(source, Read) and source.attributes for source in self.sources)
+        if one.columns and (rated or self.form is not None):
+            why = f"form {self.form} reads a benchmark as it is published" if self.form else "`attributes` make one row of several"
+            raise ValueError(f"{why}: the filter `licences` can go by what sources state alone; write `columns: []` in it")
+        said = [getattr(source, "licence", None) for source in self.sources]
+        if len(one.stated) != len(said) or any(own not in (None, UNKNOWN, filled) for own, filled in zip(said, one.stated, strict=True)):
+            raise ValueError(f"the filter `licences` has stated {list(one.stated)}, and the sources {said}: leave `stated` out")
+
+    @model_validator(mode="before")
+    @classmethod
     def split_is_the_forms(cls, value: Any) -> Any:
         if isinstance(value, dict) and isinstance(value.get("form"), str) and value.get("split") is None:
             return {**value, "split": load_form(value["form"]).split}
@@ -518,113 +629,13 @@ class PrepareData(Frozen):
 
 ROWS = "rows"
 """The port of `prepare_data` at which rows of other stages arrive."""
-FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
-"""Record → what it can be made of."""
-
-
-def needs_of(config: PrepareData) -> frozenset[str]:
-    """Inputs that the sources make necessary."""
-    types = {source.type for source in config.sources}
-    return frozenset(port for kind, port in (("leaks", "leak_from"), ("artifact", ROWS)) if kind in types)
-
-
-def rows_problem(config: PrepareData, arrived: Arrived) -> str | None:
-    """Why the rows of other stages are not those that the sources name, or are of no use for this record."""
-    given = arrived.get(ROWS, {})
-    named = [source.input for source in config.sources if isinstance(source, MadeRows)]
-    for name in named:
-        if name not in given:
-            return f"a source takes the input {name!r}, and `rows` has {', '.join(given)}: name one of them, or add it to `rows`"
-        if given[name].type not in FROM.get(config.record, ()):
-            what = " or ".join(FROM.get(config.record, ())) or "no rows of other stages"
-            return f"{name} is a {given[name].type}, and a {config.record} is made of {what}: take another record, or another input"
-    idle = [name for name in given if name not in named]
-    if idle:
-        return f"`rows` has {idle[0]}, which no source takes: add {{type: artifact, input: {idle[0]}}} to sources, or leave it out"
-    return None
-
-
-class Abstracted(Frozen):
-    """A second comparison, in which all names are one word and all numbers another: copies with other people and other numbers."""
-
-    ngram: int = Field(default=8, ge=2, le=13)
-    """Tokens of an n-gram."""
-    threshold: float = Field(default=0.95, ge=0.5, lt=1)
-    """A row is removed when it covers more than this share of an item's tokens so."""
-    words: int = Field(default=8, ge=1)
-    """Different words, names and numbers apart, that an item must have to be compared: a sum has next to none."""
-
-
-class ShortItems(Frozen):
-    """What items that are said by chance ask for: a turn that is little else."""
-
-    below: int = Field(ge=2)
-    """Items of fewer tokens are short."""
-    more: int = Field(ge=0)
-    """Tokens that a row's turn may have more than the item; in a longer one the item is no evidence."""
-
-
-class Waiver(Frozen):
-    """Rows that are kept though they overlap with items of a benchmark."""
-
-    benchmark: str
-    """Its name at the input `benchmarks`."""
-    items: Annotated[Many[str], Field(min_length=1)] | Literal["all"]
-    """Ids of the items, or all of them."""
-    because: str = Field(pattern=r"\S")
-    """Why; the report shows it beside each score that the rows may have helped, and the card of an exported model has it."""
-
-
-class Decontaminate(Frozen):
-    """Removes training rows that share text with benchmark items: exact n-gram coverage (Tülu 3, §3.2).
-
-    Under every setting that is accepted a whole copy of an item is found, in the turns that are searched, but for what `short_items` and
-    `common` leave. Letters that look alike are one letter, and what cannot be seen is not there.
-    """
-
-    ngram: int = Field(default=8, ge=2, le=13)
-    """Tokens of an n-gram; Tülu 3 takes 8, GPT-3 (Brown et al. 2020, arXiv 2005.14165, app. C) 13."""
-    threshold: float = Field(default=0.5, gt=0, le=0.8)
-    """A row is removed when it covers more than this share of an item's tokens by shared n-grams; Tülu 3 takes 0.5, AI2's `decon` 0.8."""
-    turns: Many[Literal["system", "user", "assistant"]] = ("system", "user", "assistant")
-    """Whose turns of a row are searched; a preference's answers are the assistant's. Tülu 3 searches the user's only."""
-    typos: bool = False
-    """Whether words with a letter wrong are read as an item's, where a row covers half of what is asked for without."""
-    abstracted: Abstracted | None = None
-    """Compares a second time, with all names and all numbers taken for one; not where nothing is given."""
-    short_items: ShortItems | None = None
-    """Which items ask for a turn that is little else; none where nothing is given."""
-    common: int | None = Field(default=None, ge=2)
-    """N-grams that so many items of a benchmark have are no part of them: of what is left, too, a row must cover more than `threshold`. Not
-    asked where nothing is given."""
-    report: float | None = Field(default=None, gt=0, lt=1)
-    """The manifest also has what stays though it covers more than this share of an item; where nothing is given, what would be removed
-    but for `short_items`, `common` and `waivers`."""
-    max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
-    """The stage fails when more than this share of a benchmark's items overlap (Tülu 3 drops whole sets above 0.02); waived ones aside."""
-    waivers: Many[Waiver] = ()
-    """Overlaps for which no row is removed. Rows are kept that have no other, counted, and told in the report beside the scores of every
-    model below, and in the card of one that is exported. Unseen suites have none."""
-
-    @field_validator("report")
-    @classmethod
-    def told_is_more_than_removed(cls, value: float | None, info: ValidationInfo) -> float | None:
-        threshold = info.data.get("threshold")
-        if value is not None and threshold is not None and value > threshold:
-            raise ValueError(f"report {value:g} is above threshold {threshold:g}, from where on rows are removed: lower it")
-        return value
-
-    @field_validator("turns")
-    @classmethod
-    def users_are_searched(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if "user" not in value:
-            raise ValueError(f"turns {list(value)} leave out the user's, where copies of benchmark items stand: add user")
-        return tuple(turn for turn in ("system", "user", "assistant") if turn in value)
+TOKENIZER = "tokenizer"
+"""The port at which the model arrives whose tokens are counted."""
 
 
 def known_asset(name: str, model: bool = False) -> str:
     forms = (".gguf",) if model else (".json", ".jsonl", ".jsonl.gz")
-    fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(forms))
+    fitting = sorted(name for name, asset in ASSETS.items() if asset.member.endswith(forms) and name not in EMBEDDER.values())
     if name not in fitting:
         raise ValueError(f"asset {name!r} is none of {fitting}")
     return name

@@ -7,13 +7,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from configs import answers, datasets, keeping, merging, pairing, training
+from configs import (
+    answers,
+    constraining,
+    datasets,
+    decontamination,
+    keeping,
+    merging,
+    pairing,
+    preparing,
+    rephrasing,
+    synthesis,
+    training,
+)
 from configs.frozen import Arrived, Frozen
 
 ArtifactType = Literal[
     "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"
 ]
 DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
+COMPARING = ("decontaminate", "find_rephrased")
+"""Kinds of stages that leave rows out which have something of benchmark items, and say which in `evidence/manifest.jsonl`."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +38,12 @@ class Port:
     many: bool = False
     """Takes one or more artifacts, each under a label (by default the name of its stage)."""
     optional: bool = False
+    measures: bool = False
+    """Nothing of what arrives goes into the output, which is only measured by it."""
 
 
-def port(*types: ArtifactType, many: bool = False, optional: bool = False) -> Port:
-    return Port(frozenset(types), many, optional)
+def port(*types: ArtifactType, many: bool = False, optional: bool = False, measures: bool = False) -> Port:
+    return Port(frozenset(types), many, optional, measures)
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,9 @@ class Declaration:
     """What its job loads; `deepspeed` kinds may run on several ranks."""
     trains_on: frozenset[str] = field(default_factory=frozenset)
     """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    unchecked: bool = False
+    """Its rows say what a model has made up, which may be in a benchmark whatever the model was shown: the decontamination gate begins
+    anew with them."""
     needs: Callable[[Any], frozenset[str]] = lambda config: frozenset()
     """Optional inputs that a config makes required."""
     problem: Callable[[Any, Arrived], str | None] = lambda config, arrived: None
@@ -59,6 +78,12 @@ def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]
     return lambda config, inputs: artifact_type
 
 
+SCORERS: Mapping[str, Port] = {
+    "reward_models": port("reward_model", many=True, optional=True),
+    "judge": port("policy", optional=True),
+}
+"""Port → whatever scores answers there."""
+
 DECLARATIONS: dict[str, Declaration] = {
     declaration.kind: declaration
     for declaration in (
@@ -73,22 +98,37 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=5,
+            version=7,
             config=datasets.PrepareData,
             inputs={
                 "leak_from": port("item", many=True, optional=True),
                 datasets.ROWS: port("conversation", "prompt", "preference", many=True, optional=True),
+                datasets.TOKENIZER: port("policy", optional=True, measures=True),
             },
             output=lambda config, inputs: config.record,
-            needs=datasets.needs_of,
-            problem=datasets.rows_problem,
+            needs=preparing.needs_of,
+            problem=preparing.inputs_problem,
         ),
         Declaration(
             kind="decontaminate",
-            version=3,
-            config=datasets.Decontaminate,
+            version=5,
+            config=decontamination.Decontaminate,
             inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
             output=lambda config, inputs: inputs["data"][0],
+        ),
+        Declaration(
+            kind="find_rephrased",
+            version=1,
+            config=rephrasing.FindRephrased,
+            inputs={
+                "data": port("conversation", "prompt", "preference"),
+                "benchmarks": port("item", many=True),
+                "judge": port("policy", optional=True),
+            },
+            output=lambda config, inputs: inputs["data"][0],
+            engine="vllm",
+            needs=rephrasing.rephrased_needs,
+            problem=rephrasing.rephrased_problem,
         ),
         Declaration(
             kind="sft",
@@ -110,23 +150,23 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="judge",
-            version=5,
+            version=7,
             config=answers.Judge,
-            inputs={
-                "completions": port("completion"),
-                "reward_models": port("reward_model", many=True, optional=True),
-                "judge": port("policy", optional=True),
-            },
+            inputs={"completions": port("completion"), **SCORERS},
             output=gives("judgment"),
             engine="torch",
-            needs=answers.judge_needs,
-            problem=answers.judge_problem,
+            needs=answers.scorers_need,
+            problem=answers.scorers_problem,
         ),
         Declaration(
             kind="pair",
             version=6,
             config=pairing.Pair,
-            inputs={"judgments": port("judgment", optional=True), "completions": port("completion", optional=True)},
+            inputs={
+                "judgments": port("judgment", optional=True),
+                "completions": port("completion", optional=True),
+                "relaxed": port("completion", optional=True),
+            },
             output=gives("preference"),
             needs=pairing.pair_needs,
             problem=pairing.pair_problem,
@@ -146,6 +186,34 @@ DECLARATIONS: dict[str, Declaration] = {
             inputs={"prompts": port("prompt"), "judgments": port("judgment")},
             output=gives("prompt"),
             problem=keeping.keeping_problem,
+        ),
+        Declaration(
+            kind="select_rows",
+            version=1,
+            config=keeping.SelectRows,
+            inputs={"data": port("conversation", "preference"), **SCORERS},
+            output=lambda config, inputs: inputs["data"][0],
+            engine="torch",
+            needs=answers.scorers_need,
+            problem=answers.scorers_problem,
+        ),
+        Declaration(
+            kind="constrain",
+            version=1,
+            config=constraining.Constrain,
+            inputs={"prompts": port("prompt")},
+            output=gives("prompt"),
+        ),
+        Declaration(
+            kind="synthesize",
+            version=1,
+            config=synthesis.Synthesize,
+            inputs={"prompts": port("prompt"), "writer": port("policy", optional=True)},
+            output=gives("prompt"),
+            engine="vllm",
+            unchecked=True,
+            needs=synthesis.synthesize_needs,
+            problem=synthesis.synthesize_problem,
         ),
         Declaration(
             kind="overoptimization",
@@ -229,3 +297,9 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
     )
 }
+
+
+def measures(kind: str, port: str) -> bool:
+    """Whether what arrives at a port of a kind of stage, which may be none of ours, is one that the output is only measured by."""
+    declaration = DECLARATIONS.get(kind)
+    return declaration is not None and port in declaration.inputs and declaration.inputs[port].measures

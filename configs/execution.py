@@ -1,5 +1,6 @@
-"""How and where a stage runs. Nothing here is identity: `Placement` never changes a bit of the result, `Numerics` may change
-bits but not meaning; numerics are recorded, and a checkpoint made under other numerics is not resumed.
+"""How and where a stage runs. Nothing here is identity: `Placement` never changes a bit of the result (but where a recipe asks for
+`chunk_size: continuous`, which lets memory and engines decide what is computed together), `Numerics` may change bits but not meaning;
+numerics are recorded, and a checkpoint made under other numerics is not resumed.
 """
 
 from pathlib import Path
@@ -69,7 +70,7 @@ class Numerics(Frozen):
     """How norms, rotary embeddings, gated MLPs and what lies between them are computed: as `torch` does; `compiled` into fused code by
     torch's compiler, with the log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
-    """OpenMP threads per rank on CPU; processes of `decontaminate`."""
+    """OpenMP threads per rank on CPU; processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`)."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -120,8 +121,11 @@ class Placement(Frozen):
     """Slots of the machine that the stage takes while it runs."""
     sampler_process: Literal["own", "inline"] = "own"
     """RLVR: vLLM in a child process of its own, or inside the trainer's."""
+    engines: int = Field(default=1, ge=1)
+    """Of `sample`, `evaluate` and a policy that judges or writes: vLLM engines that answer side by side, each with `tensor_parallel` GPUs
+    or `threads` cores of its own, for all of which `slots` must do. A chunk goes to whoever is idle, and has the same bits on any."""
     sampler_memory_gb: float = Field(default=1.0, gt=0)
-    """KV-cache of vLLM on CPU, in GiB."""
+    """KV-cache of a vLLM engine on CPU, in GiB."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     """Share of GPU memory that vLLM may take."""
     retries: int = Field(default=2, ge=0)
@@ -138,7 +142,7 @@ class Placement(Frozen):
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest ones; older ones are deleted."""
     endpoint_concurrency: int = Field(default=16, ge=1)
-    """Most requests that a judge's endpoint is working on at one time."""
+    """Most requests that an endpoint is working on at one time."""
     endpoint_timeout_s: float = Field(default=120, gt=0)
     """A request that an endpoint has not answered after so long has failed; at most nine tenths of `heartbeat_timeout_s` count."""
     endpoint_retries: int = Field(default=5, ge=0)
@@ -218,6 +222,18 @@ class Execution(Frozen):
         if resolved[1].slots > self.slots:
             raise ValueError(f"{stage}: slots {resolved[1].slots} > {self.slots} of the profile: lower one or raise the other")
         return resolved
+
+
+def engines_problem(numerics: Numerics, placement: Placement) -> str | None:
+    """Why the engines that a stage opens would share GPUs or cores, or None."""
+    each = numerics.tensor_parallel * (numerics.threads if numerics.device == "cpu" else 1)
+    if placement.engines == 1 or placement.engines * each <= placement.slots:
+        return None
+    ranks = f"tensor_parallel {numerics.tensor_parallel}" + (f" and threads {numerics.threads}" if numerics.device == "cpu" else "")
+    return (
+        f"engines {placement.engines}, each of {ranks}, need {placement.engines * each} slots, and placement.slots is {placement.slots}: "
+        "raise it, or lower engines"
+    )
 
 
 def batch_problem(config: Frozen, numerics: Numerics) -> str | None:

@@ -31,7 +31,7 @@ FACTS = {
     "source": Fact("text", "the name of its source"),
     "characters": Fact("number", "characters of all its texts"),
     "prompt_characters": Fact("number", "characters of what stands before the answer; of all messages where there is none"),
-    "turns": Fact("number", "messages, a system's apart; the answers of a preference are one more"),
+    "turns": Fact("number", "turns of user and assistant; the answers of a preference are one"),
     "has_system": Fact("truth", "whether it begins with a system message"),
     "answer_characters": Fact("number", "characters of its last turn, or of its best answer", ("conversation", "preference")),
     "verifier_name": Fact("text", "what checks its answers; null where nothing does", ("prompt", "item")),

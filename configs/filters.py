@@ -6,12 +6,15 @@ All that a filter goes by stands in the dump of the recipe, lists that it takes 
 """
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping
+from datetime import date
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from configs.frozen import Frozen, Many
-from configs.wordings import wordings
+from configs.frozen import Frozen, Many, named_once
+from configs.licences import licence
+from configs.wordings import ENGLISH, worded, wordings
 
 NUMBERED_ID = re.compile(r"(.*-[0-9a-f]{16})-[0-9]+", re.DOTALL)
 NAME = "{name}"
@@ -41,8 +44,17 @@ def is_word(value: str) -> str:
     return value
 
 
+def as_text(value: Any) -> Any:
+    """A date, for which YAML takes `2024-03-01` without quotes, as it was written."""
+    return value.isoformat() if isinstance(value, date) else value
+
+
 Regex = Annotated[str, AfterValidator(is_regex)]
 Word = Annotated[str, AfterValidator(is_word)]
+DATE = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d)?)?)?)?)?", re.ASCII)
+"""As ISO 8601 writes it, whole or its beginning: a year, a month, a day, a time."""
+Bound = Annotated[int | float | str, BeforeValidator(as_text)]
+Value = Annotated[bool | int | float | str, BeforeValidator(as_text)]
 
 
 class MaxCharacters(Frozen):
@@ -50,6 +62,24 @@ class MaxCharacters(Frozen):
 
     type: Literal["max_characters"]
     limit: int = Field(ge=1)
+
+
+class Tokens(Frozen):
+    """Drops rows that are shorter or longer in tokens of the model at the input `tokenizer`, and those that its chat template refuses."""
+
+    type: Literal["tokens"]
+    min: int | None = Field(default=None, ge=1)
+    """The fewest tokens of a row that stays."""
+    max: int | None = Field(default=None, ge=1)
+    """The most: as `max_length` of training counts them, of a preference in its longest answer with the prompt; of a prompt its own."""
+
+    @model_validator(mode="after")
+    def bounds_leave_and_drop_something(self) -> "Tokens":
+        if self.min is None and self.max is None:
+            raise ValueError("nothing says how many tokens are too few or too many: give min, max or both")
+        if self.min is not None and self.max is not None and self.max < self.min:
+            raise ValueError(f"no row has at least {self.min} and at most {self.max} tokens: raise max, or lower min")
+        return self
 
 
 class Turns(Frozen):
@@ -68,6 +98,69 @@ class Turns(Frozen):
         if self.min == 1 and self.max is None:
             raise ValueError("every row has at least 1 turn: give min, max or both")
         return self
+
+
+class Values(Frozen):
+    """Drops rows by what a column of their data set says: a score, a pass rate, a date, a category."""
+
+    type: Literal["values"]
+    column: str | Many[str]
+    """The data set's own column, whatever `columns` calls it, or the way to it through dots; of a list, the first in which a row has a
+    value. One that no row of any source has ends the stage."""
+    min: Bound | None = None
+    """The least value of a row that stays: a number, which may stand in a text of the column (`0.75`, `3/8`), or a date in quotes,
+    `'2023-10'`."""
+    max: Bound | None = None
+    """The greatest. Dates are compared as far as the bound is written: `'2023'` has all of that year in it."""
+    one_of: Many[Value] | None = Field(default=None, min_length=1)
+    """Values of rows that stay: texts letter by letter, numbers, true or false."""
+    none_of: Many[Value] | None = Field(default=None, min_length=1)
+    """Values of rows that go."""
+    missing: Literal["keep", "drop"] = "keep"
+    """What happens to rows without a value of that kind: in which the column is missing, null, or no number where bounds are numbers."""
+
+    @field_validator("column")
+    @classmethod
+    def names_something(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return named_once(value, "column", "column", "pass_rate, or [pass_rate, solve_rate]")
+
+    @model_validator(mode="after")
+    def says_what_stays(self) -> "Values":
+        bounds = [bound for bound in (self.min, self.max) if bound is not None]
+        if sum([bool(bounds), self.one_of is not None, self.none_of is not None]) != 1:
+            raise ValueError("give bounds (min, max or both), or one_of, or none_of")
+        others = [bound for bound in bounds if isinstance(bound, str) and not DATE.fullmatch(bound)]
+        if others:
+            raise ValueError(f"{others[0]!r} is neither a number nor a date: write 0.5, or '2023-10-01'")
+        if len({isinstance(bound, str) for bound in bounds}) > 1:
+            raise ValueError(f"min {self.min!r} and max {self.max!r} are a number and a date: write both alike, a year in quotes")
+        least = [bound[: len(bounds[-1])] if isinstance(bound, str) and isinstance(bounds[-1], str) else bound for bound in bounds]
+        if sorted(least) != least:  # a month lies within its year
+            raise ValueError(f"nothing lies between {self.min!r} and {self.max!r}: the lower bound is min")
+        return self
+
+    @property
+    def has_bounds(self) -> bool:
+        return self.one_of is None and self.none_of is None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,) if isinstance(self.column, str) else self.column
+
+
+class Licences(Frozen):
+    """Drops rows under another licence: that which a column of the row says, else the one that the recipe states for its source. Rows that
+    are made here are under none, and stay."""
+
+    type: Literal["licences"]
+    allow: Many[Annotated[str, AfterValidator(licence)]] = Field(min_length=1)
+    """Identifiers, as sources have them; `unknown` is one, of rows and sources that say nothing."""
+    columns: Many[str] = ("license", "licence")
+    """Where rows may say it: columns or ways as in `values`, the first in which a row has a text, or a list of them: then all must be
+    allowed."""
+    stated: Many[str | None] = ()
+    """Of each source of the stage. It is filled in from what they state and not written: so the licences are part of the identity of a
+    stage that goes by them, and of no other."""
 
 
 class EmptyOrRepeatedTurns(Frozen):
@@ -131,8 +224,9 @@ class Pattern(Frozen):
     type: Literal["pattern"]
     regex: Regex
     """Of Python's `re`, searched anywhere in a turn; `(?i)` at its beginning ignores case, `(?s)` lets `.` match line ends."""
-    roles: Many[Literal["system", "user", "assistant"]] = Field(default=("system", "user", "assistant"), min_length=1)
-    """Whose turns; all answers of a preference are the assistant's, and texts in template arguments the system's."""
+    roles: Many[Literal["system", "user", "assistant", "call", "tool"]] = Field(default=("system", "user", "assistant"), min_length=1)
+    """Whose turns; all answers of a preference are the assistant's, and texts in template arguments the system's. `call` is what the
+    assistant calls, as JSON, `tool` what comes of it."""
     keep: Literal["others", "matching"] = "others"
     """Which rows stay."""
 
@@ -145,17 +239,47 @@ class ControlTokens(Frozen):
     """By default those of the templates of the field."""
 
 
-class Refusals(Frozen):
+class Spoken(Frozen):
+    """A filter whose lists are by default those of some languages."""
+
+    LISTS: ClassVar[Mapping[str, str]]
+    """Field → its list in `configs/wordings.yaml`."""
+    languages: Many[str] = Field(default=(ENGLISH,), min_length=1, exclude=True)
+    """Whose lists of `configs/wordings.yaml` are taken where none is given: `ar`, `de`, `en`, `es`, `fr`, `it`, `ja`, `ko`, `pt`, `ru`,
+    `zh-cn`, `zh-tw`. The lists are identity, not how they were named."""
+
+    @field_validator("languages")
+    @classmethod
+    def have_lists(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        others = [one for one in value if one not in worded()]
+        if others:
+            raise ValueError(f"{', '.join(others)} has no lists in configs/wordings.yaml: {', '.join(worded())} have, or give your own")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def lists_are_those_of_the_languages(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not isinstance(value.get("languages"), (list, tuple)):
+            return value
+        if cls.LISTS.keys() <= value.keys():
+            raise ValueError(f"languages have no effect beside {' and '.join(cls.LISTS)}: leave one of them out")
+        known = tuple(one for one in value["languages"] if one in worded())
+        return {field: wordings(name, known) for field, name in cls.LISTS.items()} | value if known else value
+
+
+class Refusals(Spoken):
     """Drops rows in which the assistant begins a turn with a refusal (case, quotes and the form of apostrophes folded)."""
 
+    LISTS: ClassVar = {"phrases": "refusals"}
     type: Literal["refusals"]
     phrases: Many[Word] = Field(default_factory=lambda: wordings("refusals"), min_length=1)
-    """How a refusal begins, in whole words."""
+    """How a refusal begins, in whole words where a script has spaces between them."""
 
 
-class Identity(Frozen):
+class Identity(Spoken):
     """Drops rows in which the assistant says that it is another model, or made by somebody else. To speak of them is no claim."""
 
+    LISTS: ClassVar = {"names": "names", "claims": "claims"}
     type: Literal["identity"]
     names: Many[Word] = Field(default_factory=lambda: wordings("names"), min_length=1)
     """Of models and makers; case is no matter."""
@@ -243,4 +367,9 @@ RowFilter = (
     MaxCharacters | Turns | EmptyOrRepeatedTurns | Keywords | Pattern | ControlTokens | Refusals | Identity | CutoffDates | Repetition
 )
 """Sees each row by itself."""
-Filter = Annotated[RowFilter | Ids | ExactDuplicates | NearDuplicates | Language, Field(discriminator="type")]
+Filter = Annotated[RowFilter | Tokens | Values | Licences | Ids | ExactDuplicates | NearDuplicates | Language, Field(discriminator="type")]
+
+
+def columns_named(filters: Iterable[Filter]) -> tuple[str, ...]:
+    """The columns of data sets that filters go by, each once."""
+    return tuple(dict.fromkeys(column for one in filters if isinstance(one, Values | Licences) for column in one.columns))

@@ -15,7 +15,10 @@ Dtype = Literal["bf16", "fp32"]
 class Frozen(BaseModel):
     """Immutable, strict, closed: unknown keys, silently coerced types and numbers that are none are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    # Validators are built at the first use: a job uses few of the classes that it imports, and all of them would be a fifth of its start.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
+    )
 
     @model_validator(mode="wrap")
     @classmethod
@@ -49,6 +52,18 @@ T = TypeVar("T")
 
 Many = Annotated[tuple[T, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
 """A YAML list as an immutable tuple (strict mode alone would refuse the list)."""
+
+
+def named_once(value: str | tuple[str, ...], field: str, what: str, example: str) -> str | tuple[str, ...]:
+    """The value of a field that names one thing, or several.
+
+    Raises:
+        ValueError: it names none, or one twice.
+    """
+    names = (value,) if isinstance(value, str) else value
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{field} {value!r} must name one {what}, or several different ones: {example}")
+    return value
 
 
 def canonical_json(value: Any) -> str:

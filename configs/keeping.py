@@ -1,9 +1,11 @@
-"""Identity of the stages that keep some of what was judged: answers worth imitating, and prompts worth training on."""
+"""Identity of the stages that keep what is good: of judged answers those worth imitating, of prompts those worth training on, of rows those
+that models score best."""
 
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from configs.answers import Scorers
 from configs.frozen import Arrived, Frozen
 from configs.pairing import Number, by_name, unjudged
 
@@ -67,6 +69,44 @@ class SelectPrompts(Frozen):
             raise ValueError("min_mean and max_mean are both absent, so that every prompt is kept: give one")
         if self.min_mean is not None and self.max_mean is not None and self.max_mean < self.min_mean:
             raise ValueError(f"max_mean {self.max_mean} is below min_mean {self.min_mean}, so that no prompt is between: raise it")
+        return self
+
+
+class TopShare(Frozen):
+    """The rows with the highest scores."""
+
+    type: Literal["top_share"]
+    share: float = Field(gt=0, lt=1)
+    """Of the rows that have a score; a part of a row counts as one."""
+    per_source: bool = False
+    """Whether it is this share of each `source` by itself: what is scored low as a whole is not left out as a whole."""
+    seed: int = Field(default=0, ge=0)
+    """Decides between equally good rows, by hash of (seed, id)."""
+
+
+class Above(Frozen):
+    """Every row that is good enough."""
+
+    type: Literal["above"]
+    min_score: float
+    """Least score: with one rating and `rating_weight: 1` a number from 1 to 5; with reward models in standard deviations of the answers
+    that they were held out on."""
+
+
+class SelectRows(Scorers):
+    """The rows whose answer models score best, unchanged and in their order: the last turn of a conversation, after the turns before it,
+    and of a preference the best answer. Scored as `judge` does it: reward_weight * reward + rating_weight * rating, the rating being the
+    mean over all rubrics. A row without a score is dropped."""
+
+    keep: Annotated[TopShare | Above, Field(discriminator="type")]
+    """Which rows."""
+    min_rows: int = Field(default=1, ge=1)
+    """The stage fails with fewer rows."""
+
+    @model_validator(mode="after")
+    def something_is_asked(self) -> "SelectRows":
+        if self.reward_weight == 0 and self.rating_weight == 0:
+            raise ValueError("reward_weight and rating_weight are both 0, so that no row gets a score: raise one")
         return self
 
 

@@ -23,7 +23,7 @@ class By(Frozen):
     """In the order of what is known of each row; equal ones shuffled."""
 
     by: Literal["length", "turns"]
-    """Characters of all its texts, or its messages, a system's apart; the answers of a preference are one more."""
+    """Characters of all its texts, or its turns of user and assistant; the answers of a preference are one more."""
     direction: Literal["ascending", "descending"] = "ascending"
     """Whether the shortest come first, or the longest."""
 

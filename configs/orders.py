@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Mapping
 
 from configs.datasets import PrepareData
+from configs.declarations import COMPARING
 from configs.document import Place
 from configs.graph import Node
 from configs.training import Training
 
+KEEPING = (*COMPARING, "select_rows")
+"""Kinds of stages that leave rows of their input `data` out, and change neither others nor their order."""
+
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
-    """Every set of rows whose order nothing keeps that trains on them, with the field that it is about. Decontamination keeps it.
+    """Every set of rows whose order nothing keeps that trains on them, with the field that it is about. Stages that leave rows out keep it.
 
     Args:
         nodes: parents before children.
@@ -17,8 +21,9 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
     readers: dict[str, list[Node]] = {}
     for node in reversed(list(nodes.values())):
         below = readers.get(node.address, [])
-        for parent in node.parents:
-            readers.setdefault(parent, []).extend([node, *(below if node.kind == "decontaminate" else [])])
+        for edge in node.edges:
+            kept = node.kind in KEEPING and edge.port == "data"
+            readers.setdefault(edge.source, []).extend([node, *(below if kept else [])])
         if not isinstance(node.config, PrepareData) or node.config.order == "shuffled":
             continue
         trained = [reader for reader in below if reader.declaration.trains]

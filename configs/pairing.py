@@ -63,13 +63,26 @@ class Delta(Frozen):
         return self
 
 
+class Relaxed(Frozen):
+    """An answer to a prompt with constraints, as `constrain` makes it, against an answer to the prompt that it was made of, which was given
+    without knowing of them (Lambert et al. 2024, arXiv 2411.15124, §5.2.1: the answer to the relaxed prompt is rejected). Reads
+    `completions` and `relaxed`, and joins them by the ids of their prompts."""
+
+    type: Literal["relaxed"]
+    verified: bool = True
+    """Whether the prompt's verifier decides: the chosen answer follows all constraints, the rejected one does not, which is no matter of
+    course where constraints are easily met by chance. Without, scores are null."""
+
+
 def by_name(value: Any) -> Any:
     """`ranked` is short for `{type: ranked}`."""
     return {"type": value} if isinstance(value, str) else value
 
 
 Strategy = Annotated[
-    BestVsWorst | BestVsRandomLower | TopVsBottom | AllPairs | Ranked | Delta, Field(discriminator="type"), BeforeValidator(by_name)
+    BestVsWorst | BestVsRandomLower | TopVsBottom | AllPairs | Ranked | Delta | Relaxed,
+    Field(discriminator="type"),
+    BeforeValidator(by_name),
 ]
 STRATEGIES: tuple[str, ...] = tuple(get_args(one.model_fields["type"].annotation)[0] for one in get_args(get_args(Strategy)[0]))
 """Their names."""
@@ -146,15 +159,26 @@ class Pair(Frozen):
         return self
 
     @model_validator(mode="after")
-    def delta_has_no_scores(self) -> "Pair":
-        if self.strategy.type != "delta":
+    def without_a_judge_nothing_is_compared(self) -> "Pair":
+        if self.judged:
             return self
+        kind = self.strategy.type
         compared = [name for name in COMPARING if getattr(self, name) != Pair.model_fields[name].default]
         if compared:
-            raise ValueError(f"strategy delta compares no scores, and {compared[0]} is about them: leave it out")
+            raise ValueError(f"strategy {kind} compares no scores, and {compared[0]} is about them: leave it out")
         if self.budget is not None and self.budget.choose != "random":
-            raise ValueError(f"strategy delta has no scores to choose by {self.budget.choose}: write choose: random")
+            raise ValueError(f"strategy {kind} has no scores to choose by {self.budget.choose}: write choose: random")
         return self
+
+    @property
+    def judged(self) -> bool:
+        """Whether scores decide which of two answers is the better one, rather than who gave it, and to what."""
+        return not isinstance(self.strategy, Delta | Relaxed)
+
+    @property
+    def scored(self) -> bool:
+        """Whether its answers have scores."""
+        return self.judged or (isinstance(self.strategy, Relaxed) and self.strategy.verified)
 
 
 COMPARING = ("by", "length_penalty", "min_gap", "max_gap", "min_best", "ties")
@@ -162,15 +186,21 @@ COMPARING = ("by", "length_penalty", "min_gap", "max_gap", "min_best", "ties")
 
 
 def pair_needs(config: Pair) -> frozenset[str]:
-    return frozenset({"completions" if config.strategy.type == "delta" else "judgments"})
+    match config.strategy:
+        case Delta():
+            return frozenset({"completions"})
+        case Relaxed():
+            return frozenset({"completions", "relaxed"})
+    return frozenset({"judgments"})
 
 
 def pair_problem(config: Pair, arrived: Arrived) -> str | None:
     """Why no preferences can be made of what arrived as the config says, or None."""
-    (needed,) = pair_needs(config)
-    other = "judgments" if needed == "completions" else "completions"
-    if arrived.get(other):
-        return f"strategy {config.strategy.type} reads {needed}: leave the input {other} ({', '.join(arrived[other])}) out"
+    needed = pair_needs(config)
+    other = next((port for port in arrived if port not in needed), None)
+    if other is not None:
+        reads = " and ".join(sorted(needed))
+        return f"strategy {config.strategy.type} reads {reads}: leave the input {other} ({', '.join(arrived[other])}) out"
     missing = unjudged(config.by, arrived)
     if missing or config.budget is None or config.budget.choose != "disagreement":
         return missing
@@ -200,19 +230,20 @@ def preference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
                 f"preferences {label} keeps ties as pairs of strength 0.5, and {config.loss.type} takes certain pairs only: write "
                 "ties: drop there, or take a loss for uncertain pairs (dpo, ...)"
             )
-        if made.strategy.type == "delta" and isinstance(config.loss, SppoSoft):
-            return f"preferences {label} is of strategy delta, without win rates, of which sppo_soft is made: take another loss"
+        if not made.judged and isinstance(config.loss, SppoSoft):
+            kind = made.strategy.type
+            return f"preferences {label} is of strategy {kind}, without win rates, of which sppo_soft is made: take another loss"
     return reference_problem(config, arrived)
 
 
 def reward_model_problem(config: RewardModel, arrived: Arrived) -> str | None:
     """Why the loss cannot take these preferences, or None."""
     made = made_pairs(arrived)
-    deltas = [label for label, pair in made.items() if pair.strategy.type == "delta"]
-    if config.loss.margin_weight and deltas and len(deltas) == len(arrived["preferences"]):
+    bare = {label: pair.strategy.type for label, pair in made.items() if not pair.scored}
+    if config.loss.margin_weight and bare and len(bare) == len(arrived["preferences"]):
         return (
             f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and preferences "
-            f"{', '.join(deltas)} is of strategy delta, which has none: leave margin_weight out"
+            f"{', '.join(bare)} is of strategy {' and '.join(sorted(set(bare.values())))}, which has none: leave margin_weight out"
         )
     return None
 

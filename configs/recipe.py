@@ -213,7 +213,9 @@ class _Loading:
                     problems += error.problems
             variant = f"{recipe}+{digest(changes)[:8]}" if changes else recipe
             built = _Building(self, variant, written, shared, changes, problems).graph()
-            graph = replace(built, source=name, extends=recipe if changes else written.extends or "")
+            inside = self.folder / f"{recipe}.yaml"
+            named = recipe if inside.exists() and inside.samefile(path) else name  # one of the folder is the same by path and by name
+            graph = replace(built, source=named, extends=recipe if changes else written.extends or "")
         finally:
             self.open.pop()
         if not overrides:
@@ -557,7 +559,8 @@ class _Building:
         found: dict[str, set[str]] = {}
         for node in self.nodes.values():  # parents come first
             covers = [found[edge.source] for edge in node.edges if self.nodes[edge.source].output in rows]
-            covers += [set()] if isinstance(node.config, PrepareData) and node.config.brings_in else []
+            anew = node.declaration.unchecked or (isinstance(node.config, PrepareData) and node.config.brings_in)
+            covers += [set()] if anew else []
             checked = {edge.source for edge in node.edges if edge.port == "benchmarks"} if node.kind == "decontaminate" else set()
             found[node.address] = (set.intersection(*covers) if covers else set()) | checked
         return found
@@ -652,12 +655,12 @@ def _labelled(value: Any) -> list[tuple[str | None, Any]]:
 
 
 def _files(config: Frozen) -> tuple[str, ...]:
-    """Project files named anywhere in a config (fields `path` of `files` and `folder` sources)."""
+    """Project files named anywhere in a config (fields `path` of `files`, `folder` and `program` sources)."""
     found = []
 
     def walk(value: Any) -> None:
         if isinstance(value, dict):
-            if value.get("type") in ("files", "folder"):
+            if value.get("type") in ("files", "folder", "program"):
                 found.append(value["path"])
             for inner in value.values():
                 walk(inner)

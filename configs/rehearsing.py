@@ -8,18 +8,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from configs.answers import Evaluate, Judge
+from configs.answers import Evaluate, Judge, Sample, Scorers
+from configs.asking import ByEndpoint
 from configs.compile import yaml_text
 from configs.datasets import DataSource, Hub, MadeRows, Packaged, PrepareData, SourceModel, Stored
 from configs.declarations import DECLARATIONS
 from configs.execution import Execution
 from configs.graph import Edge, Graph, Node
-from configs.keeping import BestAnswers, SelectPrompts
+from configs.keeping import BestAnswers, SelectPrompts, SelectRows
 from configs.mixing import Drawn
 from configs.naming import Model
 from configs.pairing import Pair
 from configs.policy_gradient import Ppo
-from configs.rating import EndpointJudge
+from configs.rephrasing import FindRephrased
+from configs.synthesis import Synthesize
 from configs.training import Rlvr, Training
 
 BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-5
@@ -33,10 +35,16 @@ SUITE_ROWS, SAMPLED_ROWS = 3, 1
 """Items of a suite, and where each is answered many times."""
 FILE_ROWS = 16
 """Rows of a file of the project, of which some may be bad."""
-RESAMPLES, BAD_ROWS, MAX_UNKNOWN = 200, 0.75, 0.5
+REQUESTS, SHOTS = 8, 2
+"""Of a stage that has prompts written: requests, and examples that each shows."""
+RESAMPLES, BAD_ROWS, MAX_UNKNOWN, KEPT_SHARE = 200, 0.75, 0.5, 0.75
 LOWEST, HIGHEST = -1e6, 1e6
 """Instead of bounds of scores, which what a made model says need not keep."""
 MOST_SLOTS = 4
+OF_REAL_ROWS = ("ids", "values")
+"""Filters by what made rows do not have: these ids, and such values, or the columns at all."""
+INPUT = "in."
+"""How a setting begins that is no field but an input, which a rehearsal leaves out."""
 Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
 """What of the real run a change leaves unproved."""
 
@@ -133,8 +141,15 @@ def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], lis
             _training(cut)
         case Rlvr():
             _rlvr(cut, node.config)
+        case Sample():
+            _sample(cut, node.config)
         case Judge():
-            _judge(cut, node.config, stand)
+            _scorers(cut, node.config, stand)
+        case Synthesize():
+            _synthesize(cut, stand)
+        case FindRephrased():
+            _compared(cut)
+            _find_rephrased(cut, stand)
         case Evaluate():
             _evaluate(cut, node, nodes)
         case Pair():
@@ -143,17 +158,19 @@ def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], lis
             _best_answers(cut)
         case SelectPrompts():
             _select_prompts(cut)
+        case SelectRows():
+            _scorers(cut, node.config, stand)
+            _select_rows(cut)
         case _:
             for place, bound, reason in BOUNDS.get(node.kind, ()):
                 cut.most(place, bound, reason)
             if node.kind == "decontaminate":
-                cut.set("max_contaminated_share", 1.0, "thresholds")
-                cut.set("waivers", [one for one in cut.get("waivers") if one["items"] == "all"], "data")  # made items have other ids
+                _compared(cut)
     return cut.written, cut.changes
 
 
 BOUNDS: dict[str, Sequence[tuple[str, int, Reason]]] = {
-    "sample": (("sampling.max_tokens", TOKENS, "lengths"), ("samples_per_prompt", 2, "samples"), ("prompts.count", WINDOW, "data")),
+    "constrain": (("min_rows", 1, "thresholds"),),
     "overoptimization": (("max_n", 2, "samples"), ("resamples", RESAMPLES, "samples")),
 }
 """Kind → (field, most, what is unproved by it)."""
@@ -183,9 +200,14 @@ def _rows(cut: _Cut, stand: Stand) -> None:
     cut.set("total", None, "data")
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
-    cut.set("filters", [one for one in cut.get("filters") if one["type"] != "ids"], "data")  # made rows have other ids
+    cut.set("filters", [_loosened(one) for one in cut.get("filters") if one["type"] not in OF_REAL_ROWS], "data")
     for number in range(len(config.expectations)):  # few rows, that were made
         cut.set(f"expectations.{number}.severity", "warn", "thresholds")
+
+
+def _loosened(given: dict[str, Any]) -> dict[str, Any]:
+    """A filter as made rows can pass it: a tiny model's tokens are more, or fewer."""
+    return {**given, "min": 1, "max": None} if given["type"] == "tokens" else given
 
 
 def _unmixed(cut: _Cut, place: str, source: Drawn) -> None:
@@ -210,7 +232,7 @@ def _most_rows(config: PrepareData, source: DataSource) -> int:
             return LEAKS
         case "hub":
             return HUB_ROWS
-        case "arithmetic" | "constraints" if not suite:
+        case "arithmetic" | "constraints" | "program" if not suite:
             return MADE_ROWS
         case _:
             return SUITE_ROWS if suite else ROWS
@@ -227,7 +249,7 @@ def _source(cut: _Cut, place: str, source: Any, stand: Stand) -> None:
             cut.set(f"{place}.revision", stand.commits["dataset", source.repo], "data")
         case Stored():
             cut.set(f"{place}.sha256", stand.files[source.name], "data")
-    if source.type in ("hub", "files", "stored"):
+    if source.type in ("hub", "files", "stored", "program"):
         cut.set(f"{place}.max_bad_rows", BAD_ROWS, "thresholds")
 
 
@@ -247,6 +269,8 @@ def _training(cut: _Cut) -> None:
     cut.set("global_batch", _even(min(cut.get("global_batch"), BATCH)), "batches")
     cut.most("epochs", EPOCHS, "batches")
     _learning_rate(cut, "optimizer.learning_rate")
+    if cut.get("loss.margin_weight"):  # relaxed pairs that nobody verifies have no scores
+        cut.set("loss.margin_weight", 0.0, "thresholds")
 
 
 def _rlvr(cut: _Cut, config: Rlvr) -> None:
@@ -265,7 +289,13 @@ def _rlvr(cut: _Cut, config: Rlvr) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
 
 
-def _judge(cut: _Cut, config: Judge, stand: Stand) -> None:
+def _sample(cut: _Cut, config: Sample) -> None:
+    cut.most("sampling.max_tokens", TOKENS, "lengths")
+    cut.most("samples_per_prompt", max(2, len(config.sampling.temperatures)), "samples")
+    cut.most("prompts.count", WINDOW, "data")
+
+
+def _scorers(cut: _Cut, config: Scorers, stand: Stand) -> None:
     if config.rating is None:
         return
     cut.most("rating.sampling.max_tokens", TOKENS, "lengths")
@@ -273,8 +303,36 @@ def _judge(cut: _Cut, config: Judge, stand: Stand) -> None:
         cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
     if config.rated_by_policy:  # a made model has no opinion: its ratings are drawn
         cut.set("rating.sampling.temperature", 1.0, "judges")
-    if isinstance(config.rating.by, EndpointJudge):
+    if isinstance(config.rating.by, ByEndpoint):
         cut.set("rating.by.base_url", stand.judge_url, "judges")
+
+
+def _synthesize(cut: _Cut, stand: Stand) -> None:
+    cut.most("method.requests", REQUESTS, "data")
+    cut.most("method.shots", SHOTS, "data")
+    cut.most("min_rows", 1, "thresholds")
+    _asked_here(cut, "writer", stand)
+
+
+def _asked_here(cut: _Cut, port: str, stand: Stand) -> None:
+    """Has the made endpoint asked, whoever is in the recipe: a model that was made in seconds keeps to no form."""
+    if cut.get("by.type") == "endpoint":
+        cut.set("by.base_url", stand.judge_url, "judges")
+        return
+    (speaker,) = (edge.source for edge in cut.node.edges if edge.port == port)
+    cut.changes.append(Reduced(cut.node.address, f"{INPUT}{port}", speaker, None, "judges"))
+    cut.set("by", {"type": "endpoint", "base_url": stand.judge_url, "model": "made"}, "judges")
+
+
+def _compared(cut: _Cut) -> None:
+    """Of few items many may be found, and made ones have other ids."""
+    cut.set("max_contaminated_share", 1.0, "thresholds")
+    cut.set("waivers", [one for one in cut.get("waivers") if one["items"] == "all"], "data")
+
+
+def _find_rephrased(cut: _Cut, stand: Stand) -> None:
+    cut.most("sampling.max_tokens", TOKENS, "lengths")
+    _asked_here(cut, "judge", stand)
 
 
 def _pair(cut: _Cut) -> None:
@@ -284,6 +342,8 @@ def _pair(cut: _Cut) -> None:
     if cut.get("max_gap") is not None:
         cut.set("max_gap", HIGHEST, "thresholds")
     cut.set("truncated", "keep", "thresholds")
+    if cut.get("strategy.verified"):
+        cut.set("strategy.verified", False, "thresholds")
 
 
 def _select_prompts(cut: _Cut) -> None:
@@ -292,6 +352,13 @@ def _select_prompts(cut: _Cut) -> None:
     cut.most("min_mean", LOWEST, "thresholds")
     if cut.get("max_mean") is not None:
         cut.set("max_mean", HIGHEST, "thresholds")
+
+
+def _select_rows(cut: _Cut) -> None:
+    cut.most("min_rows", 1, "thresholds")
+    cut.most("keep.min_score", LOWEST, "thresholds")
+    if (cut.get("keep.share") or 1) < KEPT_SHARE:  # of few rows enough to train on
+        cut.set("keep.share", KEPT_SHARE, "thresholds")
 
 
 def _best_answers(cut: _Cut) -> None:
@@ -326,7 +393,8 @@ def rehearsed(graph: Graph, profile: str, stand: Stand, inherited: Collection[st
     changes: list[Reduced] = []
     for node in graph.own:
         body, changed = reduced(node, graph.nodes, stand)
-        inputs = {"in": _inputs(node)} if node.edges else {}
+        left_out = {change.setting.removeprefix(INPUT) for change in changed if change.setting.startswith(INPUT)}
+        inputs = {"in": _inputs(node, left_out)} if node.edges else {}
         stages[node.name] = {"kind": node.kind} | inputs | body
         changes += changed
     recipe: dict[str, Any] = {"description": f"Rehearsal of {graph.recipe}: {graph.description}", "execution": profile}
@@ -342,10 +410,10 @@ def _named(model: Model) -> dict[str, Any]:
     return body | ({"desc": model.desc} if model.desc else {}) | ({"labels": list(model.labels)} if model.labels else {})
 
 
-def _inputs(node: Node) -> dict[str, Any]:
-    """The inputs of a stage as a recipe has them."""
+def _inputs(node: Node, left_out: Collection[str]) -> dict[str, Any]:
+    """The inputs of a stage as a recipe has them, but for those at some ports."""
     ports: dict[str, list[Edge]] = {}
-    for edge in node.edges:
+    for edge in (edge for edge in node.edges if edge.port not in left_out):
         ports.setdefault(edge.port, []).append(edge)
     return {port: _at_port(node, edges, node.declaration.inputs[port].many) for port, edges in ports.items()}
 
@@ -379,7 +447,7 @@ NUMERICS: dict[str, Callable[[Any], Any]] = {
     "deterministic": lambda _: False,
 }
 """Setting → what a CPU of two cores makes of it; all others stay: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
-PLACEMENT = {"sampler_memory_gb": 0.5, "checkpoint_every_steps": 1}
+PLACEMENT = {"engines": 1, "sampler_memory_gb": 0.5, "checkpoint_every_steps": 1}
 """Settings of placement that are the same in all rehearsals: their checkpoints are rehearsed, too."""
 OF_MACHINE = ("slots", "gpu_memory_utilization")
 """Settings of placement that go by this machine."""

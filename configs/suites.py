@@ -4,21 +4,26 @@ A suite is dev or unseen by itself. Choices are made by dev suites; an unseen on
 of it. A look is one model that one evaluation scores on it: whoever reads the score can tell how often there was a chance to pick.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from configs.datasets import Decontaminate, Hub, PrepareData, title
+from configs.datasets import Hub, PrepareData, title
+from configs.decontamination import Decontaminate, Waiver
 from configs.document import Place
 from configs.frozen import canonical_json
 from configs.graph import Node
 from configs.mixing import DRAWING
+from configs.rephrasing import FindRephrased
 
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
 """Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
 DRAW = {"columns", "config", "config_as", *DRAWING, "generator", "licence", "max_bad_rows", "revision", "seed", "split", "split_as", "url"}
 """Their fields that do not say where: of a data set's configurations and splits each is a place by itself, at whatever commit."""
+
+AMOUNT = ("count", "licence", "max_bad_rows")
+"""Fields of a program's source with which it may give the same rows."""
 
 
 def unseen_suites(nodes: Mapping[str, Node]) -> list[str]:
@@ -49,8 +54,8 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
                     yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: choose by an evaluation on dev suites"
             if edge.port == "leak_from" and edge.source in unseen:
                 yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: plant those of a dev suite"
-        if isinstance(node.config, Decontaminate):
-            yield from _waived(node, unseen)
+        if isinstance(node.config, Decontaminate | FindRephrased):
+            yield from _waived(node, node.config.waivers, unseen)
         if isinstance(node.config, PrepareData) and node.address not in unseen:
             yield from _shares(node, nodes, unseen)
 
@@ -69,11 +74,10 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
             yield node, ("in", "policies"), message
 
 
-def _waived(node: Node, unseen: set[str]) -> Iterator[Complaint]:
+def _waived(node: Node, waivers: Sequence[Waiver], unseen: set[str]) -> Iterator[Complaint]:
     """Waivers by which rows would stay that overlap with an unseen suite."""
-    assert isinstance(node.config, Decontaminate)
     labels = {edge.label: edge.source for edge in node.edges if edge.port == "benchmarks"}
-    for number, waiver in enumerate(node.config.waivers):
+    for number, waiver in enumerate(waivers):
         suite = labels.get(waiver.benchmark)
         if suite in unseen:
             yield node, ("waivers", number), f"keeps rows that overlap with the unseen suite {suite}: leave the waiver out"
@@ -99,7 +103,8 @@ def _origins(node: Node, shots: bool = False) -> Iterator[tuple[str, str]]:
         if given["type"] in ("leaks", "artifact"):  # of other stages, which are asked themselves
             continue
         drawn = given["type"] in DRAWN
-        where = {name: value for name, value in given.items() if not (drawn and name in DRAW)}
+        idle = DRAW if drawn else AMOUNT if given["type"] == "program" else ()
+        where = {name: value for name, value in given.items() if name not in idle}
         named = f"the {given['type']} source {title(given)}" if drawn else f"the same {given['type']} source"
         places = product(source.configs, source.splits) if isinstance(source, Hub) else [(None, None)]
         for config, split in places:

@@ -1,9 +1,9 @@
-"""Answers that policies gave to prompts, however many: a first pass notes of each what is decided by, some hundred bytes; the rows of those
-that were chosen are read when they are written, a file's worth at a time.
+"""Answers that policies gave to prompts, however many: a first pass notes of each what is decided by, a few hundred bytes; the rows of
+those that were chosen are read when they are written, a file's worth at a time.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -36,6 +36,8 @@ class Said(NamedTuple):
     """The number that answers are compared by."""
     rewards: tuple[float, ...]
     """Raw, of each reward model; empty unless all of them could score."""
+    relaxed: bool = False
+    """Whether it was said to the prompt that this one was made of."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class GivenAnswers:
         for one in self.said:
             groups.setdefault(one.prompt_id, []).append(one)
         return dict(sorted(groups.items()))
+
+    def beside(self, other: "GivenAnswers") -> "GivenAnswers":
+        """These, which are all that there are of theirs, and others of the same type after them."""
+        moved = [one._replace(place=len(self.said) + one.place) for one in other.said]
+        return replace(self, said=[*self.said, *moved], lying=self.lying.beside(other.lying))
 
     def read(self, chosen: Iterable[Said]) -> "Words":
         """Reads the rows of those answers, each file once."""
@@ -75,12 +82,16 @@ class Words:
         return dict(zip(places.tolist(), columns.to_rows(table, self.record), strict=True))
 
 
-def read(artifact: Artifact, by: str | None) -> GivenAnswers:
+Value = Callable[[Mapping[str, Any]], float | None]
+"""What a row is compared by."""
+
+
+def read(artifact: Artifact, by: str | Value | None) -> GivenAnswers:
     """All answers of an artifact.
 
     Args:
         artifact: judgments or completions.
-        by: the field of judgments that is their value; None: they have none.
+        by: the field that is their value, or what gives it; None: they have none.
 
     Raises:
         PedigreeError: an answer stands there twice.
@@ -91,7 +102,7 @@ def read(artifact: Artifact, by: str | None) -> GivenAnswers:
     return GivenAnswers(said, lying(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
 
 
-def noted(place: int, row: Mapping[str, Any], by: str | None, same: dict[str, str]) -> Said:
+def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> Said:
     """What is known of one answer.
 
     Args:
@@ -113,7 +124,7 @@ def noted(place: int, row: Mapping[str, Any], by: str | None, same: dict[str, st
         length=len(row["text"]),
         asked=sum(len(message["content"]) for message in row["messages"])
         + sum(map(len, records.texts_within(row.get("template_arguments")))),
-        value=row[by] if by else None,
+        value=row[by] if isinstance(by, str) else by(row) if by else None,
         rewards=() if None in rewards else rewards,
     )
 

@@ -26,6 +26,7 @@ from configs.paths import RelativePath
 from configs.texts import shown
 from data import lineage
 from data.durable import sync_folder
+from data.faults import fault_point
 from data.hashing import Beat, Hashed, hash_files, silent
 from data.runs import LONGEST_PATCH
 from data.runs import Run as Run
@@ -444,6 +445,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
+    fault_point(f"{path.name} written")
     os.replace(temporary, path)
     sync_folder(path.parent)
 

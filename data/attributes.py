@@ -58,6 +58,10 @@ def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
     total = Fraction(0)
     for name, weight in weights.items():
         total += Fraction(str(weight)) * _rating(row, name)
+    try:
+        float(total)
+    except OverflowError as error:
+        raise ValueError("the score is larger than any float") from error
     return total
 
 
@@ -66,7 +70,7 @@ def _rating(row: dict[str, Any], name: str) -> Fraction:
     given = row.get(name)
     try:
         if not isinstance(given, bool) and isinstance(given, (int, float, str)) and math.isfinite(float(given)):
-            return Fraction(str(given).strip())
-    except ValueError:
+            return Fraction(given if isinstance(given, int) else str(float(given)))  # a text may ask for any number of digits
+    except (ValueError, OverflowError):  # a float holds no integer of 400 digits
         pass
     raise ValueError(f"{name} {given!r:.80} is no number")

@@ -9,6 +9,8 @@ tokens that it was given with, where a server that gets it as text may merge the
 
 Template arguments are values for variables that a template reads besides the messages, such as `enable_thinking`. An answer is asked for
 and trained under the same ones.
+
+Templates are given calls and tools as OpenAI has them (`data/tools.py`), as servers give them.
 """
 
 import re
@@ -19,8 +21,10 @@ from typing import Any, NamedTuple, cast
 
 from configs.problems import PedigreeError
 from configs.training import TrainOn
+from data.messages import CALL, MARKED, RESULT, divided
 from data.process import uncollected
 from data.records import Message, ended, texts_within
+from data.tools import OFFERED, arguments_of, turns_of
 
 PROBE: list[Message] = [
     {"role": "user", "content": "What is 1 + 1?"},
@@ -29,17 +33,21 @@ PROBE: list[Message] = [
     {"role": "assistant", "content": "It is 4."},
 ]
 
-CONTROL = re.compile(r"<\|\w+\|>|<bos>|<(?:start|end)_of_turn>|</?s>|\[/?INST\]")
+CONTROL = re.compile(r"<\|\w+\|>|<bos>|<(?:start|end)_of_turn>|</?s>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_RESULTS)\]|\[TOOL_CALLS\]")
 """How templates write control tokens: most of them, Gemma's, Mistral's. Where turns end with the tokenizer's EOS token these are plain
 text, as in Tülu's template."""
 GIVEN = {"messages", "add_generation_prompt"}
 """What every template is given, besides names of tokens such as `eos_token`."""
+CALLS_OF_TOOLS, RESULTS_OF_TOOLS = re.compile(r"\btool_calls\b"), re.compile(rf"['\"]{RESULT}['\"]")
+"""What a template reads that has a form for them. Others leave them out without a word, or write them as nobody has been taught."""
 HALF_CHARACTER = "\ufffd"
 """What a character is decoded to whose last bytes were cut off."""
 
 
 Arguments = Mapping[str, Any] | None
 """Name of a variable of the template → its value."""
+Turn = Mapping[str, Any]
+"""One as `turns_of` makes it."""
 
 
 class ChatError(PedigreeError):
@@ -102,13 +110,18 @@ class Chat:
         return variables_of(self.template)
 
     def prompt(self, messages: Sequence[Message], arguments: Arguments = None) -> list[int]:
-        """Ids of a conversation that ends with the user's turn, up to where the assistant begins to speak.
+        """Ids of a conversation that an answer is asked for, by the user's turn or a result, up to where the assistant begins to speak: see
+        `asked`."""
+        return [token for piece in self.asked(messages, arguments) for token in self.ids(piece)]
+
+    def asked(self, messages: Sequence[Message], arguments: Arguments = None) -> list[Piece]:
+        """The pieces of a prompt.
 
         Raises:
-            ChatError: a message spells out a control token, or the template does not read an argument.
+            ChatError: a message spells out a control token, the template does not read an argument, or has no form for tools.
         """
         self._refuse(messages, arguments)
-        return [token for piece in self._pieces(messages, ask=True, arguments=arguments) for token in self.ids(self._piece(*piece))]
+        return [self._piece(*piece, has_calls(messages)) for piece in self._pieces(messages, ask=True, arguments=arguments)]
 
     def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
         """Ids of a conversation up to where the assistant has said `beginning`, and goes on.
@@ -145,18 +158,21 @@ class Chat:
         return ids, mask
 
     def conversation(self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None) -> list[Piece]:
-        """The pieces of a whole conversation; a turn of the assistant is its text and its end-of-turn token.
+        """The pieces of a whole conversation; a turn of the assistant is its text, its calls and its end-of-turn token.
 
         A last turn that was cut off has no end-of-turn token, and nothing comes after it.
 
         Control tokens spelled out in an answer that comes last become plain characters, as in `answered`.
 
         Raises:
-            ChatError: another message spells out a control token, the template does not read an argument, does not mark one stretch for
-                each of the assistant's turns, leaves out part of a turn that is to be trained, or begins it otherwise than it asks for it.
+            ChatError: another message spells out a control token, the template does not read an argument, has no form for tools, does not
+                mark one stretch for each of the assistant's turns, leaves out part of a turn that is to be trained, begins it otherwise
+                than it asks for it, or offers the row's tools elsewhere.
         """
-        self._refuse(messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages, arguments)
-        turns = [message for message in messages if message["role"] == "assistant"]
+        before, last_turn = divided(messages)
+        self._refuse(before, arguments)
+        self._refuse_tools(last_turn)
+        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
         pieces = self._pieces(messages, ask=False, arguments=arguments)
         if sum(said for _, said in pieces) != len(turns):
             raise ChatError(
@@ -166,11 +182,14 @@ class Chat:
         self._refuse_changed(turns, [text for text, said in pieces if said], train_on)
         if any(trained_turns(turns, train_on)[:-1]):
             self._refuse_other_openings(messages, pieces, train_on, arguments)
+            self._refuse_tools_elsewhere(messages, pieces, train_on, arguments)
         trained = iter(trained_turns(turns, train_on))
         whole = not turns or ended(turns[-1])
         last = max((place for place, (_, said) in enumerate(pieces) if said), default=-1)
+        called = has_calls(messages)
+        plain = last if called and last_turn and self._spells_control(turns[-1], pieces[last][0]) else None
         return [
-            self._piece(text, said, whole or place != last, next(trained) if said else train_on == "all")
+            self._piece(text, said, called and place != plain, whole or place != last, next(trained) if said else train_on == "all")
             for place, (text, said) in enumerate(pieces if whole else pieces[: last + 1])
         ]
 
@@ -201,7 +220,8 @@ class Chat:
                 "use a template whose generation prompt is a prefix of the whole conversation"
             )
         self._refuse_changed([answer], [pieces[last][0]], "last_turn")
-        return [*(self._piece(*piece) for piece in asked), self._piece(*pieces[last], ended, trained=True)]
+        prompt = [self._piece(*piece, has_calls(messages)) for piece in asked]
+        return [*prompt, self._piece(*pieces[last], called=False, ended=ended, trained=True)]
 
     def ids(self, piece: Piece) -> list[int]:
         """The tokens of one piece."""
@@ -223,12 +243,12 @@ class Chat:
 
         try:
             rendered, spans = cast(Any, render_jinja_template)(
-                conversations=[list(messages)],
+                conversations=[turns_of(messages)],
                 chat_template=self.template,
                 return_assistant_tokens_mask=True,
                 add_generation_prompt=ask,
                 **self._named,
-                **(arguments or {}),
+                **arguments_of(arguments),
             )
         except Exception as error:  # a template is a program: it may raise anything
             begins = f"a conversation that begins with {messages[0]['content'][:80]!r}" if messages else "no messages"
@@ -241,12 +261,28 @@ class Chat:
         pieces.append((text[cursor:], False))
         return [(piece, said) for piece, said in pieces if piece]
 
-    def _piece(self, text: str, said: bool, ended: bool = True, trained: bool = False) -> Piece:
-        """In what the assistant said, only the end of the turn is a control token."""
+    def _piece(self, text: str, said: bool, called: bool, ended: bool = True, trained: bool = False) -> Piece:
+        """In what the assistant said, only the end of the turn is a control token; where it may have `called`, also what a template writes
+        around calls."""
         if said and text.endswith(self._named["eos_token"]):
             body = text.removesuffix(self._named["eos_token"])
-            return Piece(body if ended else body.rstrip(HALF_CHARACTER), True, ended, trained)
+            return Piece(body if ended else body.rstrip(HALF_CHARACTER), not called, ended, trained)
         return Piece(text, False, False, trained)
+
+    def _spells_control(self, turn: Turn, rendered: str) -> bool:
+        """Whether the assistant spells out control tokens in its last turn.
+
+        Raises:
+            ChatError: and the template writes some of its own in that turn, from which they could not be told.
+        """
+        said = [turn["content"], *texts_within(turn.get("tool_calls", []))]
+        spelled = [token for text in said for token in self._any_control.findall(text)]
+        if spelled and len(spelled) < len(self._any_control.findall(rendered.removesuffix(self._named["eos_token"]))):
+            raise ChatError(
+                f"a turn with a call spells out the control token {spelled[0]!r}, and the chat template in {self.folder} writes some of "
+                "its own around calls: drop such rows when the data is prepared"
+            )
+        return bool(spelled)
 
     def _refuse(self, messages: Sequence[Message], arguments: Arguments = None) -> None:
         """A control token written out in a message or an argument would forge turns; what a template does not read would have no effect."""
@@ -257,6 +293,7 @@ class Chat:
                 f"{', '.join(sorted(self.variables)) or 'none'}): leave the column out by `columns` of the source, or take a template that "
                 "reads it"
             )
+        self._refuse_tools(messages)
         texts = [(message["role"], message["content"]) for message in messages]
         texts += [(None, text) for text in texts_within(arguments)]
         for role, text in texts:
@@ -265,10 +302,21 @@ class Chat:
                 said = f"a message of role {role}" if role else "a template argument"
                 raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
 
-    def _refuse_changed(self, turns: Sequence[Message], rendered: Sequence[str], train_on: TrainOn) -> None:
+    def _refuse_tools(self, messages: Sequence[Message]) -> None:
+        """A template without a form for calls or results would leave them out, or write them as its model has never seen them."""
+        roles = {message["role"] for message in messages}
+        for role, form, what in ((CALL, CALLS_OF_TOOLS, "calls of tools"), (RESULT, RESULTS_OF_TOOLS, "results of tools")):
+            if role in roles and not form.search(self.template):
+                raise ChatError(
+                    f"the chat template in {self.folder} has no form for {what}, which a row has: take a template that has one "
+                    "(docs/recipes.md, Chat templates), or leave such rows out"
+                )
+
+    def _refuse_changed(self, turns: Sequence[Turn], rendered: Sequence[str], train_on: TrainOn) -> None:
         """A turn whose thoughts a template takes out would be trained as if it had been said without them."""
         for turn, text, trained in zip(turns, rendered, trained_turns(turns, train_on), strict=True):
-            if trained and turn["content"].strip() not in text:
+            said = [turn["content"].strip(), *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
+            if trained and not all(part in text for part in said):
                 raise ChatError(
                     f"the chat template in {self.folder} leaves out part of what the assistant says ({turn['content'][:80]!r}), as some do "
                     "with thoughts, so it would be trained otherwise than it was said: set `train_on: last_turn` where it is an earlier "
@@ -279,7 +327,7 @@ class Chat:
         self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
     ) -> None:
         """A turn would be trained in another context than it is asked for in, where a template begins earlier turns in another way."""
-        turns = [message for message in messages if message["role"] == "assistant"]
+        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
         opening = self._opening(messages, arguments)
         places = [place for place, (_, said) in enumerate(pieces) if said]
         for place, turn, trained in zip(places, turns, trained_turns(turns, train_on), strict=True):
@@ -290,9 +338,27 @@ class Chat:
                     "`train_on: last_turn`"
                 )
 
+    def _refuse_tools_elsewhere(
+        self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
+    ) -> None:
+        """Calls would be trained where nothing is offered, by a template that offers tools before the last question alone."""
+        if OFFERED not in (arguments or {}):
+            return
+        turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
+        roles = [message["role"] for message in messages]
+        begins = [place for place, role in enumerate(roles) if role in MARKED and (not place or roles[place - 1] not in MARKED)]
+        first = trained_turns(turns, train_on).index(True)
+        asked = "".join(text for text, _ in self._pieces(messages[: begins[first]], True, arguments))
+        if not "".join(text for text, _ in pieces).startswith(asked):
+            raise ChatError(
+                f"the chat template in {self.folder} has something else before an answer once more is asked, as some do that offer tools "
+                f"before the last question alone, so that {(turns[first]['content'] or 'a call')[:80]!r} would be trained in another "
+                "context than it is asked for in: set `train_on: last_turn`, or mark turns after the last question alone"
+            )
+
     def _opening(self, messages: Sequence[Message], arguments: Arguments) -> str:
         """What the template puts between a prompt and the answer that it asks for. A system's text may decide it, later turns do not."""
-        end = next(place for place, message in enumerate(messages) if message["role"] == "assistant")
+        end = next(place for place, message in enumerate(messages) if message["role"] in MARKED)
         told, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
         return asked.removeprefix(told)
 
@@ -363,7 +429,12 @@ def end_of_turn(template: str) -> str | None:
     return found.group() if found else None
 
 
-def trained_turns(turns: Sequence[Message], train_on: TrainOn) -> list[bool]:
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Whether tools are called: templates write control tokens of their own around calls, as Mistral's does."""
+    return any(message["role"] == CALL for message in messages)
+
+
+def trained_turns(turns: Sequence[Turn], train_on: TrainOn) -> list[bool]:
     """Which of the assistant's turns are trained. A turn without a mark is not, where marks decide."""
     match train_on:
         case "assistant" | "all":

@@ -11,7 +11,7 @@ versions of pyarrow, which Parquet names in each file.
 import json
 import os
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import islice
@@ -24,6 +24,7 @@ from pyarrow import parquet
 from configs.frozen import canonical_json
 from configs.problems import PedigreeError
 from data.durable import sync_folder
+from data.faults import fault_point
 from data.untrusted import RESTORE, ArtifactError
 
 ROWS_PER_FILE = 1 << 15
@@ -32,6 +33,8 @@ CHARACTERS_PER_FILE = 1 << 28
 ROWS_PER_GROUP = 1 << 10
 CHARACTERS_PER_GROUP = 1 << 24
 """The same for what is read at once."""
+BLOCK = 1 << 10
+"""Rows that are objects at the same time, on their way into columns."""
 GROUP_BYTES = 4 << 30
 """What is said to be larger than so many bytes in memory is not read: a row has at most a few times its characters."""
 RECORD = b"pedigree.record"
@@ -185,6 +188,33 @@ def file_cuts(sizes: Sequence[int]) -> list[slice]:
     return cuts(sizes, ROWS_PER_FILE, CHARACTERS_PER_FILE)
 
 
+def in_files(
+    rows: Iterable[Mapping[str, Any]], record: type, size_of: Callable[[Mapping[str, Any]], int]
+) -> Iterator[tuple[pa.Table, list[int]]]:
+    """Rows as they come, in columns: those of one file after the other, and the characters of each.
+
+    Raises:
+        NotColumnar: see `to_table`.
+    """
+    block: list[Mapping[str, Any]] = []
+    tables: list[pa.Table] = []
+    sizes: list[int] = []
+    held = 0
+    for row in rows:
+        block.append(row)
+        sizes.append(size_of(row))
+        held += sizes[-1]
+        full = held >= CHARACTERS_PER_FILE or len(sizes) == ROWS_PER_FILE
+        if full or len(block) == BLOCK:
+            tables.append(to_table(block, record))
+            block = []
+        if full:
+            yield pa.concat_tables(tables).combine_chunks(), sizes
+            tables, sizes, held = [], [], 0
+    if sizes:
+        yield pa.concat_tables([*tables, to_table(block, record)]).combine_chunks(), sizes
+
+
 def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
     """Writes the rows of one file, so that a reader sees all of it or nothing, also after a power cut.
 
@@ -204,6 +234,7 @@ def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
                 writer.write_table(rows, row_group_size=ROWS_PER_GROUP)
         stream.flush()
         os.fsync(stream.fileno())
+    fault_point("rows written")
     os.replace(temporary, path)
     sync_folder(path.parent)
 

@@ -10,23 +10,31 @@ Texts may be compared abstracted as well, all names taken for one and all number
 (`data/spelling.py`) read as the item's: they are mended where the row covers half of what is asked for without, and not all of it.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from configs.problems import PedigreeError
-from data.messages import user_turns
-from data.reading import readings
+from data.messages import CALL, RESULT, user_turns
+from data.reading import NAME, NUMBER, readings
 from data.records import texts_within
-from data.spelling import mended
+from data.spelling import Vocabulary, mended
+from data.tools import texts_called, texts_offered
 
 Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
 """Label → items."""
+OF_TURNS = {CALL: "assistant", RESULT: "user"}
+"""Whose turn calls and results are searched with."""
 Common = Mapping[str, Set[Gram]]
 """Label → n-grams that many of its items have."""
+
+
+Way = Literal["words", "cut short", "abstracted", "embedded", "rephrased"]
+"""How an overlap was found: word by word, so and of a part of the item alone, with names and numbers left out of account, by vectors, or as
+a language model says."""
 
 
 class NoText(PedigreeError):
@@ -35,20 +43,21 @@ class NoText(PedigreeError):
 
 @dataclass(frozen=True)
 class Overlap:
-    """A training row and a benchmark item that share text."""
+    """A training row and a benchmark item that share text, or say the same."""
 
     benchmark: str
     item: dict[str, Any]
     score: float
-    """Share of the item's tokens in shared n-grams, (0, 1]."""
+    """Share of the item's tokens in shared n-grams, (0, 1]; of vectors their cosine."""
     matched: str
-    """The shared stretches of the item, as they are read; `…` where it differs."""
-    own: float
+    """The shared stretches of the item, as they are read; `…` where it differs. Of vectors what the row says."""
+    way: Way = "words"
+    own: float = 0.0
     """The same share of the tokens that are in no common n-gram."""
-    tokens: int
+    tokens: int = 0
     """Of the item."""
-    abstracted: bool = False
-    """Whether names and numbers were left out of account."""
+    said: float = 1.0
+    """Of one that is abstracted: share of the item's other words that the row says as often as the item does."""
     doubt: str = ""
     """Why it is no evidence of a copy; nothing where it is."""
 
@@ -81,7 +90,10 @@ class Coverage:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
         """
         self._ngram, self._abstracted, self._common = ngram, abstracted, common or {}
+        self._way: Way = "abstracted" if abstracted else "words"
         self._items: list[_Item] = []
+        self._named: dict[tuple[str, str], list[_Item]] = defaultdict(list)
+        """(label, id) → its readings."""
         self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
         self._singles: set[bytes] = set()
         """The n-grams of one token."""
@@ -105,17 +117,48 @@ class Coverage:
         least = threshold if least is None else least
         lines = lines_of(texts, self._abstracted)
         found = self._compared(frozenset(self._shared(lines)), unmended(least) if typos else least)
+        ways = readings(texts, self._abstracted) if self._abstracted and found else []
+        if self._abstracted:
+            found = [_counted(one, ways) for one in found]
         if not typos:
             return found
-        better = [one if min(one.score, one.own) > threshold else self._mended(one, lines) for one in found]
+        said, better = Vocabulary(lines), []
+        for one in found:
+            if min(one.score, one.own, one.said) > threshold:
+                better.append(one)
+            elif self._most(one, said) > least:
+                better.append(self._mended(one, lines, ways))
         return ordered(one for one in better if one.score > least)
 
-    def _mended(self, overlap: Overlap, lines: Sequence[bytes]) -> Overlap:
-        """The overlap when words with a letter wrong are read as the item's."""
+    def share_of(self, text: str) -> float:
+        """The other direction: share of the tokens of a turn that are in n-grams of an item, in the reading in which it is largest."""
+        return max((len(set(self._places_in(line))) / len(line) for line in self._turns_in(text)), default=0.0)
+
+    def _turns_in(self, text: str) -> list[Gram]:
+        return [turn for line in lines_of([text], self._abstracted) if (turn := tuple(line.split()))]
+
+    def _places_in(self, turn: Gram) -> Iterator[int]:
+        """Of the tokens that are in an indexed n-gram."""
+        for start, gram in self._grams_in(turn):
+            yield from range(start, start + len(gram))
+
+    def _most(self, overlap: Overlap, said: Vocabulary) -> float:
+        """Share of the item's tokens that the row says at all, or may mean: no more of it can be covered."""
+        readings = (item.tokens for item in self._named[overlap.benchmark, overlap.item["id"]])
+        return max(sum(map(said.perhaps, tokens)) / len(tokens) for tokens in readings)
+
+    def _mended(self, overlap: Overlap, lines: Sequence[bytes], ways: Sequence[Sequence[bytes]]) -> Overlap:
+        """The overlap when words with a letter wrong are read as the item's.
+
+        Args:
+            overlap: without that.
+            lines: each text of the row in all its readings.
+            ways: the different ways to read all of them together.
+        """
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
         (found,) = item._compare(item._shared(mended(lines, words)), 0)
-        return found
+        return _counted(found, [mended(way, words) for way in ways])
 
     def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
         if (shared, threshold) not in self._known:
@@ -135,7 +178,7 @@ class Coverage:
             if score > threshold and (name not in best or score > best[name].score):
                 own = (places & item.own).bit_count() / max(1, item.own.bit_count())
                 stretches = _stretches(item.tokens, places)
-                best[name] = Overlap(item.benchmark, item.row, score, stretches, own, len(item.tokens), self._abstracted)
+                best[name] = Overlap(item.benchmark, item.row, score, stretches, self._way, own, len(item.tokens))
         return ordered(best.values())
 
     def _add(self, benchmark: str, row: dict[str, Any]) -> None:
@@ -155,19 +198,21 @@ class Coverage:
                 else:
                     self._lengths[gram[:2]].add(len(gram))
             self._items.append(_Item(benchmark, row, every, ((1 << len(every)) - 1) & ~shared))
+            self._named[benchmark, row["id"]].append(self._items[-1])
 
     def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
         """The indexed n-grams that stand in one of the lines."""
-        shared: set[Gram] = set()
-        for line in lines:
-            turn = tuple(line.split())
-            shared.update((token,) for token in self._singles.intersection(turn))
-            for start in [start for start, head in enumerate(pairwise(turn)) if head in self._lengths]:
-                for length in self._lengths[turn[start : start + 2]]:
-                    gram = turn[start : start + length]
-                    if gram in self._places:
-                        shared.add(gram)
-        return shared
+        return {gram for line in lines for _, gram in self._grams_in(tuple(line.split()))}
+
+    def _grams_in(self, turn: Gram) -> Iterator[tuple[int, Gram]]:
+        """The indexed n-grams of a turn, and where they begin."""
+        if not self._singles.isdisjoint(turn):
+            yield from ((start, (token,)) for start, token in enumerate(turn) if token in self._singles)
+        for start in [start for start, head in enumerate(pairwise(turn)) if head in self._lengths]:
+            for length in self._lengths[turn[start : start + 2]]:
+                gram = turn[start : start + length]
+                if gram in self._places:
+                    yield start, gram
 
 
 def compared(item: Mapping[str, Any]) -> list[str]:
@@ -176,10 +221,12 @@ def compared(item: Mapping[str, Any]) -> list[str]:
 
 
 def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
-    """The texts of a row's turns, of these roles; the answers of a preference are turns of the assistant, and template arguments part of
-    what the system says."""
-    found = [message["content"] for message in row["messages"] if message["role"] in turns]
-    found += texts_within(row.get("template_arguments")) if "system" in turns else ()
+    """The texts of a row's turns, of these roles; calls and the answers of a preference are the assistant's, results are searched with
+    what users ask, and template arguments are part of what the system says. Calls and tools count as the JSON that they are, and text by
+    text."""
+    found = [message["content"] for message in row["messages"] if OF_TURNS.get(message["role"], message["role"]) in turns]
+    found += texts_called(row) if "assistant" in turns else ()
+    found += (*texts_within(row.get("template_arguments")), *texts_offered(row)) if "system" in turns else ()
     return found + [answer["text"] for answer in row.get("answers", ())] if "assistant" in turns else found
 
 
@@ -211,6 +258,21 @@ def lines_of(texts: Sequence[str], abstracted: bool) -> list[bytes]:
 def ordered(overlaps: Iterable[Overlap]) -> list[Overlap]:
     """The most covered first, then by benchmark and id."""
     return sorted(overlaps, key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
+
+
+def _counted(overlap: Overlap, ways: Sequence[Sequence[bytes]]) -> Overlap:
+    """The overlap with `said`, where names and numbers are left out of account. So many sentences are alike then that one of the row may
+    cover several of the item."""
+    if overlap.way != "abstracted":
+        return overlap
+    rows = [Counter(token for line in way for token in line.split()) for way in ways]
+    said = max(_said(row, turns) for row in rows for turns in turns_of(overlap.item, abstracted=True))
+    return replace(overlap, said=said)
+
+
+def _said(row: Counter[bytes], turns: Sequence[Gram]) -> float:
+    words = Counter(token for turn in turns for token in turn if token not in (NAME, NUMBER))
+    return (words & row).total() / max(1, words.total())
 
 
 def _stretches(item: Gram, places: int) -> str:

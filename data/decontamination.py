@@ -4,7 +4,8 @@ A compiled pass (`data/matching.py`) says which n-grams of which items a row may
 at most, and the exact comparison (`data/coverage.py`), of what is left, how much they do. So the compiled pass changes no verdict: what
 hashes have in common by chance makes it find too much, never too little.
 
-Texts may be compared twice: word by word, and with all names and all numbers taken for one. What is found and yet no evidence of a copy
+Texts may be compared twice: word by word, and with all names and all numbers taken for one; and rows in which both find no copy a third
+time, by vectors (`data/paraphrases.py`). What is found and yet no evidence of a copy
 (`data/evidence.py`) is told with the doubt.
 """
 
@@ -13,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from configs.datasets import Abstracted, Decontaminate
+from configs.decontamination import Abstracted, CutShort, Decontaminate
 from data.coverage import Benchmarks, Common, Coverage, Overlap, compared, ordered, searched, unmended
-from data.evidence import BELOW, COMMON, SHORT, common_grams, fewest_tokens, ordinary_words
+from data.evidence import BELOW, COMMON, FEWER, SHORT, common_grams, fewest_tokens, ordinary_words
 from data.messages import ROLES
 
 if TYPE_CHECKING:
     from data.candidates import Candidates
+    from data.paraphrases import Paraphrases
 
 LITTLE = 6 << 20
 """Characters that are compared word by word before machine code is loaded: that takes as long."""
@@ -121,7 +123,9 @@ class Comparison:
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
+            AssetError: vectors are asked for, and not on this machine.
         """
+        self._paraphrases, self._waivers = _paraphrases(benchmarks, config), config.waivers
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
         telling = telling_items(benchmarks, config.abstracted) if config.abstracted else {}
         if config.abstracted and telling:
@@ -134,9 +138,26 @@ class Comparison:
 
     def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
         """For each row the items that it overlaps with, each as the first way has it that has no doubt of it; the most covered first,
-        then by benchmark and id."""
-        found = [way.overlaps(rows) for way in self._ways]
-        return [found[0][number] if len(found) == 1 else _first(one[number] for one in found) for number in range(len(rows))]
+        then by benchmark and id. Last come other items that it is like, where none is found without doubt or waiver."""
+        ways = [way.overlaps(rows) for way in self._ways]
+        found = [ways[0][number] if len(ways) == 1 else _first(one[number] for one in ways) for number in range(len(rows))]
+        if self._paraphrases is not None:
+            left = [number for number, some in enumerate(found) if all(one.doubt or self._is_waived(one) for one in some)]
+            for number, like in zip(left, self._paraphrases.of([rows[number] for number in left]), strict=True):
+                known = {(one.benchmark, one.item["id"]) for one in found[number] if not one.doubt}
+                found[number] += [one for one in like if (one.benchmark, one.item["id"]) not in known]
+        return found
+
+    def _is_waived(self, overlap: Overlap) -> bool:
+        return any(one.covers(overlap.benchmark, overlap.item["id"]) for one in self._waivers)
+
+
+def _paraphrases(benchmarks: Benchmarks, config: Decontaminate) -> "Paraphrases | None":
+    if config.embedded is None:
+        return None
+    from data.paraphrases import Paraphrases  # loads tokenizers
+
+    return Paraphrases(benchmarks, config.embedded, config.turns, config.waivers)
 
 
 class _Way:
@@ -146,28 +167,44 @@ class _Way:
         common = common_grams(benchmarks, ngram, abstracted, config.common) if config.common else None
         self.index = Index(benchmarks, ngram, config.turns, abstracted, config.typos, common)
         self._config, self._ngram, self._threshold = config, ngram, threshold
+        self._cut_short = None if abstracted else config.cut_short
 
     def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
         """Of each row, those of which more is covered than is to be told of, with the doubts of them."""
-        found = self.index.overlaps(rows, self._threshold, min(self._config.report or 1, self._threshold))
-        return [[self._judged(one, row) for one in some] for row, some in zip(rows, found, strict=True)]
+        told = min(self._config.report or 1, self._threshold)
+        least = min(told, self._cut_short.of_item if self._cut_short else 1)
+        found = self.index.overlaps(rows, self._threshold, least)
+        judged = [[self._judged(one, row) for one in some] for row, some in zip(rows, found, strict=True)]
+        return [[one for one in some if one.doubt != BELOW or one.score > told] for some in judged]
 
     def _judged(self, overlap: Overlap, row: dict[str, Any]) -> Overlap:
-        return replace(overlap, doubt=self._doubt(overlap, row))
+        cut = self._cut_short
+        if overlap.score > self._threshold:
+            return replace(overlap, doubt=self._doubt(overlap, row, self._threshold))
+        if cut and overlap.score > cut.of_item and self._is_part(overlap, row, cut):
+            return replace(overlap, way="cut short", doubt=self._doubt(overlap, row, cut.of_item))
+        return replace(overlap, doubt=BELOW)
 
-    def _doubt(self, overlap: Overlap, row: dict[str, Any]) -> str:
+    def _doubt(self, overlap: Overlap, row: dict[str, Any], threshold: float) -> str:
         short = self._config.short_items
-        if overlap.score <= self._threshold:
-            return BELOW
-        if short and overlap.tokens < short.below and not self._alone(overlap, row, overlap.tokens + short.more):
+        if overlap.said <= threshold:
+            return FEWER
+        if short and overlap.tokens < short.below and not self._alone(overlap, row, overlap.tokens + short.more, threshold):
             return SHORT
-        return COMMON if overlap.own <= self._threshold else ""
+        return COMMON if overlap.own <= threshold else ""
 
-    def _alone(self, overlap: Overlap, row: dict[str, Any], most: int) -> bool:
+    def _alone(self, overlap: Overlap, row: dict[str, Any], most: int, threshold: float) -> bool:
         """Whether a turn of so many tokens at most overlaps by itself."""
-        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, overlap.abstracted)
-        brief = [text for text in searched(row, frozenset(self._config.turns)) if fewest_tokens(text, overlap.abstracted) <= most]
-        return any(item.overlaps([text], self._threshold, self._config.typos) for text in brief)
+        abstracted = overlap.way == "abstracted"
+        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, abstracted)
+        brief = [text for text in searched(row, frozenset(self._config.turns)) if fewest_tokens(text, abstracted) <= most]
+        return any(item.overlaps([text], threshold, self._config.typos) for text in brief)
+
+    def _is_part(self, overlap: Overlap, row: dict[str, Any], cut: CutShort) -> bool:
+        """Whether a turn by itself says so much of the item and little else."""
+        item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram)
+        texts = searched(row, frozenset(self._config.turns))
+        return any(item.share_of(text) > cut.of_turn and item.overlaps([text], cut.of_item) for text in texts)
 
 
 def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:

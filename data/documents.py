@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.training import Lists, TrainOn
 from data.chat import Chat, Piece
-from data.encoding import Encoder
+from data.encoding import Encoder, Ids
 
 Row = Mapping[str, Any]
 
@@ -107,7 +107,7 @@ def pack(documents: Sequence[tuple[np.ndarray, np.ndarray]]) -> Packed:
     return Packed(bytes(data), index_D3)
 
 
-def tokenised(rows: Sequence[Row], documents: Documents, encoder: Encoder, dtype: np.dtype[Any]) -> Packed:
+def tokenised(rows: Sequence[Row], documents: Documents, encoder: Encoder) -> Packed:
     """The documents of some rows, in their order.
 
     Tokens after the last trained one are left out: they have no effect. A document that trains nothing stays whole.
@@ -119,23 +119,22 @@ def tokenised(rows: Sequence[Row], documents: Documents, encoder: Encoder, dtype
     drafts = [draft for row in rows for draft in documents.pieces(encoder.chat, row)]
     ids = encoder.encode((piece.text, piece.plain) for draft in drafts for piece in draft)
     encoder.prove((piece.text, piece.plain) for piece in drafts[-1])
-    return pack([_joined(draft, ids, encoder.chat.eos_id, dtype) for draft in drafts])
+    return pack([_joined(draft, ids, encoder.end_of_turn) for draft in drafts])
 
 
-def _joined(
-    draft: list[Piece], ids_of: Mapping[tuple[str, bool], Sequence[int]], eos_id: int, dtype: np.dtype[Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def _joined(draft: list[Piece], ids_of: Mapping[tuple[str, bool], Ids], end_of_turn: Ids) -> tuple[Ids, np.ndarray]:
     """(ids, trained) of one document."""
-    ids: list[int] = []
+    parts: list[Ids] = []
     stretches: list[tuple[int, int]] = []
+    length = 0
     for piece in draft:
-        begun = len(ids)
-        ids += ids_of[piece.text, piece.plain]
-        ids += [eos_id] * piece.ends
-        if piece.trained and len(ids) > begun:
-            stretches.append((begun, len(ids)))
-    end = stretches[-1][1] if stretches else len(ids)
+        begun = length
+        parts += [ids_of[piece.text, piece.plain], end_of_turn][: 1 + piece.ends]
+        length += len(ids_of[piece.text, piece.plain]) + piece.ends
+        if piece.trained and length > begun:
+            stretches.append((begun, length))
+    end = stretches[-1][1] if stretches else length
     trained = np.zeros(end, dtype=np.bool_)
     for begin, after in stretches:
         trained[begin:after] = True
-    return np.array(ids[:end], dtype=dtype), trained
+    return np.concatenate(parts)[:end], trained

@@ -1,6 +1,6 @@
 """Records on their way into an artifact, however many: processes parse them and lay them down, one decides, processes write what stays.
 
-What is decided by is an index with some hundred bytes of each row. The rows themselves are in memory a block or a file at a time, and the
+What is decided by is an index with a few hundred bytes of each row. The rows themselves are in memory a block or a file at a time, and the
 result is the same for any number of processes and any size of block.
 """
 
@@ -23,11 +23,12 @@ from configs.frozen import digest
 from configs.mixing import By, Order, When
 from data import columns, filters, mixing, records, row_facts, row_statistics
 from data.expectations import facts_of
-from data.filters import KEY, Facts
+from data.filters import KEY, Beside, Facts
 from data.parallel import mapped
 from data.row_files import Block, Handed
 from data.scattered import Numbers, Scattered
 from data.sources import USABLE, BadRow, Opened
+from data.token_counts import TokenCounter
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
 """What rows may be ordered by → its columns in the index, whose sum counts."""
@@ -47,6 +48,8 @@ class Draft(NamedTuple):
     """The rows' places in the orders of the two seeds, by hash."""
     facts: list[Facts]
     """By filter."""
+    columns: frozenset[str]
+    """Of those that filters go by, the ones that some row has."""
     bad: list[BadRow]
     path: Path
     """Where the rows lie; beside them, `PLACES`, where each was read."""
@@ -185,6 +188,8 @@ class Drafts:
     workers: int
     looks: Sequence[str] = ()
     """Names of further facts that the index has of each row, see `data/row_facts.py`."""
+    counter: TokenCounter | None = None
+    """Counts the tokens of each row, for the index and for filters."""
     taken: list[Taken] = field(default_factory=list)
 
     def __enter__(self) -> "Drafts":
@@ -207,7 +212,7 @@ class Drafts:
 
         def work(given: tuple[int, Block]) -> Draft:
             place, block = given
-            return self._draft(source, block, self.folder / f"{number}-{place}.arrow")
+            return self._draft(source, number, block, self.folder / f"{number}-{place}.arrow")
 
         for draft in _spread(work, enumerate(source.blocks), self.workers):
             taken.drafts.append(draft)
@@ -216,8 +221,13 @@ class Drafts:
             taken.drafts.append(work((0, Handed(()))))
         source.refuse(taken.rows, taken.bad)
 
-    def _draft(self, source: Opened, block: Block, path: Path) -> Draft:
-        rows, bad, places = source.parse(block)
+    @property
+    def columns(self) -> frozenset[str]:
+        """Of those that filters go by, the ones that some row has."""
+        return frozenset(chain.from_iterable(draft.columns for taken in self.taken for draft in taken.drafts))
+
+    def _draft(self, source: Opened, number: int, block: Block, path: Path) -> Draft:
+        rows, bad, places, said = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
         table = columns.to_table(rows, records.RECORDS[self.record])
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -227,10 +237,12 @@ class Drafts:
         for name, fact in row_facts.look(self.looks, rows).items():
             index = index.append_column(name, fact)
         index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
-        for name, column in row_statistics.noted(rows):
+        counts = self.counter.counts(rows) if self.counter else None
+        for name, column in row_statistics.noted(rows, counts):
             index = index.append_column(name, column)
         keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.portion.seed))
-        return Draft(index, keys, filters.look(self.filters, rows), bad, path)
+        facts = filters.look(self.filters, rows, Beside(counts or (), said, number))
+        return Draft(index, keys, facts, frozenset(chain.from_iterable(said)), bad, path)
 
     def laid(self, when: When = "before_filters") -> Laid:
         """All rows that were taken; where rows are drawn before filters look at them, those alone that are in the portion of their source.

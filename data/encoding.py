@@ -16,12 +16,15 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import regex
+from numpy.typing import NDArray
 
 from data.chat import Chat
+
+Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What `ByteLevel` cuts by; tokenizers, pre_tokenizers/byte_level.rs."""
@@ -49,29 +52,35 @@ class NotEqual(Exception):
 class Encoder:
     """Texts to ids, by the tokenizer of a chat."""
 
-    def __init__(self, chat: Chat, fast: bool = True) -> None:
-        """`fast`: also by words; otherwise by the tokenizer alone."""
-        self.chat = chat
+    def __init__(self, chat: Chat, dtype: np.dtype[Any], fast: bool = True) -> None:
+        """
+        Args:
+            chat: whose tokenizer it is.
+            dtype: of ids; it holds all of the vocabulary.
+            fast: also by words; otherwise by the tokenizer alone.
+        """
+        self.chat, self._dtype = chat, dtype
+        self.end_of_turn: Ids = np.array([chat.eos_id], dtype)
         self._backend: Any = getattr(chat.tokenizer, "backend_tokenizer", None)
-        self._words = _Words.of(self._backend) if fast and self._backend is not None else None
+        self._words = _Words.of(self._backend, dtype) if fast and self._backend is not None else None
 
     @property
     def by_words(self) -> bool:
         """Whether texts are cut into words here."""
         return self._words is not None
 
-    def encode(self, texts: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], Sequence[int]]:
-        """Ids of each (text, whether control tokens in it are plain characters)."""
-        found: dict[tuple[str, bool], Sequence[int]] = {}
+    def encode(self, texts: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], Ids]:
+        """Ids of each (text, whether control tokens in it are plain characters), of shape (T,)."""
+        found: dict[tuple[str, bool], Ids] = {}
         left: dict[bool, list[str]] = {False: [], True: []}
         for text, plain in dict.fromkeys(texts):
             ids = self._words.ids(text, plain) if self._words is not None else None
             if ids is None:
                 left[plain].append(text)
             else:
-                found[text, plain] = ids
+                found[text, plain] = np.frombuffer(ids, self._dtype)
         for plain, some in left.items():
-            found |= {(text, plain): ids for text, ids in zip(some, self.own(some, plain), strict=True)}
+            found |= {(text, plain): np.array(ids, self._dtype) for text, ids in zip(some, self.own(some, plain), strict=True)}
         return found
 
     def own(self, texts: Sequence[str], plain: bool) -> Sequence[Sequence[int]]:
@@ -94,37 +103,38 @@ class Encoder:
             NotEqual: they are others.
         """
         for (text, plain), ids in self.encode(texts).items():
-            if list(ids) != self.chat.text_ids(text, plain):
+            if ids.tolist() != self.chat.text_ids(text, plain):
                 raise NotEqual(f"{text[:80]!r}")
 
 
-class _Words(dict[str, Sequence[int]]):
-    """Word → its ids: what a byte-level BPE makes of it, looked up or merged by its own model."""
+class _Words(dict[str, bytes]):
+    """Word → its ids as they lie in memory: what a byte-level BPE makes of it, looked up or merged by its own model."""
 
-    def __init__(self, backend: Any, pattern: str, special: set[str], added: set[str], composed: bool) -> None:
+    def __init__(self, backend: Any, dtype: np.dtype[Any], pattern: str, special: set[str], added: set[str], composed: bool) -> None:
         super().__init__()
+        self._dtype = dtype
         self._model, self._pre, self._composed = backend.model, backend.pre_tokenizer, composed
         self._ascii = re.compile(_for_ascii(pattern), re.ASCII)
         self._any = regex.compile(pattern)
         self._added = {plain: _any_of(added if plain else added | special) for plain in (False, True)}
-        self._added_ids = {token: backend.token_to_id(token) for token in added | special}
+        self._added_ids = {token: self._bytes([backend.token_to_id(token)]) for token in added | special}
         self._letters = _byte_letters()
         self._proven: dict[str, bool] = {}
 
     @classmethod
-    def of(cls, backend: Any) -> "_Words | None":
+    def of(cls, backend: Any, dtype: np.dtype[Any]) -> "_Words | None":
         """None where the tokenizer is of a form that is not known here, or cuts otherwise than that."""
         pattern, normalizer = _pattern(_told(backend.pre_tokenizer)), _told(backend.normalizer)
         tokens = backend.get_added_tokens_decoder().values()
         if pattern is None or normalizer not in (None, {"type": "NFC"}) or not _merges_bytes(backend.model) or any(map(_is_odd, tokens)):
             return None
         special = {token.content for token in tokens if token.special}
-        made = cls(backend, pattern, special, {token.content for token in tokens} - special, normalizer is not None)
+        made = cls(backend, dtype, pattern, special, {token.content for token in tokens} - special, normalizer is not None)
         if not all(made._are_proven(some) for some in ({chr(code) for code in range(128)}, set("".join(PROBES)))):
             return None
         return made if all(made._cut(text) == made._own_cut(text) for text in PROBES) else None
 
-    def ids(self, text: str, plain: bool) -> list[int] | None:
+    def ids(self, text: str, plain: bool) -> bytes | None:
         """Ids of a text; None where the tokenizer itself is to be asked."""
         if not text.isascii() and not self._is_known(text):
             return None
@@ -132,18 +142,20 @@ class _Words(dict[str, Sequence[int]]):
             self.clear()
         added = self._added[plain]
         if added is None or added.search(text) is None:
-            return list(chain.from_iterable(map(self.__getitem__, self._cut(text))))
-        ids: list[int] = []
-        for place, part in enumerate(added.split(text)):
-            if place % 2:
-                ids.append(self._added_ids[part])
-            else:
-                ids += chain.from_iterable(map(self.__getitem__, self._cut(part)))
-        return ids
+            return self._plain_ids(text)
+        return b"".join(
+            self._added_ids[part] if place % 2 else self._plain_ids(part) for place, part in enumerate(added.split(text))
+        )
 
-    def __missing__(self, word: str) -> Sequence[int]:
+    def _plain_ids(self, text: str) -> bytes:
+        return b"".join(map(self.__getitem__, self._cut(text)))
+
+    def _bytes(self, ids: Iterable[int]) -> bytes:
+        return b"".join(number.to_bytes(self._dtype.itemsize, "little") for number in ids)
+
+    def __missing__(self, word: str) -> bytes:
         letters = "".join(map(self._letters.__getitem__, word.encode()))
-        ids = tuple(token.id for token in self._model.tokenize(letters))
+        ids = self._bytes(token.id for token in self._model.tokenize(letters))
         if len(word) <= LONGEST_WORD:
             self[word] = ids
         return ids

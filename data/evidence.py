@@ -1,4 +1,5 @@
-"""What makes an overlap no evidence that an item was copied: short items in longer texts, and words that many items share."""
+"""What makes an overlap no evidence that an item was copied: what the item says several times and the row once, short items in longer
+texts, and words that many items share."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ import numpy as np
 from data.coverage import Benchmarks, Common, Gram, compared, grams_of, lines_of, turns_of
 from data.reading import ASCII_OPERATORS, NAME, NUMBER, readings
 
-BELOW, SHORT, COMMON = "below the threshold", "short item", "common words"
+BELOW, FEWER, SHORT, COMMON, ALIKE = "below the threshold", "said less often", "short item", "common words", "only alike"
 """What the doubts are."""
 
 

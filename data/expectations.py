@@ -19,6 +19,7 @@ from configs.expectations import Expectation
 from configs.frozen import finite
 from configs.problems import PedigreeError
 from data.messages import FINISH_REASONS, is_unicode, message_problem
+from data.patience import each
 from data.process import uncollected
 from data.verdicts import ValidationError, Verdict, fails, refuse
 
@@ -123,6 +124,7 @@ def examine(
 
     Raises:
         ValidationError: an expectation cannot be held against the rows at all.
+        TooSlow: a regular expression takes too long for a text.
     """
     looks = [(facts, [*_suite(record_type), *(_asked(one) for one in expectations if one.sample is None)])]
     for size in sorted({one.sample for one in expectations if one.sample is not None}):
@@ -130,12 +132,26 @@ def examine(
         looks.append((texts_of(size), [_asked(one) for one in expectations if one.sample == size]))
     entries = []
     for table, asked in looks:
+        _refuse_slow(asked, table, facts["id"])
         for one, found in zip(asked, _run(asked, table), strict=True):
             entry = _entry(one, found, table, len(facts))
             if not found.success and (rows := sorted(found.result.get("partial_unexpected_index_list") or [])):
                 entry["examples"] = _examples(one, table, facts["id"], rows, places_of(rows))
             entries.append(entry)
     return {"suite": record_type, "success": not any(map(fails, entries)), "rows": len(facts), "expectations": entries}
+
+
+def _refuse_slow(asked: Sequence[Asked], table: "Table", ids: Any) -> None:
+    """Raises TooSlow for a pattern that takes too long, while it can still be told for which row: the library asks for whole columns."""
+    for one in asked:
+        for pattern in one.arguments.get("regex_list") or filter(None, [one.arguments.get("regex")]):
+            search, what = re.compile(pattern).search, f"{one.expectation} of {one.column}, regex {pattern!r},"
+            texts = ((row, text) for row, text in enumerate(table[one.column].to_pylist()) if text)
+            each(
+                lambda given, search=search: search(given[1]) is None,
+                texts,
+                lambda given, what=what: f"{what} in row {ids[given[0]].as_py()}",
+            )
 
 
 def _suite(record_type: str) -> list[Asked]:

@@ -4,16 +4,17 @@ A filter looks at each row by itself, in any process, and notes a fact; what it 
 near duplicates these rows once more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from configs.filters import ExactDuplicates, Filter, Ids, Language, NearDuplicates
-from data import row_filters
-from data.row_filters import Row, Seen
+from configs.filters import ExactDuplicates, Filter, Ids, Language, Licences, NearDuplicates, Tokens, Values
+from data import row_filters, row_values
+from data.row_filters import Counted, Row, Seen
+from data.row_values import Said
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
@@ -35,13 +36,31 @@ class Drop:
     """What it saw in this row."""
 
 
-def look(filters: Sequence[Filter], rows: Sequence[Row]) -> list[Facts]:
+@dataclass(frozen=True)
+class Beside:
+    """What is known of some rows of one source besides what stands in them, a line for each; empty where no filter goes by it."""
+
+    counts: Sequence[Counted] = ()
+    """Their tokens."""
+    said: Sequence[Said] = ()
+    """By their data set."""
+    source: int = 0
+    """Its number in the recipe."""
+
+
+def look(filters: Sequence[Filter], rows: Sequence[Row], beside: Beside = Beside()) -> list[Facts]:
     """By filter, what it notes of the rows."""
-    return [_facts(one, rows) for one in filters]
+    return [_facts(one, rows, beside) for one in filters]
 
 
-def _facts(one: Filter, rows: Sequence[Row]) -> Facts:
+def _facts(one: Filter, rows: Sequence[Row], beside: Beside) -> Facts:
     match one:
+        case Tokens():
+            return row_filters.noted(row_filters.too_few_or_many(one, count) for count in beside.counts)
+        case Values():
+            return row_filters.noted(row_values.against(one, said) for said in beside.said)
+        case Licences(stated=stated):
+            return row_filters.noted(row_values.unlicensed(one, said, stated[beside.source]) for said in beside.said)
         case ExactDuplicates():
             return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
         case NearDuplicates(threshold=threshold, shingle=size):
@@ -137,6 +156,17 @@ def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
     fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, bool)
     firsts = order[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
     return dict(zip(places[order[~fresh]].tolist(), places[firsts[~fresh]].tolist(), strict=True))
+
+
+def unknown_columns(filters: Sequence[Filter], known: Collection[str]) -> list[str]:
+    """Columns that a filter goes by, none of which any row has.
+
+    Args:
+        filters: in the recipe's order.
+        known: those that some row has.
+    """
+    named = (one.columns for one in filters if isinstance(one, Values))
+    return [column for columns in named if not set(columns) & set(known) for column in columns]
 
 
 def unknown_ids(filters: Sequence[Filter], facts: Sequence[Facts]) -> list[str]:

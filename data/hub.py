@@ -15,7 +15,7 @@ import glob
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from configs.datasets import Hub
 from configs.hub import COMMIT, PIN_ME
 from configs.texts import command
-from data.named_columns import chosen, lacking
+from data.named_columns import Told, lacking, told
 from data.storage import StoreError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ STATEMENT = "REVISION"
 NOT_NEEDED = ("*/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "*.zip", "consolidated*")
 """Files of a model that transformers does not read, or that we do not: weights travel as safetensors."""
 PIECE = 1 << 20
-BATCH = 1000
+BATCH = 100
 """Rows that are taken out of a file together."""
 
 
@@ -138,10 +138,16 @@ def model(repo: Repository, beat: Beat = lambda: None) -> Found:
     return Found(folder)
 
 
-def rows(source: Hub, beat: Beat = lambda: None, mark: Callable[[str], None] = lambda mark: None) -> Iterator[tuple[str, Any]]:
+def rows(
+    source: Hub, beat: Beat = lambda: None, mark: Callable[[str], None] = lambda mark: None, beside: Sequence[str] = ()
+) -> Iterator[tuple[str, Any]]:
     """(place, row) of every row of the source's configurations and splits, its columns chosen and named as the source says.
 
-    `mark` is told what a reader of the result must know.
+    Args:
+        source: what is read.
+        beat: called now and then.
+        mark: is told what a reader of the result must know.
+        beside: other columns that somebody asks for; where there are some, a row is `Told` with what stands in them.
 
     Raises:
         HubError: it cannot be had, is not what the commit says, or has no such configuration, split or column.
@@ -165,7 +171,7 @@ def rows(source: Hub, beat: Beat = lambda: None, mark: Callable[[str], None] = l
                 _fetch(repo, folder, wanted, beat)
             with _reading(repo, folder):
                 for split in source.splits:
-                    yield from _split(repo, builder, split, source, config)
+                    yield from _split(repo, builder, split, source, config, beside)
 
 
 def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[str] | None) -> list[str]:
@@ -191,7 +197,9 @@ def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[
     return names
 
 
-def _split(repo: Repository, builder: "DatasetBuilder", split: str, source: Hub, config: str | None) -> Iterator[tuple[str, Any]]:
+def _split(
+    repo: Repository, builder: "DatasetBuilder", split: str, source: Hub, config: str | None, beside: Sequence[str]
+) -> Iterator[tuple[str, Any]]:
     with _without_torch():
         stream: Any = builder.as_streaming_dataset(split=split)
     named = {column: name for column, name in ((source.config_as, config), (source.split_as, split)) if column}
@@ -202,7 +210,9 @@ def _split(repo: Repository, builder: "DatasetBuilder", split: str, source: Hub,
         if not number:
             _refuse_columns(f"{repo}: {split}", rows, source)
         for row in rows:
-            yield f"{place}[{number}]", (chosen(row, source.columns) if source.columns else row) | named
+            given = told(row, source.columns, beside)
+            said = {**{column: name for column, name in named.items() if column in beside}, **given.said}
+            yield f"{place}[{number}]", Told(given.row | named, said) if beside else given.row | named
             number += 1
 
 

@@ -43,7 +43,8 @@ class ByContent(_Locator):
 
 def compiled(function: Function) -> Function:
     """A function of arrays and numbers as machine code. What it reads of its module's globals is fixed when it is compiled, so that
-    they must be constants of its own file. Where nothing can be kept each process compiles for itself."""
+    they must be constants of its own file, made from nothing of another: what others say is an argument. Where nothing can be kept each
+    process compiles for itself."""
     others, _settings.CACHE_LOCATOR_CLASSES = _settings.CACHE_LOCATOR_CLASSES, f"{__name__}.{ByContent.__name__}"
     try:
         made: Any = numba.njit(function, cache=_kept(function), nogil=True)

@@ -9,17 +9,20 @@ from typing import Any
 
 from configs.datasets import RecordType
 from data import trees
-from data.messages import message_problem
+from data.messages import CALL, MARKED, divided, message_problem, said_and_called
 from data.procedural import Example
 from data.records import Answer, Message
 from data.row_files import Unreadable, text_of
 from data.template_arguments import arguments_in
+from data.tools import calls_in, is_there
 from data.transcripts import is_transcript, messages_of
 from data.turns import messages_from, refuse_more_than_messages
 from data.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
 """Columns with a conversation or its beginning; the first that is there counts."""
+OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
+"""Columns of layouts whose answers are texts alone."""
 
 
 def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
@@ -54,6 +57,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
         messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
         messages | prompt, responses, rewards               the same in two lists (RLHFlow)
         prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
+        messages | prompt, tool_calls                       a chat whose last turn calls tools (xLAM's `query` and `answers`)
 
     `conversation` and `context_messages` are other names for messages.
     What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
@@ -62,7 +66,7 @@ def example_of(row: Any, verifier: str | None = None) -> Example:
     set takes for useless (NuminaMath).
     One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
     a `strength`, the probability that chosen is the better one. What turns may have is said in `data/turns.py`. Every row may have
-    `template_arguments` or `chat_template_kwargs`: a mapping, or one as JSON in a text.
+    `template_arguments` or `chat_template_kwargs`: a mapping, or one as JSON in a text; and `tools` or `functions` that it offers.
 
     Args:
         verifier: what compares answers with the ground truth, whatever the row says.
@@ -90,6 +94,9 @@ def _parse(row: Any, verifier: str | None) -> Example:
     row = {name: value for name, value in row.items() if value is not None}
     _refuse_disowned(row, verifiable)
     own = row["source"] if isinstance(row.get("source"), str) else None
+    calls = "tool_calls" in row and is_there(row["tool_calls"])
+    if calls and (others := OTHER_ANSWERS & set(row)):
+        raise ValueError(f"the row has tool_calls and {', '.join(sorted(others))}, and one of them alone can be the answer")
     if {"response1", "response2"} <= set(row):
         row = _compared(row)
     if {"responses", "rewards"} <= set(row):
@@ -112,11 +119,20 @@ def _parse(row: Any, verifier: str | None) -> Example:
         if column in row:
             messages = [*messages, *_chat(row[column])]
             break
-    if messages and messages[-1]["role"] == "assistant":
-        last = messages[-1]
-        row = {"finish_reason": last["finish_reason"], **row} if "finish_reason" in last else row
-        return Example(messages[:-1], (_single(last["content"], row),), verifier=row.get("verifier"), source=own, train=last.get("train"))
+    if calls:
+        messages = [*messages, *calls_in(row["tool_calls"], "tool_calls")]
+    if messages and messages[-1]["role"] in MARKED:
+        return _answered(messages, row, own)
     return Example(messages, verifier=row.get("verifier"), source=own)
+
+
+def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> Example:
+    """A conversation of which the last turn is an answer, or calls, or both."""
+    before, turn = divided(messages)
+    text, calls = said_and_called(turn)
+    row = {"finish_reason": turn[-1]["finish_reason"], **row} if "finish_reason" in turn[-1] else row
+    answer, verifier = _single(text, row), row.get("verifier")
+    return Example(before, (answer,), verifier=verifier, source=own, train=turn[0].get("train"), calls=calls)
 
 
 def _named(row: Any) -> Any:
@@ -228,6 +244,8 @@ def _pair(row: dict[str, Any], own: str | None) -> Example:
     if before is None:
         raise ValueError("there is no prompt: neither messages, prompt nor conversations")
     for side, turns in (("chosen", chosen), ("rejected", rejected)):
+        if turns and turns[-1]["role"] == CALL:
+            raise ValueError(f"{side} ends with a call, and answers that are compared are texts")
         if not turns or turns[-1]["role"] != "assistant":
             raise ValueError(f"{side} does not end with the assistant's turn")
     high, low = (_number(row.get(f"score_{side}")) for side in ("chosen", "rejected"))
@@ -284,7 +302,7 @@ def _checked(example: Example) -> Example:
     if problem:
         raise ValueError(problem)
     for number, answer in enumerate(example.answers):
-        if not isinstance(answer["text"], str) or not answer["text"].strip():
+        if not isinstance(answer["text"], str) or not (answer["text"].strip() or example.calls):
             raise ValueError(f"the {('answer', 'rejected answer')[number] if number < 2 else f'answer {number}'} is empty")
     return example
 

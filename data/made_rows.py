@@ -7,6 +7,7 @@ from typing import Any
 
 from data import columns, records
 from data.artifacts import Artifact
+from data.messages import MARKED, divided, said_and_called
 from data.procedural import Example
 from data.records import Answer
 
@@ -42,10 +43,11 @@ def example_of(row: dict[str, Any]) -> Example:
     messages, source, arguments = row["messages"], row["source"], row.get("template_arguments")
     if "answers" in row:
         return Example(messages, tuple(row["answers"]), source=source, strength=row["strength"], template_arguments=arguments)
-    if messages[-1]["role"] == "assistant":
-        last = messages[-1]
-        answer: Answer = {"text": last["content"], "score": None}
-        if "finish_reason" in last:
-            answer["finish_reason"] = last["finish_reason"]
-        return Example(messages[:-1], (answer,), source=source, train=last.get("train"), template_arguments=arguments)
+    if messages[-1]["role"] in MARKED:
+        before, turn = divided(messages)
+        text, calls = said_and_called(turn)
+        answer: Answer = {"text": text, "score": None}
+        if "finish_reason" in turn[-1]:
+            answer["finish_reason"] = turn[-1]["finish_reason"]
+        return Example(before, (answer,), source=source, train=turn[0].get("train"), template_arguments=arguments, calls=calls)
     return Example(messages, verifier=row["verifier"], source=source, template_arguments=arguments)

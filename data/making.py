@@ -10,13 +10,11 @@ from data import columns, records
 from data.expectations import facts_of, hold
 
 T = TypeVar("T")
-BLOCK = 1024
-"""Rows that are objects at the same time."""
 
 
 def blocks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Items of which rows are made together."""
-    return (items[start : start + BLOCK] for start in range(0, len(items), BLOCK))
+    return (items[start : start + columns.BLOCK] for start in range(0, len(items), columns.BLOCK))
 
 
 class RowWriter:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data.kernels import compiled
-from data.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, composes, folded, invisible, unescaped
+from data.reading import ASCII_OPERATORS, CAPITAL, NAME, NUMBER, NUMBER_WORDS, composes, folded, invisible, unescaped
 
 Bytes = NDArray[np.uint8]
 Hashes = NDArray[np.uint64]
@@ -52,19 +52,45 @@ NAMED, NUMBERED = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)
 HALF, NONE, ONE, BYTE = np.uint64(32), np.uint64(0), np.uint64(1), np.uint64(8)
 LOW, HIGH, LETTERS = (np.uint64(0x0101010101010101 * byte) for byte in (0x7F, 0x80, 0xE0))
 """In each of eight bytes: all bits but the highest; that one; those of which bytes of words have one."""
+TO_A, PAST_Z = (np.uint64(0x0101010101010101 * (0x80 - letter)) for letter in b"A[")
+"""What makes the highest bit of each of eight bytes, added to its others, say that it is at least `A`; that it comes after `Z`."""
+TO_SMALL = np.uint64(2)
+"""So far below the highest bit is the one that a small letter has and a capital one has not."""
 OPERATORS = re.compile(b"[%b]" % re.escape(ASCII_OPERATORS))
 POWERS = np.array([pow(int(BASE), power, 1 << 64) for power in range(LONGEST + 1)], np.uint64)
 BIT = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.uint8)
 
 
+def _numbers_in_words() -> Hashes:
+    """The hashes of `NUMBER_WORDS`, each in the place of its last bits; 0 in all others."""
+    hashes = list(map(_hash_of, NUMBER_WORDS))
+    size = next(size for size in (1 << power for power in range(5, 30)) if len({one % size for one in hashes}) == len(hashes))
+    found = np.zeros(size, np.uint64)
+    found[[one % size for one in hashes]] = hashes
+    return found
+
+
+def _hash_of(word: bytes) -> int:
+    """As `_word` has it of small letters."""
+    value, whole = 0, 1 << 64
+    for start in range(0, len(word) + 1, 8):
+        value ^= int.from_bytes(word[start : start + 8], "little")
+        value = (value ^ value >> 32) * int(BASE) % whole
+        value = (value ^ value >> 32) * int(SPREAD) % whole
+        value ^= value >> 32
+    return value
+
+
 class Reader(NamedTuple):
-    """What bytes do: a separator, an operator, or the byte of the token that they are of."""
+    """How texts become tokens. What bytes do: a separator, an operator, or the byte of the token that they are of."""
 
     texts: Bytes
     folds: Bytes
     """Of what characters that are not ASCII are read as."""
     abstracted: bool
     """Whether all names are one token, and all numbers another."""
+    in_words: Hashes
+    """See `_numbers_in_words`. Given to machine code and no part of it, as all that other files say (`data/kernels.py`)."""
 
 
 def _classes() -> Bytes:
@@ -106,12 +132,12 @@ def _marked_kinds(classes: Bytes) -> Bytes:
     return found
 
 
-_PLAIN, _CASED = _classes(), _cased(_classes())
-READERS = {False: Reader(_PLAIN, _read(_PLAIN), False), True: Reader(_CASED, _read(_CASED), True)}
+_PLAIN, _CASED, _IN_WORDS = _classes(), _cased(_classes()), _numbers_in_words()
+READERS = {False: Reader(_PLAIN, _read(_PLAIN), False, _IN_WORDS), True: Reader(_CASED, _read(_CASED), True, _IN_WORDS)}
 """By whether texts are abstracted: of texts."""
 LINE_READERS = {
-    False: Reader(_read(_PLAIN), _read(_PLAIN), False),
-    True: Reader(_marked_kinds(_read(_CASED)), _read(_CASED), True),
+    False: Reader(_read(_PLAIN), _read(_PLAIN), False, _IN_WORDS),
+    True: Reader(_marked_kinds(_read(_CASED)), _read(_CASED), True, _IN_WORDS),
 }
 """The same of what `readings` gives."""
 
@@ -250,12 +276,23 @@ def _spread(value):
 
 
 @compiled
-def _word(eights, start):
-    """The hash of the word that begins at this byte of the stream: eight bytes at a time, of which the last ones end it."""
+def _small(bytes_8):
+    """Eight bytes with small letters for capital ones."""
+    others = bytes_8 & LOW
+    capitals = (others + TO_A) & ~(others + PAST_Z) & ~bytes_8 & HIGH
+    return bytes_8 | (capitals >> TO_SMALL)
+
+
+@compiled
+def _word(eights, start, cased):
+    """The hash of the word that begins at this byte of the stream, in small letters: eight bytes at a time, of which the last ones end it.
+    `cased` says whether there may be others."""
     place, shift = start >> 3, np.uint64(start & 7) * BYTE
     value = NONE
     while True:
         bytes_8 = (eights[place] >> shift) | ((eights[place + 1] << ONE) << (np.uint64(63) - shift))
+        if cased:
+            bytes_8 = _small(bytes_8)
         others = bytes_8 & LETTERS
         ends = ~(((others & LOW) + LOW) | others) & HIGH  # the highest bit of each byte that is of no word
         first = ends & (~ends + ONE)
@@ -296,18 +333,22 @@ def _once(value, tokens, count):
 
 
 @compiled
-def _tokens(stream, begin, end, starts, abstracted, tokens, count):
-    """Appends the hashes of the tokens that begin in a part of a stream to the first `count` of `tokens`; returns how many there are."""
-    eights = stream.view(np.uint64)
+def _tokens(stream, begin, end, starts, reader, tokens, count):
+    """Appends the hashes of the tokens that begin in a part of a stream to the first `count` of `tokens`; returns how many there are. Words
+    that differ in capital letters alone have one hash, whether the reader tells them apart or not: no word of a number is missed."""
+    eights, abstracted, in_words = stream.view(np.uint64), reader.abstracted, reader.in_words
+    last_bits = np.uint64(len(in_words) - 1)
     for number in range(_starts(stream, begin, end, starts)):
         start = starts[number]
-        if abstracted and FIRST <= stream[start] <= LAST:
-            count = _once(NAMED, tokens, count)
-        elif abstracted and ZERO <= stream[start] <= NINE:
-            count = _once(NUMBERED, tokens, count)
-        elif stream[start] >= WORD:
-            tokens[count] = _word(eights, start)
-            count += 1
+        if stream[start] >= WORD:
+            value = _word(eights, start, abstracted)
+            if abstracted and (ZERO <= stream[start] <= NINE or in_words[value & last_bits] == value):
+                count = _once(NUMBERED, tokens, count)
+            elif abstracted and FIRST <= stream[start] <= LAST:
+                count = _once(NAMED, tokens, count)
+            else:
+                tokens[count] = value
+                count += 1
         elif _operates(stream, start):
             tokens[count] = _spread(np.uint64(stream[start]))
             count += 1
@@ -389,7 +430,7 @@ def token_hashes(lines, bounds, reader, folds, counts):
     for line in range(len(counts)):
         this = lines[bounds[line] : bounds[line + 1]]
         stream, size, _, _ = _folded(this, reader, folds, folds.written, none > 0, stream, strange, none)
-        added = _tokens(stream, first, size, starts, reader.abstracted, tokens[count:], none)
+        added = _tokens(stream, first, size, starts, reader, tokens[count:], none)
         counts[line] = added
         count += added
     return tokens[:count]
@@ -499,7 +540,7 @@ def _search(data, bounds, together, reader, folds, table, hits, strange, composi
                 break
             count = np.int64(0)
             for begin in range(1, size, ROOM):
-                count = _tokens(stream, begin, min(begin + ROOM, size), starts, reader.abstracted, tokens, count)
+                count = _tokens(stream, begin, min(begin + ROOM, size), starts, reader, tokens, count)
                 found = _look_up(tokens, count, prefix, table, hits, text, found)
                 kept = min(count, LONGEST - 1)  # n-grams go on from one part to the next
                 tokens[:kept] = tokens[count - kept : count]

@@ -1,7 +1,24 @@
 """Columns that a source chooses, `columns: {ground_truth: reward_model.ground_truth}`: our name → theirs, or a way to it through dots."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Told(NamedTuple):
+    """A row as layouts read it, and what else it says."""
+
+    row: Any
+    said: Mapping[str, Any]
+    """Column or way → what stands there, of those that somebody asks for and the row has."""
+
+
+def told(row: Any, columns: Mapping[str, str], beside: Sequence[str]) -> Told:
+    """A row with the columns that its source chooses, all where it chooses none, and its own ones beside them that somebody asks for."""
+    if isinstance(row, Told):
+        return row
+    if not isinstance(row, Mapping):
+        return Told(row, {})
+    return Told(chosen(row, columns) if columns else row, {way: at(row, way) for way in beside if has(row, way) is not False})
 
 
 def chosen(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -28,7 +45,7 @@ def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str],
     for row in rows:
         if isinstance(row, Mapping):
             instead = instead or list(_ways(row))
-            found = {way: _has(row, way) for way in unseen}
+            found = {way: has(row, way) for way in unseen}
             missed |= {way for way in unseen if found[way] is False}
             unseen = {way for way in unseen if not found[way]}
         if not unseen:
@@ -36,7 +53,7 @@ def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str],
     return sorted(unseen & missed), instead
 
 
-def _has(row: Mapping[str, Any], way: str) -> bool | None:
+def has(row: Mapping[str, Any], way: str) -> bool | None:
     """Whether a row has such a column; None where the way to it stops at null."""
     if way in row:
         return True

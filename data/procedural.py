@@ -20,7 +20,7 @@ class Example:
     """What a source knows of one row, before it takes the form of a record; None where the source does not say."""
 
     messages: list[Message]
-    """Ends with the user's turn."""
+    """Ends with the user's turn, or with the result of a call."""
     answers: tuple[Answer, ...] = ()
     """Best first; the first is the assistant's reply."""
     verifier: dict[str, Any] | None = None
@@ -30,6 +30,8 @@ class Example:
     """P(the first of two answers is the better one)."""
     train: bool | None = None
     """The mark of the assistant's turn that was taken for the answer."""
+    calls: tuple[str, ...] = ()
+    """With which that turn ends, as `data/tools.py` has them; the answer may then be empty."""
     template_arguments: dict[str, Any] | None = None
     """Variables of the chat template → their values."""
 

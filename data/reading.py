@@ -6,8 +6,8 @@ several ways has several readings, and two texts are the same if any two of them
 - as it is written, and as it looks: with letters of other scripts taken for those that they look like (`data/lookalikes.py`);
 - with invisible characters left out, and with spaces in their place.
 
-References of HTML (`&#36;`, `&quot;`) are read as what they stand for. An abstracted reading says of names and numbers only that there are
-some, so that texts are the same which differ in nothing else.
+References of HTML (`&#36;`, `&quot;`) and fractions of LaTeX (`\\frac{1}{3}`) are read as what they stand for. An abstracted reading says
+of names and numbers only that there are some, so that texts are the same which differ in nothing else.
 """
 
 import html
@@ -38,9 +38,15 @@ CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 CAPITAL = "\x0e"
 """Stands before what a capital letter that is not ASCII is read as; without a meaning where names are read as words."""
 NAME, NUMBER = b"@", b"#"
-"""What an abstracted reading has in the place of words that begin with a capital letter, and of those that begin with a digit."""
+"""What an abstracted reading has in the place of words that begin with a capital letter, and of numbers: words that begin with a digit, and
+these."""
+NUMBER_WORDS = frozenset(
+    b"""zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen
+    twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion""".split()
+)
 
 _reference = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_fraction = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
 _not_ascii = re.compile(r"[^\x00-\x7f]")
 _composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
@@ -114,8 +120,9 @@ _FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) fo
 
 
 def unescaped(text: str) -> str:
-    """With what references of HTML stand for in their place."""
-    return _reference.sub(lambda one: html.unescape(one[0]), text) if "&" in text else text
+    """With what references of HTML and fractions of LaTeX stand for in their place."""
+    text = _reference.sub(lambda one: html.unescape(one[0]), text) if "&" in text else text
+    return _fraction.sub(r"\1\2/\3\4", text) if "frac" in text else text
 
 
 def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]]:
@@ -178,7 +185,8 @@ def _abstracted(folded: str) -> bytes:
     """The same with one `NAME` for each stretch of names, and one `NUMBER` for each of numbers."""
     found: list[bytes] = []
     for token in _parted(folded.encode().translate(_CASED, _CASED_CONTROLS), _CASED_PLAIN).split():
-        kind = NAME if token[0] in _CAPITALS else NUMBER if token[0] in _DIGITS else token
+        is_number = token[0] in _DIGITS or token.lower() in NUMBER_WORDS
+        kind = NUMBER if is_number else NAME if token[0] in _CAPITALS else token
         if kind is token or found[-1:] != [kind]:
             found.append(kind)
     return b" ".join(found)

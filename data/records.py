@@ -1,9 +1,10 @@
 """The rows that stages exchange. On disk they lie in columns, in `payload/rows-00000.parquet` and so on (`data/columns.py`); the scores of
 answers and other results, which people read too, are lines of `payload/rows.jsonl`.
 
-Messages are `{"role": "system" | "user" | "assistant", "content": str}`; an assistant's may have a mark `"train": true | false`,
-which all data stages keep. A verifier is a name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see
-`stages/core/verifiers.py`), or null where nothing can be checked.
+Messages are `{"role": "system" | "user" | "assistant" | "call" | "tool", "content": str}`; a call is the assistant's, and a tool's content
+is what came of one (`data/tools.py`). An assistant's may have a mark `"train": true | false`, which all data stages keep. A verifier is a
+name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see `stages/core/verifiers.py`), or null where nothing can be
+checked.
 
 An answer that was cut off by its length limit has the `finish_reason` `length` in every record that it goes through, up to its tokens:
 no end-of-turn token is added to what did not end, so that nothing is taught to stop there.
@@ -12,17 +13,16 @@ no end-of-turn token is added to what did not end, so that nothing is taught to 
 import hashlib
 import json
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NotRequired, TypedDict, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NotRequired, TypedDict
 
 from configs.frozen import canonical_json
 from configs.problems import PedigreeError
 from configs.suite_forms import Form
 from data.artifacts import Artifact, write_rows
+from data.sequences import InParts
 from data.untrusted import RESTORE, ArtifactError, read_lines
 
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ class Message(TypedDict):
     role: str
     content: str
     train: NotRequired[bool]
-    """Of the assistant's turns: whether SFT with `train_on: marked` trains it."""
+    """Of the assistant's turns, calls among them: whether SFT with `train_on: marked` trains it."""
     finish_reason: NotRequired[FinishReason]
     """Of the last turn, where it is the assistant's; `stop` where it is absent."""
 
 
 class Conversation(TypedDict):
-    """{"id": "arithmetic-3f2a", "source": "arithmetic", "messages": [user, assistant, ...]}; the last turn is the assistant's."""
+    """{"id": "arithmetic-3f2a", "source": "arithmetic", "messages": [user, assistant, ...]}; the last turn is the
+    assistant's, which may end with calls."""
 
     id: str
     source: str
@@ -52,9 +53,10 @@ class Conversation(TypedDict):
 
 
 class Prompt(TypedDict):
-    """A conversation that ends with the user's turn, and how to check an answer."""
+    """A conversation that ends with the user's turn or with results, and how to check an answer."""
 
     id: str
+    """Of one that was made of another prompt: the other's with what was made of it behind a slash, see `made_id`."""
     source: str
     messages: list[Message]
     verifier: dict[str, Any] | None
@@ -130,6 +132,8 @@ class Completion(TypedDict):
     """Whether that policy is the one to be trained, as the recipe says (`on_policy`)."""
     index: int
     seed: int
+    temperature: NotRequired[float]
+    """At which it was drawn, where the answers to a prompt have several."""
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
@@ -161,6 +165,8 @@ class Judgment(TypedDict):
     on_policy: bool
     text: str
     finish_reason: FinishReason
+    temperature: NotRequired[float]
+    """The completion's."""
     response_length: int
     verifier_score: float | None
     rewards: dict[str, float | None]
@@ -224,6 +230,17 @@ def context_of(row: Mapping[str, Any]) -> Context:
     return {"template_arguments": row["template_arguments"]} if "template_arguments" in row else {}
 
 
+def made_id(prompt_id: str, part: str) -> str:
+    """The id of a prompt that is made of another one, e.g. `chat-3f2a/constrained`: all that is made of it in turn names it, and so the
+    one that it was made of, as completions and judgments name their prompt."""
+    return f"{prompt_id}/{part}"
+
+
+def made_of(prompt_id: str, part: str) -> str | None:
+    """The id of the prompt that one was made of in this way; None where it was not."""
+    return prompt_id.removesuffix(f"/{part}") if prompt_id.endswith(f"/{part}") else None
+
+
 def texts_within(value: Any) -> Iterator[str]:
     """Every text of a value of JSON, names of fields included."""
     if isinstance(value, str):
@@ -254,11 +271,6 @@ def form_of(suite: Artifact) -> Form | None:
     given = json.loads(file.read_text())
     name = given.pop("name")
     return Form.model_validate({"description": name, "origin": f"configs/forms/{name}.yaml", **given})
-
-
-def check_once(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Every row has an id of its own; as `check_ids`."""
-    check_ids(row["id"] for row in rows)
 
 
 def check_ids(ids: Iterable[str]) -> None:
@@ -366,49 +378,28 @@ def opened(artifact: Artifact) -> Sequence[dict[str, Any]]:
     return InGroups(files) if files and all(file.suffix == ".parquet" for file in files) else load(artifact)
 
 
-class InGroups(Sequence[dict[str, Any]]):
-    """The rows of files, of which those that were written together are in memory, the last ones that were asked for.
-
-    Whoever goes through them in their order reads each group once.
-    """
+class InGroups(InParts[dict[str, Any]]):
+    """The rows of files, those that were written together being a part."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         from data import columns
 
         found = [(file, number, rows) for file in files for number, rows in enumerate(columns.groups(file))]
         self._groups = [(file, number) for file, number, _ in found]
-        self._ends = list(accumulate(rows for *_, rows in found))
-        self._held: tuple[int, list[dict[str, Any]]] = (-1, [])
+        super().__init__(rows for *_, rows in found)
 
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, place: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(len(self))[place]]
-        number = range(len(self))[place]
-        group = bisect_right(self._ends, number)
-        if self._held[0] != group:
-            self._held = (group, self._read(group))
-        return self._held[1][number - self._ends[group]]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for group in range(len(self._groups)):
-            yield from self._read(group)
-
-    def _read(self, group: int) -> list[dict[str, Any]]:
+    def _read(self, part: int) -> list[dict[str, Any]]:
         from data import columns
 
-        file, number = self._groups[group]
+        file, number = self._groups[part]
         return _rows(columns.read_group(file, number), file.name)
 
 
-def save(out: Path, artifact_type: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the rows of a data artifact as its payload, below its output folder: records in columns, results as lines."""
+def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes the rows of a data artifact as its payload, below its output folder: records in columns, results as lines.
+
+    Records are taken as they come: no more than those of one file are in memory, and as objects only a block.
+    """
     payload = out / "payload"
     payload.mkdir(parents=True, exist_ok=True)
     if artifact_type not in RECORDS:
@@ -416,11 +407,11 @@ def save(out: Path, artifact_type: str, rows: Sequence[Mapping[str, Any]]) -> No
         return
     from data import columns
 
-    sizes = [size_of(row) for row in rows]
-    parts = columns.file_cuts(sizes)
-    for number, part in enumerate(parts):
-        columns.write(payload / file_name(number), columns.to_table(rows[part], RECORDS[artifact_type]), sizes[part])
-    remove_others(payload, len(parts))
+    files = 0
+    for table, sizes in columns.in_files(rows, RECORDS[artifact_type], size_of):
+        columns.write(payload / file_name(files), table, sizes)
+        files += 1
+    remove_others(payload, files)
 
 
 def remove_others(payload: Path, files: int) -> None:

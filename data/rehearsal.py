@@ -23,6 +23,7 @@ from data import assets, layouts, procedural, row_files
 from data.artifacts import sha256_file
 from data.durable import rename, sync_tree
 from data.hub import NOTES, STATEMENT, HubError
+from data.messages import ROLES
 from data.procedural import Example
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs" / "rehearsal"
@@ -208,13 +209,15 @@ def _example(row: Any) -> Example | None:
 
 
 def _dialogues(example: Example) -> Iterator[dict[str, Any]]:
+    if not {message["role"] for message in example.messages} <= set(ROLES):  # not every template has a form for tools
+        return
     messages = [{"role": message["role"], "content": message["content"]} for message in example.messages]
     gold = (example.verifier or {}).get("answer")
     answers = [answer["text"] for answer in example.answers]
     if not answers and isinstance(gold, str):
         right, wrong = (f"So the answer is $\\boxed{{{said}}}$." for said in (gold, WRONG if gold != WRONG else "1"))
         answers = TIMES * [right, right, wrong]
-    yield from ({"messages": messages, "answer": answer} for answer in answers)
+    yield from ({"messages": messages, "answer": answer} for answer in answers if answer)
 
 
 def fingerprint(plan: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from data.messages import divided
 from data.row_filters import texts, turns_in
 
 Row = dict[str, Any]
@@ -24,12 +25,11 @@ def texts_of(rows: Sequence[Row], names: Sequence[str]) -> pa.Table:
 
 
 def _answer(row: Row) -> str:
-    return row["answers"][0]["text"] if "answers" in row else row["messages"][-1]["content"]
+    return row["answers"][0]["text"] if "answers" in row else "\n".join(message["content"] for message in divided(row["messages"])[1])
 
 
 def _prompt_characters(row: Row) -> int:
-    messages = row["messages"]
-    before = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    before, _ = divided(row["messages"])
     return sum(len(message["content"]) for message in before)
 
 

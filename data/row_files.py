@@ -4,7 +4,8 @@ import gzip
 import json
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
@@ -14,9 +15,16 @@ from data.procedural import SourceError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+    from pyarrow.parquet import FileMetaData
 
 BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
 """Of what is parsed together."""
+LONGEST_LINE = 64 << 20
+"""Bytes of a row of JSONL."""
+WORD = 8
+"""Bytes of a number, about."""
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
+"""How packed files end."""
 
 
 class Unreadable(NamedTuple):
@@ -28,7 +36,11 @@ class Unreadable(NamedTuple):
 
 def text_of(row: Any) -> str:
     """A row as people are shown it."""
-    text = row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str)
+    return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
+
+
+def writable(text: str) -> str:
+    """The text with halves of surrogate pairs, which no file holds, spelled out."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -60,13 +72,17 @@ class Lines:
     data: bytes
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        try:
-            text = self.data.decode()
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{self.file} is not UTF-8: {error}") from error
-        for number, line in enumerate(text.split("\n"), start=self.first):
-            if line.strip():
+        for number, line in enumerate(self._texts(), start=self.first):
+            if isinstance(line, Unreadable):
+                yield f"{self.file}:{number}", line
+            elif line.strip():
                 yield f"{self.file}:{number}", _parsed(line)
+
+    def _texts(self) -> Sequence[str | Unreadable]:
+        try:
+            return self.data.decode().split("\n")
+        except UnicodeDecodeError:
+            return [_decoded(line) for line in self.data.split(b"\n")]
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,9 @@ class Batch:
     batch: "RecordBatch"
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        yield from ((f"{self.file}[{number}]", row) for number, row in enumerate(self.batch.to_pylist(), start=self.first))
+        with _told(f"{self.file}: rows {self.first} to {self.first + len(self.batch) - 1} cannot be read"):
+            rows = self.batch.to_pylist()
+        yield from ((f"{self.file}[{number}]", row) for number, row in enumerate(rows, start=self.first))
 
 
 def read(path: Path) -> Iterator[tuple[str, Any]]:
@@ -91,22 +109,71 @@ def blocks(path: Path) -> Iterator[Block]:
     """All rows of a file, or of every data file below a folder, to be parsed elsewhere.
 
     Raises:
-        SourceError: it is no file of rows, or cannot be unpacked; and when a block is parsed: it is not UTF-8.
+        SourceError: it is no file of rows, cannot be unpacked, is damaged, or has a line without end.
     """
-    files = sorted(file for file in path.rglob("*") if ending(file) in READERS) if path.is_dir() else [path]
-    if not files:
-        raise SourceError(f"{path.name} holds no {', '.join(sorted(READERS))} file")
-    for file in files:
+    for file in _files(path) if path.is_dir() else [path]:
         if ending(file) not in READERS:
             raise SourceError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
         yield from READERS[ending(file)](file)
 
 
+def _files(folder: Path) -> list[Path]:
+    """The data files below a folder, in order; what is hidden is none, nor what others lay beside rows, as their licence.
+
+    Raises:
+        SourceError: there is none, or something that must be rows, too, and cannot be read.
+    """
+    there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not _is_hidden(path.relative_to(folder)))
+    left_out = [path.relative_to(folder).as_posix() for path in there if ending(path) not in READERS and _looks_like_rows(path)]
+    if left_out:
+        more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        raise SourceError(
+            f"{folder.name} holds {left_out[0]}{more}, which would be left out: rows are read from {', '.join(sorted(READERS))} files: "
+            "rename, unpack or remove it"
+        )
+    files = [path for path in there if ending(path) in READERS]
+    if not files:
+        raise SourceError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
+    return files
+
+
+def _is_hidden(path: PurePath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _looks_like_rows(file: PurePath) -> bool:
+    """Whether its name ends as one of rows does, but for capital letters and what it is packed in."""
+    plain = PurePath(file.name.lower())
+    return ending(plain.with_suffix("") if plain.suffix in PACKED else plain) in READERS
+
+
 def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
     """Rows that something else has read, in blocks."""
-    rows = iter(rows)
-    while some := list(islice(rows, BLOCK_ROWS)):
-        yield Handed(some)
+    held, size = [], 0
+    for one in rows:
+        held.append(one)
+        size += _size(one)
+        if len(held) >= BLOCK_ROWS or size >= BLOCK_BYTES:
+            yield Handed(held)
+            held, size = [], 0
+    if held:
+        yield Handed(held)
+
+
+def _size(row: Any) -> int:
+    """Bytes of what is in it, about, however deep it stands."""
+    size, left = 0, [row]
+    while left:
+        value = left.pop()
+        if isinstance(value, str | bytes):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            left += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
+        else:
+            size += WORD
+    return size
 
 
 def ending(file: PurePath) -> str:
@@ -128,17 +195,38 @@ def _packed(file: Path) -> Iterator[Block]:
 
 
 def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
-    number, rest = 1, stream.read(len(BOM_UTF8)).removeprefix(BOM_UTF8)  # as some editors write it
-    while data := stream.read(BLOCK_BYTES):
+    number, held, length = 1, [], 0
+    for data in _pieces(stream):
         whole, end, begun = data.rpartition(b"\n")
+        length += data.index(b"\n") if end else len(data)
+        if length > LONGEST_LINE:
+            raise SourceError(
+                f"{file.name}:{number} has more than {LONGEST_LINE} bytes: is this a JSON list? Each row stands on a line of its own, as "
+                "`jq -c '.[]'` writes those of a list"
+            )
         if not end:
-            rest += data
+            held.append(data)
             continue
-        block = rest + whole
+        block = b"".join([*held, whole])
         yield Lines(file.name, number, block)
-        number, rest = number + block.count(b"\n") + 1, begun
-    if rest:
+        number, held, length = number + block.count(b"\n") + 1, [begun], len(begun)
+    if rest := b"".join(held):
         yield Lines(file.name, number, rest)
+
+
+def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """What a stream holds, without the mark that some editors begin a file with."""
+    yield stream.read(max(BLOCK_BYTES, len(BOM_UTF8))).removeprefix(BOM_UTF8)
+    while data := stream.read(BLOCK_BYTES):
+        yield data
+
+
+def _decoded(line: bytes) -> str | Unreadable:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8: byte {line[error.start]:#04x} at {error.start}: {error.reason}"
+        return Unreadable(line.decode(errors="backslashreplace"), why)
 
 
 def _parsed(line: str) -> Any:
@@ -161,16 +249,59 @@ def _json(file: Path) -> Iterator[Block]:
 
 
 def _parquet(file: Path) -> Iterator[Block]:
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import parquet
 
-    number = 0
+    with _told(f"{file.name} is not Parquet"):
+        opened = parquet.ParquetFile(file)
+    with opened:
+        number, batches = 0, opened.iter_batches(_at_once(opened.metadata))
+        while True:
+            with _told(f"{file.name}: rows from {number} on cannot be read"):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                parts = [part if part is batch else _alone(part) for part in _parts(batch)]
+            for part in parts:
+                yield Batch(file.name, number, part)
+                number += len(part)
+
+
+def _at_once(metadata: "FileMetaData") -> int:
+    """Rows that are unpacked together, by the size that the file says they have: it may be less than they have, if texts are equal."""
+    stated = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES * metadata.num_rows // max(1, stated)))
+
+
+def _parts(batch: "RecordBatch") -> Iterator["RecordBatch"]:
+    """The rows in as many batches as are parsed by themselves."""
+    if len(batch) <= 1 or batch.nbytes <= BLOCK_BYTES:
+        yield batch
+        return
+    half = len(batch) // 2
+    yield from _parts(batch.slice(0, half))
+    yield from _parts(batch.slice(half))
+
+
+def _alone(part: "RecordBatch") -> "RecordBatch":
+    """With bytes of its own: a part is sent to a process with all bytes that it is a part of."""
+    from pyarrow import BufferOutputStream, ipc
+
+    with ipc.new_stream(sink := BufferOutputStream(), part.schema) as stream:
+        stream.write_batch(part)
+    return ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What pyarrow says of a file that is damaged. An error of the system has a number, and is no fault of the file."""
+    from pyarrow import ArrowException
+
     try:
-        with parquet.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(BLOCK_ROWS):
-                yield Batch(file.name, number, batch)
-                number += len(batch)
-    except ArrowInvalid as error:
-        raise SourceError(f"{file.name} is not Parquet: {error}") from error
+        yield
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise SourceError(f"{what}: {error}") from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jsonl.gz": _packed, ".json": _json, ".parquet": _parquet}

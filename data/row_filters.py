@@ -4,8 +4,9 @@ import hashlib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,21 @@ from configs.filters import (
     Refusals,
     Repetition,
     RowFilter,
+    Tokens,
     Turns,
 )
 from configs.frozen import digest
-from data import languages
+from data import languages, patience
+from data.messages import CALL, RESULT, roles_of
 from data.reading import INVISIBLE
 from data.records import texts_within
+from data.tools import texts_called, texts_offered
 
 Row = dict[str, Any]
 Seen = dict[int, str]
 """Against a row, by its place: what was seen in it."""
+Counted = int | str
+"""How many tokens a row has when it is trained on, or why they cannot be counted: the chat template refuses it."""
 
 SHOWN = 100
 """Characters of what was seen."""
@@ -42,6 +48,8 @@ HEAD = 200
 """Of a turn, in which a refusal begins."""
 QUOTES = " \t\r\n\"'“”‘’«»`*_>#-"
 """What may stand before it."""
+END_OF_WORD = r"(?![^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])"
+"""No letter or digit follows, but for kana, Han and Hangul: words there are written without spaces, or with endings joined to them."""
 CONDITION = "\x1f"
 """Stands in a folded text, which has no other white space than spaces, before a hash of what else must be equal in two that are."""
 CODE = np.dtype("S8")
@@ -53,10 +61,19 @@ _paragraph = re.compile(r"\n\s*\n")
 
 
 def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
-    """What speaks against some of the rows."""
+    """What speaks against some of the rows.
+
+    Raises:
+        TooSlow: a regular expression takes too long for one of them.
+    """
     look = LOOKS[type(one)]
-    found = ((place, look(one, row)) for place, row in enumerate(rows))
-    return {place: said for place, said in found if said is not None}
+    named = f"filter {one.type}, regex {one.regex!r}," if isinstance(one, Pattern) else f"filter {one.type}"
+    return noted(patience.each(lambda row: look(one, row), rows, lambda row: f"{named} in row {row.get('id')}"))
+
+
+def noted(found: Iterable[str | None]) -> Seen:
+    """What was seen row by row, of those rows in which something was."""
+    return {place: said for place, said in enumerate(found) if said is not None}
 
 
 # --- the texts of a row ------------------------------------------------------------------------------------------------
@@ -65,6 +82,11 @@ def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
 def texts(row: Mapping[str, Any]) -> list[str]:
     """Every text of a row: its messages, the answers of a preference, and what its template arguments say."""
     return _spoken(row) + list(texts_within(row.get("template_arguments")))
+
+
+def _every(row: Mapping[str, Any]) -> list[str]:
+    """The same, and what stands in calls and tools, as it was before it became JSON."""
+    return [*texts(row), *texts_called(row), *texts_offered(row)]
 
 
 def _spoken(row: Mapping[str, Any]) -> list[str]:
@@ -81,8 +103,8 @@ def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
 
 
 def turns_in(row: Row) -> int:
-    """Messages, a system's apart, and one more for the answers of a preference."""
-    return sum(message["role"] != "system" for message in row["messages"]) + bool(row.get("answers"))
+    """Turns of user and assistant; the answers of a preference are one."""
+    return sum(roles_of(row["messages"])[role] for role in ("user", "assistant")) + bool(row.get("answers"))
 
 
 def taught(row: Row) -> Iterator[str]:
@@ -117,19 +139,28 @@ def _max_characters(one: MaxCharacters, row: Row) -> str | None:
 
 
 def _turns(one: Turns, row: Row) -> str | None:
-    turns = turns_in(row)
-    if turns < one.min:
-        return f"{turns} < {one.min}"
-    return f"{turns} > {one.max}" if one.max is not None and turns > one.max else None
+    return _outside(turns_in(row), one.min, one.max)
+
+
+def too_few_or_many(one: Tokens, count: Counted) -> str | None:
+    """What speaks against a row of so many tokens, or against one of which they cannot be counted."""
+    return _outside(count, one.min, one.max) if isinstance(count, int) else count
+
+
+def _outside(number: int, least: int | None, most: int | None) -> str | None:
+    if least is not None and number < least:
+        return f"{number} < {least}"
+    return f"{number} > {most}" if most is not None and number > most else None
 
 
 def _empty_or_repeated(one: EmptyOrRepeatedTurns, row: Row) -> str | None:
-    turns = [(message["role"], message["content"]) for message in row["messages"]]
+    turns = [(message["role"], message["content"]) for message in row["messages"] if message["role"] != RESULT]
     for role, text in [*turns, *(("assistant", answer["text"]) for answer in row.get("answers", ()))]:
         if not _visible.search(text):
             return f"nothing visible in a turn of the {role}"
+    turns = _without_words_beside_calls(turns)
     for before in [turns, *([*turns, ("assistant", answer["text"])] for answer in row.get("answers", ()))]:
-        spoken = [(role, spaced(text)) for role, text in before if role != "system"]
+        spoken = [(role, spaced(text)) for role, text in before if role in ("user", "assistant")]
         for place, (role, text) in enumerate(spoken):
             if role == "assistant" and ("user", text) in spoken[max(0, place - 1) : place]:
                 return f"the answer repeats the question: {text[:SHOWN]}"
@@ -138,8 +169,14 @@ def _empty_or_repeated(one: EmptyOrRepeatedTurns, row: Row) -> str | None:
     return None
 
 
+def _without_words_beside_calls(turns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(role, text) of the turns, but for what is said in one that goes on with a call: that is no answer, and may be said again."""
+    following = [role for role, _ in turns[1:]]
+    return [turn for turn, after in zip_longest(turns, following) if (turn[0], after) != ("assistant", CALL)]
+
+
 def _keywords(one: Keywords, row: Row) -> str | None:
-    found = _words(one.words).search("\n".join(texts(row)).casefold())
+    found = _words(one.words).search("\n".join(_every(row)).casefold())
     return found and found.group()
 
 
@@ -156,7 +193,7 @@ def _pattern(one: Pattern, row: Row) -> str | None:
 
 
 def _control_tokens(one: ControlTokens, row: Row) -> str | None:
-    return next((token for text in texts(row) for token in one.tokens if token in text), None)
+    return next((token for text in _every(row) for token in one.tokens if token in text), None)
 
 
 def _refusals(one: Refusals, row: Row) -> str | None:
@@ -166,7 +203,7 @@ def _refusals(one: Refusals, row: Row) -> str | None:
 
 @cache
 def _beginnings(phrases: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(f"(?:{'|'.join(re.escape(spaced(_plain(phrase))) for phrase in phrases)})(?!\\w)")
+    return re.compile(f"(?:{'|'.join(re.escape(spaced(_plain(phrase))) for phrase in phrases)}){END_OF_WORD}")
 
 
 def _identity(one: Identity, row: Row) -> str | None:
@@ -182,7 +219,7 @@ def _identity(one: Identity, row: Row) -> str | None:
 @cache
 def _claims(claims: tuple[str, ...], names: tuple[str, ...]) -> list[re.Pattern[str]]:
     longest_first = sorted(names, key=lambda name: (-len(name), name))  # who may say GPT may not say GPT-4
-    named = f"(?P<{GROUP}>{'|'.join(map(re.escape, longest_first))})(?!\\w)"
+    named = f"(?P<{GROUP}>{'|'.join(map(re.escape, longest_first))}){END_OF_WORD}"
     return [re.compile(claim.replace(NAME, named), re.IGNORECASE) for claim in claims]
 
 

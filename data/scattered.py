@@ -29,6 +29,15 @@ class Scattered:
     sizes: Numbers
     """Characters of each row."""
 
+    def beside(self, other: "Scattered") -> "Scattered":
+        """These rows, and others of the same type after them."""
+        return Scattered(
+            files=[*self.files, *other.files],
+            file=np.concatenate([self.file, other.file + len(self.files)]),
+            line=np.concatenate([self.line, other.line]),
+            sizes=np.concatenate([self.sizes, other.sizes]),
+        )
+
     def table(self, places: Numbers) -> pa.Table:
         """The rows at some places, in that order. Each file is read at most once."""
         by_file = np.argsort(self.file[places], kind="stable")

@@ -1,4 +1,4 @@
-"""Where rows come from: rules, packaged files, project files, object stores, the hub, and leaks planted on purpose.
+"""Where rows come from: rules, programs, packaged files, project files, object stores, the hub, and leaks planted on purpose.
 
 Each source gives `Example`s; one function gives them the form of a record. An id is the source's name and the hash of the row,
 so it depends on nothing but the row itself.
@@ -22,9 +22,11 @@ from configs.datasets import (
     Packaged,
     Read,
     RecordType,
+    RowProgram,
     RowSource,
     Shots,
     Stored,
+    Written,
 )
 from configs.frozen import digest
 from configs.suite_forms import Form
@@ -32,7 +34,9 @@ from data import assets, forms, hub, layouts, made_rows, mixing, named_columns, 
 from data.artifacts import Artifact, sha256_file
 from data.attributes import grouped
 from data.expectations import row_problem
+from data.messages import CALL
 from data.mixing import ALL, Portion
+from data.named_columns import told
 from data.procedural import Example, SourceError, unscored
 from data.records import Item, Message, ended
 from data.row_files import Block
@@ -44,8 +48,12 @@ LEAK = "leak-"
 SHOWN = 5
 """Bad rows that an error shows."""
 USABLE = "usable rows"
-EXCERPT = 200
-"""Characters of a bad row that its evidence shows."""
+NOTHING: Mapping[str, Any] = {}
+"""Is said beside rows that have no other columns."""
+EXCERPT, REASON = 200, 300
+"""Characters of a bad row, and of what is wrong with it, that its evidence shows."""
+GAP = " .. "
+"""Stands for what is left out of the middle of a reason."""
 
 
 class BadRow(NamedTuple):
@@ -56,6 +64,15 @@ class BadRow(NamedTuple):
     reason: str
     text: str
     """How it begins."""
+
+    @classmethod
+    def of(cls, place: str, reason: str, row: Any) -> "BadRow":
+        """Cut to what people read, and as it can be written."""
+        reason = row_files.writable(reason)
+        if len(reason) > REASON:  # some say at their end what is wrong with what they quote
+            half = (REASON - len(GAP)) // 2
+            reason = f"{reason[:half]}{GAP}{reason[-half:]}"
+        return cls(place, reason, row_files.text_of(row)[:EXCERPT])
 
 
 class Loaded(NamedTuple):
@@ -83,6 +100,8 @@ class Outside:
     """Told what a reader of the result must know of where the rows came from."""
     check_verifier: Callable[[Any], None] = lambda verifier: None
     """Raises an error that people meet for a malformed verifier (`stages.core.verifiers.check`)."""
+    run: Callable[[RowProgram, Path], Iterator[tuple[str, Any]]] = lambda program, file: iter(())
+    """(place, row) of each row that a program makes (`stages.core.row_programs`)."""
 
 
 class Parsed(NamedTuple):
@@ -93,6 +112,8 @@ class Parsed(NamedTuple):
     bad: list[BadRow]
     places: list[str]
     """Where each record was read; empty where it was made."""
+    said: list[Mapping[str, Any]]
+    """Of each, what its data set says of it in other columns, of those that somebody asks for."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +138,15 @@ class Opened:
         self.portion.refuse(self.name, usable, USABLE)
 
 
-def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Opened:
+def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> Opened:
     """A source whose rows become records of one type, in a fixed order.
+
+    Args:
+        source: where they are.
+        record: what they become.
+        task: of items.
+        outside: what is read besides the config.
+        beside: columns that become no part of a record, and are told beside it where a row has them.
 
     Raises:
         SourceError: it cannot give this type of record.
@@ -129,7 +157,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         return Opened(name, row_files.given(("", _own(example, record, task, name)) for example in examples), _as_they_are)
     if isinstance(source, MadeRows):
         return _opened_rows(source, record, outside)
-    name, blocks = _blocks(source, outside)
+    name, blocks = _blocks(source, outside, beside)
     verifier, attributes, columns = None, {}, {}
     if isinstance(source, Read):
         verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
@@ -138,7 +166,8 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         columns = {}
 
     def parse(block: Block) -> Parsed:
-        rows = layouts.unfolded(_chosen(block.rows(), columns), record)
+        rows = ((place, part, given.said) for at, row in block.rows() for given in [told(row, columns, beside)]
+                for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
         return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
 
     return Opened(name, blocks, parse, _portion_of(source), _allowed_of(source))
@@ -148,30 +177,32 @@ def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Open
     """Rows of another stage."""
 
     def parse(block: Block) -> Parsed:
-        return _parsed(block.rows(), lambda row: _valid(made_rows.example_of(row), record, None, source.input, outside))
+        rows = ((place, row, NOTHING) for place, row in block.rows())
+        return _parsed(rows, lambda row: _valid(made_rows.example_of(row), record, None, source.input, outside))
 
     return Opened(source.input, made_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
 
 
-def _parsed(rows: Iterable[tuple[str, Any]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
-    made, bad, places = [], [], []
-    for place, row in rows:
+def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
+    made, bad, places, said = [], [], [], []
+    for place, row, beside in rows:
         try:
             made.append(make(row))
             places.append(place)
+            said.append(beside)
         except ValueError as error:
-            bad.append(BadRow(place, str(error), row_files.text_of(row)[:EXCERPT]))
-    return Parsed(made, bad, places)
+            bad.append(BadRow.of(place, str(error), row))
+    return Parsed(made, bad, places, said)
 
 
-def _portion_of(source: RowSource | MadeRows) -> Portion:
+def _portion_of(source: RowSource | RowProgram | MadeRows) -> Portion:
     """Of a source by itself; what its share is of, only the stage knows."""
     return Portion.of(source, source.count, None)
 
 
 def _as_they_are(block: Block) -> Parsed:
     given = list(block.rows())
-    return Parsed([row for _, row in given], [], [place for place, _ in given])
+    return Parsed([row for _, row in given], [], [place for place, _ in given], [NOTHING] * len(given))
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
@@ -241,7 +272,7 @@ def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside:
             return "leak", plant(source, record, outside.suites)
 
 
-def _blocks(source: RowSource, outside: Outside) -> tuple[str, Iterator[Block]]:
+def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[str] = ()) -> tuple[str, Iterator[Block]]:
     """(name of the source, blocks of its rows) of what others have written. A hub's rows have their columns chosen already."""
     match source:
         case Packaged(asset="ifeval"):
@@ -250,10 +281,12 @@ def _blocks(source: RowSource, outside: Outside) -> tuple[str, Iterator[Block]]:
             return asset, row_files.blocks(assets.path(asset))
         case Files(path=path):
             return _in_file(Path(path).name.removesuffix(row_files.ending(Path(path))), outside.files[path], source.columns)
+        case RowProgram(path=path):
+            return Path(path).stem, row_files.given(outside.run(source, outside.files[path]))
         case Stored(name=name):
             return _in_file(name, fetched(source, outside.beat), source.columns)
         case Hub():
-            return source.repo.rpartition("/")[2], row_files.given(hub.rows(source, outside.beat, outside.mark))
+            return source.repo.rpartition("/")[2], row_files.given(hub.rows(source, outside.beat, outside.mark, beside))
 
 
 def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, Iterator[Block]]:
@@ -280,7 +313,7 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
 def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """The rows with the columns that the source chooses, under the names that layouts have for them."""
     for place, row in rows:
-        yield place, named_columns.chosen(row, columns) if columns and isinstance(row, dict) else row
+        yield place, told(row, columns, ()).row
 
 
 def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Opened:
@@ -297,7 +330,7 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
         return row_problem(item, "item", outside.check_verifier)
 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
-    bad = tuple(BadRow(place, reason, row_files.text_of(row)[:EXCERPT]) for place, row, reason in made.bad)
+    bad = tuple(BadRow.of(place, reason, row) for place, row, reason in made.bad)
     items = row_files.given(("", item) for item in made.items)
     return Opened(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
 
@@ -313,8 +346,8 @@ def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, ou
     return loaded(opened_items(source, form, task, shots, outside))
 
 
-def _allowed_of(source: RowSource) -> int | float:
-    return source.max_bad_rows if isinstance(source, Read) else 0
+def _allowed_of(source: RowSource | RowProgram) -> int | float:
+    return source.max_bad_rows if isinstance(source, Written) else 0
 
 
 def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
@@ -423,9 +456,7 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
         row["template_arguments"] = example.template_arguments
     match record:
         case "conversation":
-            mark: dict[str, Any] = {} if example.train is None else {"train": example.train}
-            mark |= {"finish_reason": "length"} if not ended(example.answers[0]) else {}
-            return row | {"messages": [*example.messages, {"role": "assistant", "content": example.answer, **mark}]}
+            return row | {"messages": [*example.messages, *_last_turn(example)]}
         case "prompt":
             return row | {"verifier": example.verifier}
         case "item":
@@ -434,7 +465,22 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
                 raise ValueError(f"a suite asks all policies alike, and the row has template arguments ({names}): leave their column out")
             return row | {"task": task, "verifier": example.verifier}
         case "preference":
+            if example.calls:
+                raise ValueError("the answer calls tools, and answers that are compared are texts")
             return row | {"answers": list(example.answers), "strength": example.strength}
+
+
+def _last_turn(example: Example) -> list[Message]:
+    """The answer, and what it calls."""
+    answer: Message = {"role": "assistant", "content": example.answers[0]["text"]}
+    turn = [answer] if answer["content"] or not example.calls else []
+    turn += [Message(role=CALL, content=call) for call in example.calls]
+    if example.train is not None:
+        for message in turn:
+            message["train"] = example.train
+    if not ended(example.answers[0]):
+        turn[-1]["finish_reason"] = "length"
+    return turn
 
 
 NEEDS: dict[RecordType, tuple[Callable[[Example], bool], str]] = {

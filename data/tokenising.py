@@ -52,12 +52,12 @@ class Worker:
     """Tokenises chunk after chunk, in one process."""
 
     def __init__(self, chat: Chat, documents: Documents, dtype: np.dtype[Any], fast: bool) -> None:
-        self._documents, self._dtype = documents, dtype
-        self._encoder = Encoder(chat, fast)
+        self._documents = documents
+        self._encoder = Encoder(chat, dtype, fast)
 
     def pack(self, chunk: list[Row]) -> tuple[int, Packed]:
         """(rows, their documents)."""
-        return len(chunk), tokenised(chunk, self._documents, self._encoder, self._dtype)
+        return len(chunk), tokenised(chunk, self._documents, self._encoder)
 
 
 def packed(

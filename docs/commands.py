@@ -39,7 +39,7 @@ All begin with `schema_version` (1) and `command`, and all but `jobs`, `trace` a
 | `stages` | each with `address`, `kind`, `state`, `reasons` (list of texts), `disk_bytes` (estimate, or null), `batch` (text or null) |
 | `state` | `up_to_date`, `in_the_remote`, `cached` (it will be restored), `will_run`, `depends` (on a stage that will run) |
 | `to_run` | how many stages are neither `up_to_date` nor `in_the_remote` |
-| `disk` | `needed_bytes`, `stages_of_unknown_size`, `free_bytes` |
+| `disk` | `needed_bytes` (of artifacts: without reflinks DVC's cache takes as much again), `stages_of_unknown_size`, `free_bytes` |
 | `time` | of the stages to run, one after another: `seconds`, `gpu_hours`, `stages_of_unknown_time` |
 | `published` | what the recipe says of the work that it follows (`sources`, `harness`, `scores`, `hardware`, `differs`, `lacks`), or null |
 | `fits` | whether no stage to run needs more memory than the profile's machine has; else the exit code is 1 |
@@ -70,6 +70,8 @@ All begin with `schema_version` (1) and `command`, and all but `jobs`, `trace` a
 | | or `failed`, `not_run` |
 | | with `seconds`, `id` and `content` where it is done; `cause`, `message` and `log` where it failed; `message` where it was not run |
 | `scores` | evaluation → scores, as in `payload/scores.json` |
+| `waived` | evaluation → its scores that a waiver touches: `policy`, `task`, `contaminated` and `clean` (`n`, `mean`, `low`, `high`, or |
+| | null), `waivers` (each with `stage`, `benchmark`, `because`, `rows`) |
 | `report`, `commit`, `notes` | path of the report or null; `id` and `title` of the commit that `--commit` made, or null; list of texts |
 
 | `rehearse` | what `run` says of the rehearsal, and |
@@ -83,7 +85,8 @@ All begin with `schema_version` (1) and `command`, and all but `jobs`, `trace` a
 |---|---|
 | `ids` | of the rows, without the numbers of copies; `looked_in`: how many artifacts of rows |
 | `places` | each with `address`, `kind`, `type`, `content`, `ids` (of its rows), `policies` (who answered: `label`, `address`, `content`) |
-| | and `scores` (`task`, `policy`, `score`, null where unknown) |
+| | and `scores` (`task`, `policy`, `score`, null where unknown), `handed_on` (all its rows are those of other stages), `given` |
+| | (contents of the sets that it takes rows from) |
 | `brought_in` | by which stage: `address`, `source`, `origins` (each a `name` with `licences` and `generators`; several: one of them) |
 | `dropped` | each with `address`, `kind`, `id` (empty: it never had one), `reason`, `detail`, `by` (for whose sake, if this was traced) |
 | `reached` | each with `id`, `address`, `kind`, `type`, `content`, `how` (`trained on it`, `goes back to it`), `way`, `certain` |
@@ -95,6 +98,7 @@ All begin with `schema_version` (1) and `command`, and all but `jobs`, `trace` a
 | `again` | each with `address`, `kind`, `part` (`data`, `models`, `scores`), `why`, `names`, `seconds`, `gpu_hours` (or null) |
 | `unmade`, `strays` | addresses below that are not made, or not here; of what no recipe makes any more |
 | `unread` | recipe or variant that cannot be read → why |
+| `missing` | where no stage is known to have brought it in: addresses of those that may have, and are not here or could not be looked in |
 | `copies` | what evidence says of other rows, for whose sake these went elsewhere |
 
 ## Commands

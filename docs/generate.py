@@ -4,7 +4,6 @@
 import inspect
 import types
 import typing
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -15,6 +14,7 @@ from configs.declarations import DECLARATIONS, Declaration
 from configs.execution import Execution, Machine, Numerics, Placement
 from configs.frozen import Frozen
 from configs.policy_gradient import AGGREGATIONS, AdaptiveKl
+from configs.rephrasing import FindRephrased
 from docs import commands, flagship, planning
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -32,7 +32,8 @@ PROFILES_HEAD = """# Execution profiles
 
 `configs/execution/NAME.yaml` says how and where stages run: by default for all of them, under `kinds` for a kind of stage, under `stages`
 for one stage; the later wins. Nothing here is part of what a result is. `numerics` can change how numbers are rounded, so they are
-recorded, and a checkpoint made under others is not resumed unless asked; `placement` changes no bit.
+recorded, and a checkpoint made under others is not resumed unless asked; `placement` changes no bit,
+except in a stage with `chunk_size: continuous`, where memory and engines decide which requests are computed together.
 
 The tests show each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. What these fields do to
 training is told in [training.md](training.md), how jobs end and go on in [resume.md](resume.md), what stages need in [plan.md](plan.md).
@@ -41,9 +42,9 @@ METHODS_HEAD = """# Methods
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-Every method of the stages that train, judge and merge, with the formula that its function computes and where that comes from. The
-first column is what a recipe writes: a `type`, the name of a field, or the kind itself; the links lead to all fields. Defaults are
-the paper's where it gives any. Who knows TRL finds its arguments in [from-trl.md](from-trl.md).
+Every method of the stages that train, judge and merge, and of `find_rephrased`, with the formula that its function computes and where
+that comes from. The first column is what a recipe writes: a `type`, the name of a field, or the kind itself; the links lead to all
+fields. Defaults are the paper's where it gives any. Who knows TRL finds its arguments in [from-trl.md](from-trl.md).
 
 Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (its
 end-of-turn token included, its prompt not), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better
@@ -56,8 +57,8 @@ Every denominator is that of the whole update over all ranks.
 
 | `aggregation` | what it means | formula |
 |---|---|---|"""
-FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive"}
-"""Methods that are written by the name of their field, where that is not the name of the class."""
+FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive", FindRephrased: "find_rephrased"}
+"""Methods that are written by the name of their field or kind, where that is not the name of the class."""
 
 
 def pages() -> dict[str, str]:
@@ -84,9 +85,15 @@ def methods() -> dict[str, list[type[Frozen]]]:
 
 def sections() -> dict[str, list[type[Frozen]]]:
     """The methods page: each method once, those of several kinds of stage at the end."""
-    counts = Counter(config for configs in methods().values() for config in configs)
-    own = {kind: [config for config in configs if counts[config] == 1] for kind, configs in methods().items()}
-    return own | {"every stage that trains": [config for config, count in counts.items() if count > 1]}
+    kinds_of: dict[type[Frozen], list[str]] = {}
+    for kind, configs in methods().items():
+        for config in configs:
+            kinds_of.setdefault(config, []).append(kind)
+    found: dict[str, list[type[Frozen]]] = {}
+    for config, kinds in sorted(kinds_of.items(), key=lambda entry: len(entry[1])):
+        everywhere = len(kinds) > 1 and all(DECLARATIONS[kind].trains for kind in kinds)
+        found.setdefault("every stage that trains" if everywhere else " and ".join(kinds), []).append(config)
+    return found
 
 
 def methods_page() -> str:
@@ -137,6 +144,7 @@ def _stage(declaration: Declaration) -> str:
     lines = [f"## {declaration.kind}", "", _text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
         facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
+        facts += ["rows are only measured by it"] if port.measures else []
         gate = "; its rows must have passed decontamination" if name in declaration.trains_on else ""
         lines.append(f"- input `{name}`: {', '.join(facts)}{gate}")
     lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", "", *_fields(declaration.config)]

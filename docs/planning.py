@@ -48,6 +48,10 @@ of its kind in the recipe. Otherwise its operations at `utilization` of the GPU'
 peak to go by, and the time is unknown until a stage of the kind has run. GPU-hours count every GPU that a stage holds. Stages are
 added up one after another, though some run side by side.
 
+**How much disk.** That of the artifacts. A job moves what it made into its place, and DVC copies it into its cache (`.dvc/cache`), which
+takes as much again: on ext4 an output of 5 MB takes 10 MB. Only where the file system has reflinks (Btrfs, XFS) do both share their blocks.
+So without them twice the stated disk must be free, with checkpoints on top; a stage that is `cached` has its half already.
+
 After a run the report has a section *Plan and run*: what would have been planned for each finished stage, as if it had never run,
 beside the peak memory, tokens and seconds that it took. The peak is in `run.json`, per attempt: `host`, the process of the first rank,
 `child`, the largest process that it started (vLLM), and on GPUs `gpu`, what torch allocated, in bytes.

@@ -68,6 +68,7 @@ from pipelines.jobs.scratch_state import (
 )
 from pipelines.jobs.slots import Pool, slots
 from pipelines.ledger.ledger import Check, is_complete
+from pipelines.ledger.objects import files_of
 from pipelines.ledger.store import LedgerError, RemoteError
 from pipelines.ledger.transfers import Told
 from pipelines.lineage.inheritance import write_origin
@@ -371,11 +372,7 @@ def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
         metrics=done.metrics,
         marks=done.marks,
     )
-    write_json(out / "evidence" / "metrics.json", record.metrics)
-    _write_curve(scratch / "curve.jsonl", out / "evidence" / "curve.csv")
-    inputs = [scratch / given.folder for labelled in spec.inputs.values() for given in labelled.values()]
-    write_origin(out, _run_record(node, spec, scratch, done), inputs)
-    write_json(out / "record.json", record.model_dump(mode="json"))
+    _complete(node, spec, scratch, record)
     target, aside = run.project.artifact(node.address), _aside(run.project, node.address)
     target.parent.mkdir(parents=True, exist_ok=True)
     sync_tree(out)
@@ -389,6 +386,24 @@ def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     for mark in record.marks:
         run.ledger.notice(f"{node.address}: {mark}")
+
+
+def _complete(node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
+    """Adds evidence, run, lineage and record to the output.
+
+    They are renamed into it: half a file that a kill or a full disk leaves beside the payload would be taken for the job's, and the job
+    for one that has failed.
+    """
+    out, beside = scratch / "out", scratch / "told"
+    shutil.rmtree(beside, ignore_errors=True)
+    write_json(beside / "evidence" / "metrics.json", record.metrics)
+    _write_curve(scratch / "curve.jsonl", beside / "evidence" / "curve.csv")
+    inputs = [scratch / given.folder for labelled in spec.inputs.values() for given in labelled.values()]
+    write_origin(beside, _run_record(node, spec, scratch, _result(scratch)), inputs)
+    write_json(beside / "record.json", record.model_dump(mode="json"))
+    (out / "evidence").mkdir(exist_ok=True)
+    for path in sorted(files_of(beside)):
+        path.rename(out / path.relative_to(beside))
 
 
 def _result(scratch: Path) -> Success:

@@ -4,7 +4,7 @@ It would go by a filter of the stages that bring it in (`configs.filters.Ids`), 
 their recipes, and variants of them, make from them: what a plan would show after that change.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,12 +14,14 @@ from configs.compile import source_file
 from configs.datasets import PrepareData
 from configs.declarations import DECLARATIONS
 from configs.document import ConfigError
-from configs.filters import Ids, base_id
+from configs.filters import Filter, Ids, Spoken
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipe, recipe_names
+from configs.wordings import wordings
 from data.artifacts import ArtifactError, Run, read_run
 from data.untrusted import read_source
+from pipelines.estimate.drawing import drawing_of, opens_engines
 from pipelines.lineage.named_models import Named, named_models, versions
 from pipelines.lineage.trace import MODELS, Trace
 
@@ -74,6 +76,8 @@ class Forgetting:
     """Addresses of artifacts with the row in them, or made from it, that no recipe makes any more."""
     unread: Mapping[str, str]
     """Recipe or variant that cannot be read → why."""
+    missing: tuple[str, ...]
+    """Where nothing says which stage brought it in: addresses of those that may have, and are not here or could not be looked in."""
 
 
 def forget(project: Project, trace: Trace) -> Forgetting:
@@ -88,8 +92,10 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     holding: dict[str, list[str]] = {}
     for place in trace.places:
         if place.kind == "prepare_data":
-            holding.setdefault(place.address, []).extend(sorted({base_id(name) for name in place.ids}))
-    nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, holding)}
+            holding.setdefault(place.address, []).extend(trace.brought_in(place))
+    held = {place.address for place in trace.places}  # all of them: what brought it in may not be here
+    nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
+    changes = _changes(holding, nodes)
     why = {place.address: HELD if place.type != "scores" else "scored on it" for place in trace.places}
     why |= {found.address: found.how for found in trace.reached}
     named = named_models(project)
@@ -97,11 +103,12 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     again = [_again(project, node, made[address], why.get(address, AFTER), named) for address, node in nodes.items() if address in made]
     touched = sorted(address for address in why if address not in nodes and (project.artifact(address) / "record.json").is_file())
     return Forgetting(
-        changes=_changes(holding, nodes),
+        changes=changes,
         again=tuple(again),
         unmade=tuple(address for address in nodes if address not in made),
         strays=tuple(touched),
         unread=unread,
+        missing=() if changes else _missing(project, graphs, trace),
     )
 
 
@@ -124,10 +131,24 @@ def _compiled(project: Project, name: str) -> Graph:
     return load_recipe(project.recipes, source.recipe, source.overrides)
 
 
-def _below(graph: Graph, holding: Mapping[str, Any]) -> list[str]:
+def _below(graph: Graph, held: Collection[str]) -> list[str]:
     """Addresses of the stages that hold the row and of all that are made from them, parents first."""
-    below = graph.descendants(address for address in holding if address in graph.nodes)
+    below = graph.descendants(address for address in held if address in graph.nodes)
     return [address for address in graph.nodes if address in below]
+
+
+def _missing(project: Project, graphs: Sequence[Graph], trace: Trace) -> tuple[str, ...]:
+    """Addresses of the stages above those that hold the row which bring rows of its kind in, and could not be looked in."""
+    items = all(place.type == "scores" for place in trace.places)  # a suite hands its items on to nothing else
+    found: dict[str, None] = {}
+    for graph in graphs:
+        above = graph.ancestors(place.address for place in trace.places if place.address in graph.nodes)
+        for address, node in graph.nodes.items():
+            config = node.config
+            if address in above and isinstance(config, PrepareData) and config.brings_in and (config.record == "item") == items:
+                if address in trace.not_looked_in or not (project.artifact(address) / "record.json").is_file():
+                    found[address] = None
+    return tuple(found)
 
 
 def _run(project: Project, address: str) -> Run | None:
@@ -146,10 +167,17 @@ def _again(project: Project, node: Node, run: Run, why: str, named: list[Named])
 
 def gpu_hours(node: Node, run: Run) -> float | None:
     """Of a job that has run; None where no GPU took part, or no time was recorded."""
-    ranks = [run.numerics.get(name) for name in ("world_size", "tensor_parallel")]
-    gpus = max((found for found in ranks if isinstance(found, int)), default=1)
     used = run.numerics.get("device") == "cuda" and DECLARATIONS[node.kind].engine != "none"
-    return run.seconds / 3600 * gpus if used and run.seconds is not None else None
+    return run.seconds / 3600 * _gpus(node, run) if used and run.seconds is not None else None
+
+
+def _gpus(node: Node, run: Run) -> int:
+    """That its job had: those of its training ranks, or of all its engines where these are more."""
+    counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
+    ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
+    if drawing_of(node.config) is None:
+        return ranks
+    return max(ranks, of_engine * (engines if opens_engines(node.config) else 1))
 
 
 def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tuple[Change, ...]:
@@ -157,13 +185,23 @@ def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tup
     wanted: dict[tuple[str, str], tuple[PrepareData, set[str]]] = {}
     for address, ids in holding.items():
         node = nodes.get(address)
-        if node is not None and isinstance(node.config, PrepareData) and node.config.brings_in:  # others take what is left out already
-            wanted.setdefault((node.recipe.partition("+")[0], node.name), (node.config, set()))[1].update(ids)
+        config = node.config if node is not None else None
+        if ids and node is not None and isinstance(config, PrepareData) and config.brings_in:  # what others hand on is left out there
+            wanted.setdefault((node.recipe.partition("+")[0], node.name), (config, set()))[1].update(ids)
     return tuple(Change(recipe, stage, without(config, ids)) for (recipe, stage), (config, ids) in sorted(wanted.items()))
 
 
 def without(config: PrepareData, ids: set[str]) -> tuple[Mapping[str, Any], ...]:
-    """The filters of a stage that would leave these rows out too; one by ids stands last."""
+    """The filters of a stage that would leave these rows out too, as its recipe writes them; one by ids stands last."""
     others = [one for one in config.filters if not isinstance(one, Ids)]
     named = {name for one in config.filters if isinstance(one, Ids) for name in one.ids}
-    return tuple(one.model_dump(mode="json") for one in [*others, Ids(type="ids", ids=tuple(sorted(named | ids)))])
+    return tuple(_written(one) for one in [*others, Ids(type="ids", ids=tuple(sorted(named | ids)))])
+
+
+def _written(one: Filter) -> dict[str, Any]:
+    """A filter without what its recipe leaves open, what sources state, and lists that are those of its languages: these stand instead."""
+    written = one.model_dump(mode="json", exclude={"stated"}, exclude_unset=True)
+    if not isinstance(one, Spoken) or "languages" not in one.model_fields_set:
+        return written
+    theirs = {field for field, name in one.LISTS.items() if getattr(one, field) == wordings(name, one.languages)}
+    return {field: value for field, value in written.items() if field not in theirs} | {"languages": list(one.languages)}

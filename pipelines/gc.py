@@ -10,6 +10,7 @@ What cannot be read cannot be judged: one lineage that is damaged or nowhere to 
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -100,17 +101,17 @@ def collect(
     signs = Signs(project)
     if delete:
         _refuse_company(signs, listening)
-    store = Ledger(project).store
-    if delete and not store.cache_path("0" * 32).resolve().is_relative_to(project.root):
-        remedy = "nothing is deleted; `dvc gc` can delete there, if you know that no other project needs it"
-        raise GcRefused(f"the cache lies outside of this project (cache.dir), and other projects may use it: {remedy}")
-    with store.locked():
-        sweep = _Survey(project, store).sweep(workspace, remote)
-        sweep.snapshots = unused(project)
-        sweep.tokens = _unread_tokens(project)
-        if delete:
-            _refuse_company(signs, listening)
-            _delete(store, sweep, remote)
+    with closing(Ledger(project).store) as store:
+        if delete and not store.cache_path("0" * 32).resolve().is_relative_to(project.root):
+            remedy = "nothing is deleted; `dvc gc` can delete there, if you know that no other project needs it"
+            raise GcRefused(f"the cache lies outside of this project (cache.dir), and other projects may use it: {remedy}")
+        with store.locked():
+            sweep = _Survey(project, store).sweep(workspace, remote)
+            sweep.snapshots = unused(project)
+            sweep.tokens = _unread_tokens(project)
+            if delete:
+                _refuse_company(signs, listening)
+                _delete(store, sweep, remote)
     return sweep
 
 

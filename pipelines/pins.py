@@ -6,16 +6,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.assets import EMBEDDER
 from configs.datasets import Hub, hub_sources
+from configs.decontamination import Decontaminate
 from configs.document import ConfigError, Problem
+from configs.frozen import Frozen
 from configs.graph import Graph
 from configs.hub import PIN_ME
 from configs.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
 from configs.problems import UsageProblem
 from configs.project import Project
 from configs.recipe import load_recipes, recipe_file
+from configs.rephrasing import FindRephrased
 from configs.texts import command
-from data import hub
+from data import assets, hub
 from data.durable import replace
 from data.hub import HubError, Repository
 
@@ -78,6 +82,27 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
             problems.append(Problem(graph.recipe, None, f"{', '.join(stages)}: {error}"))
     if problems:
         raise ConfigError(problems)
+
+
+def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
+    """Says before anything is begun which stages compare by vectors that are not on this machine.
+
+    Raises:
+        ConfigError: they are missing or damaged; the stages are named.
+    """
+    comparing = [node.address for node in graph.nodes.values() if _embeds(node.config)]
+    due = sorted(set(comparing) & set(addresses))
+    if not due:
+        return
+    try:
+        for name in EMBEDDER.values():
+            assets.path(name)
+    except assets.AssetError as error:
+        raise ConfigError([Problem(graph.recipe, None, f"{', '.join(due)}: {error}")]) from error
+
+
+def _embeds(config: Frozen) -> bool:
+    return isinstance(config, FindRephrased) or (isinstance(config, Decontaminate) and config.embedded is not None)
 
 
 def pin(project: Project, recipe: str) -> list[Pinned]:

@@ -13,7 +13,7 @@ from configs.texts import command
 from pipelines.ensure import Result
 from pipelines.jobs.context import RunContext, Watch, unwatched
 from pipelines.ledger.lock_merge import refuse_conflicts
-from pipelines.pins import refuse_unpinned, refuse_unreachable
+from pipelines.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
 from pipelines.quantities import counted
 from pipelines.rehearsal.preparing import check as check_rehearsal
 from pipelines.rehearsal.preparing import prepare
@@ -109,8 +109,8 @@ def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     their way.
 
     Raises:
-        ConfigError: a revision is not chosen yet, a package is not installed, a repository cannot be had, or a stage needs more memory
-            than there is; the stages are named.
+        ConfigError: a revision is not chosen yet, a package is not installed, a repository or an asset cannot be had, or a stage needs more
+            memory than there is; the stages are named.
     """
     refuse_unpinned(run.graph, chosen)
     done = unchanged(run, chosen, forced)
@@ -119,6 +119,7 @@ def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     due = chosen - {end.address for end in done}
     refuse_missing_engines(run.graph, due, run.execution)
     refuse_unreachable(run.graph, due)
+    refuse_missing_assets(run.graph, due)
     refuse_what_cannot_fit(run, due, chosen, forced)
     return None
 

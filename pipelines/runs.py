@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from configs.compile import overrides_of, params_file, pipeline_file, source_file, write_compiled
 from configs.document import ConfigError, Problem, read_document
-from configs.execution import Execution, batch_problem, profile_path
+from configs.execution import Execution, batch_problem, engines_problem, profile_path
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipes
@@ -24,6 +24,7 @@ from data import provenance
 from data.artifacts import read_run
 from data.untrusted import RESTORE, ArtifactError, read_source
 from pipelines.ensure import Result, at_rest, ensure, log_file, run_under_dvc
+from pipelines.estimate.drawing import drawing_of, opens_engines
 from pipelines.estimate.estimates import refusals
 from pipelines.identity import standing
 from pipelines.jobs.attempts import BUG
@@ -168,15 +169,26 @@ def profile_for(project: Project, graph: Graph, profile: str | None) -> Executio
     """The execution profile of a run: the one that was asked for, or the recipe's.
 
     Raises:
-        ConfigError: problems of the file, and every stage whose global batch the profile cannot hit exactly.
+        ConfigError: problems of the file, and every stage that cannot be placed, or whose global batch the profile cannot hit exactly.
     """
     name = profile or graph.execution
     execution = load_execution(project, name)
-    found = ((node, batch_problem(node.config, execution.of(node.kind, node.name)[0])) for node in graph.nodes.values())
+    found = ((node, _profile_problem(execution, node)) for node in graph.nodes.values())
     problems = [Problem(f"{graph.recipe} under {name}", None, f"stage {node.name}: {problem}") for node, problem in found if problem]
     if problems:
         raise ConfigError(problems)
     return execution
+
+
+def _profile_problem(execution: Execution, node: Node) -> str | None:
+    """Why a stage cannot run under a profile, whose kinds and stages are each valid alone; or None."""
+    try:
+        numerics, placement = execution.of(node.kind, node.name)
+    except ValidationError as error:  # what is given together is excluded by a rule of the whole
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    except ValueError as error:
+        return f"{error}".removeprefix(f"{node.name}: ")
+    return (engines_problem(numerics, placement) if opens_engines(node.config) else None) or batch_problem(node.config, numerics)
 
 
 ENGINES = {
@@ -193,6 +205,15 @@ KERNELS = {"liger": "liger_kernel"}
 """What a value of `Numerics.kernels` needs, in stages that load a model into torch themselves."""
 
 
+def _packages(node: Node, kernels: str) -> Iterable[str]:
+    """What its job imports: vLLM where a policy of the recipe rates or writes, none where a server does it instead."""
+    engine, speaks = node.declaration.engine, drawing_of(node.config) is not None
+    if engine == "vllm" and not speaks:
+        return ()
+    own = (KERNELS[kernels],) if kernels in KERNELS and engine not in ("none", "vllm") else ()
+    return dict.fromkeys((*ENGINES[engine], *(("vllm",) if speaks else ()), *own))
+
+
 def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
     """Says before anything runs what the jobs of these stages would not find.
 
@@ -202,9 +223,7 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
     needing: dict[str, list[str]] = {}
     for address in addresses:
         node = graph.nodes[address]
-        engine, kernels = node.declaration.engine, execution.of(node.kind, node.name)[0].kernels
-        own = [KERNELS[kernels]] if kernels in KERNELS and engine not in ("none", "vllm") else []
-        for package in (*ENGINES[engine], *own):
+        for package in _packages(node, execution.of(node.kind, node.name)[0].kernels):
             if find_spec(package) is None:
                 needing.setdefault(package, []).append(node.name)
     if needing:
@@ -244,7 +263,9 @@ def load_execution(project: Project, name: str) -> Execution:
     except ValidationError as error:
         raise ConfigError(
             [
-                document.problem(detail["loc"], f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg']}")
+                document.problem(
+                    detail["loc"], f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg'].removeprefix('Value error, ')}"
+                )
                 for detail in error.errors()
             ]
         ) from error
@@ -290,17 +311,18 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
     """What a run would do, in order; nothing is run or changed."""
     found: list[Plan] = []
     stale: set[str] = set()
-    for address, node in run.graph.nodes.items():
-        if selection is not None and address not in selection:
-            continue
-        above = [parent for parent in node.parents if parent in stale]
-        reasons, remote = (["forced"], False) if address in forced else _reasons(run, node, bool(above))
-        if above:
-            reasons = [reason for reason in reasons if not reason.startswith("input ")]
-            reasons.append(f"waits for {', '.join(above)}")
-        if reasons:
-            stale.add(address)
-        found.append(Plan(node, tuple(reasons), remote))
+    with closing(run.ledger):
+        for address, node in run.graph.nodes.items():
+            if selection is not None and address not in selection:
+                continue
+            above = [parent for parent in node.parents if parent in stale]
+            reasons, remote = (["forced"], False) if address in forced else _reasons(run, node, bool(above))
+            if above:
+                reasons = [reason for reason in reasons if not reason.startswith("input ")]
+                reasons.append(f"waits for {', '.join(above)}")
+            if reasons:
+                stale.add(address)
+            found.append(Plan(node, tuple(reasons), remote))
     return found
 
 
@@ -374,7 +396,8 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
     Ctrl-C running jobs are ended, their checkpoints kept.
     """
     progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection))
-    progress.ends |= {result.address: result for result in unchanged(run, progress.selection, forced)}
+    with closing(run.ledger):
+        progress.ends |= {result.address: result for result in unchanged(run, progress.selection, forced)}
     running: dict[Future[Result | StageFailed], Node] = {}
     with ThreadPoolExecutor(max_workers=max(2, run.execution.slots), thread_name_prefix="stage") as pool:
         try:
@@ -400,7 +423,8 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
 def _end_of(run: RunContext, node: Node, force: bool) -> Result | StageFailed:
     """Makes one stage current; not even a bug of ours goes further than to the end of this stage."""
     try:
-        return ensure(run, node, force=force)
+        with closing(run.ledger):
+            return ensure(run, node, force=force)
     except StageFailed as error:
         return error
     except BaseException as error:  # the boundary between stages; what runs beside this one has no part in it
@@ -449,13 +473,14 @@ def push(run: RunContext) -> tuple[int, int]:
     Raises:
         RemoteError: there is no remote, it cannot be used, or not all arrived.
     """
-    run.ledger.store.require_remote("push to")
-    objects = 0
-    for node in run.graph.nodes.values():
-        sent = run.ledger.push(node, run.transferring(node.address, "sending"))
-        run.watch(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new")
-        objects += sent
-    return objects, run.ledger.store.send_run_cache()
+    with closing(run.ledger):
+        run.ledger.store.require_remote("push to")
+        objects = 0
+        for node in run.graph.nodes.values():
+            sent = run.ledger.push(node, run.transferring(node.address, "sending"))
+            run.watch(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new")
+            objects += sent
+        return objects, run.ledger.store.send_run_cache()
 
 
 def _recompile(graph: Graph) -> str:

@@ -91,7 +91,8 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
     fault_point("job finished")
     files = entries_of(seen)
     made = {"content": content_hash(files), "files": [entry.model_dump() for entry in files], "metrics": metrics, "marks": job.marks}
-    made["made_by"] = {"fingerprint": fingerprint(spec.kind), "environment": environment(), "hardware": hardware()}
+    code = spec.fingerprint.model_dump() if spec.fingerprint else fingerprint(spec.kind)
+    made["made_by"] = {"fingerprint": code, "environment": environment(), "hardware": hardware()}
     end(job, ok=True, seen={name: found.as_json() for name, found in seen.items()}, **made)
 
 

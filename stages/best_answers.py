@@ -16,11 +16,11 @@ from configs.keeping import BestAnswers
 from data import answers, records
 from data.answers import GivenAnswers, Said
 from data.artifacts import write_json
-from data.making import RowWriter, blocks
+from data.making import blocks
 from data.records import Conversation, Message
 from stages.core.keeping import pass_rate, score, worth_imitating
 from stages.core.pass_rates import histogram
-from stages.core.verifiers import check
+from stages.engines.made_rows import written
 from stages.job import Inputs, Job, StageError, only
 
 
@@ -52,7 +52,6 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
             "keep.min_score, or lower min_rows"
         )
     verdict = write(kept, given, job)
-    write_json(job.evidence / "validation.json", verdict)
     rates = [rate for group in groups.values() if (rate := pass_rate(group, config)) is not None]
     return {
         "rows": len(kept),
@@ -78,11 +77,7 @@ def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]
             read = words.rows(block)
             yield [conversation(read[one.place]) for one in block]
 
-    into = RowWriter(job.out, "conversation", check)
-    for done in into.write([one.asked + one.length for one in kept], rows):
-        job.doing("writing rows", done, len(kept), "rows")
-    with job.busy("checking rows"):
-        return into.verdict()
+    return written(job, "conversation", [one.asked + one.length for one in kept], rows)
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:

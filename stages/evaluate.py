@@ -14,10 +14,11 @@ items with the same seeds, so their differences are paired; intervals are percen
 average is over these. A score that nobody could tell is null, counted, and left out; the answers behind an item's score are counted each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from itertools import count, pairwise, product
+from pathlib import Path
 from typing import Any
 
 from configs.answers import Evaluate
@@ -42,7 +43,9 @@ from stages.core.suite_scores import (
 )
 from stages.core.verifiers import sandbox
 from stages.engines.chunks import Ask, Score, generate
-from stages.engines.sampler import Ahead, Continuation, Generation, Request, seed_of
+from stages.engines.engine_processes import Ahead
+from stages.engines.prepared import Prepared
+from stages.engines.sampler import Continuation, Generation, Request, seed_of
 from stages.job import Inputs, Job, StageError
 
 FROZEN = ("select", "source_model")
@@ -99,16 +102,16 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     def beat() -> None:
         job.doing("tokenising", next(tokenised), total, "items")
 
-    with Ahead(job.numerics) as ahead, Scoring(job.numerics.threads) as scoring:
+    with Ahead(job.numerics, job.placement.engines) as ahead, Scoring(job.numerics.threads) as scoring:
         chats = {label: Chat(policy.payload) for label, policy in inputs["policies"].items()}
         asks = {
-            (label, suite.label): asked(config, suite, policy, chats[label], beat)
+            (label, suite.label): asked(config, suite, policy, chats[label], job.folder, beat)
             for label, policy in inputs["policies"].items()
             for suite in suites
         }
         by_label = {suite.label: suite for suite in suites}
 
-        def tell(of: tuple[str, str], given: list[Any]) -> None:
+        def tell(of: tuple[str, str], given: Sequence[Any]) -> None:
             scoring.begin(of[0], by_label[of[1]], given, chats[of[0]])
 
         answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead, tell=tell)
@@ -157,18 +160,21 @@ def run(config: Evaluate, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, beat: Callable[[], None]) -> Ask | Score:
-    """The requests of a suite to a policy: each item as often as it is answered, or with each of its choices. `beat` is called at each."""
-    requests: list[Request] = []
-    continuations: list[Continuation] = []
-    for item in suite.items:
-        beat()
-        prompt = prompt_ids(suite, item, chat)
-        if suite.sampling is None:
-            continuations += [Continuation(prompt, chat.said(choice)) for choice in item["choices"]]
-        else:
-            requests += [Request(prompt, seed_of(*seed_parts(config, item, index))) for index in range(suite.samples)]
-    return Score(policy, continuations) if suite.sampling is None else Ask(policy, chat, requests, suite.sampling)
+def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: Path, beat: Callable[[], None]) -> Ask | Score:
+    """The requests of a suite to a policy, kept in a folder: each item as often as it is answered, or with each of its choices, which are
+    in memory. `beat` is called at each item."""
+
+    def prompts() -> Iterator[tuple[dict[str, Any], list[int]]]:
+        for item in suite.items:
+            beat()
+            yield item, prompt_ids(suite, item, chat)
+
+    if suite.sampling is None:
+        return Score(policy, [Continuation(prompt, chat.said(choice)) for item, prompt in prompts() for choice in item["choices"]])
+    requests = (
+        Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples)
+    )
+    return Ask(policy, chat, Prepared(requests, folder), suite.sampling)
 
 
 def seed_parts(config: Evaluate, item: dict[str, Any], index: int) -> list[str | int]:
@@ -182,25 +188,29 @@ def prompt_ids(suite: Suite, item: dict[str, Any], chat: Chat) -> list[int]:
     return chat.begun(item["messages"], item["prefix"]) if "prefix" in item else chat.prompt(item["messages"])
 
 
-def parts(suite: Suite, answers: list[Any]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
-    """Each item with the answers to it; where choices are compared, that is one: the log-probabilities of each of its choices."""
+Place = int | slice
+"""Of what is scored by itself among the answers to a suite: one answer, or the log-probabilities of each choice of an item."""
+
+
+def places(suite: Suite) -> Iterator[tuple[dict[str, Any], Sequence[Place]]]:
+    """Each item with the places of the answers to it."""
     start = 0
     for item in suite.items:
-        count = len(item["choices"]) if suite.sampling is None else suite.samples
-        own = answers[start : start + count]
-        yield item, [own] if suite.sampling is None else own
-        start += count
+        end = start + (len(item["choices"]) if suite.sampling is None else suite.samples)
+        yield item, [slice(start, end)] if suite.sampling is None else range(start, end)
+        start = end
 
 
 class Scoring:
-    """Scores answers in threads of its own, while the engine makes others; a context manager, whose end gives up what is not done.
+    """Scores answers in threads of its own, which read them, while the engine makes others; a context manager, whose end gives up what is
+    not done.
 
     Programs run in their sandboxes side by side, by so many `workers`.
     """
 
     def __init__(self, workers: int) -> None:
         self._programs, self._others = ThreadPoolExecutor(workers, "programs"), ThreadPoolExecutor(1, "verifiers")
-        self._begun: dict[tuple[str, str], list[tuple[dict[str, Any], list[Any], list[Future[AnswerScore]]]]] = {}
+        self._begun: dict[tuple[str, str], tuple[Sequence[Any], list[list[Future[AnswerScore]]]]] = {}
 
     def __enter__(self) -> "Scoring":
         return self
@@ -209,12 +219,11 @@ class Scoring:
         for threads in (self._programs, self._others):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def begin(self, label: str, suite: Suite, answers: list[Any], chat: Chat) -> None:
+    def begin(self, label: str, suite: Suite, answers: Sequence[Any], chat: Chat) -> None:
         """Puts a policy's answers to a suite at the end of what is to be scored."""
         threads = self._programs if suite.has_programs else self._others
-        self._begun[label, suite.label] = [
-            (item, given, [threads.submit(score, suite, item, one, chat) for one in given]) for item, given in parts(suite, answers)
-        ]
+        futures = [[threads.submit(score, suite, item, answers, place, chat) for place in own] for item, own in places(suite)]
+        self._begun[label, suite.label] = answers, futures
 
     def rows(self, label: str, suite: Suite, beat: Callable[[], None]) -> Iterator[ItemScore]:
         """A policy's rows of a suite, in its order.
@@ -223,18 +232,20 @@ class Scoring:
         `beat` is called as long as one is waited for.
         """
         macro = suite.form is not None and suite.form.average == "macro"
-        for item, given, futures in self._begun.pop((label, suite.label)):
+        answers, futures = self._begun.pop((label, suite.label))
+        for (item, own), begun in zip(places(suite), futures, strict=True):
             scores: list[AnswerScore] = []
-            for future in futures:
+            for future in begun:
                 while not wait([future], timeout=LOOK_SECONDS).done:
                     beat()
                 scores.append(future.result())
             row = score_item(label, item, metrics_of(suite.form), scores, macro=macro)
-            yield {**row, "logprobs": [sum(own) for own in given[0]]} if suite.sampling is None else row
+            yield {**row, "logprobs": [sum(choice) for choice in answers[own[0]]]} if suite.sampling is None else row
 
 
-def score(suite: Suite, item: dict[str, Any], given: Any, chat: Chat) -> AnswerScore:
+def score(suite: Suite, item: dict[str, Any], answers: Sequence[Any], place: Place, chat: Chat) -> AnswerScore:
     """One answer by every metric; where choices are compared, the one among them."""
+    given: Any = answers[place]
     if suite.sampling is None:
         return score_choices(item, metrics_of(suite.form), given)
     return score_answer(item, metrics_of(suite.form), cut(chat.decode(given.response_ids), suite.stop))

@@ -38,7 +38,7 @@ from data.fence import OVERTAKEN, Fence, Overtaken
 from data.hashing import Hashed
 from data.memory import share_left
 from data.pulse import Pulse
-from data.runs import MadeBy, Setting
+from data.runs import Fingerprint, MadeBy, Setting
 from data.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
 
 HEARTBEAT_INTERVAL_S = 1.0
@@ -133,6 +133,8 @@ class JobSpec(Frozen):
     """By the name that the config has for it."""
     code: str
     """Hash of the code that is to run (`data.provenance.code_sha256`)."""
+    fingerprint: Fingerprint | None = None
+    """Of what in that code is behind the kind of stage, which takes a job longer to find than to be told; None: it was not told."""
     numerics: Numerics
     placement: Placement
     asked: Numerics | None = None

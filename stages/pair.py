@@ -5,22 +5,26 @@
     evidence/validation.json
 
 An answer that was cut off by the length limit stays marked (`finish_reason: length`), so that no training adds the end that it lacks.
-Answers are joined by prompt id and never by position: the order of the rows, or missing rows of other prompts, change no pair.
+Answers are joined by prompt id and never by position: the order of the rows, or missing rows of other prompts, change no pair. Answers to
+relaxed prompts are joined to the prompts that were made of these.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from configs.pairing import Delta, Pair
+from configs.pairing import Delta, Pair, Relaxed
 from data import answers, records
 from data.answers import GivenAnswers, Said
-from data.artifacts import write_json
-from data.making import RowWriter, blocks
+from data.artifacts import Artifact, write_json
+from data.making import blocks
 from data.records import Answer, Preference
+from stages.core.constraining import PART
 from stages.core.pairing import Preferred, preferences, within
-from stages.core.verifiers import check
+from stages.core.verifiers import VerifierError, verify
+from stages.engines.made_rows import written
 from stages.job import Inputs, Job, StageError, only, only_or_none
 
 
@@ -31,15 +35,14 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         StageError: fewer than `min_pairs`, the message counts the reasons; or nothing to decide by.
         PedigreeError: an answer stands there twice.
     """
-    judged = only_or_none(inputs, "judgments")
-    with job.busy("reading rows"):
-        given = answers.read(judged or only(inputs, "completions"), config.by if judged else None)
+    given, unjoined = read(config, inputs, job)
     refuse(config, given.said)
     groups = given.by_prompt()
     made, drops = chosen(groups, config)
+    drops |= unjoined
     counts = {
         "read": len(given.said),
-        "unscored": sum(one.value is None for one in given.said) if judged else 0,
+        "unscored": sum(one.value is None for one in given.said) if config.scored else 0,
         "truncated": truncated(given.said, made),
         "prompts": len(groups),
         "kept": len(made),
@@ -52,7 +55,6 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
             "at a higher temperature or from more policies, or lower min_pairs"
         )
     verdict = write(made, given, job)
-    write_json(job.evidence / "validation.json", verdict)
     gaps = [one.gap for one in made if one.gap is not None]
     return {
         "rows": len(made),
@@ -67,6 +69,50 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         "mean_length": {"best": fmean(one.said[0].length for one in made), "worst": fmean(one.said[-1].length for one in made)},
         "validation": verdict,
     }
+
+
+def read(config: Pair, inputs: Inputs, job: Job) -> tuple[GivenAnswers, dict[str, int]]:
+    """(all answers, each under the prompt for which it is compared; reason → relaxed prompts that belong to none)."""
+    with job.busy("reading rows"):
+        if isinstance(config.strategy, Relaxed):
+            return with_relaxed(only(inputs, "completions"), only(inputs, "relaxed"), config.strategy.verified)
+        judged = only_or_none(inputs, "judgments")
+        return answers.read(judged or only(inputs, "completions"), config.by if judged else None), {}
+
+
+def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[GivenAnswers, dict[str, int]]:
+    """Answers to prompts with constraints and, as if they were answers to these, those to the prompts that they were made of.
+
+    Args:
+        constrained: completions.
+        relaxed: completions.
+        verified: whether the value of an answer is what the verifier of the prompt with constraints gives it; otherwise it has none.
+    """
+    verifiers: dict[str, dict[str, Any] | None] = {}
+
+    def of_own_prompt(row: Mapping[str, Any]) -> float | None:
+        verifier = verifiers.setdefault(row["prompt_id"], row["verifier"])
+        return follows(verifier, row["text"]) if verified and records.made_of(row["prompt_id"], PART) is not None else None
+
+    own = answers.read(constrained, of_own_prompt)
+    made = {base: name for name in verifiers if (base := records.made_of(name, PART)) is not None}
+
+    def of_made_prompt(row: Mapping[str, Any]) -> float | None:
+        name = made.get(row["prompt_id"])
+        return follows(verifiers[name], row["text"]) if verified and name is not None else None
+
+    others = answers.read(relaxed, of_made_prompt)
+    joined = [one._replace(prompt_id=made[one.prompt_id], relaxed=True) for one in others.said if one.prompt_id in made]
+    alone = len({one.prompt_id for one in others.said if one.prompt_id not in made})
+    return own.beside(replace(others, said=joined)), {"no prompt was made of it": alone} if alone else {}
+
+
+def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:
+    """What the verifier gives an answer; None where there is none, or it cannot say."""
+    try:
+        return None if verifier is None else verify(verifier, text).score
+    except VerifierError:
+        return None
 
 
 def refuse(config: Pair, said: Sequence[Said]) -> None:
@@ -110,11 +156,7 @@ def write(made: Sequence[Preferred], given: GivenAnswers, job: Job) -> dict[str,
             read = words.rows(said for one in block for said in one.ranked)
             yield [preference(one, read) for one in block]
 
-    into = RowWriter(job.out, "preference", check)
-    for done in into.write(sizes, rows):
-        job.doing("writing rows", done, len(made), "rows")
-    with job.busy("checking rows"):
-        return into.verdict()
+    return written(job, "preference", sizes, rows)
 
 
 def preference(one: Preferred, rows: Mapping[int, dict[str, Any]]) -> Preference:

@@ -13,29 +13,48 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from configs.datasets import ROWS, Arithmetic, Constraints, DataSource, Files, Hub, Packaged, PrepareData, Stored
+from configs.datasets import (
+    ROWS,
+    TOKENIZER,
+    Arithmetic,
+    Constraints,
+    DataSource,
+    Files,
+    Hub,
+    Packaged,
+    PrepareData,
+    RowProgram,
+    Stored,
+)
 from configs.expectations import facts_named, texts_named
-from configs.filters import Ids
+from configs.filters import Ids, columns_named
 from data import columns, filters, procedural, records, row_facts, row_filters, row_statistics, sources
 from data.artifacts import write_json, write_rows
 from data.drafts import Drafts, Laid, Taken
+from data.encoding import NotEqual
 from data.expectations import examine
 from data.filters import Drop
 from data.mixing import Portion
 from data.records import FORM_FILE
 from data.scattered import Numbers
 from data.sources import LEAK, Opened, Outside, Parsed
+from data.token_counts import TokenCounter
 from data.verdicts import Verdict, recorded, refuse, warnings
+from stages.core import row_programs
 from stages.core.verifiers import check, verify
 from stages.core.verifiers.choices import check_choices
-from stages.job import Inputs, Job, StageError
+from stages.job import Inputs, Job, StageError, only_or_none
 
 BATCH = 1000
+SILENT_SHARE = 0.9
+"""Share of the job's heartbeat time-out after which a silent program is ended: before the job itself is killed."""
 EXCERPT = 200
 """Characters of a dropped row that its evidence shows."""
 HASH = re.compile(r"-([0-9a-f]{16})(?![0-9a-f])")
@@ -49,24 +68,56 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
 
     Raises:
         StageError: no row is left, or a procedural answer that its verifier scores wrongly.
+        ChatError: tokens are to be counted by a model whose template or tokenizer nothing can be trained under.
         SourceError, ValidationError: malformed rows, fewer rows than a mixture takes, or rows that break an expectation; the message shows
             them.
+    """
+    marks = list(job.marks)
+    try:
+        return prepared(config, inputs, job, counter_of(config, inputs, job, fast=True))
+    except NotEqual as error:
+        print(f"the tokenizer cuts words otherwise than it seemed to ({error}): it counts the tokens of all rows itself", flush=True)
+    job.marks[:] = marks
+    return prepared(config, inputs, job, counter_of(config, inputs, job, fast=False))
+
+
+def counter_of(config: PrepareData, inputs: Inputs, job: Job, fast: bool) -> TokenCounter | None:
+    """What counts tokens; None where no model says of which kind.
+
+    Raises:
+        ChatError: nothing can be trained under its template or tokenizer.
+    """
+    model = only_or_none(inputs, TOKENIZER)
+    counter = TokenCounter(model.payload, config.record, fast) if model else None
+    if counter and counter.reads_the_clock:
+        job.marks.append("tokens were counted with the date of that day, which the chat template may write into each row")
+    return counter
+
+
+def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounter | None) -> dict[str, Any]:
+    """The same, by what counts tokens.
+
+    Raises:
+        NotEqual: they cannot be counted the fast way.
     """
     suites: list[Any] = [item for suite in inputs.get("leak_from", {}).values() for item in records.load(suite)]
     outside = Outside(
         suites=suites, files=job.source_files, artifacts=inputs.get(ROWS, {}), beat=lambda: job.progress(0, 0), mark=job.marks.append,
-        check_verifier=check,
+        check_verifier=check, run=partial(run_program, job),
     )  # fmt: skip
     for source in config.sources:
         prove_verifier(source)
+    if any(isinstance(source, RowProgram) for source in config.sources):
+        row_programs.require()
     workers = job.numerics.threads
     looks = facts_named(config.expectations)
-    with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, looks) as drafts:
+    with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, looks, counter) as drafts:
         for source, amount in zip(config.sources, config.amounts, strict=True):
             with job.busy("reading sources"):
                 given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
             for rows in drafts.take(given):
                 job.doing("reading sources", rows, unit="rows")
+        refuse_columns(filters.unknown_columns(config.filters, drafts.columns))
         with job.busy("filtering rows"):
             laid = drafts.laid(config.draw)
             refuse_unknown(filters.unknown_ids(config.filters, laid.facts))
@@ -109,9 +160,15 @@ def opened(source: DataSource, config: PrepareData, outside: Outside) -> Opened:
     """A source whose rows become records of the config's type."""
     form, task = config.the_form, config.task
     if form is None or task is None or not isinstance(source, Packaged | Files | Stored | Hub):
-        return sources.opened(source, config.record, task, outside)
+        return sources.opened(source, config.record, task, outside, columns_named(config.filters))
     given = sources.opened_items(source, form, task, config.shots, outside)
     return replace(given, parse=lambda block: checked(given.parse(block)))
+
+
+def run_program(job: Job, source: RowProgram, file: Path) -> Iterator[tuple[str, Any]]:
+    """(place, row) of each row that a program makes; each is a sign of life of the job."""
+    silent = SILENT_SHARE * job.placement.heartbeat_timeout_s
+    return row_programs.rows_of(source, file, silent, lambda made: job.doing(f"running {source.path}", made, source.count, "rows"))
 
 
 def checked(items: Parsed) -> Parsed:
@@ -166,6 +223,14 @@ def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop], kept: N
         "sources": {one["values"]: one["counts"] for one in named},
         "per_source": per_source,
     }
+
+
+def refuse_columns(names: Sequence[str]) -> None:
+    if names:
+        raise StageError(
+            f"a filter goes by the column {' or '.join(names)}, which no row of any source has: write it as the data set does, a way into "
+            "it with dots (`extra.pass_rate`), or leave the filter out"
+        )
 
 
 def refuse_unknown(ids: Sequence[str]) -> None:

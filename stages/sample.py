@@ -3,13 +3,17 @@
     payload/rows-*.parquet    completions: by policy, then prompt, then index
     evidence/samples.jsonl    the answers to the first prompts
 
-Every answer has a seed of its own, from (config.seed, policy label, prompt id, index).
+Every answer has a seed of its own, from (config.seed, policy label, prompt id, index), and its index says its temperature.
+
+Prompts, requests and answers are read from the disk when their turn comes; of each, a few hundred bytes are in memory.
 """
 
+from array import array
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from configs.answers import Sample, Window
@@ -18,12 +22,17 @@ from data import records
 from data.artifacts import Artifact, write_rows
 from data.chat import Chat
 from data.records import Completion
+from data.sequences import Mapped
 from stages.core.drawing import draw_policies
 from stages.engines.chunks import Ask, generate
-from stages.engines.sampler import Ahead, Generation, Request, seed_of
+from stages.engines.continuous import generate_continuously
+from stages.engines.engine_processes import Ahead
+from stages.engines.prepared import Prepared
+from stages.engines.sampler import Generation, Request, seed_of
 from stages.job import Inputs, Job, StageError, only
 
 SHOWN_PROMPTS = 8
+SHOWN_FIELDS = ("id", "policy", "messages", "text", "finish_reason")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,8 @@ class Draw:
     prompt: dict[str, Any]
     index: int
     seed: int
+    temperature: float | None
+    """Where the answers to a prompt have several."""
 
 
 def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -40,72 +51,119 @@ def run(config: Sample, inputs: Inputs, job: Job) -> dict[str, Any]:
 
     Raises:
         StageError: the pool ends before the window does, or a prompt does not fit into a policy's context.
-        EngineLost: the engine died or stopped responding; finished chunks are kept.
+        EngineLost: an engine died or stopped responding; finished chunks, or answers, are kept.
     """
     with job.busy("reading rows"):
-        prompts = window(records.load(only(inputs, "prompts")), config.prompts)
-    draws = draws_of(config, list(inputs["policies"]), prompts)
+        prompts = window(records.opened(only(inputs, "prompts")), config.prompts)
+        draws = draws_of(config, list(inputs["policies"]), prompts)
     total, tokenised = sum(map(len, draws.values())), count()
 
     def beat() -> None:
         job.doing("tokenising", next(tokenised), total, "answers")
 
-    with Ahead(job.numerics) as ahead:
-        asks = {label: ask(inputs["policies"][label], drawn, config.sampling, beat) for label, drawn in draws.items()}
-        answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
+    with Ahead(job.numerics, job.placement.engines) as ahead:
+        asks = {label: ask(inputs["policies"][label], drawn, config.sampling.first, job.folder, beat) for label, drawn in draws.items()}
+        if config.chunk_size == "continuous":
+            answers = generate_continuously(asks, dtype=config.dtype, job=job, ahead=ahead)
+        else:
+            answers = generate(asks, chunk_size=config.chunk_size, dtype=config.dtype, job=job, ahead=ahead)
     own = config.on_policy.policies if config.on_policy else ()
-    rows: list[Completion] = []
-    for label, drawn in draws.items():
-        for one, request, answer in zip(drawn, asks[label].requests, answers[label], strict=True):
-            job.doing("decoding", len(rows), total, "answers")
-            rows.append(completion(one, label, label in own, asks[label], request, answer))
-    with job.busy("writing rows"):
-        records.save(job.out, "completion", rows)
-    shown = {prompt["id"] for prompt in prompts[:SHOWN_PROMPTS]}
-    fields = ("id", "policy", "messages", "text", "finish_reason")
-    samples = [{name: row[name] for name in fields} | records.context_of(row) for row in rows if row["prompt_id"] in shown]
-    write_rows(job.evidence / "samples.jsonl", samples)
+    tally = Tally({prompt["id"] for prompt in prompts[:SHOWN_PROMPTS]})
+
+    def rows() -> Iterator[Completion]:
+        for label, drawn in draws.items():
+            for one, request, answer in zip(drawn, asks[label].requests, answers[label], strict=True):
+                job.doing("decoding", tally.rows, total, "answers")
+                row = completion(one, label, label in own, asks[label], request, answer)
+                tally.note(row)
+                yield row
+
+    records.save(job.out, "completion", rows())
+    write_rows(job.evidence / "samples.jsonl", tally.samples)
     return {
-        "rows": len(rows),
+        "rows": tally.rows,
         "prompts": len(prompts),
         "policies": len(asks),
-        "answers": {label: len(draws.get(label, [])) for label in inputs["policies"]},
-        **({"on_policy": on_policy_shares(rows)} if own else {}),
-        "finish_reasons": dict(sorted(Counter(row["finish_reason"] for row in rows).items())),
-        "empty": sum(not row["text"].strip() for row in rows),
-        "mean_response_length": sum(len(row["response_ids"]) for row in rows) / len(rows),
+        "answers": {label: len(draws.get(label, ())) for label in inputs["policies"]},
+        **({"on_policy": tally.on_policy_shares()} if own else {}),
+        "finish_reasons": dict(sorted(tally.finish_reasons.items())),
+        "empty": tally.empty,
+        "mean_response_length": tally.tokens / tally.rows,
     }
 
 
-def draws_of(config: Sample, labels: list[str], prompts: list[dict[str, Any]]) -> dict[str, list[Draw]]:
+@dataclass
+class Tally:
+    """What is told of the rows, each noted as it is written."""
+
+    shown: Set[str]
+    """Prompts whose answers are evidence."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    rows: int = 0
+    tokens: int = 0
+    empty: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    prompts: set[str] = field(default_factory=set)
+    on_policy: Counter[str] = field(default_factory=Counter)
+    """Prompt → answers of the policy to be trained."""
+
+    def note(self, row: Completion) -> None:
+        self.rows += 1
+        self.tokens += len(row["response_ids"])
+        self.empty += not row["text"].strip()
+        self.finish_reasons[row["finish_reason"]] += 1
+        self.prompts.add(row["prompt_id"])
+        if row["on_policy"]:
+            self.on_policy[row["prompt_id"]] += 1
+        if row["prompt_id"] in self.shown:
+            self.samples.append({name: row[name] for name in SHOWN_FIELDS} | records.context_of(row))
+
+    def on_policy_shares(self) -> dict[str, float]:
+        """Share of the prompts that the policy to be trained has answered, and of the answers that are its own."""
+        return {"prompts": len(self.on_policy) / len(self.prompts), "answers": self.on_policy.total() / self.rows}
+
+
+def draws_of(config: Sample, labels: list[str], prompts: Sequence[dict[str, Any]]) -> dict[str, Sequence[Draw]]:
     """Label → its answers by prompt, then index; policies that nobody has drawn are left out."""
     share = config.on_policy.share if config.on_policy else None
     own = config.on_policy.policies if config.on_policy else ()
-    found: dict[str, list[Draw]] = {label: [] for label in labels}
-    for prompt in prompts:
-        name = prompt["id"]
-        for label in draw_policies(labels, name, seed=config.seed, count=config.policies_per_prompt, on_policy=own, share=share):
-            found[label] += [
-                Draw(prompt, index, seed_of(config.seed, label, name, index)) for index in range(config.samples_per_prompt)
-            ]
-    return {label: drawn for label, drawn in found.items() if drawn}
+    chosen = {label: array("q") for label in labels}
+    for number, prompt in enumerate(prompts):
+        for label in draw_policies(labels, prompt["id"], seed=config.seed, count=config.policies_per_prompt, on_policy=own, share=share):
+            chosen[label].append(number)
+    return {label: drawn_of(config, label, Mapped(numbers, prompts.__getitem__)) for label, numbers in chosen.items() if numbers}
 
 
-def ask(policy: Artifact, drawn: list[Draw], sampling: Sampling, beat: Callable[[], None]) -> Ask:
-    """The requests to one policy, in the order of its draws; `beat` is called before each."""
-    chat, requests = Chat(policy.payload), []
-    ids: list[int] = []
-    for one in drawn:
-        beat()
-        if one.index == 0:
-            ids = chat.prompt(one.prompt["messages"], one.prompt.get("template_arguments"))
-        requests.append(Request(ids, one.seed))
-    return Ask(policy, chat, requests, sampling)
+def drawn_of(config: Sample, label: str, prompts: Sequence[dict[str, Any]]) -> Sequence[Draw]:
+    """The answers of one policy to its prompts."""
+    temperatures = config.sampling.temperatures if len(config.sampling.temperatures) > 1 else (None,)
+
+    def drawn(number: int) -> Draw:
+        place, index = divmod(number, config.samples_per_prompt)
+        prompt = prompts[place]
+        return Draw(prompt, index, seed_of(config.seed, label, prompt["id"], index), temperatures[index % len(temperatures)])
+
+    return Mapped(range(len(prompts) * config.samples_per_prompt), drawn)
+
+
+def ask(policy: Artifact, drawn: Iterable[Draw], sampling: Sampling, folder: Path, beat: Callable[[], None]) -> Ask:
+    """The requests to one policy, in the order of its draws, kept in a folder; `beat` is called before each."""
+    chat = Chat(policy.payload)
+
+    def requests() -> Iterator[Request]:
+        ids: list[int] = []
+        for one in drawn:
+            beat()
+            if one.index == 0:
+                ids = chat.prompt(one.prompt["messages"], one.prompt.get("template_arguments"))
+            yield Request(ids, one.seed, one.temperature)
+
+    return Ask(policy, chat, Prepared(requests(), folder), sampling)
 
 
 def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Request, answer: Generation) -> Completion:
     """One answer, with all that says where it came from."""
-    return {
+    row: Completion = {
         "id": f"{drawn.prompt['id']}/{label}/{drawn.index}",
         "prompt_id": drawn.prompt["id"],
         "source": drawn.prompt["source"],
@@ -123,15 +181,12 @@ def completion(drawn: Draw, label: str, on_policy: bool, asked: Ask, request: Re
         "finish_reason": answer.finish_reason,
         **records.context_of(drawn.prompt),
     }
+    if drawn.temperature is not None:
+        row["temperature"] = drawn.temperature
+    return row
 
 
-def on_policy_shares(rows: list[Completion]) -> dict[str, float]:
-    """Share of the prompts that the policy to be trained has answered, and of the answers that are its own."""
-    prompts, own = {row["prompt_id"] for row in rows}, {row["prompt_id"] for row in rows if row["on_policy"]}
-    return {"prompts": len(own) / len(prompts), "answers": sum(row["on_policy"] for row in rows) / len(rows)}
-
-
-def window(pool: list[dict[str, Any]], wanted: Window) -> list[dict[str, Any]]:
+def window(pool: Sequence[dict[str, Any]], wanted: Window) -> Sequence[dict[str, Any]]:
     """Rows [index * count, (index + 1) * count) of the pool.
 
     Raises:
@@ -143,4 +198,4 @@ def window(pool: list[dict[str, Any]], wanted: Window) -> list[dict[str, Any]]:
             f"prompts {start} to {end} are configured (count {wanted.count}, index {wanted.index}), the pool has {len(pool)}: "
             f"lower prompts.count or prompts.index, or add prompts to the pool"
         )
-    return pool[start:end]
+    return Mapped(range(start, end), pool.__getitem__)

@@ -38,8 +38,8 @@ from pipelines.jobs.processes import MARK
 
 RECIPE = "tiny"
 POINTS = (
-    "job started", "publish set aside", "publish renamed", "commit cached", "lock written", "lock replaced", "job finished",
-    "checkpoint written", "checkpoint renamed", "chunk generated",
+    "job started", "record.json written", "publish set aside", "publish renamed", "commit cached", "lock written", "lock replaced",
+    "job finished", "checkpoint written", "checkpoint renamed", "chunk generated",
 )  # fmt: skip
 TRAINED, CHUNKED = {"sft", "reward_model", "preference_train", "rlvr"}, {"sample", "evaluate", "reference_logprobs"}
 ONLY_IN = {"checkpoint written": TRAINED, "checkpoint renamed": TRAINED, "chunk generated": CHUNKED}
@@ -273,12 +273,14 @@ CHANGES = {
 }
 
 
-def chaos(folder: Path, kills: int, seed: int, until: str | None, quiet: dict[str, str] | None, say: Callable[[str], None]) -> Tally:
-    """Runs as many chains as it takes to place `kills` kills.
+def chaos(
+    folder: Path, planned: Sequence[str], seed: int, until: str | None, quiet: dict[str, str] | None, say: Callable[[str], None]
+) -> Tally:
+    """Runs as many chains as it takes to place all disturbances.
 
     Args:
         folder: a new folder for the projects.
-        kills: how many.
+        planned: see `disturbances`.
         seed: of points, instants and victims.
         until: a stage at which the chains end; None for whole chains.
         quiet: contents by stage of an undisturbed run; None to make one.
@@ -290,7 +292,7 @@ def chaos(folder: Path, kills: int, seed: int, until: str | None, quiet: dict[st
         call(project, "pedigree", "run", RECIPE, "--execution", "chaos", *(["--until", until] if until else []))
         quiet = contents(project)
         say(f"quiet run: {len(quiet)} artifacts in {time.monotonic() - began:.0f} s")
-    plan = disturbances(kills, until)
+    plan = list(planned)
     rng.shuffle(plan)
     placed = [-1, -1]
     while plan:
@@ -465,7 +467,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         os.environ["PEDIGREE_SLOTS"] = f"{folder}/slots"  # the clones share these, and nobody else does
-        tally = chaos(Path(folder), asked.kills, asked.seed, asked.until, None, lambda line: print(line, flush=True))
+        planned = disturbances(asked.kills, asked.until)
+        tally = chaos(Path(folder), planned, asked.seed, asked.until, None, lambda line: print(line, flush=True))
     print("\n".join(tally.lines()))
     if tally.different:
         print(f"different from the quiet run, missing or stale: {', '.join(tally.different)}")

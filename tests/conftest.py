@@ -55,7 +55,7 @@ def no_test_leaves_anything_behind() -> Iterator[None]:
 
 
 LONGEST = [
-    "test_rehearsals", "test_chain", "test_training", "test_rlvr", "test_mirroring", "test_flow", "test_policy_update", "test_reproduce",
+    "test_chain", "test_rehearsals", "test_training", "test_rlvr", "test_mirroring", "test_flow", "test_policy_update", "test_reproduce",
     "test_two_machines", "test_moved", "test_interrupted_jobs", "test_running", "test_changes_under_a_run", "test_lease", "test_attempts",
 ]  # fmt: skip
 """Files that take minutes, the longest first."""

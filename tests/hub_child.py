@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,14 @@ class HubChild:
         self.process.wait(timeout=60)
 
 
-def rows(source: dict[str, Any]) -> dict[str, Any]:
+def rows(source: dict[str, Any], beside: Sequence[str] = ()) -> dict[str, Any]:
     """What a hub source reads."""
     from configs.datasets import Hub
     from data import hub
 
     marks: list[str] = []
-    found = [[place, row] for place, row in hub.rows(Hub.model_validate({"type": "hub", **source}), mark=marks.append)]
+    given = Hub.model_validate({"type": "hub", **source})
+    found = [[place, row] for place, row in hub.rows(given, mark=marks.append, beside=beside)]
     return {"rows": found, "marks": marks}
 
 

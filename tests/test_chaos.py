@@ -7,7 +7,7 @@ import pytest
 from projects import fresh_project
 
 
-@pytest.mark.parametrize(("until", "count", "missing"), [("sft", 20, {"chunk generated"}), (None, 21, set())])
+@pytest.mark.parametrize(("until", "count", "missing"), [("sft", 21, {"chunk generated"}), (None, 22, set())])
 def test_every_disturbance_comes_once_before_any_comes_again(until: str | None, count: int, missing: set[str]) -> None:
     every = {f"point: {name}" for name in chaos.POINTS if name not in missing}
     every |= {f"instant: {name}" for name in chaos.VICTIMS} | {f"change: {name}" for name in chaos.CHANGES}

@@ -1,26 +1,35 @@
 """The documentation says what is true: commands exist and run, files exist, generated pages are current, examples work."""
 
+import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 from typer.main import get_command
 
 from benchmarks import table as benchmarks
 from configs.answers import Judge
-from configs.datasets import PrepareData
+from configs.asking import key_variable
+from configs.datasets import LAYOUT_COLUMNS, PrepareData
 from configs.declarations import DECLARATIONS
+from configs.decontamination import Decontaminate
 from configs.document import parse_value
 from configs.execution import Numerics, Placement
+from configs.frozen import Frozen
+from configs.naming import Model
 from configs.published import Published
-from configs.rating import key_variable
-from configs.recipe import load_recipe
+from configs.recipe import Reproduce, load_recipe, recipe_names
+from configs.rehearsal_models import ModelFamily
+from data.layouts import example_of
 from docs import generate
 from pipelines.cli.main import app
 
@@ -156,6 +165,70 @@ def test_the_page_of_stages_names_every_kind_and_field():
         assert all(f"input `{port}`" in section for port in declaration.inputs), kind
 
 
+BLOCKS = [(name, number) for name in NAMES for number in range(len(blocks(name, "yaml")))]
+
+
+def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
+    """What a block of YAML says of recipes, profiles and models: each a config class, and what it is given."""
+    match value:
+        case {"kind": str(kind)}:
+            yield DECLARATIONS[kind].config, {name: given for name, given in value.items() if name not in ("kind", "in")}
+        case {"stages": stages}:
+            yield from said_in(stages)
+        case {"sources": _} | {"filters": _}:
+            yield PrepareData, {"record": "conversation", "sources": [{"type": "files", "path": "a.jsonl"}], **value}
+        case {"waivers": _}:
+            yield Decontaminate, value
+        case {"repos": _}:
+            yield ModelFamily, value
+        case {"models": models}:
+            yield from ((Model, model) for model in models.values())
+        case {"placement": placement}:
+            yield Placement, placement
+        case {"published": published}:
+            yield Published, published
+        case {"reproduce": reproduce}:
+            yield Reproduce, reproduce
+        case dict():
+            for stage in value.values():
+                yield from said_in(stage)
+
+
+@pytest.mark.parametrize(("name", "number"), BLOCKS)
+def test_what_stands_in_a_block_of_yaml_may_stand_in_a_recipe(name, number):
+    """The README abridges."""
+    text = blocks(name, "yaml")[number].replace("$round", "1")
+    found = list(said_in(parse_value(text)))
+    assert found or text.startswith("description: The demo with a longer RLVR stage"), "nothing of it is known"
+    for config, given in found:
+        try:
+            config.model_validate(given)
+        except ValidationError as error:
+            wrong = [f"{one['loc']}: {one['msg']}" for one in error.errors() if name != "README.md" or one["type"] != "missing"]
+            assert not wrong
+
+
+@pytest.mark.parametrize(("name", "number"), [one for one in BLOCKS if blocks(one[0], "yaml")[one[1]].startswith("description:")])
+def test_whole_recipes_load(name, number, tmp_path):
+    shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
+    (tmp_path / "whole.yaml").write_text(blocks(name, "yaml")[number])
+    assert load_recipe(tmp_path, "whole").own
+
+
+def test_the_row_with_tools_of_the_manual_is_read():
+    (block,) = blocks("docs/recipes.md", "json")
+    example = example_of(json.loads(block))
+    assert [message["role"] for message in example.messages] == ["user", "call", "tool"] and example.answer == "No."
+    assert example.template_arguments and "weather" in example.template_arguments["tools"]
+
+
+@pytest.mark.parametrize("block", [block for name in NAMES for block in blocks(name, "python")])
+def test_programs_are_of_python(block):
+    assert compile(block, "block", "exec")
+    for recipe, stage in re.findall(r'"artifacts/(\w+)/(\w+)/payload', block):
+        assert load_recipe(ROOT / "configs" / "recipes", recipe).find(stage)
+
+
 def test_the_first_recipe_of_the_manual_loads(tmp_path):
     (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0])
     assert list(load_recipe(tmp_path, "manual").nodes) == [f"manual/{name}" for name in ("suite", "raw", "clean", "base", "sft", "scores")]
@@ -226,6 +299,38 @@ def test_the_pool_of_the_manual_is_sampled_rated_and_paired(tmp_path):
     assert {name: graph.find(name).output for name in made} == made
 
 
+def test_the_rows_of_the_manual_that_models_select_are_conversations(tmp_path):
+    block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: select_rows" in block)
+    sums = "{type: arithmetic, operations: [add], digits: [1], count: 50, seed: 7}"
+    more = f"  pairs_raw: {{kind: prepare_data, record: preference, sources: [{sums}]}}\n"
+    more += "  pairs: {kind: decontaminate, in: {data: pairs_raw, benchmarks: [suite]}}\n"
+    trained = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"
+    for seed in (1, 2, 3):
+        more += f"  reward_{seed}: {{kind: reward_model, in: {{policy: base, preferences: [pairs]}}, seed: {seed}, {trained}}}\n"
+    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0] + more + block)
+    graph = load_recipe(tmp_path, "manual")
+    assert [graph.find(name).output for name in ("liked", "rated")] == ["conversation", "conversation"]
+
+
+def test_the_rows_of_the_manual_that_a_model_compares_are_trained_on(tmp_path):
+    block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: find_rephrased" in block)
+    source = "{type: arithmetic, operations: [add], digits: [2], count: 20, seed: 7}"
+    made = "kind: prepare_data, record: item, task: sums, sources: "
+    suites = "".join(f"  {name}: {{{made}[{source}]}}\n" for name in ("gsm8k", "mmlu"))
+    (tmp_path / "manual.yaml").write_text(blocks("docs/recipes.md", "yaml")[0].replace("[clean]", "[asked]") + suites + block)
+    assert load_recipe(tmp_path, "manual").find("sft").parents == ("manual/base", "manual/asked")
+
+
+def test_the_program_of_the_manual_makes_the_rows_that_its_source_asks_for():
+    block = next(block for block in blocks("docs/recipes.md", "yaml") if "type: program" in block)
+    (source,) = PrepareData.model_validate({"record": "conversation", **parse_value(block)}).sources
+    assert source.type == "program"
+    namespace: dict[str, Any] = {}
+    exec(next(block for block in blocks("docs/recipes.md", "python") if "def rows" in block), namespace)
+    rows = list(namespace[source.function](count=source.count, seed=source.seed, **source.arguments))
+    assert len(rows) == source.count and all(set(row) <= set(LAYOUT_COLUMNS) for row in rows)
+
+
 def test_the_overoptimisation_of_the_manual_is_a_curve_of_an_ensemble(tmp_path):
     shutil.copy(ROOT / "configs" / "recipes" / "demo.yaml", tmp_path / "demo.yaml")
     block = next(block for block in blocks("docs/recipes.md", "yaml") if "kind: overoptimization" in block)
@@ -282,6 +387,12 @@ def types_in(value: object) -> set[str]:
         own = {value["type"]} if isinstance(value.get("type"), str) else set()
         return own.union(*map(types_in, value.values()))
     return set().union(*map(types_in, value)) if isinstance(value, list | tuple) else set()
+
+
+def test_every_kind_of_stage_is_in_a_recipe_that_is_shipped():
+    recipes = ROOT / "configs" / "recipes"
+    used = {node.kind for name in recipe_names(recipes) for node in load_recipe(recipes, name).nodes.values()}
+    assert used == set(DECLARATIONS)
 
 
 def test_the_recipe_of_all_methods_has_all_methods():

@@ -213,14 +213,14 @@ def reproduce(
 @commands.command()
 def push(recipe: Recipe, overrides: Overrides = None) -> None:
     """Send a recipe's artifacts, the run cache and the code that made them to the DVC remote."""
-    from pipelines.cli.progress import Display
+    from pipelines.cli.progress import Display, watching
     from pipelines.lineage.ancestry import opened
     from pipelines.reproduce.reproduction import push_code
     from pipelines.runs import push as send
 
     project = project_here()
     context = opened_run(project, recipe, overrides, None)
-    board = _board(context, context.graph.nodes)
+    board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
     say(f"{objects} objects and {entries} entries of the run cache sent")
@@ -240,12 +240,12 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:
     """`pedigree pull`: exit code 1 where files of a finished stage could not be brought."""
-    from pipelines.cli.progress import Display
+    from pipelines.cli.progress import Display, watching
     from pipelines.ensure import Result
     from pipelines.jobs.context import StageFailed
     from pipelines.runs import pull as fetch
 
-    board = _board(context, selection)
+    board = watching(context, selection)
     interrupt_on_sigterm()
     try:
         with Display(board):
@@ -260,17 +260,6 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
         say(f"note: {notice}", file=sys.stderr)
     if any(isinstance(end, StageFailed) and end.cause != "not_finished" for end in ends):
         raise typer.Exit(1)
-
-
-def _board(context: "RunContext", addresses: Collection[str]) -> Any:
-    """A display of these stages, which the run tells what changes."""
-    from configs.graph import shown_name
-    from pipelines.cli.progress import Board
-
-    nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
-    board = Board(context.graph.recipe, [(node.address, shown_name(context.graph, node), node.kind) for node in nodes])
-    context.watch = board.tell
-    return board
 
 
 def _project_or_none() -> "Project | None":

@@ -15,8 +15,9 @@ from pipelines.estimate.estimates import document_of
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.live import LiveJob
 from pipelines.ledger.store import LedgerError
+from pipelines.lineage.waivers import Split
 from pipelines.publish.commits import Commit
-from pipelines.publish.report import report_path, scores_of
+from pipelines.publish.report import report_path, scores_of, waived_in
 from pipelines.rehearsal.preparing import Rehearsal
 from pipelines.rehearsal.proof import Proof
 from pipelines.runs import NotRun, StageEnd
@@ -86,10 +87,16 @@ def run_document(run: RunContext, ends: Sequence[StageEnd] | None, seconds: floa
         "seconds": round(seconds, 3),
         "stages": [_end(run, end) for end in ends or ()],
         "scores": scores_of(run.project, run.graph),
+        "waived": {name: [_split(one) for one in splits] for name, splits in waived_in(run.project, run.graph).items()},
         "report": report.relative_to(run.project.root).as_posix() if report.exists() else None,
         "commit": {"id": commit.id, "title": commit.title} if commit else None,
         "notes": list(run.ledger.notices),
     }
+
+
+def _split(split: Split) -> dict[str, Any]:
+    waivers = [{name: getattr(one, name) for name in ("stage", "benchmark", "because", "rows")} for one in split.waivers]
+    return {"policy": split.label, "task": split.task, "contaminated": split.contaminated, "clean": split.clean, "waivers": waivers}
 
 
 def rehearse_document(

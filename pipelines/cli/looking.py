@@ -101,7 +101,8 @@ def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> N
     known, unknown = planning.disk_total(rows)
     sized = [f"about {size(known)}"] if len(rows) > unknown else []
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
-    say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}; {size(shutil.disk_usage(project.root).free)} are free.")
+    free = size(shutil.disk_usage(project.root).free)
+    say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}, without DVC's cache; {free} are free.")
     seconds, hours, untimed = planning.totals(rows)
     if untimed < sum(row.state not in planning.JOBLESS for row in rows):
         gpus = f", {hours:.2f} GPU-hours" if hours else ""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,7 +12,7 @@ from configs.preference import Kto
 from configs.project import Project
 from configs.training import PreferenceTrain, Rlvr, Training
 from pipelines import runs
-from pipelines.estimate.amounts import Amount
+from pipelines.estimate.amounts import Amount, count_of
 from pipelines.estimate.estimates import Estimate, Estimates
 from pipelines.jobs.context import RunContext
 from pipelines.lineage.ancestry import opened
@@ -30,7 +30,8 @@ MODELS = ("policy", "reward_model")
 ROW_UNITS = {"sft": "sequences", "reward_model": "pairs", "preference_train": "pairs"}
 HOW_ESTIMATED = (
     "Disk: a stage is taken to need what it needed last time, else (models) its weights, else the mean of artifacts of its kind; `?` "
-    "where nothing is known. Checkpoints lie there while a stage trains; the DVC cache comes on top."
+    "where nothing is known. Checkpoints lie there while a stage trains. DVC's cache takes as much again, unless the file system has "
+    "reflinks (Btrfs, XFS): there both share their blocks."
 )
 HOW_NEEDED = (
     "Memory: the peak of one rank. `~` is estimated, `<` an upper bound, `?` unknown; docs/plan.md has the formulas and their error."
@@ -103,7 +104,7 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
 
 
 def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
-    """(bytes that new artifacts are estimated to need, number of stages without an estimate)."""
+    """(bytes that new artifacts are estimated to need, without their copies in DVC's cache; number of stages without an estimate)."""
     return sum(row.disk or 0 for row in rows), sum(row.disk is None for row in rows)
 
 
@@ -237,16 +238,11 @@ def _training_rows(project: Project, graph: Graph, node: Node) -> int | None:
     for edge in node.edges:
         if edge.port in node.declaration.trains_on:
             artifact = opened(project, graph.nodes[edge.source])
-            rows = _whole(artifact.record.metrics if artifact else {})
+            rows = count_of(artifact.record.metrics) if artifact else None
             if rows is None:
                 return None
             total += rows
     return total
-
-
-def _whole(metrics: Mapping[str, object]) -> int | None:
-    rows = metrics.get("rows", metrics.get("pairs"))
-    return rows if isinstance(rows, int) else None
 
 
 def _ranks(count: int) -> str:

@@ -10,7 +10,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +21,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from configs.graph import shown_name
 from pipelines.cli.console import one_line, say
-from pipelines.jobs.context import MOVING
+from pipelines.jobs.context import MOVING, RunContext
 from pipelines.quantities import duration, number, reported
 
 PLAIN_INTERVAL_S = 15.0
@@ -218,6 +219,14 @@ class Board:
     def views(self) -> Mapping[str, StageView]:
         with self._lock:
             return dict(self._views)
+
+
+def watching(context: RunContext, addresses: Collection[str]) -> Board:
+    """The state of some stages of a run, which tells it what changes from now on."""
+    nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
+    board = Board(context.graph.recipe, [(node.address, shown_name(context.graph, node), node.kind) for node in nodes])
+    context.watch = board.tell
+    return board
 
 
 def _heartbeat(folder: Path) -> dict[str, object] | None:

@@ -177,8 +177,7 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
 
     _print_found(found)
     if found.found and not answer.changes:
-        where = "It stands in no artifact that a stage brought in" if not found.places else "No stage of a recipe brings it in any more"
-        say(f"{where}: nothing would be made again. What evidence says of dropped rows holds their first characters.")
+        say(_unchanged(found, answer))
     for part in PARTS:
         some = [one for one in answer.again if one.part == part]
         if some:
@@ -189,6 +188,18 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
     _print_sum(answer)
     _print_change(found, answer)
     _print_not_looked_in(found)
+
+
+def _unchanged(found: "Trace", answer: "Forgetting") -> str:
+    """Why there is nothing to write in a recipe."""
+    if answer.missing:
+        recipe, _, variant = answer.missing[0].partition("/")[0].partition("+")
+        pull = command("pull", recipe) + (" with the overrides of that variant" if variant else "")
+        return f"The stage that brought it in is not here, or damaged: {pull}, then ask again."
+    if answer.again:
+        return "No stage that brings rows in has it: no filter would leave it out."
+    where = "No stage of a recipe brings it in any more" if found.places else "It stands in no artifact that a stage brought in"
+    return f"{where}: nothing would be made again. What evidence says of dropped rows holds their first characters."
 
 
 AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")

@@ -152,12 +152,9 @@ def _watched(
     project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
 ) -> "list[StageEnd]":
     """The run itself, with a display of its progress."""
-    from configs.graph import shown_name
-    from pipelines.cli.progress import Board, Display
+    from pipelines.cli.progress import Display, watching
 
-    nodes = [node for node in context.graph.nodes.values() if node.address in chosen]
-    board = Board(context.graph.recipe, [(node.address, shown_name(context.graph, node), node.kind) for node in nodes])
-    context.watch = board.tell
+    board = watching(context, chosen)
     interrupt_on_sigterm()
     with Display(board):
         ends = _work(context, chosen, forced, prefect, board)
@@ -293,21 +290,28 @@ def _say_interrupted(context: "RunContext") -> None:
 
 
 def _print_scores(project: "Project", context: "RunContext") -> None:
-    """The table of scores: a row per policy, a column per task, each with its 95 % interval."""
-    from pipelines.publish.report import scores_of
+    """The table of scores: a row per policy, a column per task, with its 95 % interval; below it what waivers have to do with it."""
+    from pipelines.lineage.waivers import in_words
+    from pipelines.publish.report import scores_of, waived_in
 
+    every = waived_in(project, context.graph)
     for name, scores in scores_of(project, context.graph).items():
-        policies = scores["policies"]
+        policies, waived = scores["policies"], every.get(name, [])
+        touched = {(split.label, split.task) for split in waived}
         tasks = sorted({task for policy in policies.values() for task in policy["tasks"]})
         cells = [
-            (label, *(_score(policy["tasks"].get(task)) for task in tasks), f"{policy['mean']:.3f}") for label, policy in policies.items()
+            (label, *(_score(policy["tasks"].get(task), (label, task) in touched) for task in tasks), f"{policy['mean']:.3f}")
+            for label, policy in policies.items()
         ]
         say(f"\n{name}")
         print_table(("policy", *tasks, "mean"), cells)
+        for split in waived:
+            say(in_words(split))
 
 
-def _score(value: dict[str, float] | None) -> str:
-    return f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] n={value['n']:.0f}" if value else "-"
+def _score(value: dict[str, float] | None, waived: bool) -> str:
+    shown = f"{value['mean']:.3f} [{value['low']:.3f}, {value['high']:.3f}] n={value['n']:.0f}" if value else "-"
+    return f"{shown} (waiver)" if value and waived else shown
 
 
 def _write_report(project: "Project", context: "RunContext") -> None:

@@ -41,6 +41,10 @@ class Scratch:
     checkpoints: tuple[str, ...]
     chunks: int
     """Finished chunks of generation."""
+    answers: bool
+    """Whether answers were kept one by one."""
+    replies: int
+    """Of an endpoint."""
     size: int
     age_s: float
     """Seconds since something in it changed."""
@@ -103,10 +107,11 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
     What another machine holds counts as held, unless `signs` have been listened to and say that it is silent.
     """
     from pipelines.jobs.live import live_jobs
+    from pipelines.jobs.scratch_state import scratch_folders
     from pipelines.jobs.signs import Signs
 
     signs = signs or Signs(project)
-    folders = _folders(project)
+    folders = scratch_folders(project)
     graphs, unreadable = _graphs(project) if folders else ([], [])
     wanted = _Wanted(project, graphs)
     running: dict[Path, State] = {job.scratch: "elsewhere" if job.elsewhere else "running" for job in live_jobs(project, signs)}
@@ -139,10 +144,6 @@ def clean_folder(signs: "Signs", one: Scratch) -> None:
     removal.remove(signs, one.folder, _leases(one.folder, one.address), "pedigree scratch --clean", check=refuse_live_job)
 
 
-def _folders(project: "Project") -> list[Path]:
-    return sorted(path for path in (project.private / "scratch").glob("*") if path.is_dir())
-
-
 def _made_for(folder: Path) -> tuple[dict[str, Any], str]:
     """Spec and address of a scratch folder."""
     from pipelines.jobs.scratch_state import SPEC, address_of, read_mapping
@@ -156,7 +157,9 @@ def _leases(folder: Path, address: str) -> tuple[str, str]:
 
 
 def _leases_of_all(project: "Project") -> list[str]:
-    return [name for folder in _folders(project) for name in _leases(folder, _made_for(folder)[1])]
+    from pipelines.jobs.scratch_state import scratch_folders
+
+    return [name for folder in scratch_folders(project) for name in _leases(folder, _made_for(folder)[1])]
 
 
 class _Wanted:
@@ -254,9 +257,10 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
 
 def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
     from pipelines.cli.removal import disk_time
+    from pipelines.jobs.kept import kept_here
     from stages.job import checkpoint_names
 
-    placement = spec.get("placement")
+    kept, placement = kept_here(folder), spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # also of another version's spec
     files = []
     for path in folder.rglob("*"):
@@ -270,7 +274,9 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
         state=state,
         recipe=recipe,
         checkpoints=tuple(checkpoint_names(folder)),
-        chunks=sum(1 for _ in (folder / "chunks").glob("*.json")),
+        chunks=len(kept.chunks),
+        answers=kept.answers is not None,
+        replies=kept.number_of_replies(),
         size=sum(status.st_size for status in files),
         age_s=max(0.0, disk_time(folder.parent) - max((status.st_mtime for status in files), default=0.0)),
         url=None if url is None else str(url),
@@ -282,4 +288,6 @@ def _progress(one: Scratch) -> str:
 
     held = [f"{one.checkpoints[-1]} of {counted(len(one.checkpoints), 'checkpoint')}"] if one.checkpoints else []
     held += [counted(one.chunks, "chunk")] if one.chunks else []
+    held += ["answers"] if one.answers else []
+    held += [f"{one.replies} {'reply' if one.replies == 1 else 'replies'}"] if one.replies else []
     return ", ".join(held) or "no checkpoint"

@@ -9,19 +9,33 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.answers import Evaluate, Judge, Sample
-from configs.datasets import ROWS, Decontaminate, Hub, MadeRows, PrepareData
+from configs.answers import Evaluate, Judge, Sample, Scorers
+from configs.asking import ByPolicy
+from configs.constraining import Constrain
+from configs.datasets import ROWS, Hub, MadeRows, PrepareData
+from configs.decontamination import Decontaminate
 from configs.graph import Graph, Node
-from configs.keeping import AllAbove, BestAnswers, SelectPrompts
+from configs.keeping import AllAbove, BestAnswers, SelectPrompts, SelectRows, TopShare
 from configs.pairing import AllPairs, Pair
 from configs.preference import Kto
 from configs.project import Project
+from configs.rephrasing import FindRephrased
 from configs.suite_forms import Form
+from configs.synthesis import SelfInstruct, Synthesize
 from configs.training import PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
 from data.artifacts import Artifact
 from data.records import row_files, rows_in
+from data.tools import OFFERED
 from data.untrusted import ArtifactError, open_plain
-from pipelines.estimate.drawing import RUBRIC_TOKENS, Drawing, answers_of_prompt, drawing_of, requests_of_item
+from pipelines.estimate.drawing import (
+    COMPARING_TOKENS,
+    RUBRIC_TOKENS,
+    WRITING_TOKENS,
+    Drawing,
+    answers_of_prompt,
+    drawing_of,
+    requests_of_item,
+)
 from pipelines.lineage.ancestry import opened
 
 How = Literal["counted", "estimated", "at most"]
@@ -106,10 +120,18 @@ def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
             requests = config.prompts.count * answers_of_prompt(config, _edges(node, "policies"))
             _, prompt = _at_ports(project, graph, node, ("prompts",), None)
             return _generation(Amount(requests, "counted"), prompt, drawing_of(config))
+        case Synthesize() if isinstance(config.by, ByPolicy):
+            asked, shown = _asked(project, graph, node, config)
+            return _generation(asked, Amount(shown + WRITING_TOKENS, "estimated"), drawing_of(config))
+        case FindRephrased() if isinstance(config.by, ByPolicy):
+            rows, document = _at_ports(project, graph, node, ("data",), None)
+            pairs = _bound(rows.times(config.neighbours * (2 if config.waivers else 1))) if rows else None
+            prompt = Amount((document.value if document else PROMPT_TOKENS) + COMPARING_TOKENS, "estimated")
+            return _generation(pairs, prompt, drawing_of(config))
         case Evaluate():
             return _evaluation(project, graph, node, config)
-        case Judge():
-            rows, document = _at_ports(project, graph, node, ("completions",), None)
+        case Scorers():
+            rows, document = _at_ports(project, graph, node, ("completions", "data"), None)
             if config.rating is not None and config.rated_by_policy:
                 asked = rows.times(len(config.rating.rubrics)) if rows else None
                 prompt = Amount((document.value if document else _answered(graph, node)) + RUBRIC_TOKENS, "estimated")
@@ -117,6 +139,15 @@ def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
             models = max(1, _edges(node, "reward_models"))
             return Amounts(rows=rows, document=document, tokens=rows.times(document).times(models) if rows and document else None)
     return Amounts(rows=_rows(project, graph, node))
+
+
+def _asked(project: Project, graph: Graph, node: Node, config: Synthesize) -> tuple[Amount | None, float]:
+    """(requests to a writer, tokens that each shows it)."""
+    material = graph.nodes[next(edge.source for edge in node.edges if edge.port == "prompts")]
+    tokens = _mean_tokens(opened(project, material)) or PROMPT_TOKENS
+    if isinstance(config.method, SelfInstruct):
+        return Amount(config.method.requests, "counted"), tokens * config.method.shots
+    return _rows(project, graph, material), tokens
 
 
 def _training(project: Project, graph: Graph, node: Node, config: Training) -> Amounts:
@@ -186,7 +217,7 @@ def forms_of(graph: Graph, node: Node) -> tuple[Form | None, ...]:
 
 def _answered(graph: Graph, judge: Node) -> int:
     """Tokens of a question with its answer, at most, before there are any."""
-    made = graph.nodes[next(edge.source for edge in judge.edges if edge.port == "completions")].config
+    made = graph.nodes[next(edge.source for edge in judge.edges if edge.port in ("completions", "data"))].config
     return PROMPT_TOKENS + (made.sampling.max_tokens if isinstance(made, Sample) else PROMPT_TOKENS)
 
 
@@ -217,7 +248,7 @@ def _at_ports(
 def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
     """Rows that a stage makes: as its record tells, else at most those of what it is made from."""
     artifact = opened(project, node)
-    counted = _count(artifact.record.metrics) if artifact else None
+    counted = count_of(artifact.record.metrics) if artifact else None
     if counted is not None:
         return Amount(counted, "counted")
     config = node.config
@@ -231,8 +262,13 @@ def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
             counts = [_source_rows(project, graph, node, source) for source in config.sources]
             known = [count for count in counts if count is not None]
             return Amount(sum(known), "at most") if len(known) == len(counts) else None
-        case Decontaminate():
+        case Decontaminate() | FindRephrased():
             return _bound(_rows(project, graph, above["data"]))
+        case Synthesize():
+            asked, _ = _asked(project, graph, node, config)
+            return Amount(asked.value * config.method.prompts, "at most") if asked else None
+        case Constrain():
+            return _bound(_rows(project, graph, above["prompts"]))
         case Sample():
             return Amount(config.prompts.count * answers_of_prompt(config, _edges(node, "policies")), "counted")
         case Judge():
@@ -243,6 +279,11 @@ def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
             prompts, answers = _sampled(graph, above["judgments"])
             most = config.keep.max_per_prompt if isinstance(config.keep, AllAbove) else 1
             return Amount(prompts * min(answers, most or answers), "at most")
+        case SelectRows(keep=TopShare(share=share, per_source=False)):  # of each source the share is rounded up, and there may be many
+            rows = _rows(project, graph, above["data"])
+            return Amount(math.ceil(rows.value * share), "at most") if rows else None
+        case SelectRows():
+            return _bound(_rows(project, graph, above["data"]))
         case SelectPrompts():
             return Amount(_sampled(graph, above["judgments"])[0], "at most")
     return None
@@ -282,7 +323,8 @@ def _source_rows(project: Project, graph: Graph, node: Node, source: Any) -> int
     return there if there is None or epochs is None else int(there * epochs)
 
 
-def _count(metrics: Mapping[str, Any]) -> int | None:
+def count_of(metrics: Mapping[str, Any]) -> int | None:
+    """Rows of an artifact, as its record tells."""
     rows = metrics.get("rows", metrics.get("pairs"))
     return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
 
@@ -308,10 +350,12 @@ def _tokens_in(path: Path, modified: int) -> float | None:
 
 
 def tokens_of(row: Mapping[str, Any]) -> float:
-    """Tokens of a row, by its text: digits one by one, `CHARACTERS` of anything else, and `TURN` for each message and answer."""
+    """Tokens of a row, by its text: digits one by one, `CHARACTERS` of anything else, and `TURN` for each message, answer and list of
+    tools."""
     texts = [str(message.get("content", "")) for message in row.get("messages") or ()]
     texts += [str(answer.get("text", "")) for answer in row.get("answers") or ()]
     texts += [row["text"]] if isinstance(row.get("text"), str) else []
+    texts += [str(given) for name, given in (row.get("template_arguments") or {}).items() if name == OFFERED]
     return sum(_text_tokens(texts))
 
 

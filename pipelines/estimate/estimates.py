@@ -7,17 +7,20 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from configs.answers import Evaluate, Judge, Sample
+from configs.answers import Evaluate, Sample, Scorers
 from configs.datasets import SourceModel
 from configs.execution import Execution, Numerics, Placement
 from configs.frozen import Frozen
 from configs.graph import Graph, Node
 from configs.project import Project
+from configs.rephrasing import FindRephrased
+from configs.synthesis import Synthesize
 from configs.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
 from data.artifacts import Run, read_run
 from data.untrusted import ArtifactError
 from pipelines.estimate import work
 from pipelines.estimate.amounts import Amounts, amounts_of
+from pipelines.estimate.drawing import engines_of, opens_engines
 from pipelines.estimate.facts import Unknown, facts_of
 from pipelines.estimate.fit import Misfit, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
@@ -29,7 +32,7 @@ START_S = 60.0
 """Until libraries and models are loaded, of stages that have not run yet on such a machine (an assumption)."""
 DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
 """Numerics of which a stage that has run tells nothing about another one's time, unless they are equal."""
-ASSUMED = (Sample, Evaluate, Judge, ReferenceLogprobs, Training, Rlvr)
+ASSUMED = (Sample, Evaluate, Scorers, Synthesize, FindRephrased, ReferenceLogprobs, Training, Rlvr)
 """Stages whose time on a GPU follows from their operations."""
 
 
@@ -73,7 +76,8 @@ class Setting:
     """Under which a stage is estimated."""
 
     numerics: Numerics
-    placement: Placement
+    engines: int
+    """That answer side by side; 1 also where none is opened."""
     hardware: Hardware
 
 
@@ -96,7 +100,7 @@ class Estimates:
 
     def under(self, node: Node, numerics: Numerics, placement: Placement, new: bool = False) -> Estimate:
         """Under other settings; as if it had never run, where it is taken for `new`."""
-        setting = Setting(numerics, placement, hardware_of(numerics.device, self.execution.machine))
+        setting = Setting(numerics, engines_of(node.config, placement.engines), hardware_of(numerics.device, self.execution.machine))
         amounts, facts = self._facts(node)
         time = self._time(node, setting, new)
         if not isinstance(facts, Facts):
@@ -146,9 +150,10 @@ class Estimates:
         if drawing is not None:
             if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
                 return None
+            alone = 0 if drawing.queues else min(amounts.requests.value, drawing.together)  # a chunk is not parted
             seconds = work.generation(
                 facts.judge or facts.policy,
-                requests=amounts.requests.value,
+                requests=max(amounts.requests.value / setting.engines, alone),
                 together=drawing.together,
                 prompt=amounts.prompt.value,
                 answer=amounts.answer,
@@ -190,9 +195,12 @@ class Past:
         return (self.operations or 0) / self.seconds
 
     def alike(self, setting: Setting) -> bool:
-        """Whether it ran on such a machine, with as many ranks and the same kernels."""
+        """Whether it ran on such a machine, with as many ranks and engines and the same kernels."""
         hardware, ran = setting.hardware, self.run.hardware
         if any(self.run.numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):
+            return False
+        engines = self.run.placement.get("engines", 1) if opens_engines(self.node.config) else 1
+        if engines != setting.engines:
             return False
         if hardware.device == "cuda":
             return bool(ran.gpus) and hardware.gpu is not None and gpu_named(ran.gpus[0])[0] == hardware.gpu
@@ -209,7 +217,7 @@ def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpoint
         return None
     document = amounts.document.value if amounts.document else (amounts.prompt.value if amounts.prompt else 0)
     forward = work.forward(facts.judge or facts.policy, document) * amounts.tokens.value
-    if isinstance(config, Sample | Evaluate | Judge | ReferenceLogprobs):
+    if isinstance(config, Sample | Evaluate | Scorers | Synthesize | FindRephrased | ReferenceLogprobs):
         return forward
     if not isinstance(config, Training | Rlvr):
         return None
@@ -284,7 +292,7 @@ def document_of(estimate: Estimate) -> dict[str, Any]:
             "peak_bytes": needs.peak,
             "bound_bytes": estimate.hardware.bytes_per_rank,
             "ranks": needs.ranks,
-            "host_bytes_per_rank": needs.host,
+            "host_bytes_per_rank": needs.host_of(1),
             "tokens_a_pass": needs.tokens_a_pass or None,
         }
         if needs.engine is not None:

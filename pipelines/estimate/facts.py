@@ -19,7 +19,7 @@ from pipelines.estimate.needs import Facts
 from pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config
 from pipelines.lineage.ancestry import opened
 
-POLICY_PORTS = ("policy", "policies", "candidates", "reward_models")
+POLICY_PORTS = ("policy", "policies", "candidates", "reward_models", "writer")
 
 
 @dataclass(frozen=True)

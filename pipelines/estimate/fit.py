@@ -7,11 +7,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.answers import Evaluate, Judge, Sample
+from configs.answers import Evaluate, Sample, Scorers
+from configs.asking import ByPolicy
 from configs.execution import SMALLEST_TOKENS, Numerics, Placement
 from configs.frozen import Frozen
-from configs.rating import PolicyJudge
+from configs.rephrasing import FindRephrased
+from configs.synthesis import Synthesize
 from configs.training import Lora, PreferenceTrain, Rlvr, Training
+from pipelines.estimate.drawing import engines_of
 from pipelines.estimate.machines import Hardware
 from pipelines.estimate.needs import Facts, Needs, needs_of
 from pipelines.quantities import size
@@ -89,7 +92,7 @@ def lacks(trial: Trial) -> list[Lack]:
         place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
         found.append(Lack(f"the KV cache of a chunk of requests (under {place})", engine.least_cache, engine.room))
     if hardware.device == "cuda" and hardware.host_bytes is not None:
-        together = min(needs.ranks, hardware.gpus_per_node) * needs.host
+        together = needs.host_of(hardware.gpus_per_node)
         if together > hardware.host_bytes:
             found.append(Lack("host memory of a machine", together, hardware.host_bytes))
     return found
@@ -168,9 +171,10 @@ def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
     asks, asked = trial.needs.engine is not None, trial.facts.judge or trial.facts.policy
     for ranks in (2, 4, 8) if asks and trial.numerics.device == "cuda" else ():
         fits_heads = asked.heads % ranks == 0
+        needed = ranks * engines_of(trial.facts.config, trial.placement.engines)
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
             for said, changed in _numerics(trial, tensor_parallel=ranks):
-                slots = "" if trial.placement.slots >= ranks else f" and placement.slots: {ranks}"
+                slots = "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
                 yield said + slots, changed
 
 
@@ -193,7 +197,7 @@ def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
     config, drawing = trial.facts.config, trial.facts.drawing
-    chunk = drawing.together // 2 if drawing is not None else 0
+    chunk = drawing.together // 2 if drawing is not None and not drawing.queues else 0
     while chunk >= 1:
         name, smaller = _in_chunks_of(config, chunk)
         if smaller is None:
@@ -209,7 +213,9 @@ def _in_chunks_of(config: Frozen, chunk: int) -> tuple[str, Frozen | None]:
     """The field of a stage's config that says how many requests are submitted together, and the config with another number there."""
     if isinstance(config, Sample | Evaluate):
         return "chunk_size", config.model_copy(update={"chunk_size": chunk})
-    if isinstance(config, Judge) and config.rating is not None and isinstance(config.rating.by, PolicyJudge):
+    if isinstance(config, Synthesize | FindRephrased) and isinstance(config.by, ByPolicy):
+        return "by.chunk_size", config.model_copy(update={"by": config.by.model_copy(update={"chunk_size": chunk})})
+    if isinstance(config, Scorers) and config.rating is not None and isinstance(config.rating.by, ByPolicy):
         by = config.rating.by.model_copy(update={"chunk_size": chunk})
         return "rating.by.chunk_size", config.model_copy(update={"rating": config.rating.model_copy(update={"by": by})})
     return "", None

@@ -96,7 +96,7 @@ FORMULAS = (
     ),
     Formula(
         "KV cache",
-        "2·L·K·D·e per token; a chunk of requests is held whole",
+        "2·L·K·D·e per token; a chunk of requests is held whole, of `continuous` requests one",
         "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/engines/sampler.py`, `_check_cache`",
     ),
     Formula(

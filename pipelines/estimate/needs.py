@@ -4,12 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from configs.answers import Evaluate, Judge, Sample
+from configs.answers import Evaluate, Sample, Scorers
 from configs.execution import Numerics, Placement
 from configs.frozen import Dtype, Frozen
 from configs.merging import Merge
 from configs.policy_gradient import Ppo
+from configs.rephrasing import FindRephrased
 from configs.suite_forms import Form
+from configs.synthesis import Synthesize
 from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
 from pipelines.estimate import memory
 from pipelines.estimate.drawing import Drawing, drawing_of
@@ -51,13 +53,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Engine:
-    """vLLM, on each of its ranks."""
+    """vLLM, on each of its ranks; of several that work side by side, one."""
 
     ranks: int
     weights: int
     overhead: int
     cache: int
-    """KV cache of a chunk whose prompts are as long as they are known or may be."""
+    """KV cache of a chunk whose prompts are as long as they are known or may be; of one request where requests queue."""
     least_cache: int
     """The same with prompts of one token: with less it cannot run."""
     share: int | None
@@ -83,6 +85,8 @@ class Needs:
     """Of host memory per rank, where the device is a GPU."""
     ranks: int = 1
     tokens_a_pass: int = 0
+    lesser: "Needs | None" = None
+    """What it needs at another time, in other processes: less memory of a GPU, or of a machine without one."""
 
     @property
     def peak(self) -> int:
@@ -95,7 +99,13 @@ class Needs:
 
     @property
     def gpus(self) -> int:
-        return max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
+        own = max(self.ranks if self.device else 0, self.engine.ranks if self.engine else 0)
+        return max(own, self.lesser.gpus) if self.lesser else own
+
+    def host_of(self, most: int) -> int:
+        """Of the host memory of a machine that has at most so many of the ranks."""
+        own = min(self.ranks, most) * self.host
+        return max(own, self.lesser.host_of(most)) if self.lesser else own
 
 
 def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
@@ -114,26 +124,31 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
     """
     config = facts.config
     drawing = facts.drawing
-    if drawing is not None and isinstance(config, Sample | Evaluate):
+    if drawing is not None and isinstance(config, Sample | Evaluate | Synthesize | FindRephrased):
         engine = _engine(facts, facts.policy, drawing, numerics, placement, gpu_bytes)
-        return Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks)
+        return Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
     if isinstance(config, Sft | RewardModel | PreferenceTrain | Rlvr):
         return _training(facts, config, numerics, placement, gpu_bytes)
-    if isinstance(config, ReferenceLogprobs | Judge):
+    if isinstance(config, ReferenceLogprobs | Scorers):
         size, tokens = SIZES[config.dtype], tokens_of_a_frozen_pass(facts, config, numerics)
-        terms = memory.inference(facts.policy, numerics, size, tokens, scores=isinstance(config, Judge))
+        terms = memory.inference(facts.policy, numerics, size, tokens, scores=isinstance(config, Scorers))
         host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
         found = Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
-        if not isinstance(config, Judge) or drawing is None or facts.judge is None:
+        if not isinstance(config, Scorers) or drawing is None or facts.judge is None:
             return found
         engine = _engine(facts, facts.judge, drawing, numerics, placement, gpu_bytes)
-        rating = _engine_on(engine, numerics)  # one after the other: reward models, then the judge in its engine
-        if not config.reward_weight:
-            return Needs(device=rating, engine=engine, ranks=engine.ranks)
-        return replace(found, device=max(found.device, rating, key=memory.total), engine=engine, ranks=max(found.ranks, engine.ranks))
+        rating = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
+        return _one_after_the_other(found, rating, numerics) if config.reward_weight else rating
     if isinstance(config, Merge):
         return Needs()
     return Needs(device={"weights": 4 * facts.policy.parameters} | _runtime(numerics))  # source_model: in fp32, on the host
+
+
+def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> Needs:
+    """Of one process with reward models, then of the engines of a language model."""
+    on_cpu = numerics.device == "cpu"
+    lesser, larger = sorted((rating, scoring), key=lambda needs: needs.together if on_cpu else needs.peak)
+    return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
 
 
 def _training(
@@ -192,10 +207,10 @@ def tokens_of_a_pass(facts: Facts, config: Training | Rlvr, numerics: Numerics) 
     return max(1, int(min(found, max(unit, a_step / numerics.world_size))))
 
 
-def tokens_of_a_frozen_pass(facts: Facts, config: ReferenceLogprobs | Judge, numerics: Numerics) -> int:
+def tokens_of_a_frozen_pass(facts: Facts, config: ReferenceLogprobs | Scorers, numerics: Numerics) -> int:
     """Tokens of a forward pass without a backward pass: what the profile allows, or a longer document alone; padded, rows of the longest.
 
-    Answers share a pass only where they fit, so that a unit is one document. What a judge reads has no bound before it is there.
+    Answers share a pass only where they fit, so that a unit is one document. What is scored has no bound before it is there.
     """
     longest = 4 * facts.document if facts.document else None
     if isinstance(config, ReferenceLogprobs):
@@ -225,7 +240,7 @@ def _engine(
     facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None
 ) -> Engine:
     size, ranks, config = SIZES[drawing.dtype], numerics.tensor_parallel, facts.config
-    chunk, prompt = drawing.together, facts.prompt or 1.0
+    chunk, prompt = 1 if drawing.queues else drawing.together, facts.prompt or 1.0
     if isinstance(config, Rlvr):
         chunk, prompt = min(ROLLOUT_CHUNK, chunk), min(float(config.max_prompt_length), facts.prompt or math.inf)
     if facts.requests:

@@ -29,8 +29,8 @@ FORMULAS = (
     Formula(
         "time of generation",
         "longest answer · (chunks · eN + requests · (prompt + answer/2) · KV bytes) / (P · bandwidth · "
-        "bandwidth_utilization) + prompts' operations / (P · peak · utilization); chunks: of so many requests as "
-        "are submitted together, at most 256, the last of what is left",
+        "bandwidth_utilization) + prompts' operations / (P · peak · utilization); requests: those of one of "
+        "`engines`; chunks: of so many as are submitted together, at most 256, the last of what is left",
         "Pope et al. 2022, arXiv 2211.05102, §2: a token of each request reads all weights and its own keys "
         "and values",
     ),

@@ -19,6 +19,7 @@ from data.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, 
 from data.fence import OVERTAKEN, Fence, Overtaken
 from data.hashing import Beat, Hashed, silent
 from pipelines.jobs.context import RunContext, StageFailed
+from pipelines.jobs.kept import kept_here
 from pipelines.jobs.launcher import Handle, Launcher, Status
 from pipelines.jobs.lease import Cancelled, Hold, LeaseLost
 from pipelines.jobs.processes import described
@@ -339,13 +340,13 @@ def _attempt(scratch: Path, code: str) -> dict[str, Any]:
 
 
 def _reached(scratch: Path) -> tuple[list[str], int]:
-    """What an attempt would go on from."""
-    return checkpoint_names(scratch)[-1:], sum(1 for _ in (scratch / "chunks").glob("*.json"))
+    """What an attempt would go on from: the latest checkpoint, and bytes of what was generated, here or by an endpoint."""
+    return checkpoint_names(scratch)[-1:], kept_here(scratch).size
 
 
 def resumable(scratch: Path) -> bool:
-    """Whether a job of this scratch folder would go on from something: a checkpoint, or finished chunks of generation."""
-    return bool(checkpoint_names(scratch)) or any((scratch / "chunks").glob("*.json"))
+    """Whether a job of this scratch folder would go on from something: a checkpoint, finished chunks, kept answers or replies."""
+    return bool(checkpoint_names(scratch) or kept_here(scratch))
 
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:

@@ -8,7 +8,7 @@ from configs.project import Project
 from data import pulse
 from pipelines.jobs.launcher import Handle, LocalLauncher, process_of
 from pipelines.jobs.lease import Holder
-from pipelines.jobs.scratch_state import SPEC, address_of, has_reported, read_heartbeat, read_mapping
+from pipelines.jobs.scratch_state import SPEC, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
 from pipelines.jobs.signs import Signs
 from pipelines.quantities import reported
 from stages.job import PULSES
@@ -61,7 +61,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
     """
     launcher, signs = LocalLauncher(project), signs or Signs(project)
     found = []
-    for folder in sorted(path for path in (project.private / "scratch").glob("*") if path.is_dir()):
+    for folder in scratch_folders(project):
         handle = launcher.find(folder)
         state = launcher.poll(handle).state if handle else "unknown" if (folder / PULSES).exists() else "lost"
         elsewhere = state == "unknown"

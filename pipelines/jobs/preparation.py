@@ -15,12 +15,15 @@ from typing import Any
 from configs.execution import Numerics, Placement
 from configs.graph import Node
 from data.artifacts import ArtifactError, open_artifact, sha256_path, write_json, write_text
+from data.provenance import fingerprint
+from data.runs import Fingerprint
 from data.storage import StoreError
 from pipelines.identity import Need
 from pipelines.jobs import checkpoint_store
 from pipelines.jobs.attempts import numerics_changes, resumable
 from pipelines.jobs.code import Code, differing, receive, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
+from pipelines.jobs.kept import kept_here
 from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec
 from stages.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
 
@@ -70,6 +73,7 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
         inputs=inputs,
         source_files=files,
         code=code,
+        fingerprint=Fingerprint.model_validate(fingerprint(node.kind, run.project.code(code))),
         numerics=numerics,
         asked=asked,
         placement=placement,
@@ -179,7 +183,8 @@ def _begun(run: RunContext, node: Node, scratch: Path, placement: Placement, bef
     here, own = checkpoint_names(scratch), before.marks if before is not None else ()
     ahead = checkpoint_store.ahead(node, placement, scratch, here)
     if ahead is None:
-        return _Begun(before.code, own, _said((here or [""])[-1])) if before is not None and resumable(scratch) else None
+        reached = _said(here[-1]) if here else kept_here(scratch).said()
+        return _Begun(before.code, own, reached) if before is not None and reached else None
     if ahead.made is None:
         return _Begun("", own, _said(ahead.reached), elsewhere=True, problem=ahead.problem)
     code, marks, problem = ahead.made.code, tuple(dict.fromkeys((*own, *ahead.made.marks))), ""
@@ -212,7 +217,8 @@ def _note_state(scratch: Path, code: Code) -> None:
 def _begin_again(scratch: Path) -> None:
     for name in ("checkpoints", "chunks"):
         shutil.rmtree(scratch / name, ignore_errors=True)
-    (scratch / "curve.jsonl").unlink(missing_ok=True)
+    for name in ("curve.jsonl", "replies.jsonl"):
+        (scratch / name).unlink(missing_ok=True)
 
 
 # --- inputs ------------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from configs.frozen import Frozen
 from configs.problems import PedigreeError
+from configs.project import Project
 from data.artifacts import ArtifactError, read_json
 from data.mirror import ELSEWHERE
 from data.runs import ToldCode, read_attempts
@@ -33,6 +34,11 @@ class Damaged(PedigreeError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} is damaged, or of another version of Pedigree ({why})")
         self.scratch = path.parent
+
+
+def scratch_folders(project: Project) -> list[Path]:
+    """Of all jobs, by name."""
+    return sorted(path for path in (project.private / "scratch").glob("*") if path.is_dir())
 
 
 def read_spec(scratch: Path) -> JobSpec:

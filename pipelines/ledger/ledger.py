@@ -46,6 +46,10 @@ class Ledger:
         """What a person should hear of after the run, each once: a remote that cannot be asked, objects that are lost."""
         self._mutex = threading.Lock()
 
+    def close(self) -> None:
+        """Closes what this thread has opened; who asks again opens it again."""
+        self.store.close()
+
     @dvc_errors()
     def reasons(self, node: Node, beat: Beat = silent) -> list[str]:
         """Why the stage must run, one short sentence each; empty: it is up to date.

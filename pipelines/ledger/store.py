@@ -28,16 +28,7 @@ from data.faults import fault_point
 from data.hashing import LONG_BYTES, Beat, silent
 from data.untrusted import LIST_BYTES, LOCK_BYTES, ArtifactError, parse_listing, parse_lock, read_plain
 from pipelines.ledger.lock_files import RUN_ENTRY, read_lock, read_run_entry, shared, state_of
-from pipelines.ledger.objects import (
-    damaged,
-    hash_info,
-    hash_unknown,
-    md5_of,
-    oid_of,
-    plain,
-    remove,
-    size_of,
-)
+from pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, size_of
 from pipelines.ledger.transfers import (
     Aside,
     Bytes,
@@ -110,6 +101,16 @@ class Store:
             repo = self._opened()
             self._local.repo, self._local.files = repo, {}
         return repo
+
+    def close(self) -> None:
+        """Closes what this thread has opened, at its end or that of its work; who asks again opens it again.
+
+        DVC's objects lie in circles, so without this its databases stay open until all garbage is collected; no other thread can close
+        them.
+        """
+        repo = self._local.__dict__.pop("repo", None)
+        if repo is not None:
+            repo.close()
 
     @dvc_errors()
     def _opened(self) -> "Repo":
@@ -344,12 +345,14 @@ class Store:
     def commit_outputs(self, stage: "PipelineStage", beat: Beat = silent) -> None:
         """Puts outputs that `save_outs` has hashed into the cache; the caller holds the lock.
 
-        One after the other: DVC's try at a reflink truncates an equal object that another stage is just adding.
+        One after the other: DVC's try at a reflink truncates an equal object that another stage is just adding. What lies in place is
+        not touched: DVC would remove a file before it puts a link to the cache there, and who is killed or reads in between finds none.
         """
         for out in stage.outs:
             for path in damaged(out, beat):  # DVC would believe an object of that name, whatever its bytes
                 path.unlink(missing_ok=True)
-            out.commit()
+            out.commit(relink=False)
+            self.repo.state.save_link(out.fs_path, out.fs)  # `dvc checkout` of a commit that has no such stage removes it
 
     def check_out(self, stage: "PipelineStage", tell: Tell = silent) -> bool:
         """Puts the outputs from the cache into place; whatever lies there goes. False when an object has gone meanwhile.

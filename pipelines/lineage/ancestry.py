@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from configs.declarations import measures
 from configs.graph import Node, postorder
 from configs.project import Project
 from configs.texts import command
@@ -59,6 +60,10 @@ def parents_first(root: str, records: Mapping[str, Record]) -> list[str]:
         problem = f"the lineage leads in a circle ({circle}): nothing is made from itself, so it is forged"
         raise ArtifactError(f"{problem}: ask whoever gave it to you for a sound copy") from error
     return postorder([root], graph.__getitem__)
+
+
+def _without_measures(record: Record) -> Record:
+    return record.model_copy(update={"inputs": tuple(given for given in record.inputs if not measures(record.kind, given.port))})
 
 
 def as_told(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
@@ -116,8 +121,14 @@ class Pedigree:
 
     def parents_first(self) -> "list[Pedigree]":
         """All ancestors and itself, each once."""
-        order = parents_first(self.id, {identifier: record for identifier, (record, _) in self.entries.items()})
-        return [self if identifier == self.id else self.of(identifier) for identifier in order]
+        return self._in_order({identifier: record for identifier, (record, _) in self.entries.items()})
+
+    def material(self) -> "list[Pedigree]":
+        """The same without what only measured others, as a tokenizer that counted the tokens of rows: nothing of it is in them."""
+        return self._in_order({identifier: _without_measures(record) for identifier, (record, _) in self.entries.items()})
+
+    def _in_order(self, records: Mapping[str, Record]) -> "list[Pedigree]":
+        return [self if identifier == self.id else self.of(identifier) for identifier in parents_first(self.id, records)]
 
     def as_lineage(self) -> dict[str, Any]:
         """What `lineage.json` holds: records and runs of the ancestors, the patches of itself too."""

@@ -6,7 +6,7 @@ that commit; there the revision may also be a version that a tag gives to a mode
 """
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
@@ -39,7 +39,8 @@ def find_pedigree(project: Project | None, name: str) -> Pedigree:
     stage, at, revision = name.rpartition("@")
     if at and project is not None:
         try:
-            return _committed(Ledger(project, looking=True), stage, revision_of(project, stage, revision))
+            with closing(Ledger(project, looking=True)) as ledger:
+                return _committed(ledger, stage, revision_of(project, stage, revision))
         except LedgerError as error:
             raise ArtifactError(f"{name}: {error}") from error
     try:
@@ -83,7 +84,8 @@ def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, 
         return
     project.private.mkdir(exist_ok=True)
     with TemporaryDirectory(dir=project.private, prefix="committed-") as folder:
-        address = bring_committed(Ledger(project), name, Path(folder) / "artifact")
+        with closing(Ledger(project)) as ledger:
+            address = bring_committed(ledger, name, Path(folder) / "artifact")
         yield Path(folder) / "artifact", address
 
 

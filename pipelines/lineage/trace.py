@@ -1,13 +1,14 @@
 """Where a row stands among the artifacts of a project, where it was dropped, and which models were given it.
 
 A row keeps its id on its way: `prepare_data` makes it of the source and a hash of the row (a number tells rows of the same content apart),
-`decontaminate` keeps it, completions and judgments name their prompt's, a preference of `pair` is `PROMPT/STRATEGY`, a conversation of
-`best_answers` `PROMPT/POLICY/INDEX`. What was made from a row without holding it, as models are, is told by the records: by content from
-input to output.
+`decontaminate`, `find_rephrased` and `select_rows` keep it, completions and judgments name their prompt's, a preference of `pair` is
+`PROMPT/STRATEGY`, a conversation of `best_answers` `PROMPT/POLICY/INDEX`, a prompt that was made of another `PROMPT/PART`. What was made
+from a row without holding it, as models are, is told by the records: by content from input to output.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,9 +20,10 @@ from posixpath import normpath
 from typing import Any
 
 from configs.datasets import ROWS
-from configs.declarations import DECLARATIONS
+from configs.declarations import DECLARATIONS, measures
 from configs.filters import base_id
 from configs.graph import postorder
+from configs.orders import KEEPING
 from configs.pairing import STRATEGIES
 from configs.problems import UsageProblem
 from configs.project import Project
@@ -29,6 +31,7 @@ from configs.texts import command
 from data import records
 from data.artifacts import Artifact, ArtifactError, Record, open_artifact
 from data.row_filters import spaced, texts
+from data.tools import texts_called, texts_offered
 from data.untrusted import RESTORE, open_plain, parse_lock, read_lines
 from pipelines.ledger.lock_files import read_lock
 from pipelines.lineage.ancestry import find_artifact, read_pedigree
@@ -44,9 +47,13 @@ EXCERPT = 200
 FULL_ID = re.compile(r".*-[0-9a-f]{16}", re.DOTALL)
 NAMED = re.compile(r"-[0-9a-f]{16}\b")
 """An id in what a filter saw."""
+BY_WAY = ", by way of "
+"""In what a filter saw, between the row that was kept and one that leads to it (`data.near_duplicates.evidence`)."""
 OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
 """The id of what was made of a prompt, a preference or an answer."""
 MODELS = ("policy", "reward_model")
+FOUND = {"embedded": "cosine {} with", "rephrased": "a language model takes it (cosine {}) for"}
+"""How an overlap was found → what is said of it, with its score; else it is a share."""
 HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
 
 
@@ -70,6 +77,8 @@ class Place:
     """Of an evaluation: task, policy, score."""
     handed_on: bool = False
     """All of its rows are those of other stages."""
+    given: tuple[str, ...] = ()
+    """Contents of the sets of other stages that it takes rows from."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +136,29 @@ class Trace:
 
     @property
     def copies(self) -> list[str]:
-        """What evidence says of rows that were kept where these went for their sake."""
+        """What evidence says of other rows that were kept where these went for their sake."""
         mine = (drop.detail for drop in self.dropped if drop.kind == "prepare_data" and drop.id and not drop.by)
-        return sorted({detail for detail in mine if NAMED.search(detail)})
+        return sorted({detail for detail in mine if NAMED.search(detail) and not self._kept_itself(detail)})
+
+    def _kept_itself(self, detail: str) -> bool:
+        """Whether what was kept, which evidence names before what it went by the way of, has one of these ids itself."""
+        kept = base_id(detail.partition(BY_WAY)[0])
+        return any(kept.endswith(f" {name}") for name in self.ids)
+
+    def brought_in(self, place: Place) -> list[str]:
+        """Ids, without the numbers of copies, of rows that an artifact has of sources of its own: all but those of which the sets that it
+        takes rows from have as many. A copy that it dropped counts: it stays where the other one goes. Where it repeats rows of these, or
+        takes from one of them twice, what is handed on may count as its own."""
+        if place.kind != "prepare_data" or place.handed_on:
+            return []
+        others = [one for one in self.places if one.content in place.given]
+        given = Counter(base_id(name) for one in {one.content: one for one in others}.values() for name in one.ids)
+        dropped = [drop.id for drop in self.dropped if drop.address == place.address and drop.id and not drop.by]
+        return sorted((Counter(map(base_id, [*place.ids, *dropped])) - given).keys())
 
     def sources(self) -> list[tuple[str, str]]:
         """(address of the stage that brought it in, name of its source there)."""
-        brought = [place for place in self.places if place.kind == "prepare_data" and not place.handed_on]
-        made = [(place.address, name) for place in brought for name in place.ids]
+        made = [(place.address, name) for place in self.places for name in self.brought_in(place)]
         made += [(drop.address, drop.id) for drop in self.dropped if drop.kind == "prepare_data" and not drop.by]
         return sorted({(address, source_of(name)) for address, name in made if FULL_ID.fullmatch(base_id(name))})
 
@@ -147,8 +171,9 @@ def source_of(name: str) -> str:
 def subject(row: Mapping[str, Any]) -> str:
     """The id that a row has in common with all that was made of it."""
     name = str(row.get("prompt_id") or row.get("id", ""))
-    found = OF_PROMPT.fullmatch(name)
-    return base_id((found[1] or found[2]) if found else name)
+    while found := OF_PROMPT.fullmatch(name):
+        name = found[found.lastindex or 0]
+    return base_id(name)
 
 
 # --- what is looked for ------------------------------------------------------------------------------------------------
@@ -178,8 +203,9 @@ class Wanted:
         if self.id:
             return str(row.get("id", "")).startswith(self.id)
         try:
-            parts = [spaced(part) for part in [*texts(row), *filter(None, (row.get("question"), row.get("text")))]]
-        except (AttributeError, KeyError, TypeError) as error:
+            of_tools = (*texts_called(row), *texts_offered(row))
+            parts = [spaced(part) for part in [*texts(row), *of_tools, *filter(None, (row.get("question"), row.get("text")))]]
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ArtifactError(f"row {str(row.get('id'))[:80]!r} has texts in no form of ours; {RESTORE}") from error
         parts.append(" ".join(parts))
         return any(self.folded in part for part in parts) if self.contains else self.folded in parts
@@ -281,7 +307,8 @@ class Search:
         scores = tuple((str(row.get("task")), str(row.get("policy")), row.get("score")) for row in rows) if record.type == "scores" else ()
         sources = record.config.get("sources", ()) if record.kind == "prepare_data" else ()
         handed_on = bool(sources) and all(source["type"] == "artifact" for source in sources)
-        return Place(address, record.kind, record.type, record.content, names, policies, scores, handed_on)
+        given = tuple(one.content for one in record.inputs if one.port == ROWS)
+        return Place(address, record.kind, record.type, record.content, names, policies, scores, handed_on, given)
 
 
 def _filtered(address: str, artifact: Artifact, ids: Collection[str]) -> Iterator[Drop]:
@@ -296,7 +323,8 @@ def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iter
     for line in lines(artifact.evidence / "manifest.jsonl", sorted(ids)):
         item, mine = str(line.get("item")), subject(line) in ids
         if line.get("verdict", "removed") == "removed" and (mine or base_id(item) in ids):
-            detail = f"{line.get('score')} of item {item} of {line.get('benchmark')}"
+            how = FOUND.get(str(line.get("pass")), "{} of")
+            detail = f"{how.format(line.get('score'))} item {item} of {line.get('benchmark')}"
             yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if mine else item)
 
 
@@ -360,12 +388,16 @@ class Descent:
     def _step(self, record: Record, port: str, parent: str) -> str | None:
         """What an artifact is to the row because of one of its inputs."""
         given = self.how.get(parent)
+        if measures(record.kind, port):
+            return None
         if given is None or self.records[parent][0].type == "item":  # items are measured against; scores on them are told by themselves
             return None
         if given != HELD:
             return BELOW
         if record.kind in DECLARATIONS and port in DECLARATIONS[record.kind].trains_on:
             return TRAINED
+        if record.config.get("method", {}).get("type") == "self_instruct":  # made after the example of several
+            return BELOW
         if record.type in records.RECORDS:
             return HELD if self.holds.get(record.content, True) else None
         return BELOW
@@ -448,7 +480,7 @@ def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool
     for given in record.inputs:
         if given.port == ROWS:
             parent = known[given.producer][0]
-            while parent.kind == "decontaminate":
+            while parent.kind in KEEPING:
                 above = next((known[one.producer][0] for one in parent.inputs if one.port == "data"), None)
                 if above is None:  # no record of ours
                     return True

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -128,28 +129,29 @@ def verify_project(
         ArtifactError: one of `folders` holds no record.
         LedgerError: a `dvc.lock` cannot be read.
     """
-    verdict, ledger = Verification(told=told), Ledger(project, looking=True)
-    recorded = ledger.recorded()
-    if addresses is None:
-        there = {path.parent.relative_to(project.artifacts).as_posix() for path in project.artifacts.glob("*/*/record.json")}
-        chosen = {entry.address for entry in recorded} | there
-    else:
-        chosen = set(addresses)
-    checks: list[Check] = [check for folder in folders for check in _folder_checks(folder, folder.name, verdict)]
-    for address in sorted(chosen):
-        if (project.artifact(address) / "record.json").is_file():
-            checks += _folder_checks(project.artifact(address), address, verdict)
-            checks.append(_parameters_check(ledger, address))
-    owners: dict[str, str] = {}
-    for entry in recorded:
-        if entry.address in chosen:
-            owners.setdefault(entry.md5, entry.address)
-            if entry.part != "payload" and project.artifact(entry.address).is_dir():  # its payload is known by sha256
-                checks.append(_lock_check(entry, ledger.store.cache_path(entry.md5)))
-    checks += _cache_checks(ledger.store.cache_path, owners)
-    if remote:
-        checks += _remote_checks(ledger.store, owners)
-    return _run(checks, verdict)
+    verdict = Verification(told=told)
+    with closing(Ledger(project, looking=True)) as ledger:
+        recorded = ledger.recorded()
+        if addresses is None:
+            there = {path.parent.relative_to(project.artifacts).as_posix() for path in project.artifacts.glob("*/*/record.json")}
+            chosen = {entry.address for entry in recorded} | there
+        else:
+            chosen = set(addresses)
+        checks: list[Check] = [check for folder in folders for check in _folder_checks(folder, folder.name, verdict)]
+        for address in sorted(chosen):
+            if (project.artifact(address) / "record.json").is_file():
+                checks += _folder_checks(project.artifact(address), address, verdict)
+                checks.append(_parameters_check(ledger, address))
+        owners: dict[str, str] = {}
+        for entry in recorded:
+            if entry.address in chosen:
+                owners.setdefault(entry.md5, entry.address)
+                if entry.part != "payload" and project.artifact(entry.address).is_dir():  # its payload is known by sha256
+                    checks.append(_lock_check(entry, ledger.store.cache_path(entry.md5)))
+        checks += _cache_checks(ledger.store.cache_path, owners)
+        if remote:
+            checks += _remote_checks(ledger.store, owners)
+        return _run(checks, verdict)
 
 
 def record_problems(record: Record) -> list[str]:
@@ -340,6 +342,7 @@ def _parameters_check(ledger: Ledger, address: str) -> Check:
     """What `dvc.lock` says a stage was made with, against the record of what lies there."""
     recipe, _, name = address.partition("/")
     file = pipeline_file(recipe).removesuffix(".yaml") + ".lock"
+    entry = plain(ledger.store.lock_entry(ledger.project.root / pipeline_file(recipe), name) or {})
 
     def check(verdict: Verification) -> list[Discrepancy]:
         try:
@@ -348,7 +351,6 @@ def _parameters_check(ledger: Ledger, address: str) -> Check:
             return []  # told by others
         if record_problems(record):
             return []  # likewise
-        entry = plain(ledger.store.lock_entry(ledger.project.root / pipeline_file(recipe), name) or {})
         named = [without_places(values[name]) for values in entry.get("params", {}).values() if name in values]
         made = {"kind": record.kind, "version": record.version, "config": without_places(record.config)}
         if all({field: values.get(field) for field in made} == made for values in named):

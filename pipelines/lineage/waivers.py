@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from configs.declarations import COMPARING
 from data.artifacts import ArtifactError
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation, labels_of
+from pipelines.quantities import counted
 
 Item = tuple[str, str]
 """Task and id."""
@@ -21,7 +23,7 @@ class Waived:
     """What a waiver has kept in the data of a policy."""
 
     stage: str
-    """The address of the `decontaminate` stage."""
+    """The address of the stage that compared them."""
     benchmark: str
     because: str
     rows: int
@@ -45,7 +47,7 @@ class Split:
 
 def waived_of(policy: Pedigree) -> list[Waived]:
     """The waivers in the ancestry of a policy that have kept rows, parents first."""
-    return [found for ancestor in policy.parents_first() if ancestor.record.kind == "decontaminate" for found in _waived(ancestor)]
+    return [found for ancestor in policy.material() if ancestor.record.kind in COMPARING for found in _waived(ancestor)]
 
 
 def splits_of(evaluation: Pedigree) -> list[Split]:
@@ -54,9 +56,31 @@ def splits_of(evaluation: Pedigree) -> list[Split]:
     Raises:
         ArtifactError: the evaluation's rows cannot be had.
     """
+    touching, found = touched(evaluation), []
+    for one in labels_of(evaluation):
+        tasks = {task: waivers for (label, task), waivers in touching.items() if label == one.label}
+        found += _splits(one, tasks) if tasks else ()
+    return found
+
+
+def touched(evaluation: Pedigree) -> dict[tuple[str, str], tuple[Waived, ...]]:
+    """(label of a policy, task) of every score that a waiver touches → the waivers. It is in the records; no row is read."""
     policies = {given.label: given.producer for given in evaluation.record.inputs if given.port == "policies"}
     suites = {given.content for given in evaluation.record.inputs if given.port == "suites"}
-    return [split for one in labels_of(evaluation) for split in _splits(one, evaluation.of(policies[one.label]), suites)]
+    found: dict[tuple[str, str], tuple[Waived, ...]] = {}
+    for one in labels_of(evaluation):
+        waivers = [waiver for waiver in waived_of(evaluation.of(policies[one.label])) if waiver.suite in suites]
+        for task in sorted({task for waiver in waivers for task, _ in waiver.items}):
+            found[one.label, task] = tuple(waiver for waiver in waivers if any(item[0] == task for item in waiver.items))
+    return found
+
+
+def in_words(split: Split) -> str:
+    """A line for the terminal."""
+    kept = "; ".join(f"{counted(one.rows, 'row')} at {one.stage}, because: {' '.join(one.because.split())}" for one in split.waivers)
+    parts = (("items in training", split.contaminated), ("other items", split.clean))
+    scores = ", ".join(f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}] on {one['n']} {which}" for which, one in parts if one)
+    return f"waiver: {split.label}, {split.task}: {scores or 'nothing measured'}; kept {kept}"
 
 
 def _waived(stage: Pedigree) -> Iterator[Waived]:
@@ -67,16 +91,13 @@ def _waived(stage: Pedigree) -> Iterator[Waived]:
             if int(found["rows"]):
                 yield Waived(stage.address, found["benchmark"], found["because"], found["rows"], contents[found["benchmark"]], items)
         except (AttributeError, KeyError, TypeError) as error:
-            raise ArtifactError(f"metrics.waivers of {stage.address} are not what a decontaminate stage writes") from error
+            raise ArtifactError(f"metrics.waivers of {stage.address} are not what a {stage.record.kind} stage writes") from error
 
 
-def _splits(evaluation: Evaluation, policy: Pedigree, suites: set[str]) -> Iterator[Split]:
-    waivers = [found for found in waived_of(policy) if found.suite in suites]
-    if not waivers:
-        return
+def _splits(evaluation: Evaluation, tasks: Mapping[str, tuple[Waived, ...]]) -> Iterator[Split]:
     scores, categories = evaluation.scores(), evaluation.categories()
-    kept = {item for found in waivers for item in found.items}
-    for task in sorted({task for task, _ in kept}):
+    kept = {item for waivers in tasks.values() for waiver in waivers for item in waiver.items}
+    for task, waivers in tasks.items():
         own = {item: score for item, score in scores.items() if item[0] == task}
         contaminated, clean = (
             _estimate(
@@ -84,8 +105,7 @@ def _splits(evaluation: Evaluation, policy: Pedigree, suites: set[str]) -> Itera
             )
             for inside in (True, False)
         )
-        touching = tuple(found for found in waivers if any(item[0] == task for item in found.items))
-        yield Split(evaluation.label, task, contaminated, clean, touching)
+        yield Split(evaluation.label, task, contaminated, clean, waivers)
 
 
 def _estimate(scores: Mapping[Item, float], categories: Mapping[Item, str], config: Mapping[str, Any]) -> Mapping[str, float] | None:

@@ -37,7 +37,7 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
     """
     record = pedigree.record
     ancestors = [found.record for found in pedigree.parents_first()[:-1]]
-    head = metadata(record, ancestors, name, evaluations, licences)
+    head = metadata(record, [found.record for found in pedigree.material()[:-1]], name, evaluations, licences)
     stages = "\n".join(f"| {made.kind} | `{made.key[:12]}` | `{made.content[:12]}` |" for made in [*ancestors, record])
     metrics = "\n".join(f"- {key}: {value}" for key, value in sorted(record.metrics.items()) if isinstance(value, int | float | str))
     config = yaml.safe_dump(record.config, sort_keys=True, allow_unicode=True)

@@ -21,6 +21,9 @@ MOST_POINTS = 240
 FAMILIES = {
     "prepare_data": "data",
     "decontaminate": "data",
+    "find_rephrased": "judging",
+    "constrain": "data",
+    "synthesize": "sampling",
     "source_model": "source",
     "sft": "training",
     "reward_model": "training",
@@ -34,6 +37,7 @@ FAMILIES = {
     "pair": "judging",
     "best_answers": "judging",
     "select_prompts": "judging",
+    "select_rows": "judging",
     "evaluate": "measuring",
     "select": "measuring",
     "external": "source",

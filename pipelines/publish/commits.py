@@ -1,6 +1,6 @@
 """The ledger of a recipe in git: its compiled files and `dvc.lock`, committed alone, with ids and scores in the message."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from configs.problems import UsageProblem
 from configs.project import Project
 from pipelines.ledger.git import git
 from pipelines.lineage.ancestry import opened
-from pipelines.publish.report import scores_of
+from pipelines.lineage.waivers import Split, in_words
+from pipelines.publish.report import scores_of, waived_in
 
 UNDER_WAY = {
     "MERGE_HEAD": "merge",
@@ -111,10 +112,11 @@ def message(project: Project, graph: Graph, selection: Collection[str]) -> str:
     scored = {node for node in nodes if node.kind == "evaluate"}
     names = {shown_name(graph, node) for node in scored}
     scores = {name: found for name, found in scores_of(project, graph).items() if name in names}
+    waived = {name: splits for name, splits in waived_in(project, graph).items() if name in names}
     count = f"{graph.recipe}: {len(nodes)} stage{'s' * (len(nodes) != 1)}"
     title = ", ".join([count, *(_best(name, found["policies"]) for name, found in scores.items())])
     body = [_columns([(shown_name(graph, node), node.kind, _identifier(project, node)) for node in nodes])]
-    body += [f"{name}\n{_columns(_score_rows(found['policies']))}" for name, found in scores.items()]
+    body += [_scored(name, found["policies"], waived.get(name, [])) for name, found in scores.items()]
     return "\n\n".join([title if len(title) <= LONGEST_TITLE else count, *body]) + "\n"
 
 
@@ -126,6 +128,11 @@ def _identifier(project: Project, node: Node) -> str:
 def _best(name: str, policies: dict[str, Any]) -> str:
     label, policy = max(policies.items(), key=lambda entry: entry[1]["mean"])
     return f"best of {name} {label} {policy['mean']:.3f}"
+
+
+def _scored(name: str, policies: dict[str, Any], waived: Sequence[Split]) -> str:
+    """An evaluation: its scores, and what waivers have to do with them."""
+    return "\n".join([name, _columns(_score_rows(policies)), *map(in_words, waived)])
 
 
 def _score_rows(policies: dict[str, Any]) -> list[tuple[str, ...]]:

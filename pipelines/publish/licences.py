@@ -49,7 +49,7 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
         pedigree: of the artifact.
         project: whose recipes are asked; None: the records alone.
     """
-    made = pedigree.parents_first()
+    made = pedigree.material()
     planted = {given.producer for found in made if _makes_rows(found.record) for given in found.record.inputs}
     stated: dict[tuple[Part, str], _Stated] = {}
     for found in made:
@@ -103,7 +103,13 @@ def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str
 def rows_called(source: Mapping[str, Any]) -> str:
     """What a source calls its rows, where they do not say it for themselves."""
     path = PurePosixPath(str(title(source)))
-    return path.name.removesuffix(ending(path)) if source.get("type") == "files" else path.name
+    match source.get("type"):
+        case "files":
+            return path.name.removesuffix(ending(path))
+        case "program":
+            return path.stem
+        case _:
+            return path.name
 
 
 def rows_of(record: Record) -> dict[str, int]:

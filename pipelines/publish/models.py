@@ -1,6 +1,7 @@
 """What is known of every named model: its artifact, whether it is here and current, its scores, its versions."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from pipelines.jobs.context import Watch, unwatched
 from pipelines.ledger.ledger import Ledger
 from pipelines.lineage.evaluations import evaluations_of
 from pipelines.lineage.named_models import Named, named_models, versions
+from pipelines.lineage.waivers import touched
 from pipelines.runs import open_compiled, plan
 
 State = Literal["current", "stale", "no recipe", "recorded", "not made"]
@@ -29,18 +31,24 @@ class NamedModel:
     """None where it is not made, or its record is in the remote alone."""
     scores: dict[str, dict[str, dict[str, float]]]
     """Address of an evaluation → task → n, mean and interval."""
+    waived: dict[str, list[str]]
+    """Address of an evaluation → tasks on which a waiver let rows with items of it into the training of the model."""
     versions: list[str]
 
     def as_json(self) -> dict[str, Any]:
         record = self.record
         known = {"id": record.id, "content": record.content, "kind": record.kind} if record else {"id": None, "content": None, "kind": None}
         named = asdict(self.model) | {"labels": list(self.model.labels), "dvc": self.model.full}
-        return named | known | {"state": self.state, "scores": self.scores, "versions": self.versions}
+        return named | known | {"state": self.state, "scores": self.scores, "waived": self.waived, "versions": self.versions}
 
     def scored(self) -> str:
-        """The mean scores in one line."""
-        found = [(task, score) for tasks in self.scores.values() for task, score in tasks.items()]
-        return ", ".join(f"{task} {score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]" for task, score in found)
+        """The mean scores in one line, with a mark where a waiver touches them."""
+        found = [
+            f"{task} {score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]{' (waiver)' * (task in self.waived.get(address, ()))}"
+            for address, tasks in self.scores.items()
+            for task, score in tasks.items()
+        ]
+        return ", ".join(found)
 
 
 def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
@@ -50,9 +58,6 @@ def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
         ArtifactError: a compiled file cannot be read.
         LedgerError: a `dvc.lock` cannot be read.
     """
-    ledger = Ledger(project, looking=True)
-    recorded = {(entry.address, entry.part): entry.md5 for entry in ledger.recorded()}
-
     @cache
     def standing(recipe: str) -> dict[str, State]:
         """Address → state of what lies there, for the stages of a recipe."""
@@ -62,7 +67,9 @@ def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
             return {}
         return {entry.node.address: "stale" if entry.reasons else "current" for entry in planned}
 
-    return [_row(project, ledger, model, recorded, standing) for model in named_models(project)]
+    with closing(Ledger(project, looking=True)) as ledger:
+        recorded = {(entry.address, entry.part): entry.md5 for entry in ledger.recorded()}
+        return [_row(project, ledger, model, recorded, standing) for model in named_models(project)]
 
 
 def _row(
@@ -74,10 +81,13 @@ def _row(
         state: State = standing(model.recipe).get(model.address, "no recipe")
     except ArtifactError:
         record, state = _cached(ledger, md5), "recorded" if md5 else "not made"
-    scores = {}
+    scores, waived = {}, {}
     for found in evaluations_of(project, record.content) if record else []:
-        scores[found.pedigree.address] = found.table()
-    return NamedModel(model, state, record, scores, versions(project, model))
+        address = found.pedigree.address
+        scores[address] = found.table()
+        tasks = [task for label, task in touched(found.pedigree) if label == found.label]
+        waived |= {address: tasks} if tasks else {}
+    return NamedModel(model, state, record, scores, waived, versions(project, model))
 
 
 def _cached(ledger: Ledger, md5: str | None) -> Record | None:

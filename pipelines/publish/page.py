@@ -5,26 +5,21 @@ from typing import Any
 
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.publish.charts import FAMILIES, Box, graph_svg
-from pipelines.publish.report import TEMPLATES, numerics_text
+from pipelines.publish.report import filled, numerics_text
 from pipelines.quantities import size
 
 
 def lineage_page(pedigree: Pedigree) -> str:
-    """The graph of the ancestry, and every record in it; every text from records is escaped by the template."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    """The graph of the ancestry, and every record in it."""
     made = pedigree.parents_first()
     names = _names(made)
-    return environment.get_template("lineage.html.jinja").render(
+    return filled(
+        "lineage.html.jinja",
         name=pedigree.address,
         record=pedigree.record,
         id=pedigree.id,
         graph=graph_svg([_box(found, names) for found in made], f"Ancestry of {pedigree.address}"),
         rows=[_row(found, names) for found in reversed(made)],
-        css=(TEMPLATES / "report.css").read_text(),
     )
 
 

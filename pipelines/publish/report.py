@@ -6,6 +6,7 @@ recorded one shows its problem and nothing else.
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from configs.compile import CURVES
 from configs.datasets import PrepareData, generators_of, licences_of, title
-from configs.declarations import DECLARATIONS
+from configs.declarations import COMPARING, DECLARATIONS
 from configs.document import ConfigError
 from configs.execution import Execution
 from configs.frozen import Frozen
@@ -27,7 +28,7 @@ from data.untrusted import open_plain, read_lines
 from data.verdicts import finding
 from pipelines.estimate.reality import Outcome, outcomes_of
 from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.waivers import splits_of
+from pipelines.lineage.waivers import Split, splits_of
 from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pipelines.publish.following import Comparison, comparisons
 from pipelines.publish.licences import brought
@@ -35,8 +36,10 @@ from pipelines.quantities import duration, size
 from pipelines.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
-COUNTED = ("prepare_data", "pair", "best_answers", "select_prompts")
+COUNTED = ("prepare_data", "constrain", "synthesize", "pair", "best_answers", "select_prompts", "select_rows")
 """Kinds of stages that leave rows out and say how many, by reason."""
+MOST_POLICIES = 12
+"""That are shown against each other in one table."""
 SAMPLES_PER_TASK = 6
 LONGEST_ANSWER = 600
 """Characters of an answer that are shown."""
@@ -148,12 +151,23 @@ class Page:
         built = [stage for stage in self.stages if stage.artifact]
         models = [stage for stage in built if stage.node.declaration.trains_on]
         seconds = [stage.seconds for stage in built if stage.seconds is not None]
-        rows = sum(int(stage.metrics.get("rows", 0) or 0) for stage in built if stage.node.kind == "decontaminate")
+        rows = sum(int(stage.metrics.get("rows", 0) or 0) for stage in self._cleaned(built))
         facts = [("stages built", f"{len(built)} of {len(self.stages)}"), ("models trained", str(len(models)))]
         facts += [("training rows after decontamination", f"{rows:,}")] if rows else []
         facts += [("wall time of the jobs", duration(sum(seconds)))] if seconds else []
         facts.append(("on disk", size(sum(stage.size for stage in built))))
         return [{"name": name, "value": value} for name, value in facts]
+
+    def _cleaned(self, built: Sequence[Stage]) -> list[Stage]:
+        """The stages that were the last to look for benchmark items in their data."""
+        looking = [stage for stage in built if stage.node.kind in COMPARING]
+        before = {address for stage in looking for address in self._data_of(stage.node)}
+        return [stage for stage in looking if stage.node.address not in before]
+
+    def _data_of(self, node: Node) -> set[str]:
+        """Addresses of the stages that its data have come through."""
+        sources = {edge.source for edge in node.edges if edge.port == "data"}
+        return sources.union(*(self._data_of(self.graph_.nodes[source]) for source in sources))
 
     @property
     def families(self) -> list[str]:
@@ -201,8 +215,13 @@ class Page:
         return [_counts(stage) for stage in self.stages if stage.node.kind in COUNTED and stage.artifact]
 
     @property
+    def win_rates(self) -> list[dict[str, Any]]:
+        """Of judges of few policies, how often each beats each other one."""
+        return [table for stage in self.stages if stage.node.kind == "judge" and (table := _win_rates(stage))]
+
+    @property
     def contamination(self) -> list[dict[str, Any]]:
-        return [_contamination(stage) for stage in self.stages if stage.node.kind == "decontaminate" and stage.artifact]
+        return [_contamination(stage) for stage in self.stages if stage.node.kind in COMPARING and stage.artifact]
 
     @property
     def validation(self) -> list[dict[str, Any]]:
@@ -290,19 +309,35 @@ def outcomes(project: Project, graph: Graph) -> dict[str, Outcome]:
 
 
 def render(page: Page) -> str:
-    """The page as HTML; every text from data is escaped by the template."""
+    """The page as HTML."""
+    return filled("report.html.jinja", page=page)
+
+
+def filled(template: str, **given: Any) -> str:
+    """A page in the clothes of the report, as HTML; every text from data is escaped by the template."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("report.html.jinja").render(page=page, css=(TEMPLATES / "report.css").read_text())
+    return environment.get_template(template).render(**given, css=(TEMPLATES / "report.css").read_text())
 
 
 def scores_of(project: Project, graph: Graph) -> dict[str, dict[str, Any]]:
     """Name of each evaluation of the recipe that has run → its scores."""
     stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.kind == "evaluate"]
     return {stage.shown: scores for stage in stages if (scores := _scores(stage))}
+
+
+def waived_in(project: Project, graph: Graph) -> dict[str, list[Split]]:
+    """Name of each evaluation of the recipe that has scores which a waiver touches → those, taken apart. Damaged evaluations are left out:
+    the report says what is wrong with them."""
+    stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.kind == "evaluate"]
+    found: dict[str, list[Split]] = {}
+    for stage in stages:
+        with suppress(ArtifactError):
+            found |= {stage.shown: splits} if (splits := _splits(stage)) else {}
+    return found
 
 
 def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[str, Any]]]:
@@ -321,7 +356,7 @@ def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[st
         found["counts"] = [{"what": "read", "rows": counts["read"]}]
         found["counts"] += [{"what": f"dropped: {reason}", "rows": count} for reason, count in counts["drops"]]
         found["counts"].append({"what": "kept", "rows": counts["kept"]})
-    if node.kind == "decontaminate" and stage.artifact:
+    if node.kind in COMPARING and stage.artifact:
         gate = _contamination(stage)
         found["contamination"] = [dict(zip(gate["columns"], row, strict=True)) for row in gate["rows"]]
     return {name: rows for name, rows in found.items() if rows}
@@ -369,6 +404,10 @@ def _scores(stage: Stage) -> dict[str, Any]:
     return scores
 
 
+def _splits(stage: Stage) -> list[Split]:
+    return splits_of(read_pedigree(stage.artifact.path)) if stage.artifact else []
+
+
 def _estimate(label: str, value: Mapping[str, Any]) -> Estimate:
     return Estimate(label, float(value["mean"]), float(value["low"]), float(value["high"]))
 
@@ -389,7 +428,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
         counts = {value["n"] for _, value in measured}
         note = f"{min(counts)} items, {_how(scores.get('tasks', {}).get(task))} with 95 % interval" if counts else ""
         charts.append(Chart(task, intervals_svg([_estimate(label, value) for label, value in measured], f"Scores on {task}"), note))
-    waived = splits_of(read_pedigree(stage.artifact.path)) if stage.artifact else []
+    waived = _splits(stage)
     return {
         "name": stage.shown,
         "looks": [
@@ -527,14 +566,25 @@ def _counts(stage: Stage) -> dict[str, Any]:
         "drops": sorted(drops.items(), key=lambda pair: (-pair[1], pair[0])),
         "kept": counts.get("kept", stage.metrics.get("rows", "")),
         "sources": ", ".join(f"{count} {name}{_origin(stage.node.config, name)}" for name, count in counts.get("sources", {}).items()),
-        "lengths": _lengths_text(stage.evidence("statistics.json")),
+        "lengths": {unit: _lengths_text(stage.evidence("statistics.json"), unit) for unit in ("characters", "tokens")},
     }
 
 
-def _lengths_text(statistics: Mapping[str, Any]) -> str:
-    """Characters of a row: the median, what 99 % do not exceed, and the most."""
-    found = statistics.get("all", {}).get("characters")
-    return f"{found['p50']:,} / {found['p99']:,} / {found['max']:,}" if found else ""
+def _win_rates(stage: Stage) -> dict[str, Any] | None:
+    """A row for each policy, with a cell for each that it is compared with; None where there are none, or too many."""
+    found = stage.evidence("win_rates.json") or []
+    cells = {(one["policy"], one["against"]): one for one in found}
+    policies = list(dict.fromkeys(policy for one in found for policy in (one["policy"], one["against"])))
+    if not 2 <= len(policies) <= MOST_POLICIES:
+        return None
+    rows = [{"policy": one, "cells": [cells.get((one, other)) for other in policies]} for one in policies]
+    return {"name": stage.shown, "policies": policies, "rows": rows}
+
+
+def _lengths_text(statistics: Mapping[str, Any], unit: str) -> str:
+    """Characters or tokens of a row: the median, what 99 % do not exceed, and the most; empty where nobody counted them."""
+    found = statistics.get("all", {}).get(unit, {})
+    return f"{found['p50']:,} / {found['p99']:,} / {found['max']:,}" if "p50" in found else ""
 
 
 def _origin(config: Frozen, name: str) -> str:
@@ -567,6 +617,12 @@ def _contamination(stage: Stage) -> dict[str, Any]:
     note = f"{report['removed']} of {report['read']} rows removed" if report else "evidence/report.json is missing"
     if report.get("planted_leaks"):
         note += f"; {report['leaks_found']} of {report['planted_leaks']} planted leaks found"
+    if "paraphrases" in report:
+        alike = sum(found["rows"] for found in report["paraphrases"].values())
+        note += f"; {alike} rows are like an item by their vectors, which need not be copies (evidence/paraphrases.jsonl)"
+    if "questions" in report:
+        note += f"; {report['pairs']} rows and items were asked about in {report['questions']} questions"
+        note += f", {sum(report['unanswered'].values())} of them without a verdict (evidence/rephrased.jsonl)"
     return {
         "name": stage.shown,
         "note": note,

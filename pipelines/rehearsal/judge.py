@@ -1,5 +1,5 @@
-"""A judge on loopback for the rehearsal of recipes that ask an endpoint: it speaks as much of OpenAI's protocol as judges are asked by, and
-its ratings follow from what it is asked, so that the same rehearsal ends in the same bytes."""
+"""A judge and writer on loopback for the rehearsal of recipes that ask an endpoint: it speaks as much of OpenAI's protocol as it is asked
+by, and what it says follows from what it is asked, so that the same rehearsal ends in the same bytes."""
 
 import json
 import threading
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.frozen import digest
+from configs.rephrasing import SAME
 from configs.rubrics import HIGHEST
+from configs.writing import CLOSE, OPEN
 from data.artifacts import write_text
 
 PORT = "judge.port"
@@ -23,8 +25,19 @@ def rating(messages: Any) -> int:
     return 1 + int(digest(messages)[:8], 16) % HIGHEST
 
 
+def answer(messages: Any) -> str:
+    """A prompt where one is asked for, in words that no other one has; that two tasks differ where that is asked; else a line with a
+    rating."""
+    if f"{SAME}: no" in str(messages):
+        return f"{SAME}: no"
+    if OPEN not in str(messages):
+        return f"Rating: {rating(messages)}"
+    word = digest(messages)
+    return f"{OPEN}\nTell me {word[:4]} {word[4:8]} {word[8:12]} {word[12:16]}\n{CLOSE}"
+
+
 class Answering(BaseHTTPRequestHandler):
-    """Every question is answered by one line with a rating."""
+    """Whatever is asked is answered."""
 
     def do_POST(self) -> None:
         length = min(int(self.headers.get("Content-Length") or 0), LONGEST)
@@ -33,7 +46,7 @@ class Answering(BaseHTTPRequestHandler):
         except ValueError:
             asked = {}
         asked = asked if isinstance(asked, Mapping) else {}
-        message = {"role": "assistant", "content": f"Rating: {rating(asked.get('messages'))}"}
+        message = {"role": "assistant", "content": answer(asked.get("messages"))}
         body = {"model": asked.get("model"), "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
         sent = json.dumps(body).encode()
         self.send_response(200)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.answers import Judge
+from configs.answers import Scorers
+from configs.asking import ByEndpoint
 from configs.datasets import (
     OWN,
     TEMPLATES,
@@ -27,6 +28,7 @@ from configs.datasets import (
     HubModel,
     PackagedModel,
     PrepareData,
+    RowProgram,
     SourceModel,
     Stored,
 )
@@ -34,10 +36,11 @@ from configs.document import ConfigError, Problem
 from configs.graph import Graph, Node
 from configs.problems import PedigreeError
 from configs.project import Project
-from configs.rating import EndpointJudge
 from configs.recipe import load_recipes
 from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families, family_of
 from configs.rehearsing import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.rephrasing import FindRephrased
+from configs.synthesis import Synthesize
 from data import hub, rehearsal, row_files
 from data.artifacts import write_bytes, write_text
 from data.provenance import CODE_ROOT
@@ -181,7 +184,7 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
             rehearsal.data_set(source.repo, folders)
         elif isinstance(source, Stored):
             rehearsal.stored_rows(source, folders)
-        elif isinstance(source, Files) and not (root / source.path).exists():
+        elif isinstance(source, Files | RowProgram) and not (root / source.path).exists():
             return f"{source.path} does not exist in the project: put it there, or change the config that names it"
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
             return (
@@ -219,12 +222,18 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
                 files[source.name] = rehearsal.lay_stored(source, rehearsal.stored_rows(source, folders))
     repositories |= _made_models(nodes, folders, tell)
     commits = {(place.partition("s/")[0], place.partition("/")[2]): rehearsal.commit_of(folder) for place, folder in repositories.items()}
-    judge_url = serve(project.root) if any(_asks_an_endpoint(node) for node in nodes.values()) else ""
+    judge_url = serve(project.root) if any(_is_answered_here(node) for node in nodes.values()) else ""
     return Stand(commits, files, judge_url), rehearsal.mirror(repositories)
 
 
-def _asks_an_endpoint(node: Node) -> bool:
-    return isinstance(node.config, Judge) and node.config.rating is not None and isinstance(node.config.rating.by, EndpointJudge)
+def _is_answered_here(node: Node) -> bool:
+    """Whether what the stage asks is asked of the made endpoint."""
+    match node.config:
+        case Scorers(rating=rating):
+            return rating is not None and isinstance(rating.by, ByEndpoint)
+        case Synthesize() | FindRephrased():  # whoever is asked in the recipe
+            return True
+    return False
 
 
 def _ruled(nodes: Iterable[Node]) -> list[Arithmetic | Constraints]:
@@ -311,7 +320,7 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
 def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:
     """Puts the project's own files there, cut to a few rows; gives the sources that lost some."""
     for place, source in _placed_sources(node):
-        if isinstance(source, Files) and _cut(real.root / source.path, project.root / source.path):
+        if isinstance(source, Files | RowProgram) and _cut(real.root / source.path, project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.datasets import PrepareData
+from configs.declarations import COMPARING
 from configs.graph import Graph, Node, shown_name
 from configs.project import Project
 from configs.rehearsing import Reason, Reduced
@@ -72,7 +73,7 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proo
             verifiers.setdefault(name, Counter())[outcome] += 1
     return Proof(
         rows=tuple(_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)),
-        removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.kind == "decontaminate"),
+        removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.kind in COMPARING),
         models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in ("policy", "reward_model")),
         training=tuple(_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains),
         verifiers={name: dict(counts) for name, counts in sorted(verifiers.items())},

@@ -107,6 +107,8 @@ def _reads(config: Any) -> Iterator[str]:
         kind = config.get("type")
         if kind == "hub":
             yield f"{config.get('repo')} of the Hugging Face hub at {config.get('revision')}"
+        elif kind == "program":
+            yield f"what {config.get('function')} of {config.get('path')} gives, which runs in a sandbox"
         elif "url" in config:
             yield f"{config['url']}, with your credentials, if its sha256 is {str(config.get('sha256'))[:12]}"
         for inner in config.values():

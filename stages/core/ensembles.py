@@ -1,13 +1,51 @@
-"""One reward of an answer from those of several reward models, and how far the members agree.
+"""One reward of an answer from those of several reward models, how far the members agree, and what it adds to the answer's score.
 
 All rewards are normalised: in standard deviations of each member's own held-out answers, so that members can be compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean, pstdev, pvariance
 
-from configs.answers import Ensemble, Mean, UncertaintyWeighted, WorstCase
+from configs.answers import Ensemble, Mean, Scorers, UncertaintyWeighted, WorstCase
+
+
+@dataclass(frozen=True)
+class Member:
+    """The rewards of one reward model for many answers."""
+
+    raw: Sequence[float | None]
+    """None where it could not score."""
+    mean: float
+    """Of its held-out answers,"""
+    std: float
+    """and their standard deviation."""
+
+    def normalised(self, place: int) -> float | None:
+        raw = self.raw[place]
+        return None if raw is None else (raw - self.mean) / self.std
+
+
+def of_all(members: Iterable[Member], place: int) -> list[float] | None:
+    """The normalised rewards of one answer; None where there are no members, or one could not score: a mean of the others would be another
+    ensemble."""
+    rewards = [member.normalised(place) for member in members]
+    known = [reward for reward in rewards if reward is not None]
+    return known if known and len(known) == len(rewards) else None
+
+
+def model_terms(scorers: Scorers, reward: float | None, rating: float | None) -> list[float | None]:
+    """What an ensemble's reward and a mean rating add to an answer's score; a term of weight zero is no part of it."""
+    weighed = ((scorers.reward_weight, reward), (scorers.rating_weight, rating))
+    return [None if number is None else weight * number for weight, number in weighed if weight > 0]
+
+
+def total(terms: Iterable[float | None]) -> float | None:
+    """The sum; None where a term is missing, or there is no term."""
+    found = list(terms)
+    known = [term for term in found if term is not None]
+    return sum(known) if known and len(known) == len(found) else None
 
 
 def combine(rewards: Sequence[float], ensemble: Ensemble) -> float:

@@ -1,13 +1,50 @@
-"""Which answers to a prompt are good enough to be imitated: pure functions of what is known of answers but their words.
+"""Which answers to a prompt are good enough to be imitated, and which rows have the best scores: pure functions of what is known of them
+but their words.
 
-Scores and hashes of (seed, answer id) decide: neither the order of rows nor other prompts change what is kept.
+Scores and hashes of (seed, id) decide: the order of rows changes nothing of what is kept, nor do other prompts.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
 
 from configs.frozen import digest
-from configs.keeping import AllAbove, BestAnswers, BestOfN
+from configs.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
 from data.answers import Said
+
+NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"
+"""Why rows are left out."""
+
+
+class Scored(NamedTuple):
+    """What a row is kept by."""
+
+    id: str
+    source: str
+    score: float | None
+
+
+def left_out(rows: Sequence[Scored], keep: TopShare | Above) -> list[str | None]:
+    """By row, why it is left out, or None."""
+    match keep:
+        case Above(min_score=least):
+            found: list[str | None] = [BELOW if row.score is not None and row.score < least else None for row in rows]
+        case TopShare():
+            best = _top(rows, keep)
+            found = [None if place in best else OUTSIDE for place in range(len(rows))]
+    return [NO_SCORE if row.score is None else reason for row, reason in zip(rows, found, strict=True)]
+
+
+def _top(rows: Sequence[Scored], keep: TopShare) -> set[int]:
+    """Places of the best rows, of all or of each source; of a share of 0.3 of 11 rows these are 4."""
+    ranked: dict[str, list[tuple[float, str, int]]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        if row.score is not None:
+            ranked[row.source if keep.per_source else ""].append((-row.score, digest([keep.seed, row.id]), place))
+    share = Fraction(str(keep.share))
+    return {place for group in ranked.values() for *_, place in sorted(group)[: math.ceil(share * len(group))]}
 
 
 def worth_imitating(group: Sequence[Said], config: BestAnswers) -> list[Said] | str:

@@ -11,8 +11,10 @@ from statistics import pvariance
 from typing import NamedTuple
 
 from configs.frozen import digest
-from configs.pairing import AllPairs, Budget, Delta, Pair, TopVsBottom
+from configs.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
 from data.answers import Said
+from data.records import made_of
+from stages.core.constraining import PART
 from stages.core.drawing import uniform
 
 Ranked = tuple[Said, ...]
@@ -46,7 +48,13 @@ def preferences(group: Sequence[Said], config: Pair) -> list[Preferred] | str:
 
     Among equally good (or bad) answers a hash of (seed, answer id) decides: taking the first sampled, or the longest, would be a bias.
     """
-    found = _delta(group, config.strategy, config) if isinstance(config.strategy, Delta) else _scored(group, config)
+    match config.strategy:
+        case Delta():
+            found = _delta(group, config.strategy, config)
+        case Relaxed():
+            found = _relaxed(group, config.strategy, config)
+        case _:
+            found = _scored(group, config)
     if isinstance(found, str):
         return found
     lists, strength = found
@@ -109,8 +117,34 @@ def _delta(group: Sequence[Said], strategy: Delta, config: Pair) -> tuple[list[R
         if not ended:
             return f"no answer of {policy} that came to its end"
         sides.append(ended)
-    pairs = ((strong, weak) for strong in sides[0] for weak in sides[1] if strong.text != weak.text)
-    first = next(pairs, None)
+    return _first_pair(*sides)
+
+
+def _relaxed(group: Sequence[Said], strategy: Relaxed, config: Pair) -> tuple[list[Ranked], None] | str:
+    """The first answer that knew of the constraints, and the first of those that did not which says something else."""
+    if made_of(group[0].prompt_id, PART) is None:
+        return "made of no other prompt"
+    drawn = _in_order_of_chance(group, config.seed)
+    chosen, rejected = ([one for one in drawn if one.relaxed == relaxed] for relaxed in (False, True))
+    if not rejected:
+        return "no answer to the prompt that it was made of"
+    if config.truncated == "drop":
+        chosen, rejected = ([one for one in side if one.ended] for side in (chosen, rejected))
+        if not chosen or not rejected:
+            return "no answer of one side that came to its end"
+    if strategy.verified:
+        chosen = [one for one in chosen if one.value == 1]
+        if not chosen:
+            return "no answer follows the constraints"
+        rejected = [one for one in rejected if one.value is not None and one.value < 1]
+        if not rejected:
+            return "answers without the constraints follow them, too"
+    return _first_pair(chosen, rejected)
+
+
+def _first_pair(better: Sequence[Said], worse: Sequence[Said]) -> tuple[list[Ranked], None] | str:
+    """The first two that say different things."""
+    first = next(((one, other) for one in better for other in worse if one.text != other.text), None)
     return ([first], None) if first else "identical texts"
 
 

@@ -12,9 +12,8 @@ from string import Template
 from configs.frozen import digest
 from configs.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
 from data.records import Message
+from stages.core.stated import stated_line
 
-EMPHASIS = str.maketrans("", "", "*`_#")
-"""Characters that some models put around the line, and that say nothing."""
 STATED = re.compile(r"rating\s*[:=]", re.IGNORECASE)
 EXACT = re.compile(rf"Rating: *([1-{HIGHEST}])")
 MARK_LENGTH = 12
@@ -52,23 +51,10 @@ def unused_mark(*texts: str) -> str:
 
 
 def parse_rating(text: str, *, ended: bool = True) -> int | str:
-    """The rating that a judge's words end with, 1 to 5, or why they have none.
-
-    The last line must be `Rating: N` and the only one that begins so. With a second such line, be it the same, nobody can tell the judge's
-    own from one that it quotes.
-    """
-    if not ended:
-        return "the judge's words were cut off"
-    lines = [line for line in (line.translate(EMPHASIS).strip() for line in text.splitlines()) if line]
-    stated = [line for line in lines if STATED.match(line)]
-    if not stated:
-        return "no line states a rating"
-    if len(stated) > 1:
-        return f"{len(stated)} lines state a rating"
-    if lines[-1] != stated[0]:
-        return "the rating is not the last line"
-    found = EXACT.fullmatch(stated[0])
-    return int(found[1]) if found else f"the rating is none of 1 to {HIGHEST}"
+    """The rating that a judge's words end with, 1 to 5, or why they have none: the last line must be `Rating: N`, and the only one that
+    begins so."""
+    found = stated_line(text, "rating", STATED, EXACT, ended=ended, otherwise=f"is none of 1 to {HIGHEST}")
+    return found if isinstance(found, str) else int(found[1])
 
 
 def mean_rating(ratings: Iterable[int | None]) -> float | None:

@@ -1,7 +1,12 @@
-"""How often an answer wins against the answers that were sampled to the same prompt."""
+"""How often an answer, or a policy, wins against the answers that were sampled to the same prompt."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, permutations
+from typing import NamedTuple
+
+from stages.core.statistics import bootstrap_mean
 
 
 def win_rates(scores: Sequence[float], scale: float | None) -> list[float]:
@@ -21,3 +26,58 @@ def _wins(gap: float, scale: float | None) -> float:
     if scale is None:
         return 0.5 if gap == 0 else float(gap > 0)
     return 0.5 * (1 + math.tanh(0.5 * scale * gap))  # σ(x), without overflow
+
+
+def contests(scores: Mapping[str, Sequence[float]]) -> dict[tuple[str, str], float]:
+    """How often an answer of one policy beats one of another on the same prompt: the share of all pairs of their answers in which the one's
+    has the higher score, equal ones counted half.
+
+    Args:
+        scores: policy → scores of its answers to one prompt; policies without any take no part.
+
+    Returns:
+        (policy, another) → share, both ways; the two add up to 1.
+    """
+    answered = {name: values for name, values in scores.items() if values}
+    found = {}
+    for one, other in permutations(answered, 2):
+        wins = [_wins(own - theirs, None) for own in answered[one] for theirs in answered[other]]
+        found[one, other] = sum(wins) / len(wins)
+    return found
+
+
+class WinRate(NamedTuple):
+    """How often a policy beats another over all prompts that both have answered."""
+
+    policy: str
+    against: str
+    prompts: int
+    mean: float
+    """Over prompts, each counting once."""
+    low: float
+    high: float
+    """Of the 95 % interval over prompts."""
+
+
+def win_rate_table(
+    prompts: Iterable[Mapping[str, Sequence[float]]], policies: Sequence[str], *, resamples: int, seed: int
+) -> list[WinRate]:
+    """The matrix of `contests` over many prompts, row by row in the order of the policies; two that no prompt has both of have no entry.
+
+    Args:
+        prompts: of each, policy → scores of its answers.
+        policies: names.
+        resamples: of prompts, behind each interval.
+        seed: of these.
+    """
+    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for scores in prompts:
+        for pair, share in contests(scores).items():
+            shares[pair].append(share)
+    found: dict[tuple[str, str], WinRate] = {}
+    for one, other in combinations(policies, 2):
+        if won := shares.get((one, other)):
+            mean, low, high = bootstrap_mean(won, resamples=resamples, seed=seed)
+            found[one, other] = WinRate(one, other, len(won), mean, low, high)
+            found[other, one] = WinRate(other, one, len(won), 1 - mean, 1 - high, 1 - low)
+    return [found[pair] for pair in permutations(policies, 2) if pair in found]

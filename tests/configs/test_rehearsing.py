@@ -1,5 +1,6 @@
 """The recipe as it is rehearsed: the same graph, and nothing in it otherwise but what the list of changes says."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from configs.answers import Sample
 from configs.datasets import PrepareData
 from configs.document import ConfigError
 from configs.execution import Execution, batch_problem
@@ -204,6 +206,27 @@ stages:
     assert {change.reason for change in changes if change.where == "judged/rated"} == {"judges", "lengths", "thresholds"}
 
 
+@pytest.mark.parametrize(("temperature", "samples", "rehearsed_samples"), [("1.0", 8, 2), ("[0.5, 1.0]", 8, 2), ("[0.5, 0.8, 1.0]", 9, 3)])
+def test_all_temperatures_of_a_pool_are_rehearsed(tmp_path, temperature, samples, rehearsed_samples):
+    recipes = tmp_path / "real"
+    recipes.mkdir()
+    (recipes / "drawn.yaml").write_text(f"""
+stages:
+  pool: {{kind: prepare_data, record: prompt, sources: [{{type: arithmetic, operations: [add], digits: [1], count: 8, seed: 1}}]}}
+  base: {{kind: source_model, source: {{type: hub, repo: allenai/OLMo-2-0425-1B, revision: pin me}}, chat_template: tulu}}
+  said:
+    kind: sample
+    in: {{policies: [base], prompts: pool}}
+    sampling: {{temperature: {temperature}, max_tokens: 512}}
+    samples_per_prompt: {samples}
+    prompts: {{count: 8}}
+""")
+    real, small, _ = rehearsal_of(tmp_path, "drawn", recipes=recipes)
+    found, was = small.find("said").config, real.find("said").config
+    assert isinstance(found, Sample) and isinstance(was, Sample)
+    assert found.samples_per_prompt == rehearsed_samples and found.sampling.temperature == was.sampling.temperature
+
+
 @pytest.mark.parametrize("name", ["cpu", "gpu", "gpu8"])
 def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
     real = Execution.model_validate(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()))
@@ -280,3 +303,16 @@ def test_a_family_that_cannot_be_is_refused_with_its_file(tmp_path):
         ModelFamily.model_validate(
             {"repos": ["a/b"], "model_type": "x", "heads": 1, "kv_heads": 1, "tokenizer": {"control": ["e"], "eos": "e"}}
         )
+
+
+def test_filters_by_tokens_and_columns_let_made_rows_pass_and_those_by_licences_stay(tmp_path):
+    filters = [
+        {"type": "tokens", "min": 100, "max": 4096},
+        {"type": "values", "column": "quality", "min": 0.5},
+        {"type": "licences", "allow": ["odc-by"]},
+    ]
+    settings = [f"conversations_raw.filters={json.dumps(filters)}", "conversations_raw.in.tokenizer=base"]
+    real, small, reduced = rehearsal_of(tmp_path, "tulu3_8b", *settings)
+    was, now = (graph.find("conversations_raw").config.model_dump(mode="json")["filters"] for graph in (real, small))
+    assert now == [{"type": "tokens", "min": 1, "max": None}, was[2]] and was[2]["stated"]
+    assert [one.setting for one in reduced if one.where == f"{real.recipe}/conversations_raw" and one.setting == "filters"] == ["filters"]

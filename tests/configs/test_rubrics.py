@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from configs import rubrics
 from configs.answers import Judge
-from configs.rating import key_variable
+from configs.asking import key_variable
 from configs.rubrics import load_rubric, rubric_names
 
 RATING = {"rubrics": ["helpfulness", "honesty"], "by": {"type": "policy"}}

@@ -51,6 +51,11 @@ ROWS: dict[str, list[dict]] = {
             "on_policy": False, "index": 0, "seed": 2**31 - 1, "prompt_ids": [1, 2], "response_ids": [], "logprobs": [], "text": "",
             "finish_reason": "stop",
         },
+        {
+            "id": "p/m/1", "prompt_id": "p", "source": "s", "messages": [QUESTION], "verifier": None, "policy": "m", "policy_content": "c",
+            "on_policy": True, "index": 1, "seed": 0, "temperature": 0.6, "prompt_ids": [1], "response_ids": [7], "logprobs": [-0.5],
+            "text": "2", "finish_reason": "length",
+        },
     ],
     "judgment": [
         {

@@ -1,7 +1,11 @@
+import ast
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from data.kernels import compiled
 
@@ -41,3 +45,83 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
         return 3 * number
 
     assert compiled(thrice)(5) == 15
+
+
+SEARCH = """
+from configs.decontamination import Abstracted, Decontaminate
+from data.decontamination import Comparison
+
+item = {"id": "q", "question": "Ann has 12 red apples in a basket under the old oak tree and gives Bob 3 of the green ones away"}
+text = "Tim has trillion red apples in a basket under the old oak tree and gives Kay trillion of the green ones away"
+comparison = Comparison({"suite": [item]}, Decontaminate(threshold=0.9, abstracted=Abstracted()))
+comparison.compile()
+((*found,),) = comparison.overlaps([{"messages": [{"role": "user", "content": text}]}])
+print(len(found))
+"""
+
+
+def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tmp_path):
+    """A job with an older list of words of numbers fills the cache that one with a longer list then uses."""
+    copy = tmp_path / "copy"
+    for package in ("data", "configs"):
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    reading = copy / "data" / "reading.py"
+    reading.write_text(reading.read_text().replace("million billion", "million billion trillion"))
+    found = []
+    for code in (ROOT, copy):
+        environment = os.environ | {"PYTHONPATH": str(code), "PEDIGREE_CACHE": str(tmp_path / "cache")}
+        command = [sys.executable, "-c", SEARCH]
+        found.append(subprocess.run(command, cwd=code, env=environment, check=True, capture_output=True, text=True).stdout)
+    assert found == ["0\n", "1\n"]
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def is_compiled(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef) and "compiled" in {name for one in node.decorator_list for name in names_in(one)}
+
+
+def foreign_names(tree: ast.Module) -> set[str]:
+    """What functions that are compiled read, by whatever way, of what a module imports."""
+    imported = {
+        alias.asname or alias.name: getattr(node, "module", alias.name)
+        for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
+    }  # fmt: skip
+    ours = {name for name, module in imported.items() if module.split(".")[0] in ("data", "configs", "stages", "pipelines")}
+    reads: dict[str, set[str]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            reads[node.name] = {name for part in node.body for name in names_in(part)}
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            reads |= dict.fromkeys((name for target in targets for name in names_in(target)), names_in(node.value))
+    left, seen = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and is_compiled(node)], set()
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += reads.get(name, ())
+    return seen & ours
+
+
+KERNELS = [path for path in sorted((ROOT / "data").glob("*.py")) if any(map(is_compiled, ast.parse(path.read_text()).body))]
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_machine_code_has_nothing_of_another_file_in_it(path):
+    """It is kept by what its own file says: what it needs of others it must be given."""
+    assert not foreign_names(ast.parse(path.read_text()))
+
+
+def test_what_comes_from_another_file_by_a_constant_and_a_function_is_found():
+    source = """
+from data.reading import WORDS
+from data.kernels import compiled
+def longest(): return max(map(len, WORDS))
+MOST = longest()
+@compiled
+def cut(text): return text[:MOST]
+"""
+    assert foreign_names(ast.parse(source)) == {"WORDS"} and KERNELS

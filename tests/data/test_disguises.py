@@ -7,7 +7,8 @@ from itertools import cycle
 
 import pytest
 
-from configs.datasets import Arithmetic, Constraints, Decontaminate, Packaged
+from configs.datasets import Arithmetic, Constraints, Packaged
+from configs.decontamination import Decontaminate
 from data.decontamination import Index
 from data.procedural import Example, arithmetic, constraints
 from data.reading import readings
@@ -124,7 +125,7 @@ def test_a_copy_is_found_whoever_says_it(place):
 
 
 @pytest.mark.parametrize("turns", [("user",), ("user", "assistant"), ("system", "user"), ("system", "user", "assistant")])
-@pytest.mark.parametrize("threshold", [1e-9, 0.5, 0.8])
+@pytest.mark.parametrize("threshold", [1e-9, 0.5, 0.9])
 @pytest.mark.parametrize("ngram", [2, 5, 8, 13])
 def test_under_every_setting_that_is_accepted_whole_copies_are_found(ngram, threshold, turns):
     config = Decontaminate(ngram=ngram, threshold=threshold, turns=turns)

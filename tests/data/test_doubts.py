@@ -6,7 +6,7 @@ import re
 import pytest
 from test_matching import Texts
 
-from configs.datasets import Abstracted, Decontaminate, ShortItems
+from configs.decontamination import Abstracted, Decontaminate, ShortItems
 from data.coverage import Coverage, searched
 from data.decontamination import Comparison, Index
 from data.messages import ROLES
@@ -67,6 +67,7 @@ def test_a_word_of_a_hundred_thousand_letters_is_read_at_once():
         ("the 2nd of 16GB", b"the # of #"),
         ("ÉMILE et ángel et Иван", b"@ et angel et @"),
         ("ate &#36;5 &amp; more", b"ate # more"),
+        ("Twenty-five of ONE hundred Ones, seventeen or a thousandth", b"# of # @ # or a thousandth"),
     ],
 )
 def test_an_abstracted_text_says_that_there_are_names_and_numbers_and_not_which(text, line):
@@ -78,6 +79,11 @@ def test_references_of_html_are_read_as_what_they_stand_for(text):
     assert readings([text])[0][0].split() == b"cost 5 now".split()
 
 
+@pytest.mark.parametrize("text", [r"\(\frac{1}{3}\) of it", r"$\dfrac13$ of it", r"\tfrac {1} 3 of it"])
+def test_fractions_of_latex_are_read_as_what_they_stand_for(text):
+    assert readings([text])[0][0].split() == b"1 / 3 of it".split()
+
+
 def test_what_only_looks_like_a_reference_stays():
     assert readings(["AT&T; fish &chips &nosuchname; 5 &lt 6"])[0][0].split() == b"at t fish chips nosuchname 5 lt 6".split()
 
@@ -87,10 +93,49 @@ def test_a_copy_with_other_people_and_numbers_is_found_by_the_second_comparison_
     assert found(Decontaminate(abstracted=Abstracted()), [PROBLEM], OTHER) == {"q0": ""}
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("numbers", [("twelve", "two", "One Thousand"), ("tWELVE", "twO", "OnE thoUSAnd")])
+def test_a_copy_with_its_numbers_in_words_is_found_by_the_second_comparison(numbers, compiled):
+    twelve, two, thousand = numbers
+    text = PROBLEM.replace("12", twelve).replace("loses 2", f"loses {two}").replace("1,000", thousand)
+    comparison = Comparison({"suite": [item(PROBLEM)]}, Decontaminate(ngram=4, threshold=0.9, abstracted=Abstracted()))
+    if compiled:
+        comparison.compile()
+    ((overlap,),) = comparison.overlaps([row(text)])
+    assert (overlap.way, overlap.score, overlap.doubt) == ("abstracted", 1.0, "")
+
+
+@pytest.mark.parametrize(
+    ("middle", "doubt"),
+    [("Cy sold half as many as Dan. Dan sold", "said less often"), ("Cy sold 7 cakes more than Dan. Dan sold", "")],
+)
+def test_what_the_item_says_twice_the_row_must_say_twice(middle, doubt):
+    """Without names and numbers one sentence of the row covers both of the item's: 15 of its 18 other words are said as often."""
+    question = "Ada sold 9 cakes more than Bo. Bo sold 5 cakes more than Cy. Cy sold 14 cakes, so how many cakes did Ada sell at the fair?"
+    text = f"Eve sold 3 cakes more than Cy. {middle} 28 cakes, so how many cakes did Eve sell at the fair?"
+    assert found(Decontaminate(threshold=0.9, abstracted=Abstracted()), [question], text) == {"q0": doubt}
+
+
+def test_a_letter_that_looks_like_another_makes_no_word_said_twice():
+    """A row is read in several ways then, each of which says a word as often as it stands there."""
+    question = "Ada sold 9 cakes more than Bo. Bo sold 5 cakes more than Cy. Cy sold 14 cakes, so how many cakes did Ada sell at the fair?"
+    text = "Eve sold 3 cakes more than Cy. Cy sold half as many as Dan. Dan sold 28 cakes, so how many cakes did Eve sell at the fair?"
+    config = Decontaminate(threshold=0.9, abstracted=Abstracted())
+    assert found(config, [question], text) == found(config, [question], f"{text} \u0430") == {"q0": "said less often"}
+
+
+def test_typos_and_other_people_together_hide_no_copy():
+    """Some words with a letter wrong, which the row must say as often as the item, in a sentence that another one covers."""
+    buys = "buys {} red {} at the {} every morning."
+    question = f"Anna {buys.format(3, 'apples', 'market')} Ben {buys.format(5, 'apples', 'market')} How many apples do they have?"
+    text = f"Carl {buys.format(8, 'apples', 'market')} Dora {buys.format(2, 'appels', 'markte')} How many apples do they have?"
+    assert found(Decontaminate(ngram=4, threshold=0.9, typos=True, abstracted=Abstracted()), [question], text) == {"q0": ""}
+
+
 def test_of_an_item_that_both_comparisons_find_the_first_is_told():
     comparison = Comparison({"suite": [item(PROBLEM)]}, Decontaminate(abstracted=Abstracted()))
     ((same,), (other,)) = comparison.overlaps([row(PROBLEM), row(OTHER)])
-    assert (same.abstracted, other.abstracted) == (False, True)
+    assert (same.way, other.way) == ("words", "abstracted")
     assert same.matched.startswith("mrs smith from ohio") and other.matched.startswith("@ from @ has # red")
 
 
@@ -105,6 +150,7 @@ def test_sums_are_not_all_alike():
 @pytest.mark.parametrize("typos", [False, True])
 def test_the_compiled_search_changes_no_verdict_of_abstracted_and_mended_texts_either(seed, typos):
     texts = Texts(seed)
+    texts.words += texts.draw.sample(["7", "seven", "Seven", "HUNDRED", "sEven", "sevens", "seVENs"], 3)
     items, rows = texts.items(), [texts.row() for _ in range(30)]
     ngram, threshold = texts.draw.choice([2, 3, 5, 8]), texts.draw.choice([0.3, 0.5, 0.8])
     index = Index({"suite": items}, ngram, abstracted=True, typos=typos)
@@ -115,14 +161,14 @@ def test_the_compiled_search_changes_no_verdict_of_abstracted_and_mended_texts_e
 
 def abstracted(text: str) -> str:
     """The definition for ASCII without operators, by another way."""
-    text = re.sub(r"\b[A-Z]\w*", "@", text)
-    return re.sub(r"([@#])( \1)+", r"\1", re.sub(r"\b\d\w*", "#", text))
+    text = re.sub(r"\b(one|twelve|\d\w*)\b", "#", text, flags=re.IGNORECASE)
+    return re.sub(r"([@#])( \1)+", r"\1", re.sub(r"\b[A-Z]\w*", "@", text))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_an_abstracted_text_is_that_of_the_definition(seed):
     draw = random.Random(seed)
-    text = " ".join(draw.choice(["Ann", "B", "12", "3rd", "one", "x2", "iPhone", "a"]) for _ in range(3000))
+    text = " ".join(draw.choice(["Ann", "B", "12", "3rd", "one", "Twelve", "x2", "iPhone", "a"]) for _ in range(3000))
     assert readings([text], abstracted=True)[0][0].decode() == abstracted(text)
 
 
@@ -135,6 +181,23 @@ def test_words_with_a_letter_wrong_are_read_as_the_item_has_them():
     index = {typos: Index({"suite": [item(WORDS)]}, 3, typos=typos) for typos in (False, True)}
     assert [[one.score for one in some] for some in index[True].overlaps([row(text)], 0.8)] == [[1.0]]
     assert index[False].overlaps([row(text)], 0.8) == [[]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_not_mended_since_the_row_lacks_the_words_would_not_be_found_mended_either(seed, monkeypatch):
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abcd", k=draw.randint(3, 7))) for _ in range(40)]
+    items = [item(" ".join(draw.choices(words, k=draw.randint(3, 12))), f"q{number}") for number in range(30)]
+
+    def changed(word: str) -> str:
+        return draw.choice([word, word, word.replace(draw.choice(word), "", 1), draw.choice(words)])
+
+    rows = [[" ".join(map(changed, one["question"].split()))] for one in items]
+    coverage = Coverage({"suite": items}, 2)
+    found = {least: [coverage.overlaps(row, 0.6, typos=True, least=least) for row in rows] for least in (0.3, 0.6)}
+    monkeypatch.setattr(Coverage, "_most", lambda *_: 1.0)
+    assert found == {least: [coverage.overlaps(row, 0.6, typos=True, least=least) for row in rows] for least in (0.3, 0.6)}
+    assert 0 < sum(map(len, found[0.6])) < sum(map(len, found[0.3]))
 
 
 def test_what_the_item_says_too_short_words_and_numbers_are_not_mended():

@@ -62,7 +62,7 @@ def outcomes(file: Path, fields: dict[str, Any]) -> dict[int, Any]:
     given = opened(source, record, "task" if record == "item" else None, outside)
     found = {}
     for place, row in (one for block in given.blocks for one in block.rows()):
-        made, bad, _ = given.parse(Handed([(place, row)]))
+        made, bad, *_ = given.parse(Handed([(place, row)]))
         texts = [*(shown(one, given.name) for one in made), *(f"refused: {one.reason}" for one in bad)]
         found[number_of(place)] = texts[0] if len(texts) == 1 else texts
     return found

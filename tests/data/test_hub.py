@@ -128,6 +128,12 @@ def test_splits_may_be_the_sources_of_a_mixture(hub, online):
     assert [(row["source"], row["prompt"]) for _, row in both["value"]["rows"]] == [("test", "d"), *(("train", one) for one in "abc")]
 
 
+def test_columns_that_are_not_chosen_are_told_beside_a_row_where_somebody_asks_for_them(hub, online):
+    given = source(hub, config="other", config_as="part", columns={"prompt": "question"})
+    ((place, (row, said)),) = online.ask("rows", given, ["answer", "part", "rating"])["value"]["rows"]
+    assert place == "lab/sums/train[0]" and row == {"prompt": "e", "part": "other"} and said == {"part": "other", "answer": "to e"}
+
+
 def test_reading_rows_loads_no_torch(hub, tmp_path):
     child = HubChild(hub.url, tmp_path)
     try:

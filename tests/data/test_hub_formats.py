@@ -34,7 +34,7 @@ CASES: list[Case] = [
         11: "turn 1 is the user's where the assistant's is due",
     }),
     ("allenai/tulu-3-sft-olmo-2-mixture-0225", "conversation", "train", 5, {
-        4: "message 1 is a turn of role tool: conversations with tools are not read yet",
+        4: "turn 1 is the tool's where the assistant's is due",
         5: "turn 2 is the system's where the user's is due",
         6: "turn 0 is the assistant's where the user's is due",
     }),
@@ -74,7 +74,10 @@ CASES: list[Case] = [
         4: "the answer is empty",
     }),
     (BINARIZED, "conversation", "train_sft", 2, {}),
+    ("proj-persona/PersonaHub", "prompt", "train", 12, {6: "message 0 (user) is empty"}),
 ]  # fmt: skip
+FIELDS = {"proj-persona/PersonaHub": {"config": "persona", "columns": {"prompt": "persona"}}}
+"""Data set → what its source must say besides."""
 BBH = sorted(path.name for path in (HUB / "datasets" / "lukaemon" / "bbh").iterdir() if path.is_dir())
 SUITES: list[tuple[str, str, str | list[str] | None, str, int, int]] = [
     ("openai/gsm8k", "gsm8k", "main", "test", 8, 0),
@@ -96,7 +99,7 @@ SUITES: list[tuple[str, str, str | list[str] | None, str, int, int]] = [
 
 def read(mirror: Path, monkeypatch: pytest.MonkeyPatch, repo: str, record: RecordType, split: Any, **changes: Any) -> Loaded:
     monkeypatch.setenv("PEDIGREE_HUB", str(mirror))
-    given = {"type": "hub", "repo": repo, "revision": "a" * 40, "split": split, "max_bad_rows": 12, **changes}
+    given = {"type": "hub", "repo": repo, "revision": "a" * 40, "split": split, "max_bad_rows": 12, **FIELDS.get(repo, {}), **changes}
     return load(Hub.model_validate(given), record, None, Outside(check_verifier=check))
 
 

@@ -145,5 +145,14 @@ def test_made_models_learn_rows_of_stored_sources_too(tmp_path, ending):
     assert any("Hullo?" in text and "Yes, quite." in text for text in texts)
 
 
+def test_made_models_learn_no_turns_that_a_template_may_have_no_form_for(tmp_path):
+    (tmp_path / "stored").mkdir()
+    asked = {"role": "user", "content": "Hullo?"}
+    called = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
+    rows = [[asked, called], [asked, called, {"role": "tool", "content": "x"}, {"role": "assistant", "content": "Yes."}]]
+    (tmp_path / "stored" / "logs.json").write_text(json.dumps([{"messages": messages} for messages in rows]))
+    assert rehearsal.texts_and_dialogues([tmp_path], [])[1] == []
+
+
 def test_a_made_judge_learns_all_ratings_in_the_form_that_is_read():
     assert [parse_rating(one["answer"]) for one in rehearsal.judging()] == [1, 2, 3, 4, 5]

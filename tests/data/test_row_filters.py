@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from configs.filters import LANGUAGES, Filter
-from configs.wordings import wordings
+from configs.wordings import worded, wordings
 from data import filters, row_facts, row_filters
 
 TEMPLATES = Path(__file__).parents[2] / "configs" / "templates"
@@ -288,9 +288,82 @@ def test_the_languages_are_langdetects():
     assert set(LANGUAGES) == {path.name for path in (Path(langdetect.__file__).parent / "profiles").iterdir()}
 
 
+SPOKEN = {
+    "ar": (
+        ["عذرًا، لا يمكنني مساعدتك في ذلك.", "عذرًا على التأخير، إليك الإجابة."],
+        ["أنا نموذج لغوي تم تدريبه من قبل OpenAI.", "أنا أستخدم Google كل يوم."],
+    ),
+    "de": (
+        ["Es tut mir leid, aber ich kann dir dabei nicht helfen.", "Es tut mir leid, das zu hören! Wie geht es dir?"],
+        ["Ich bin ein Sprachmodell, das von OpenAI entwickelt wurde.", "Ich bin überzeugt, dass die von Google entwickelte App hilft."],
+    ),
+    "es": (
+        ["¡Lo siento, pero no puedo ayudarte con eso!", "Lo siento mucho por tu pérdida."],
+        ["Soy ChatGPT, un modelo de lenguaje.", "Soy usuario de ChatGPT."],
+    ),
+    "fr": (
+        ["Je suis désolé, mais je ne peux pas répondre à cette question.", "Je suis désolé d’apprendre cela."],
+        ["J’ai été créé par OpenAI.", "Je suis un assistant qui utilise Google."],
+    ),
+    "it": (
+        ["Mi dispiace, ma non posso rispondere a questa domanda.", "Mi dispiace molto per la tua perdita."],
+        ["Sono stato sviluppato da OpenAI.", "Sono un cliente di Google."],
+    ),
+    "ja": (
+        ["申し訳ありませんが、その質問にはお答えできません。", "申し訳ありませんでした。訂正します。"],
+        ["私はChatGPTです。", "私はGoogleの社員です。"],
+    ),
+    "ko": (
+        ["죄송하지만 그 요청은 도와드릴 수 없습니다.", "죄송하지만 역이 어디에 있나요?"],
+        ["저는 OpenAI에서 개발한 언어 모델입니다.", "저는 Google에서 개발자로 일합니다."],
+    ),
+    "pt": (
+        ["Desculpe, mas não posso ajudar com isso.", "Desculpe o atraso! Segue o resumo."],
+        ["Eu sou um modelo de linguagem treinado pela OpenAI.", "Eu sou fã do trabalho feito pela Google."],
+    ),
+    "ru": (
+        ["Извините, но я не могу помочь с этим.", "Извините за задержку. Вот ответ."],
+        ["Я — языковая модель, созданная OpenAI.", "Я пользуюсь моделью, созданной OpenAI."],
+    ),
+    "zh-cn": (
+        ["很抱歉，我无法回答这个问题。", "很抱歉听到这个消息。"],
+        ["我是由OpenAI开发的人工智能。", "我是ChatGPT的用户。"],
+    ),
+    "zh-tw": (
+        ["很抱歉，我無法回答這個問題。", "很抱歉聽到這個消息。"],
+        ["我是阿里雲開發的通義千問。", "我是ChatGPT的用戶。"],
+    ),
+}
+"""Language → (a refusal and none, a claim and none)."""
+
+
+@pytest.mark.parametrize(("place", "kind"), enumerate(("refusals", "identity")))
+def test_each_language_has_lists_and_english_alone_is_looked_for_where_none_is_named(place, kind):
+    assert set(worded()) - {"en"} == set(SPOKEN) <= set(LANGUAGES)
+    said = {language: [row("a", text) for text in texts[place]] for language, texts in SPOKEN.items()}
+    for language, rows in said.items():
+        assert set(dropped({"type": kind, "languages": [language]}, *rows)) == {0}, language
+    everything = [one for rows in said.values() for one in rows]
+    assert set(dropped({"type": kind, "languages": list(SPOKEN)}, *everything)) == set(range(0, len(everything), 2))
+    assert dropped({"type": kind}, *everything) == {} == dropped({"type": kind, "languages": ["en"]}, *everything)
+
+
+def test_languages_are_no_identity_but_what_they_stand_for_is():
+    plain, several = made({"type": "refusals"}).model_dump(), made({"type": "refusals", "languages": ["de", "en"]}).model_dump()
+    assert plain == {"type": "refusals", "phrases": wordings("refusals")} and plain["phrases"][0] == "as a language model"
+    assert several["phrases"] == (*wordings("refusals", ("de",)), *wordings("refusals")) and made(several).model_dump() == several
+    assert "千问" in made({"type": "identity", "languages": ["zh-cn"]}).model_dump()["names"]
+    assert made({"type": "identity", "languages": ["de"]}).model_dump()["names"] == wordings("names")
+    refused({"type": "refusals", "languages": ["en", "tlh"]}, "tlh has no lists in configs/wordings.yaml: en, ar, de, es, fr, it, ja, ko,")
+    refused({"type": "refusals", "languages": ["de"], "phrases": ["nein"]}, "languages have no effect beside phrases: leave one of them")
+    refused({"type": "identity", "languages": ["de"], "names": ["Hal"], "claims": ["bin {name}"]}, "no effect beside names and claims")
+
+
 def test_lists_that_a_filter_takes_from_the_project_stand_in_the_dump_of_its_config():
     """So the key of what is filtered changes with them, and an old record says what was looked for."""
     for kind, field in (("refusals", "phrases"), ("control_tokens", "tokens"), ("identity", "claims"), ("cutoff_dates", "patterns")):
         one = made({"type": kind})
         assert len(one.model_dump(mode="json")[field]) > 4 and made(one.model_dump(mode="json")) == one
-    assert len(set(wordings("refusals"))) == len(wordings("refusals")) and list(wordings("refusals")) == sorted(wordings("refusals"))
+    for language in worded():
+        phrases, every = wordings("refusals", (language,)), made({"type": "identity", "languages": [language]}).model_dump()
+        assert list(phrases) == sorted(set(phrases)) and len(wordings("claims", (language,))) > 1 and made(every).model_dump() == every

@@ -356,10 +356,10 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
         list(read(tmp_path / "x.jsonl"))
 
 
-@pytest.mark.parametrize("suffix, says", [("jsonl", "not UTF-8"), ("json", "not UTF-8"), ("parquet", "not Parquet")])
+@pytest.mark.parametrize("suffix, says", [("jsonl", ":1: is not UTF-8"), ("json", " is not UTF-8"), ("parquet", " is not Parquet")])
 def test_a_file_of_another_form_is_named(tmp_path, suffix, says):
     (tmp_path / f"x.{suffix}").write_bytes(b"\xff\xfe")
-    with pytest.raises(SourceError, match=f"x.{suffix} is {says}"):
+    with pytest.raises(SourceError, match=f"x.{suffix}{says}"):
         read(tmp_path / f"x.{suffix}")
 
 

@@ -84,6 +84,12 @@ def everything(project: Project, recipe: str = "tiny") -> Graph:
     return graph
 
 
+WON = [
+    {"policy": one, "against": other, "prompts": 40, "mean": mean, "low": mean - 0.1, "high": mean + 0.1}
+    for one, other, mean in (("sft", "<i>base", 0.75), ("<i>base", "sft", 0.25))
+]
+
+
 def _rows(node: Node, index: int):
     said = [{"role": "user", "content": f"What is {index} + 4?"}]
     rows = "".join(json.dumps({"id": f"{node.name}-{i}", "messages": said}) + "\n" for i in range(20 + index))
@@ -106,6 +112,7 @@ def _rows(node: Node, index: int):
     verdict = {"suite": "x", "success": True, "rows": 20, "expectations": [{"expectation": "unique", "column": "id", "success": True}]}
     evidence = {
         "prepare_data": {"counts.json": counts, "statistics.json": {"all": {"characters": {"p50": 31, "p99": 907, "max": 1234}}}},
+        "judge": {"win_rates.json": WON},
         "decontaminate": {"report.json": report, "manifest.jsonl": manifest},
     }.get(node.kind, {})
     metrics = {"rows": 20 + index} | ({"validation": verdict} if node.kind == "prepare_data" else {})
@@ -140,7 +147,8 @@ def _scores(node: Node, index: int):
     return {"scores.json": json.dumps({"policies": policies, "differences": differences})}, {"samples.jsonl": samples}, {"items": 40}
 
 
-MADE_OF_ROWS = "prepare_data decontaminate sample judge pair best_answers select_prompts overoptimization reference_logprobs"
+MADE_OF_ROWS = """prepare_data decontaminate find_rephrased constrain synthesize sample judge pair best_answers select_prompts select_rows
+overoptimization reference_logprobs"""
 CONTENT = dict.fromkeys(MADE_OF_ROWS.split(), _rows)
 CONTENT |= dict.fromkeys(("source_model", "sft", "reward_model", "preference_train", "rlvr", "select"), _model)
 CONTENT |= {"evaluate": _scores}

@@ -20,12 +20,14 @@ from configs.recipe import load_recipes
 from data.artifacts import sha256_path
 from data.provenance import code_files, code_sha256
 from pipelines import ensure as ensure_module
-from pipelines.ensure import Result, ensure
+from pipelines.ensure import Result, ensure, identify
 from pipelines.jobs import preparation
 from pipelines.jobs.code import CodeMoves, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.lease import lease
+from pipelines.jobs.preparation import prepare
 from pipelines.jobs.processes import kill_all, processes_of
+from pipelines.jobs.scratch_state import read_spec
 from pipelines.jobs.slots import Pool, slots
 from pipelines.lineage.verify import verify_project
 from pipelines.runs import load_run, open_run, plan, run_graph
@@ -420,14 +422,15 @@ def test_an_edit_reaches_no_job_that_has_been_submitted(lab: Lab) -> None:
     assert then != read(lab, "cleaner", "run.json")["fingerprint"]["files"][STAGE], "the stage below began with the edited code"
 
 
-def interrupted(lab: Lab) -> None:
-    """`clean` has a checkpoint and no job; its code is edited then."""
+def interrupted(lab: Lab) -> Path:
+    """`clean` has a checkpoint and no job; its code is edited then. Returns its scratch folder."""
     lab.knobs(clean={"seconds": 0.3, "errors": [5, 5]})
     assert outcomes(lab)["clean"] == "StageFailed"
     scratch = next(path.parent for path in lab.root.glob(".pedigree/scratch/*/inputs.json"))
     (scratch / "checkpoints/step-7").mkdir(parents=True)
     lab.knobs()
     other_code(lab)
+    return scratch
 
 
 @pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
@@ -446,6 +449,32 @@ def test_an_interrupted_stage_whose_code_has_changed(lab: Lab, choice: Any) -> N
     assert (attempts[-1]["code"]["snapshot"] == attempts[0]["code"]["snapshot"]) == (choice == "keep")
     said = [notice for notice in run.ledger.notices if "the working tree has changed since" in notice]
     assert bool(said) == (choice == "keep") and all(STAGE in notice and "--on-code-change take" in notice for notice in said)
+
+
+@pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
+@pytest.mark.parametrize(("log", "called"), [("chunks/answers.jsonl", "kept answers"), ("replies.jsonl", "kept replies")])
+def test_what_was_kept_one_by_one_is_told_as_what_it_is(lab: Lab, choice: Any, log: str, called: str) -> None:
+    scratch = interrupted(lab)
+    shutil.rmtree(scratch / "checkpoints")
+    (scratch / log).parent.mkdir(exist_ok=True)
+    (scratch / log).write_text('["0123", {}]\n')
+    run = lab.run()
+    run.on_code_change = choice
+    prepare(run, node := run.graph.find("clean"), identify(run, node), *run.execution.of(node.kind, node.name))
+    assert read_spec(scratch).marks == ((f"code changed at {called}: {STAGE}",) if choice == "take" else ())
+    assert any(f"lab/clean goes on from {called} with the code" in notice for notice in run.ledger.notices) == (choice == "keep")
+    assert (scratch / log).exists() == (choice != "rerun"), "what begins again goes on from nothing"
+
+
+def test_a_log_that_holds_nothing_leaves_the_code_of_now(lab: Lab) -> None:
+    """The engine had failed at its start, by a bug that was repaired then."""
+    scratch = interrupted(lab)
+    shutil.rmtree(scratch / "checkpoints")
+    (scratch / "chunks").mkdir()
+    (scratch / "chunks/answers.jsonl").touch()
+    run = lab.run()
+    assert made(run_graph(run))["clean"] == "ran" and not run.ledger.notices
+    assert "edited" in (lab.root / "artifacts/lab/clean/payload/rows.jsonl").read_text()
 
 
 @pytest.mark.parametrize("choice", ["keep", "rerun"])

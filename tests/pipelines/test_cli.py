@@ -43,9 +43,11 @@ class Command:
     def until(self, *arguments: str, ready) -> subprocess.Popen[str]:
         """Starts the command and waits until `ready()`."""
         process = self.start(*arguments)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120  # Prefect alone may take a minute to be imported beside other tests
         while not ready():
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()  # else nobody would be told before the test's own time is over
+                raise AssertionError(process.communicate())
             time.sleep(0.05)
         return process
 

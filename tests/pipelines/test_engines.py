@@ -1,9 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 
 from configs.document import ConfigError
-from configs.execution import Execution
+from configs.execution import Execution, Numerics
+from configs.project import Project
 from configs.recipe import load_recipe
 from pipelines import runs
 
@@ -25,6 +27,82 @@ def test_kernels_that_are_not_installed_are_named_for_the_stages_that_compute(mo
     runs.refuse_missing_engines(graph, addresses, Execution(slots=1))
     with pytest.raises(ConfigError, match=r"tiny: sft: needs liger_kernel, not installed: run `make setup`"):
         runs.refuse_missing_engines(graph, addresses, ON_A_GPU)
+
+
+SPOKEN = """stages:
+  people: {kind: prepare_data, record: prompt, sources: [{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 1}]}
+  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}
+  asked: {kind: synthesize, in: {prompts: people}, method: {type: persona, task: math}, by: &server
+    {type: endpoint, base_url: "https://writer.example/v1", model: m}}
+  own: {kind: synthesize, in: {prompts: people, writer: base}, method: {type: persona, task: math}, by: {type: policy}}
+  said: {kind: sample, in: {prompts: people, policies: [base]}, prompts: {count: 9}, samples_per_prompt: 1,
+    sampling: {max_tokens: 8}}
+  checked: {kind: judge, in: {completions: said}}
+  asked_too: {kind: judge, in: {completions: said}, rating_weight: 1, rating: {by: *server, rubrics: [helpfulness]}}
+  rated: {kind: judge, in: {completions: said, judge: base}, rating_weight: 1, rating: {by: {type: policy}, rubrics: [helpfulness]}}
+"""
+
+
+def test_who_asks_a_server_needs_no_engine_and_a_policy_that_rates_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "find_spec", lambda name: None if name == "vllm" else object())
+    (tmp_path / "made.yaml").write_text(SPOKEN)
+    graph = load_recipe(tmp_path, "made")
+    with pytest.raises(ConfigError, match=r"made: own, said, rated: needs vllm, not installed"):
+        runs.refuse_missing_engines(graph, list(graph.nodes), ON_A_GPU.model_copy(update={"numerics": Numerics()}))
+
+
+@pytest.mark.parametrize("kind", ["judge", "synthesize"])
+def test_engines_that_nobody_opens_need_no_slots(tmp_path, kind):
+    """A judge that asks a server takes one slot, whatever the profile says of engines for all stages."""
+    narrow = {kind: {"placement": {"slots": 1}}}
+    profile = {"slots": 4, "numerics": {"threads": 1}, "placement": {"engines": 4, "slots": 4}, "kinds": narrow}
+    (tmp_path / "made.yaml").write_text(SPOKEN)
+    (tmp_path / "wide.yaml").write_text(json.dumps(profile))
+    with pytest.raises(ConfigError) as refused:
+        runs.profile_for(Project(tmp_path), load_recipe(tmp_path, "made"), str(tmp_path / "wide.yaml"))
+    opening = {"judge": "rated", "synthesize": "own"}[kind]
+    problem = "engines 4, each of tensor_parallel 1 and threads 1, need 4 slots, and placement.slots is 1: raise it, or lower engines"
+    assert [problem.message for problem in refused.value.problems] == [f"stage {opening}: {problem}"]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {"slots": 4, "placement": {"engines": 4, "slots": 2}},
+        {"slots": 4, "stages": {"sample_0": {"placement": {"engines": 4, "slots": 2}}}},
+    ],
+)
+def test_engines_that_do_not_fit_their_stage_are_a_problem_of_the_profile(tmp_path, profile):
+    """Each kind and each stage alone is well: only the recipe says which stage is of which kind."""
+    Execution.model_validate(profile)
+    (tmp_path / "odd.yaml").write_text(json.dumps(profile))
+    graph = load_recipe(RECIPES, "tiny")
+    with pytest.raises(ConfigError) as refused:
+        runs.profile_for(Project(tmp_path), graph, str(tmp_path / "odd.yaml"))
+    told = [problem.message for problem in refused.value.problems]
+    problem = "engines 4, each of tensor_parallel 1 and threads 2, need 8 slots, and placement.slots is 2: raise it, or lower engines"
+    assert f"stage sample_0: {problem}" in told and not [one for one in told if one.startswith("stage sft")]
+
+
+def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_words(tmp_path):
+    """Each is valid alone; pydantic's own words would show the input and an address of its documentation."""
+    compiled = {"reward": {"numerics": {"kernels": "compiled"}}}
+    profile = {"slots": 4, "kinds": {"reward_model": {"numerics": {"zero_stage": 3}}}, "stages": compiled}
+    Execution.model_validate(profile)
+    (tmp_path / "odd.yaml").write_text(json.dumps(profile))
+    with pytest.raises(ConfigError) as refused:
+        runs.profile_for(Project(tmp_path), load_recipe(RECIPES, "demo"), str(tmp_path / "odd.yaml"))
+    (told,) = [problem.message for problem in refused.value.problems if problem.message.startswith("stage reward:")]
+    assert told == (
+        "stage reward: kernels compiled need weights that are whole, and zero_stage 3 parts them: set zero_stage to 2 or less, or kernels "
+        "to liger or torch"
+    )
+
+
+def test_numerics_of_a_profile_that_exclude_each_other_are_told_in_words(tmp_path):
+    (tmp_path / "odd.yaml").write_text(json.dumps({"slots": 4, "numerics": {"zero_stage": 3, "kernels": "compiled"}}))
+    with pytest.raises(ConfigError, match=r"numerics: kernels compiled need weights"):
+        runs.load_execution(Project(tmp_path), str(tmp_path / "odd.yaml"))
 
 
 def test_every_engine_of_a_declaration_is_known():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.answers import Judge, Sample, Window
+from configs.answers import Judge, PoolSampling, Sample, Window
 from configs.execution import Machine, Numerics, Placement
 from configs.optimizer import Optimizer
 from configs.policy_gradient import Grpo, Ppo
@@ -18,7 +18,7 @@ from configs.suite_forms import form_names
 from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from pipelines.estimate import machines, memory, work
 from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, amounts_of, tokens_of
-from pipelines.estimate.estimates import Estimates
+from pipelines.estimate.estimates import START_S, Estimates
 from pipelines.estimate.fit import Trial, lacks, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import GIB, Trained
@@ -240,6 +240,12 @@ def test_a_remedy_that_is_named_makes_it_fit(config, fields, remedy, changed):
     assert not lacks(replace(given, numerics=on_gpus(**fields | changed)))
 
 
+def test_a_policy_that_is_trained_is_asked_in_one_engine_whatever_the_profile_says():
+    """So that four slots do for a tensor parallel one of four, as for the run itself."""
+    found = misfit(trial(rlvr(), on_gpus(), placement={"gpu_memory_utilization": 0.3, "engines": 4, "slots": 4}))
+    assert found is not None and "set numerics.tensor_parallel: 4" in found.remedies
+
+
 def test_what_cannot_be_refused_because_nobody_knows_the_gpu():
     unknown = Hardware("cuda")
     given = trial(sft(), on_gpus(world_size=1, zero_stage=1), unknown)
@@ -263,7 +269,7 @@ def test_a_frozen_reference_can_be_a_stage_of_its_own():
 
 
 def test_a_chunk_of_requests_must_fit_into_the_cache():
-    sampling = Sampling(max_tokens=4096)
+    sampling = PoolSampling(max_tokens=4096)
     config = Sample(sampling=sampling, samples_per_prompt=4, prompts=Window(count=1000), chunk_size=512)
     found = misfit(trial(config, on_gpus(world_size=1)))
     assert found is not None and "KV cache" in str(found)
@@ -271,6 +277,28 @@ def test_a_chunk_of_requests_must_fit_into_the_cache():
     changed = config.model_copy(update={"chunk_size": chunk})
     assert chunk < 512 and misfit(trial(changed, on_gpus(world_size=1))) is None
     assert misfit(trial(config, on_gpus(world_size=1), requests=16.0)) is None  # there are no more
+
+
+def test_requests_that_queue_need_the_cache_of_one():
+    config = Sample(sampling=PoolSampling(max_tokens=4096), samples_per_prompt=4, prompts=Window(count=1000), chunk_size="continuous")
+    given = trial(config, on_gpus(world_size=1))
+    # a prompt of one token and its answer: 257 blocks of 16 tokens, and vLLM's own
+    assert misfit(given) is None and given.needs.engine is not None and given.needs.engine.least_cache == 258 * 16 * 131_072
+    small = misfit(trial(config, on_gpus(world_size=1), placement={"gpu_memory_utilization": 0.21}))
+    assert small is not None and "KV cache" in str(small) and "chunk_size" not in str(small)
+
+
+def test_engines_side_by_side_take_their_gpus_and_share_out_the_time(root, tmp_path):
+    project = Project(root)
+    graph, execution = load_recipe(project.recipes, "tulu3_8b_onpolicy"), load_execution(project, "gpu8")
+    node = next(node for node in graph.nodes.values() if node.name == "sampled")
+    estimates = Estimates(project, graph, execution)
+    numerics, placement = execution.of(node.kind, node.name)
+    one, four = (estimates.under(node, numerics, placement.model_copy(update={"engines": count, "slots": count})) for count in (1, 4))
+    assert (one.gpus, four.gpus) == (1, 4) and one.needs is not None and four.needs is not None
+    assert four.needs.peak == one.needs.peak and four.needs.engine == one.needs.engine
+    assert one.time is not None and four.time is not None
+    assert (four.time.seconds - START_S) * 4 == pytest.approx(one.time.seconds - START_S, rel=0.01)
 
 
 def test_the_host_must_hold_what_every_rank_reads():
@@ -332,6 +360,36 @@ def test_a_judge_can_be_asked_in_smaller_chunks():
     by = JUDGED["rating"]["by"] | {"chunk_size": chunk}
     changed = Judge.model_validate(JUDGED | {"rating": JUDGED["rating"] | sampling | {"by": by}})
     assert chunk < 512 and not lacks(trial(changed, on_gpus(world_size=1), judge=LLAMA))
+
+
+BOTH = Judge.model_validate(JUDGED | {"reward_weight": 1})
+SMALL = KNOWN["HuggingFaceTB/SmolLM2-135M"]
+
+
+def test_a_reward_model_is_read_by_one_process_however_many_engines_rate_after_it():
+    # 4 Ψ = 32.1 GB of the host
+    hardware = replace(H100, host_bytes=32 * GIB)
+    for engines in (1, 8):
+        given = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": engines, "slots": engines})
+        assert misfit(given) is None and given.needs.gpus == engines
+        (lack,) = lacks(replace(given, hardware=replace(hardware, host_bytes=16 * GIB)))
+        assert (lack.resource, lack.needed) == ("host memory of a machine", 4 * PARAMETERS)
+    # with 17 GB for each engine it is the reward model that a GPU must hold, and still there are eight GPUs
+    least = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": 8, "slots": 8, "gpu_memory_utilization": 0.2}).needs
+    assert (least.ranks, least.gpus, least.peak) == (1, 8, needs_of(Facts(Judge(reward_weight=1), LLAMA), on_gpus(), Placement()).peak)
+
+
+@pytest.mark.parametrize(("reward_model", "judge"), [(LLAMA, SMALL), (SMALL, LLAMA)])
+def test_a_machine_must_hold_the_process_that_scores_or_all_engines_that_rate(reward_model, judge):
+    placement = {"engines": 3, "slots": 6}
+    scoring = needs_of(Facts(Judge(reward_weight=1), reward_model), Numerics(), Placement())
+    rating = needs_of(Facts(Judge.model_validate(JUDGED), reward_model, judge=judge), Numerics(), Placement.model_validate(placement))
+    assert (scoring.ranks, rating.ranks, rating.together) == (1, 3, 3 * rating.peak)
+    exactly = max(scoring.together, rating.together)
+    cpu = Hardware("cpu", gpus_per_node=1, host_bytes=exactly)
+    given = trial(BOTH, Numerics(), cpu, shape=reward_model, judge=judge, placement=placement)
+    fits, short = lacks(given), lacks(replace(given, hardware=replace(cpu, host_bytes=exactly - 1)))
+    assert exactly not in [lack.bound for lack in fits] and exactly in [lack.needed for lack in short]
 
 
 def test_the_profile_for_eight_gpus_without_its_line_for_the_judge_of_70b_is_told_that_line(root):
@@ -426,6 +484,8 @@ def test_tokens_of_a_row_by_its_text():
     row = {"messages": [{"role": "user", "content": "What is 12 + 34?"}, {"role": "assistant", "content": "46"}]}
     assert tokens_of(row) == 4 + 3 + 5 + 2 + 5
     assert tokens_of({"messages": [], "answers": [{"text": "ab"}, {"text": "cd"}]}) == 0.5 + 5 + 0.5 + 5
+    offered = row | {"template_arguments": {"tools": "[" + "x" * 38 + "]", "enable_thinking": False}}
+    assert tokens_of(offered) == tokens_of(row) + 10 + 5
 
 
 def test_a_bound_stays_a_bound():

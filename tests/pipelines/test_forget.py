@@ -1,14 +1,19 @@
 """What `forget` says would be made again is what a plan shows once the row is left out, and nothing is changed by asking."""
 
 import json
+import shutil
 import textwrap
 
 import pytest
 import yaml
+from handmade import RUN, build, project_at
 from running_lab import RANKS, STAGE, Lab, outcomes
+from typer.testing import CliRunner
 
 from configs.datasets import PrepareData
-from data.artifacts import read_run
+from configs.recipe import load_recipe
+from data.artifacts import Run, read_run
+from pipelines.cli.main import app
 from pipelines.forget import forget, gpu_hours, without
 from pipelines.lineage.trace import Wanted, trace
 from pipelines.runs import plan
@@ -91,8 +96,192 @@ def test_gpu_hours_are_those_of_all_ranks_and_of_stages_that_use_them(lab):
     assert gpu_hours(nodes["lab/raw"], on_gpus) is None
 
 
+ASKED = """
+description: Stages that ask a policy, or a server.
+execution: cpu
+stages:
+  asked: {kind: prepare_data, record: prompt, sources: [{type: files, path: asked.jsonl}]}
+  prompts: {kind: decontaminate, in: {data: asked, benchmarks: [suite]}}
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  base: {kind: source_model, source: {type: hub, repo: lab/model, revision: REVISION}}
+  sample: {kind: sample, in: {policies: [base], prompts: prompts}, sampling: {max_tokens: 4}, samples_per_prompt: 2, prompts: {count: 2}}
+  judge: {kind: judge, in: {completions: sample, judge: base}, rating: {rubrics: [honesty], by: {type: policy}}, rating_weight: 1.0}
+  served:
+    kind: judge
+    in: {completions: sample}
+    rating: {rubrics: [honesty], by: {type: endpoint, base_url: "http://localhost:8000/v1", model: m}}
+    rating_weight: 1.0
+  taught:
+    kind: rlvr
+    in: {policy: base, prompts: prompts}
+    algorithm: {type: grpo}
+    steps: 1
+    prompts_per_step: 1
+    samples_per_prompt: 2
+    sampling: {max_tokens: 4}
+    max_prompt_length: 8
+    optimizer: {learning_rate: 1e-5}
+""".replace("REVISION", "a" * 40)
+
+
+@pytest.mark.parametrize(("stage", "hours"), [("sample", 8.0), ("judge", 8.0), ("taught", 3.0), ("served", 1.0)])
+def test_gpu_hours_are_those_of_all_engines_that_a_stage_opened(tmp_path, stage, hours):
+    project = project_at(tmp_path)
+    (project.recipes / "asked.yaml").write_text(ASKED)
+    hour = {"started_at": "2026-01-02T03:00:00+00:00", "ended_at": "2026-01-02T04:00:00+00:00"}
+    numerics = {"device": "cuda", "world_size": 3 if stage == "taught" else 1, "tensor_parallel": 2}
+    placement = {"engines": 4}
+    run = Run.model_validate({**RUN, "numerics": numerics, "placement": placement, "attempts": [{**RUN["attempts"][0], **hour}]})
+    assert gpu_hours(load_recipe(project.recipes, "asked").nodes[f"asked/{stage}"], run) == hours
+
+
 def test_ids_join_those_that_a_filter_has_and_stand_last():
     source = {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 3, "seed": 1}
-    filters = [{"type": "ids", "ids": ["b"]}, {"type": "exact_duplicates"}]
+    licences = {"type": "licences", "allow": ["mit"], "columns": []}
+    filters = [{"type": "ids", "ids": ["b"]}, {"type": "exact_duplicates"}, licences]
     config = PrepareData.model_validate({"record": "prompt", "sources": [source], "filters": filters})
-    assert without(config, {"c", "a"}) == ({"type": "exact_duplicates"}, {"type": "ids", "ids": ["a", "b", "c"]})
+    assert without(config, {"c", "a"}) == ({"type": "exact_duplicates"}, licences, {"type": "ids", "ids": ["a", "b", "c"]})
+
+
+WRITTEN = (
+    {"type": "refusals"},
+    {"type": "refusals", "languages": ["en", "de"]},
+    {"type": "refusals", "phrases": ["no way"]},
+    {"type": "identity", "allow": ["Kimi"], "languages": ["zh-cn"]},
+    {"type": "identity", "names": ["Ours"], "languages": ["de"]},
+    {"type": "identity", "claims": ["(?i)i am {name}"], "languages": ["fr"]},
+    {"type": "turns", "max": 8},
+    {"type": "values", "column": "day", "min": "2024-03-01"},
+    {"type": "control_tokens"},
+    {"type": "cutoff_dates"},
+    {"type": "near_duplicates", "threshold": 0.7},
+)
+
+
+def test_filters_stand_as_their_recipe_writes_them_and_mean_the_same(tmp_path):
+    project = project_at(tmp_path)
+    stage = {"kind": "prepare_data", "record": "conversation", "sources": [{"type": "files", "path": "own.jsonl"}]}
+
+    def config(filters):
+        recipe = {"description": "Rows.", "execution": "cpu", "stages": {"raw": stage | {"filters": list(filters)}}}
+        (project.recipes / "written.yaml").write_text(yaml.safe_dump(recipe))
+        found = load_recipe(project.recipes, "written").nodes["written/raw"].config
+        assert isinstance(found, PrepareData)
+        return found
+
+    ours = {"type": "ids", "ids": [f"own-{1:016x}"]}
+    said = without(config(WRITTEN), set(ours["ids"]))
+    assert said == (*WRITTEN, ours)
+    assert config(said).model_dump() == config((*WRITTEN, ours)).model_dump()
+
+
+MIXED = """
+description: Rows of a stage beside rows of one's own.
+execution: cpu
+stages:
+  raw: {kind: prepare_data, record: conversation, sources: [{type: files, path: shared.jsonl}]}
+  mixed:
+    kind: prepare_data
+    in: {rows: [raw]}
+    record: conversation
+    sources: [{type: artifact, input: raw}, {type: files, path: own.jsonl}]
+    filters: [{type: exact_duplicates}]
+"""
+
+
+def mixed_lab(folder, rows, drops=()):
+    """A project with the recipe `MIXED`: its stages hold rows with these ids, and `mixed` has dropped some."""
+    project = project_at(folder)
+    for path in project.recipes.glob("*.yaml"):
+        path.unlink()
+    (project.recipes / "lab.yaml").write_text(MIXED)
+    graph = load_recipe(project.recipes, "lab")
+    for name, ids in rows.items():
+        payload = [{"id": one, "messages": [{"role": "user", "content": "Hi."}]} for one in ids]
+        evidence = {"drops.jsonl": list(drops)} if name == "mixed" else {}
+        build(project, graph, graph.nodes[f"lab/{name}"], {"rows.jsonl": "".join(json.dumps(row) + "\n" for row in payload)}, evidence, {})
+    return project
+
+
+def test_of_a_stage_with_rows_of_others_beside_its_own_only_its_own_are_left_out_there(tmp_path):
+    """An id that a filter names and no row has any more would end the stage."""
+    handed, twice, own, both, once, other = (f"shared-{number:016x}" for number in range(6))
+    dropped = {f"{once}-2": once, f"{twice}-2": twice, other: once}
+    drops = [{"id": name, "reason": "exact_duplicates", "evidence": f"same text as {kept}", "text": ""} for name, kept in dropped.items()]
+    rows = {"raw": [handed, twice, f"{twice}-2", both, once], "mixed": [handed, twice, both, f"{both}-2", once, own]}
+    project, left_out = mixed_lab(tmp_path, rows, drops), {}
+    for wanted in (handed, twice, own, both, once):
+        row = trace(project, Wanted(id=wanted))
+        found = forget(project, row)
+        left_out[wanted] = {change.stage: change.filters[-1]["ids"] for change in found.changes}
+        assert [one.address for one in found.again] == (["lab/mixed"] if wanted == own else ["lab/raw", "lab/mixed"])
+        assert not row.copies  # one that has its id goes with it
+    in_both = {"raw": [both], "mixed": [both]}
+    assert left_out == {
+        handed: {"raw": [handed]}, twice: {"raw": [twice]}, own: {"mixed": [own]}, both: in_both, once: {"raw": [once], "mixed": [once]},
+    }  # fmt: skip
+    assert trace(project, Wanted(id=other)).copies == [f"same text as {once}"]
+    assert trace(project, Wanted(id=handed)).sources() == [("lab/raw", "shared")]
+
+
+HANDED_ON = """
+description: Rows that go from one stage to the next.
+execution: cpu
+stages:
+  raw: {kind: prepare_data, record: conversation, sources: [{type: files, path: shared.jsonl}]}
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  clean: {kind: decontaminate, in: {data: raw, benchmarks: [suite]}}
+  mixed: {kind: prepare_data, in: {rows: [clean]}, record: conversation, sources: [{type: artifact, input: clean}]}
+"""
+NOTHING = "nothing would be made again"
+
+
+WANTED = f"shared-{1:016x}"
+
+
+def one_row(name):
+    return {"id": name, "messages": [{"role": "user", "content": "Hi."}]}
+
+
+@pytest.fixture
+def handed_on(tmp_path):
+    """Project and graph of the recipe `HANDED_ON`, in which all stages but the suite hold one row."""
+    project = project_at(tmp_path)
+    for path in project.recipes.glob("*.yaml"):
+        path.unlink()
+    (project.recipes / "lab.yaml").write_text(HANDED_ON)
+    graph = load_recipe(project.recipes, "lab")
+    for node in graph.nodes.values():
+        row = one_row(f"suite-{2:016x}" if node.name == "suite" else WANTED)
+        build(project, graph, node, {"rows.jsonl": json.dumps(row) + "\n"}, {}, {})
+    return project, graph
+
+
+def forgotten(project, monkeypatch):
+    monkeypatch.chdir(project.root)
+    return CliRunner().invoke(app, ["forget", WANTED]).stdout
+
+
+@pytest.mark.parametrize("gone", [("raw",), ("raw", "clean"), ("raw", "mixed"), ()], ids=" and ".join)
+def test_where_what_brought_a_row_in_is_not_here_it_is_said_how_to_bring_it(handed_on, monkeypatch, gone):
+    """And not that nothing would be made again, above a table of what would, or that no recipe makes what holds it."""
+    project, _ = handed_on
+    for name in gone:
+        shutil.rmtree(project.artifact(f"lab/{name}"))
+    pull = "The stage that brought it in is not here, or damaged: `pedigree pull lab`, then ask again."
+    said, found = forgotten(project, monkeypatch), forget(project, trace(project, Wanted(id=WANTED)))
+    assert (pull in said) == bool(gone) and NOTHING not in said and "No recipe makes" not in said
+    assert [one.address for one in found.again] == [f"lab/{name}" for name in ("raw", "clean", "mixed") if name not in gone]
+    assert found.missing == (("lab/raw",) if gone else ())
+    (project.recipes / "lab.yaml").unlink()
+    said = forgotten(project, monkeypatch)
+    assert NOTHING in said and pull not in said and "No recipe makes" in said
+
+
+def test_of_what_is_stale_and_alone_still_holds_a_row_no_pull_is_said(handed_on, monkeypatch):
+    project, graph = handed_on
+    shutil.rmtree(project.artifact("lab/raw"))
+    build(project, graph, graph.nodes["lab/raw"], {"rows.jsonl": json.dumps(one_row(f"shared-{3:016x}")) + "\n"}, {}, {})
+    shutil.rmtree(project.artifact("lab/suite"))
+    said = forgotten(project, monkeypatch)
+    assert "pull" not in said and NOTHING not in said and "No stage that brings rows in has it" in said

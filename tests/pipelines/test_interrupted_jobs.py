@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running_lab import CLEAN, RANKS, Lab, outcomes, read, running_scratch, status, until
 
-from pipelines.ensure import Result, ensure
+from pipelines.ensure import Result, ensure, identify
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.live import live_jobs
 from pipelines.jobs.processes import processes_of
@@ -263,6 +263,21 @@ def test_explicit_resume_is_an_error_where_there_is_nothing_to_go_on_from(lab: L
     assert ensure(run, raw).outcome == "ran"
     with pytest.raises(StageFailed, match="--require-checkpoint: it is up to date"):
         ensure(run, raw)
+
+
+@pytest.mark.parametrize(("text", "begins"), [("", False), ('["0123", {}]\n', True)])
+def test_explicit_resume_goes_on_from_replies_and_not_from_an_empty_log(lab: Lab, text: str, begins: bool) -> None:
+    run = lab.run()
+    raw = run.graph.find("raw")
+    scratch = run.project.scratch(identify(run, raw).key)
+    scratch.mkdir(parents=True)
+    (scratch / "replies.jsonl").write_text(text)
+    run.require_checkpoint = frozenset({"lab/raw"})
+    if begins:
+        assert ensure(run, raw).outcome == "ran"
+    else:
+        with pytest.raises(StageFailed, match="--require-checkpoint: it has left no checkpoint"):
+            ensure(run, raw)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

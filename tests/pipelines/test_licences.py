@@ -1,6 +1,7 @@
 """Licences travel with the records, are no identity, and a card says what all of them together ask for."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from configs.licences import CONDITIONS, TABLE, conditions, licence
 from configs.recipe import load_recipe
 from data.artifacts import Record
 from pipelines.lineage.ancestry import read_pedigree
+from pipelines.publish.card import card
 from pipelines.publish.export import data_card, export, in_standard
 from pipelines.publish.licences import Origin, agreed, brought, combined, origins, rows_of, section
 from pipelines.publish.report import write_report
@@ -118,6 +120,16 @@ def test_licences_travel_in_the_records_and_the_card_says_what_all_of_them_ask(t
     assert "whatever the unknown or unlisted licences ask: sayings" in text
     assert "| suite.jsonl | measured against only | odc-by |  |" in text
     assert data_card(read_pedigree(project.artifact("lab/clean")))["license"] == ["cc-by-nc-4.0", "unknown"]
+
+
+def test_a_model_that_only_counted_tokens_is_nothing_that_rows_are_made_from(tmp_path):
+    ruler = "  ruler: {kind: source_model, source: {type: hub, repo: lab/ruler, revision: REVISION, licence: llama3.1}}\n"
+    text = (RECIPE + ruler).replace("    kind: prepare_data\n", "    kind: prepare_data\n    in: {tokenizer: ruler}\n")
+    project = made(tmp_path, text=re.sub(" LICENCE_[0-3]", "", text.replace("REVISION", "a" * 40).replace("SHA256", "b" * 64)))
+    pedigree = read_pedigree(project.artifact("lab/sft"))
+    assert {origin.name for origin in origins(pedigree)} == {"lab/model", "lab/rows", "sayings", "suite.jsonl"}
+    assert yaml.safe_load(card(pedigree, "sft").split("---")[1])["base_model"] == "lab/model"
+    assert "lab/ruler" in (project.artifact("lab/sft") / "lineage.json").read_text()  # its record stays
 
 
 def test_who_wrote_the_rows_of_a_source_is_no_identity_and_travels_with_its_rows_and_its_licence(tmp_path):

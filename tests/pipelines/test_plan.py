@@ -100,6 +100,13 @@ def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(projec
     assert "<14.7k" in line and "<7.7G" in line and line.count("<") == 2 and re.search(r" ~\d+h \d\dm +~4\d\d\.\d\d ", line)
 
 
+def test_a_plan_says_that_the_cache_of_dvc_takes_as_much_again(project):
+    """As root, and on a file system without reflinks, one output is two files."""
+    out, _ = pedigree(project, "plan", "llama")
+    assert re.search(r"Disk: about [\d.]+ GB .*, without DVC's cache; .* are free\.", out)
+    assert "DVC's cache takes as much again" in out and "reflinks" in out
+
+
 def test_the_document_has_every_term(project):
     found = json.loads(pedigree(project, "plan", "llama", "--json")[0])
     (sft,) = [stage for stage in found["stages"] if stage["address"] == "llama/sft"]
@@ -242,6 +249,25 @@ def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypa
     assert estimates.under(node, numerics, placement).time is not None
     for field, value in (("tensor_parallel", 2), ("offload_optimizer", True), ("deterministic", not numerics.deterministic)):
         assert estimates.under(node, numerics.model_copy(update={field: value}), placement).time is None, field
+
+
+def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, monkeypatch):
+    """A profile may say for all stages how many there are."""
+    project = project_at(tmp_path)
+    graph = everything(project)
+    nodes = {node.name: node for node in graph.nodes.values()}
+    execution = load_execution(project, "cpu")
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": execution.of("", "")[0].model_dump(mode="json")}))
+    estimates = Estimates(project, graph, execution)
+    drawn = next(node for node in nodes.values() if node.kind == "sample")
+    for node, known in ((nodes["dpo_1"], True), (drawn, False)):
+        numerics, placement = execution.of("", "")
+        several = placement.model_copy(update={"engines": 4, "slots": 8})
+        assert estimates.under(node, numerics, placement).time is not None
+        assert (estimates.under(node, numerics, several).time is not None) == known
 
 
 def test_a_merge_is_as_large_as_what_it_merges(root):

@@ -90,6 +90,12 @@ def test_data_contamination_and_validation_are_told(page):
     assert page.count(">passed<") == 4  # the four data sets of `tiny`
 
 
+def test_policies_that_were_judged_are_shown_against_each_other(page):
+    text = " ".join(page.split())
+    assert "judge_0: how often a policy's answer beats another's" in text and "<th>against &lt;i&gt;base</th>" in text
+    assert "<td>0.750 [0.650, 0.850] of 40</td>" in text and "<td>0.250 [0.150, 0.350] of 40</td>" in text
+
+
 def test_what_a_recipe_expects_is_told_with_rows_that_are_not_so(tmp_path):
     project = project_at(tmp_path)
     graph = load_recipe(project.recipes, "tiny")

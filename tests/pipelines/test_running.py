@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from running_lab import CLEAN, PROFILE, RANKS, Lab, outcomes, read, running_scra
 
 from configs.document import ConfigError
 from configs.problems import UsageProblem
+from data import artifacts
+from data.artifacts import PARTS
 from pipelines import ensure as ensure_module
 from pipelines.cli.plan import misfits, needs_cells, totals
 from pipelines.cli.plan import plan as planned_rows
 from pipelines.ensure import Result, ensure, identify, log_file, run_under_dvc
+from pipelines.jobs import launcher
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.preparation import InputsGone
+from pipelines.ledger import ledger, store
 from pipelines.ledger.store import RemoteError, Store
 from pipelines.ledger.transfers import RemoteObjects
 from pipelines.request import already_made
@@ -253,6 +258,7 @@ def test_dvc_repro_of_what_changes_while_it_waits_says_so(lab: Lab, monkeypatch:
 
 ORCHESTRATOR_POINTS = (
     "job started",
+    "record.json written",
     "publish set aside",
     "publish renamed",
     "commit cached",
@@ -289,6 +295,57 @@ def test_a_kill_at_any_point_of_making_a_stage_current_loses_nothing(lab: Lab, t
     else:
         lab.edit("configs/recipes/lab.yaml", "count: 6", "count: 5")
         assert set(outcomes(lab).values()) <= {"unchanged", "restored"} and lab.contents() == before
+
+
+class Died(BaseException):
+    """A kill, as far as the code can tell: nothing of ours catches it."""
+
+
+def test_a_job_runs_once_wherever_its_runner_dies(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies at the first point that it comes by, the next one at the first new point, and so on, until nothing is left to do."""
+    died: list[str] = []
+
+    def dies(name: str) -> None:
+        if name not in died:
+            died.append(name)
+            raise Died(name)
+
+    for module in (artifacts, launcher, ensure_module, ledger, store):
+        monkeypatch.setattr(module, "fault_point", dies)
+    outcome = None
+    while outcome is None:
+        with suppress(Died):
+            run = lab.run()
+            outcome = ensure(run, run.graph.find("raw")).outcome
+    own = [f"{name} written" for name in ("metrics.json", "run.json", "lineage.json", "record.json")]
+    assert [name for name in died if name in own] == own
+    assert {"spec.json written", "attempts.json written", "job started", "publish renamed", "commit cached", "lock replaced"} <= set(died)
+    assert outcome == "unchanged" and lab.runs() == ["raw"]
+    folder = lab.root / "artifacts/lab/raw"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(PARTS)
+    assert sorted(path.name for path in (folder / "evidence").iterdir()) == ["curve.csv", "metrics.json"]
+
+
+def test_recording_a_result_touches_none_of_its_files(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC would remove them to put links there: who is killed or reads in between finds an artifact without a record."""
+    real, before = Store.commit_outputs, dict[Path, tuple[int, int]]()
+
+    def looks() -> dict[Path, tuple[int, int]]:
+        files = (path for path in (lab.root / "artifacts/lab/raw").rglob("*") if path.is_file())
+        return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
+
+    def commit(*given: Any) -> None:
+        before.update(looks())
+        real(*given)
+
+    monkeypatch.setattr(Store, "commit_outputs", commit)
+    run = lab.run()
+    assert ensure(run, run.graph.find("raw")).outcome == "ran"
+    assert before and looks() == before
+    for name in ("dvc.yaml", "dvc.lock"):  # as in a commit that has no such stage
+        (lab.root / "artifacts/lab" / name).unlink()
+    lab.shell("dvc checkout")
+    assert looks() == {}
 
 
 def plan_reasons(lab: Lab) -> list[str]:

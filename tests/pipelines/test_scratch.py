@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -58,6 +59,26 @@ def test_work_that_a_run_of_today_would_resume_is_shown_and_kept(lab: Lab, type_
     assert "deleted 0 folders" in type_("scratch", "--clean")[1] and states(lab)
     lab.edit("configs/recipes/lab.yaml", "  clean:\n", "  # a comment\n  clean:\n")
     assert states(lab)[0][1] == "would be resumed"
+
+
+@pytest.mark.parametrize(
+    ("files", "held"),
+    [
+        ({"replies.jsonl": '["a", {}]\n["b", {}]\n["to'}, "2 replies"),
+        ({"replies.jsonl": '["a", {}]\n', f"chunks/{'0a' * 16}.json": '[["a", {}]]'}, "1 reply"),  # sent to another machine
+        ({"replies.jsonl": '["a", {}]\n', f"chunks/rewards-{'0a' * 16}.json": "[]"}, "1 chunk, 1 reply"),
+        ({"chunks/answers.jsonl": '["a", {}]\n'}, "answers"),
+        ({"replies.jsonl": "", "chunks/answers.jsonl": "", f"chunks/.{'0a' * 16}.json.7.7.tmp": "[["}, "no checkpoint"),
+    ],
+)
+def test_what_was_kept_without_a_checkpoint_is_shown(lab: Lab, type_, files, held):
+    """Replies of an endpoint were paid for: who cleans is to know."""
+    folder = lab.project.private / "scratch" / key_of(lab)
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "chunks").mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert re.search(rf" lab/clean +{held} +\d", type_("scratch")[1])
 
 
 def test_abandoned_work_is_shown_first_and_cleaned_when_asked(lab: Lab, type_):

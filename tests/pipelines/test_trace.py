@@ -42,6 +42,22 @@ stages:
   mixed: {kind: prepare_data, in: {rows: [good]}, record: conversation, sources: [{type: artifact, input: good}]}
   checked: {kind: decontaminate, in: {data: mixed, benchmarks: [suite]}}
   imitated: {kind: sft, in: {policy: base, data: [checked]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
+  mine:
+    kind: synthesize
+    in: {prompts: prompts, writer: sft}
+    method: {type: self_instruct, requests: 2, shots: 2}
+    by: {type: policy}
+  own: {kind: decontaminate, in: {data: mine, benchmarks: [suite]}}
+  taught:
+    kind: rlvr
+    in: {policy: base, prompts: own}
+    algorithm: {type: grpo}
+    steps: 1
+    prompts_per_step: 1
+    samples_per_prompt: 2
+    sampling: {max_tokens: 4}
+    max_prompt_length: 8
+    optimizer: {learning_rate: 1e-5}
   dpo:
     kind: preference_train
     in: {policy: base, preferences: [pair]}
@@ -84,6 +100,8 @@ ROWS = {
     "corpus": [row(TALK, "Say it.")],
     "pair": [row(f"{KEPT}/best_vs_worst", QUESTION, answers=[{"text": "Two."}, {"text": "None."}])],
     "good": [row(f"{KEPT}/sft/0", QUESTION)],
+    "mine": [row(name("self_instruct/instructions", 11), "Name a river in Peru.")],
+    "own": [row(name("self_instruct/instructions", 11), "Name a river in Peru.")],
     "checked": [row(name("mixed", 9), "An answer, and its question.")],
     "mixed": [row(name("mixed", 9), "An answer, and its question.")],
     "scores": [{"id": ITEM, "task": "t", "policy": "base", "score": 0.0}, {"id": ITEM, "task": "t", "policy": "dpo", "score": 1.0}],
@@ -149,6 +167,7 @@ def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_l
         "dpo": ("trained on it", "lab/raw > prompts > sample > judge > pair > dpo", True),
         "best": ("goes back to it", "lab/raw > prompts > sample > judge > pair > dpo > best", True),
         "imitated": ("trained on it", "lab/raw > prompts > sample > judge > good > mixed > checked > imitated", False),  # by another id
+        "taught": ("goes back to it", "lab/raw > prompts > mine > own > taught", True),  # by prompts that were made after its example
     }
     (sampled,) = [place for place in found.places if place.kind == "sample"]
     assert [(label, address) for label, address, _ in sampled.policies] == [("sft", "lab/sft"), ("base", "lab/base")]
@@ -159,12 +178,20 @@ def test_what_learned_from_the_answers_of_a_policy_goes_back_to_what_that_policy
     found = trace(lab, Wanted(id=TALK))
     assert holders(found) == {"talks": (TALK,), "corpus": (TALK,)}
     assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", True)
+    assert models(found)["taught"] == ("goes back to it", "lab/talks > corpus > sft > mine > own > taught", True)
     assert models(found)["dpo"] == ("goes back to it", "lab/talks > corpus > sft > sample > judge > pair > dpo", True)
 
 
-def test_a_row_that_gave_no_pair_has_reached_no_model(lab):
+def test_a_stage_that_takes_all_its_rows_from_others_brings_none_in(lab):
+    mixed, kept = trace(lab, Wanted(id=name("mixed", 9))), trace(lab, Wanted(id=KEPT))
+    assert {place.address: place.handed_on for place in mixed.places} == {"lab/mixed": True, "lab/checked": False}
+    assert mixed.sources() == [] and kept.sources() == [("lab/raw", "asked")]
+    assert not any(place.handed_on for place in kept.places)
+
+
+def test_a_row_that_gave_no_pair_has_reached_no_model_but_by_what_was_written_after_its_example(lab):
     found = trace(lab, Wanted(id=ALONE))
-    assert set(holders(found)) == {"raw", "prompts", "sample", "judge"} and not found.models
+    assert set(holders(found)) == {"raw", "prompts", "sample", "judge"} and set(models(found)) == {"taught"}
 
 
 def test_a_row_that_decontamination_took_out_is_told_with_the_item_and_reached_nothing(lab):
@@ -289,3 +316,66 @@ def test_words_of_rows_reach_the_terminal_as_they_look(lab, tmp_path, monkeypatc
     code, said = pedigree(project, monkeypatch, "trace", evil)
     assert code == 0 and "\x1b" not in said and "\u202e" not in said and "\x07" not in said
     assert "\\u001b]0;mine" in said and "[red]" in said
+
+
+SELECTION = """
+description: Rows that a language model rates, mixed again.
+execution: cpu
+stages:
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  talks: {kind: prepare_data, record: conversation, sources: [{type: files, path: talks.jsonl}]}
+  corpus: {kind: decontaminate, in: {data: talks, benchmarks: [suite]}}
+  base: {kind: source_model, source: {type: hub, repo: lab/model, revision: REVISION}}
+  liked:
+    kind: select_rows
+    in: {data: corpus, judge: base}
+    rating: {rubrics: [honesty], by: {type: policy}}
+    rating_weight: 1.0
+    keep: {type: above, min_score: 4}
+  again: {kind: prepare_data, in: {rows: [liked]}, record: conversation, sources: [{type: artifact, input: liked}]}
+  sft: {kind: sft, in: {policy: base, data: [again]}, global_batch: 2, max_length: 8, optimizer: {learning_rate: 1e-4}}
+""".replace("REVISION", "a" * 40)
+
+
+def test_a_row_that_models_did_not_like_is_told_with_its_score_and_reached_nothing_for_certain(tmp_path):
+    """Rows keep their ids on the way through a selection and a mixture of what it left."""
+    project = project_at(tmp_path)
+    (project.recipes / "lab.yaml").write_text(SELECTION)
+    graph = load_recipe(project.recipes, "lab")
+    everything = loved, spurned, undrawn = [row(name("talks", place), f"Say {place}.") for place in (6, 8, 9)]
+    rows = {"suite": [row(ITEM, "?")], "talks": everything, "corpus": everything, "liked": [loved, undrawn], "again": [loved]}
+    drop = {"id": spurned["id"], "source": "talks", "reason": "below min_score", "evidence": "3"}
+    for node in graph.nodes.values():
+        lines = "".join(json.dumps(one) + "\n" for one in rows.get(node.name, ()))
+        payload = {"rows.jsonl": lines} if lines else {"model.safetensors": node.name, "config.json": "{}"}
+        build(project, graph, node, payload, {"drops.jsonl": [drop]} if node.name == "liked" else {}, {})
+    found = trace(project, Wanted(id=spurned["id"]))
+    assert [(one.address, one.reason, one.detail) for one in found.dropped] == [("lab/liked", "below min_score", "3")]
+    assert not found.models and not trace(project, Wanted(id=undrawn["id"])).models
+    assert models(trace(project, Wanted(id=TALK)))["sft"] == ("trained on it", "lab/talks > corpus > liked > again > sft", True)
+
+
+MEASURED = """
+description: Rows that are counted by the tokens of a model, which is made of others.
+execution: cpu
+stages:
+  suite: {kind: prepare_data, record: item, task: t, sources: [{type: files, path: suite.jsonl}]}
+  talks: {kind: prepare_data, record: conversation, sources: [{type: files, path: talks.jsonl}]}
+  corpus: {kind: decontaminate, in: {data: talks, benchmarks: [suite]}}
+  base:
+    kind: source_model
+    in: {corpus: [corpus]}
+    source: {type: random_llama, layers: 1, hidden: 16, heads: 2, kv_heads: 1, ffn: 16, vocabulary: 300, context: 64}
+  more: {kind: prepare_data, in: {tokenizer: base}, record: conversation, sources: [{type: files, path: more.jsonl}]}
+"""
+
+
+def test_rows_that_a_model_only_counts_the_tokens_of_go_back_to_nothing_that_it_is_made_of(tmp_path):
+    project = project_at(tmp_path)
+    (project.recipes / "lab.yaml").write_text(MEASURED)
+    graph = load_recipe(project.recipes, "lab")
+    held = {"suite": [row(ITEM, "Who?")], "talks": [row(TALK, QUESTION)], "corpus": [row(TALK, QUESTION)], "more": [row(TWIN, "Why?")]}
+    for node in graph.nodes.values():
+        payload = {"rows.jsonl": "".join(json.dumps(one) + "\n" for one in held.get(node.name, []))} if node.name in held else {"w": "w"}
+        build(project, graph, node, payload, {}, {})
+    assert [one.kind for one in trace(project, Wanted(id=TALK)).reached] == ["source_model"]

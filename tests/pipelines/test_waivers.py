@@ -1,15 +1,22 @@
 """What a waiver has let into training stands beside the scores of every model that came of it."""
 
 import json
+import shutil
+import subprocess
+from types import SimpleNamespace
 
 import pytest
-from handmade import CONTENT, build, project_at
+from handmade import CONTENT, ROOT, build, project_at
 
-from configs.recipe import load_recipe
+from configs.compile import write_compiled
+from configs.recipe import load_recipe, load_recipes
 from data.artifacts import ArtifactError, open_artifact
+from pipelines.cli import running
 from pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pipelines.lineage.waivers import splits_of, waived_of
 from pipelines.publish.card import card
+from pipelines.publish.commits import message
+from pipelines.publish.models import registry
 from pipelines.publish.report import write_report
 
 WAIVER = {
@@ -28,6 +35,8 @@ def made(folder, waivers):
         payload, evidence, metrics = CONTENT[node.kind](node, index)
         if node.name == "prompts":
             metrics = metrics | {"waivers": waivers}
+            alike = {"paraphrases": {"suite": {"rows": 7, "items": 2, "rows_removed": 0}}}
+            evidence = evidence | {"report.json": {**evidence["report.json"], **alike}}  # type: ignore[dict-item]
         if node.kind == "evaluate":
             labels = [edge.label for edge in node.edges if edge.port == "policies"]
             scores = {f"i{i}": float(i < 2 or i % 2) for i in range(10)}
@@ -69,7 +78,29 @@ def test_of_another_suite_a_waiver_says_nothing(project):
 
 def test_the_report_shows_it_beside_the_score(project):
     page = write_report(*project).read_text()
+    assert "; 7 rows are like an item by their vectors, which need not be copies (evidence/paraphrases.jsonl)" in page
     assert "licensed &lt;with&gt; the test" in page and page.count('<span class="tag">waiver</span>') == 3
+
+
+def test_a_run_prints_it_beside_the_score_and_below_the_table(project, capsys):
+    running._print_scores(project[0], SimpleNamespace(graph=project[1]))  # type: ignore[arg-type]
+    table, *_ = capsys.readouterr().out.split("\nunseen\n")
+    marked = [line for line in table.splitlines() if "(waiver)" in line]
+    assert [line.split()[0] for line in marked] == ["dpo_1", "dpo_2", "rlvr"]
+    (told,) = [line for line in table.splitlines() if line.startswith("waiver: rlvr, arithmetic")]
+    assert "1.000 [1.000, 1.000] on 2 items in training, 0.500 [" in told and "on 8 other items" in told
+    assert "; kept 3 rows at " in told and told.endswith(", because: licensed <with> the test")
+
+
+def test_the_commit_and_the_list_of_models_say_it_too(project):
+    said = message(project[0], project[1], project[1].nodes.keys())
+    assert "\nwaiver: rlvr, arithmetic: 1.000" in said and "waiver: sft" not in said
+    write_compiled(project[0].root, load_recipes(project[0].recipes, "tiny"))
+    for name in (".dvc/config", ".gitignore"):
+        shutil.copy(ROOT / name, project[0].root / name)
+    subprocess.run(["git", "init", "-q"], cwd=project[0].root, check=True)
+    scored = {row.model.address: row.scored() for row in registry(project[0])}
+    assert "(waiver)" in scored["tiny/rlvr"] and scored["tiny/sft"] and "(waiver)" not in scored["tiny/sft"]
 
 
 @pytest.mark.parametrize("wrong", [{"items": []}, {"benchmark": "nobody"}, {"rows": None}])

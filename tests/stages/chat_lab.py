@@ -1,11 +1,15 @@
 """A server on loopback that speaks chat completions, and does what a test tells it to."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+from models import start_job
 
 Handler = BaseHTTPRequestHandler
 
@@ -25,6 +29,36 @@ class Chats:
 
     def text(self, body: dict[str, Any]) -> str:
         return body["messages"][0]["content"]
+
+
+class Gate:
+    """What a server does that answers so many requests, and no more until the gate is opened."""
+
+    def __init__(self, count: int, answer: "Callable[[Chats, Handler, dict[str, Any]], None]") -> None:
+        self.count, self.answer = count, answer
+        self.waited_at, self.opened = threading.Event(), threading.Event()
+        self.lock, self.taken = threading.Lock(), 0
+
+    def __call__(self, chats: Chats, handler: Handler, body: dict[str, Any]) -> None:
+        with self.lock:
+            self.taken += 1
+            late = self.taken > self.count
+        if late and not self.opened.is_set():
+            self.waited_at.set()
+            chats.ended.wait(30)
+        else:
+            self.answer(chats, handler, body)
+
+    def end_job(self, number: int, folder: Path, *args: Any, **placed: Any) -> int:
+        """Starts a job, ends it by a signal when it waits here and has kept what it was answered, and opens the gate; its exit code."""
+        process = start_job(folder, *args, **placed)
+        assert self.waited_at.wait(120)
+        while (folder / "replies.jsonl").read_text().count("\n") < self.count:
+            self.opened.wait(0.01)
+        os.killpg(process.pid, number)
+        code = process.wait(timeout=30)
+        self.opened.set()
+        return code
 
 
 def send(handler: Handler, status: int, body: bytes, **headers: str) -> None:

@@ -1,6 +1,8 @@
 """Runs one stage's code in a scratch folder and opens what it made, without an orchestrator."""
 
 import importlib
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from stages.job import Job
 def run_stage(
     folder: Path, kind: str, config: dict[str, Any], files: dict[str, Path] | None = None, threads: int = 2, **ports: Any
 ) -> Artifact:
-    """`ports`: port → artifact, or label → artifact."""
+    """`ports`: port → artifact, or label → artifact. An attempt in the folder of another goes on in what that has left."""
     declaration = DECLARATIONS[kind]
     typed = declaration.config.model_validate(config)
     inputs = {port: given if isinstance(given, dict) else {"it": given} for port, given in ports.items()}
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     job = Job(folder, address=f"r/{kind}", key="k", numerics=Numerics(threads=threads), placement=Placement(), source_files=files or {})
     metrics = importlib.import_module(f"stages.{kind}").run(typed, inputs, job)
     kinds = {port: [artifact.type for artifact in labelled.values()] for port, labelled in inputs.items()}
@@ -55,3 +57,11 @@ def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], ed
 
 def rows_of(artifact: Artifact) -> list[dict[str, Any]]:
     return records.load(artifact)
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits for something true."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

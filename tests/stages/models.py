@@ -88,7 +88,7 @@ def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
 
 def units(rows: Sequence[Any], documents: Documents, chat: Chat) -> Units:
     """What rows become, through a file of tokens."""
-    return packed_units(tokenised(rows, documents, Encoder(chat, fast=False), np.dtype("<u2")), documents.per_row)
+    return packed_units(tokenised(rows, documents, Encoder(chat, np.dtype("<u2"), fast=False)), documents.per_row)
 
 
 def packed_units(packed: Packed, per_row: int) -> Units:
@@ -197,6 +197,14 @@ def run_written(folders: Sequence[Path], apart: bool = False) -> list[dict[str, 
 def told(folder: Path, log_of: Path | None = None) -> dict[str, Any]:
     assert (folder / "done.json").exists(), ((log_of or folder) / "log.txt").read_text()[-3000:]
     return json.loads((folder / "done.json").read_text())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; who was killed and not waited for is a zombie, where nobody inherits it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @contextmanager

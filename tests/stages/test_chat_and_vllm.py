@@ -73,9 +73,9 @@ TOKENIZERS = {
     "packaged": lambda: gguf_tokenizer(assets.path("smollm2-135m-instruct")),
     "Llama 3": splitting_as_llama_3,
 }
-HEADERS_END_IN_EMPTY_LINES = {"llama3"}
+HEADERS_END_IN_EMPTY_LINES = {"llama3", "llama3_1"}
 """Templates that only tokenizers that split as Llama 3's can be trained with."""
-ALWAYS = {"chatml", "llama3", "tulu"}
+ALWAYS = {"chatml", "llama3", "llama3_1", "tulu"}
 """Templates that are tried with every tokenizer; the others with another one at each commit."""
 
 

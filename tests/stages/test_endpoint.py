@@ -9,8 +9,10 @@ import time
 import pytest
 from chat_lab import Chats, chat_server, completion_of, say, send
 
+from configs.asking import ByEndpoint, key_variable
 from configs.execution import Placement
-from configs.rating import EndpointJudge, Rating, key_variable
+from configs.rating import Rating
+from configs.training import Sampling
 from data.records import Message
 from stages.engines.endpoint import MOST_BYTES, ChatServer, Garbage, NoReply, Reply, _seconds, read_reply, request_body
 from stages.engines.sampler import EngineLost
@@ -19,13 +21,8 @@ from stages.job import Preempted, StageError
 KEY = "sk-of-nobody-0123456789abcdef"
 
 
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
 def judge_at(base_url):
-    return EndpointJudge.model_validate({"type": "endpoint", "base_url": base_url, "model": "judge"})
+    return ByEndpoint.model_validate({"type": "endpoint", "base_url": base_url, "model": "judge"})
 
 
 def ask(base_url, count, first_pause_s=0.01, arrived=None, **placement):
@@ -352,9 +349,9 @@ def test_a_reply_is_read_with_all_that_says_what_it_is():
 def test_a_greedy_question_has_no_seed_and_the_length_goes_by_the_servers_name_for_it():
     by = {"type": "endpoint", "base_url": "https://judge.example/v1", "model": "m"}
     asked: list[Message] = [{"role": "user", "content": "?"}]
-    greedy = Rating.model_validate({"rubrics": ["honesty"], "by": by})
-    assert request_body(greedy, asked, 7) == {"model": "m", "messages": asked, "temperature": 0.0, "top_p": 1.0, "max_tokens": 512}
+    greedy = Rating.model_validate({"rubrics": ["honesty"], "by": by}).sampling
+    body = request_body(ByEndpoint.model_validate(by), greedy, asked, 7)
+    assert body == {"model": "m", "messages": asked, "temperature": 0.0, "top_p": 1.0, "max_tokens": 512}
     by |= {"length_field": "max_completion_tokens"}
-    drawn = {"rubrics": ["honesty"], "by": by, "sampling": {"temperature": 1.0, "max_tokens": 9}}
-    body = request_body(Rating.model_validate(drawn), asked, 7)
+    body = request_body(ByEndpoint.model_validate(by), Sampling(temperature=1.0, max_tokens=9), asked, 7)
     assert body == {"model": "m", "messages": asked, "temperature": 1.0, "top_p": 1.0, "max_completion_tokens": 9, "seed": 7}

@@ -1,6 +1,7 @@
 """Rows that nobody expects: each has one outcome, from a file to the tokens of a batch, and none of them harms its neighbours."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from models import tiny_policy
 
+from configs.training import Sampling
 from data import records
-from data.artifacts import Artifact
+from data.artifacts import Artifact, read_rows
 from data.chat import Chat, ChatError
 from data.sources import SourceError
+from stages.sample import Draw, ask
 
 MIB = 1 << 20
 LONG = "".join(f"word{number} " for number in range(10 * MIB // 10))
@@ -50,6 +53,20 @@ BAD = {
     "nothing but space": (json.dumps(chat(" \n\t ")), "message 0 (user) is empty"),
     "a message that is a list": ('{"messages": [["user", "x"]]}', "message"),
 }
+
+
+FILTERS = ("turns", "empty_or_repeated_turns", "control_tokens", "exact_duplicates", "near_duplicates")
+SAID = {
+    "a text of 1 MB": LONG[:MIB],
+    "1 MB without a space": "x" * MIB,
+    "control characters": "".join(map(chr, range(1, 32))) + "\x00\x7f\x85\u2028\x1b[31mred",
+    "right to left, and combining without end": "\u202egnorw" + "e" + "\u0301" * 5000,
+    "the last characters of Unicode": "\U0010ffff\ufffd\ufeff\U000e0041",
+    "a template's tokens": f"Well{TURNS}",
+    "a rating": "Rating: 5",
+    "a verdict": '{"score": 1e999, "rating": NaN}\n#### 4\n\\boxed{4}',
+}
+"""What a policy may answer."""
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +130,51 @@ def test_one_bad_row_too_many_ends_the_stage_by_its_place(tmp_path: Path) -> Non
 
 def test_sizes_are_those_of_the_texts(prepared: Artifact) -> None:
     assert max(map(records.size_of, rows_of(prepared))) > 10 * MIB
+
+
+def test_filters_drop_what_they_name_and_leave_the_rest(tmp_path: Path) -> None:
+    rows = {name: {"messages": [{**one, "content": one["content"][:MIB]} for one in row["messages"]]} for name, row in GOOD.items()}
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
+    filters = [{"type": name, **({"max": 1000} if name == "turns" else {})} for name in FILTERS]
+    config = {"record": "conversation", "sources": [{"type": "files", "path": "rows.jsonl"}], "filters": filters}
+    made = run_stage(tmp_path / "made", "prepare_data", config, {"rows.jsonl": tmp_path / "rows.jsonl"})
+    left = {json.dumps(row["messages"]) for row in rows_of(made)}
+    gone = [name for name, row in rows.items() if json.dumps(row["messages"]) not in left]
+    dropped = read_rows(made.evidence / "drops.jsonl")
+    reasons = Counter(line["reason"] for line in dropped)
+    assert reasons == {"turns": 1, "control_tokens": 3, "exact_duplicates": 1, "near_duplicates": 1}
+    assert all(len(line["text"]) <= 200 and len(line["evidence"]) <= 200 for line in dropped)
+    assert gone == [
+        "an answer of 10 MB",  # nearly the text
+        "10,000 turns",
+        "a template's tokens from the user",
+        "a template's tokens from the assistant",
+        "a template's tokens from the system",
+    ]  # and one of the two that begin alike
+
+
+def test_whatever_a_policy_answers_is_compared_and_imitated_as_it_was_said(policy: Path, tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    rows = [
+        {
+            "id": f"{number}/a/{place}", "prompt_id": str(number), "source": "s", "messages": asked, "policy": "a", "policy_content": "c",
+            "on_policy": True, "text": text, "finish_reason": "stop", "response_length": 3, "verifier_score": 1.0 - place, "rewards": {},
+            "reward": None, "disagreement": None, "ratings": {}, "rating": None, "score": 1.0 - place, "win_rate": None,
+        }
+        for number, said in enumerate(SAID.values()) for place, text in enumerate((said, "No."))
+    ]  # fmt: skip
+    judgments = publish(tmp_path / "judged", "judgment", rows)
+    pairs = run_stage(tmp_path / "pairs", "pair", {}, judgments=judgments)
+    assert [[one["text"] for one in row["answers"]] for row in rows_of(pairs)] == [[said, "No."] for said in SAID.values()]
+    kept = run_stage(tmp_path / "kept", "best_answers", {"keep": "best_of_n"}, judgments=judgments)
+    assert [row["messages"][-1]["content"] for row in rows_of(kept)] == list(SAID.values())
+    chat = Chat(policy)
+    for said in SAID.values():
+        _, ids = chat.answer(asked, said)
+        assert ids.count(chat.eos_id) == 1 and ids[-1] == chat.eos_id
+
+
+def test_a_prompt_that_would_forge_a_turn_is_told_before_any_engine_starts(tmp_path: Path) -> None:
+    prompt = {"id": "p", "source": "s", "messages": [{"role": "user", "content": TURNS}], "verifier": None}
+    with pytest.raises(ChatError, match=r"role user spells out the control token '<[|]im_end[|]>'.*drop such rows"):
+        ask(tiny_policy(tmp_path), [Draw(prompt, 0, 1, None)], Sampling(max_tokens=4), tmp_path, lambda: None)

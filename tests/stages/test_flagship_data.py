@@ -16,7 +16,8 @@ import pytest
 from data_lab import rows_of, run_stage
 from projects import call, fresh_project
 
-from configs.datasets import Decontaminate, Hub, PrepareData, hub_sources
+from configs.datasets import Hub, PrepareData, hub_sources
+from configs.decontamination import Decontaminate
 from configs.graph import Graph
 from configs.hub import PIN_ME
 from configs.recipe import load_recipe
@@ -131,7 +132,7 @@ def test_every_data_stage_comes_to_its_end(runs, name):
     ("name", "stage", "reasons"),
     [
         ("tulu3_8b", "conversations_raw", {"answer is empty", "there are no messages", "where the assistant's is due", "need an answer"}),
-        ("olmo2_1b", "conversations_raw", {"conversations with tools are not read yet", "is the system's", "is the assistant's"}),
+        ("olmo2_1b", "conversations_raw", {"is the tool's", "is the system's", "is the assistant's"}),
         ("tulu3_8b", "preferences_raw", {"same beginning", "two answers are the same", "rejected answer is empty", "only one of"}),
         ("olmo2_1b", "preferences_raw", {"same beginning", "does not end with the assistant's turn"}),
         ("tulu3_8b", "prompts_raw", {"none of the verifiers", "which math compares with", "is empty"}),

@@ -91,6 +91,16 @@ def test_what_goes_wrong_while_a_finished_result_is_written_to_the_disk_is_repor
     assert (done["ok"], done["cause"]) == (False, cause)
 
 
+def test_a_job_that_was_told_what_code_is_behind_it_does_not_read_all_of_it_again(tmp_path, monkeypatch):
+    looks, code = [], {"sha256": "1" * 64, "files": {"stages/pair.py": "2" * 64}}
+    monkeypatch.setattr(job_process, "fingerprint", lambda kind: looks.append(kind) or {"sha256": "3" * 64, "files": {}})
+    told = [
+        models.run(tmp_path / name, "prepare_data", ROWS, {}, Numerics(threads=1), asked)["made_by"]["fingerprint"]
+        for name, asked in {"a": {"fingerprint": code}, "b": {}}.items()
+    ]
+    assert told == [code, {"sha256": "3" * 64, "files": {}}] and looks == ["prepare_data"]
+
+
 def test_who_is_asked_to_stop_after_the_result_was_reported_has_ended_well(tmp_path, monkeypatch):
     def late(*given, **said):
         end(*given, **said)

@@ -1,15 +1,16 @@
 import itertools
 import json
 import statistics
+import tracemalloc
 
 import pytest
 import torch
 from models import a_job, config_of, dataset, publish
-from tiny_models import make
+from tiny_models import make_reward_model
 from transformers import AutoModelForSequenceClassification
 
 from configs.execution import Numerics
-from data import records
+from data import columns, records
 from data.artifacts import read_rows
 from data.chat import Chat
 from stages import judge
@@ -35,12 +36,7 @@ def reward_model(tmp_path_factory):
 
 
 def a_reward_model(folder, seed, mean, std):
-    payload = make(folder / "payload", seed=seed)
-    torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_pretrained(payload, num_labels=1, dtype=torch.float32)
-    model.config.pad_token_id = Chat(payload).pad_id
-    model.save_pretrained(payload)
-    (payload / "reward_stats.json").write_text(json.dumps({"mean": mean, "std": std}))
+    make_reward_model(folder / "payload", seed=seed, mean=mean, std=std)
     return publish(folder, "reward_model", "reward_model")
 
 
@@ -49,6 +45,21 @@ def judged(tmp_path, rows, config, **ports):
     inputs = {"completions": {"c": dataset(tmp_path / "completions", "completion", rows)}} | ports
     metrics = judge.run(config_of("judge", **config), inputs, job)
     return metrics, list(records.stream(job.out / "payload"))
+
+
+def test_policies_are_compared_on_the_prompts_that_both_have_answered(tmp_path):
+    """p1: a is right, b wrong; p2: both are wrong; p3: b alone, and p4, where nobody can say, are nobody's win."""
+    said = [(1, "a", "2"), (1, "b", "3"), (2, "a", "4"), (2, "b", "5"), (3, "b", "4"), (4, "a", "5"), (4, "b", "6")]
+    rows = [
+        completion(number, text, sum_of(number) if number < 4 else None) | {"id": f"p{number}/{label}/0", "policy": label}
+        for number, label, text in said
+    ]
+    judged(tmp_path, rows, {"max_unscored_share": 0.5})
+    table = json.loads((tmp_path / "job" / "out" / "evidence" / "win_rates.json").read_text())
+    assert [(one["policy"], one["against"], one["prompts"], one["mean"]) for one in table] == [("a", "b", 2, 0.75), ("b", "a", 2, 0.25)]
+    assert (table[0]["low"], table[0]["high"]) == (0.5, 1.0)
+    judged(tmp_path / "alone", rows[:1], {})
+    assert not (tmp_path / "alone" / "job" / "out" / "evidence" / "win_rates.json").exists()
 
 
 def test_verifier_scores_are_kept_and_weighted(tmp_path):
@@ -119,6 +130,26 @@ def test_a_judge_that_cannot_score_leaves_null_and_is_counted(tmp_path):
     assert (metrics["unscored"], metrics["failures"], metrics["mean_score"]) == (1, 1, 1.0)  # a missing score is no zero
     failures = read_rows(tmp_path / "job" / "out" / "evidence" / "failures.jsonl")
     assert [(one["id"], one["judge"]) for one in failures] == [("p3/a/0", "verifier")]
+
+
+def test_of_an_answer_some_hundred_bytes_are_in_memory(tmp_path, monkeypatch):
+    """As lists, the 1,000 tokens of each and their logarithms would take 60,000 bytes."""
+    for name in ("BLOCK", "ROWS_PER_GROUP"):
+        monkeypatch.setattr(columns, name, 8)
+    peaks, counts = [], (40, 40, 240)  # the first for what is loaded once
+    for number, count in enumerate(counts):
+        rows = [
+            completion(answer // 2, str(answer) * 300, sum_of(answer // 2))
+            | {"id": f"p{answer}/a/0", "response_ids": list(range(1000, 2000)), "logprobs": [-place / 1009 for place in range(1000)]}
+            for answer in range(count)
+        ]
+        given, job = dataset(tmp_path / f"c{number}", "completion", rows), a_job(tmp_path / str(number))
+        del rows
+        tracemalloc.start()
+        assert judge.run(config_of("judge"), {"completions": {"c": given}}, job)["rows"] == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (peaks[2] - peaks[1]) / (counts[2] - counts[1]) < 1000, peaks
 
 
 def test_too_many_answers_without_a_score_fail_the_stage(tmp_path):

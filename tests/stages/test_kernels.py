@@ -48,7 +48,7 @@ def fused(architecture, kind="policy", numerics=COMPILED, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(3)
+@pytest.mark.rotated(6)
 @pytest.mark.parametrize(
     ("architecture", "kind", "numerics"),
     [
@@ -86,6 +86,7 @@ def lengths_of(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("numerics", [COMPILED, IN_PARTS], ids=["layers", "parts"])
 def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before(numerics):
     plain, module = made("llama"), fused("llama", numerics=numerics)
@@ -107,6 +108,7 @@ def in_process(folder, policy, data, numerics, **fields):
 
 
 @pytest.mark.slow
+@pytest.mark.rotated(2)
 @pytest.mark.parametrize("numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}])
 def test_a_stage_trains_as_without(tmp_path, numerics):
     policy = models.tiny_policy(tmp_path / "policy")

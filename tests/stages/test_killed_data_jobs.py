@@ -1,17 +1,25 @@
-"""Data stages over several processes, killed with -9 while they read: no process stays, and the next attempt ends in the same bytes."""
+"""Data stages killed with -9, while they read by several processes and while they write: no process stays, and the next attempt, by more or
+fewer processes, ends in the same bytes."""
 
+import multiprocessing
+import shutil
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import pytest
-from models import dataset, run_job, start_job
+from data_lab import run_stage
+from models import alive, dataset, run_job, start_job
 
 from configs.execution import Numerics
-from data import records
-from data.artifacts import Artifact
+from data import columns, records
+from data.artifacts import Artifact, content_hash, scan
+from data.faults import FAULTS
+from pipelines.jobs.attempts import RETRIED
+from stages.__main__ import cause_of
 
 TWO = Numerics(threads=2)
 PREPARE = {
@@ -26,13 +34,6 @@ def children(pid: int) -> list[int]:
         return [int(name) for name in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def awaited(what: Callable[[], Any], seconds: float = 120) -> Any:
@@ -85,3 +86,82 @@ def test_rows_that_are_compared_again_are_the_same(raw: tuple[Path, Artifact], t
     killed(tmp_path / "job", "decontaminate", config, inputs, TWO)
     assert run_job(tmp_path / "job", "decontaminate", config, inputs, TWO)["ok"]
     assert payload(tmp_path / "job") == payload(tmp_path / "quiet")
+
+
+# --- while they write --------------------------------------------------------------------------------------------------
+
+SUMS = {"type": "arithmetic", "count": 60, "digits": [2], "operations": ["add"], "seed": 0}
+KINDS = {
+    "prepare_data": {"record": "conversation", "sources": [SUMS], "filters": [{"type": "exact_duplicates"}]},
+    "decontaminate": {"max_contaminated_share": 1.0},
+    "judge": {},
+    "pair": {"strategy": {"type": "all_pairs"}},
+    "best_answers": {"keep": {"type": "all_above", "min_score": 0.5}},
+    "select_prompts": {"max_mean": 0.9},
+}
+"""Kind → config of the stages that write records and ask no model."""
+
+
+def completion(prompt: dict[str, Any], number: int) -> dict[str, Any]:
+    """Of three answers to a prompt the second is wrong, and every tenth prompt has no other."""
+    wrong = number % 3 == 1 or number % 30 < 3
+    return {
+        "id": f"{prompt['id']}/a/{number % 3}", "prompt_id": prompt["id"], "source": "s", "messages": prompt["messages"],
+        "verifier": prompt["verifier"], "policy": "a", "policy_content": "content of a", "on_policy": True, "index": number % 3, "seed": 1,
+        "prompt_ids": [1], "response_ids": [5], "logprobs": [-1.0], "finish_reason": "stop",
+        "text": "It is 7 or not." if wrong else f"It is {number} less {number}, and so {prompt['verifier']['answer']}",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Artifact]]:
+    """Kind → port → artifact."""
+    folder = tmp_path_factory.mktemp("given")
+    prompts = run_stage(folder / "prompts", "prepare_data", {"record": "prompt", "sources": [SUMS]})
+    rows = records.load(prompts)
+    completions = dataset(folder / "completions", "completion", [completion(rows[number // 3], number) for number in range(3 * len(rows))])
+    judgments = run_stage(folder / "judgments", "judge", {}, completions=completions)
+    items = [{**row, "id": f"item-{number}", "task": "t"} for number, row in enumerate(rows[:9])]
+    return {
+        "prepare_data": {},
+        "decontaminate": {"data": run_stage(folder / "raw", "prepare_data", KINDS["prepare_data"]),
+                          "benchmarks": dataset(folder / "suite", "item", items)},
+        "judge": {"completions": completions},
+        "pair": {"judgments": judgments},
+        "best_answers": {"judgments": judgments},
+        "select_prompts": {"prompts": prompts, "judgments": judgments},
+    }  # fmt: skip
+
+
+def attempted(folder: Path, kind: str, threads: int, ports: dict[str, Artifact]) -> int | None:
+    """Exit code of an attempt that finds what the one before it has left but for its output, as the orchestrator has it."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    args = (folder, kind, KINDS[kind], None, threads)
+    process = multiprocessing.get_context("fork").Process(target=run_stage, args=args, kwargs=ports)
+    process.start()
+    process.join(60)
+    return process.exitcode
+
+
+@pytest.mark.parametrize(
+    ("kind", "threads", "written"),
+    [*((kind, 1, 2) for kind in KINDS), *((kind, 3, 0) for kind in ("prepare_data", "decontaminate", "select_prompts"))],
+)
+def test_killed_between_two_files_it_ends_in_the_same_bytes(given, tmp_path, monkeypatch, kind, threads, written):
+    """With three threads a worker is killed, as for want of memory, or several that come to that point at once."""
+    monkeypatch.setattr(columns, "ROWS_PER_FILE", 7)
+    quiet = run_stage(tmp_path / "quiet", kind, KINDS[kind], threads=2, **given[kind])
+    assert len(quiet.record.files) >= 4
+    (tmp_path / "rows written").write_text(str(written))
+    monkeypatch.setenv(FAULTS, str(tmp_path))
+    assert attempted(tmp_path / "job", kind, threads, given[kind]) == (-signal.SIGKILL if threads == 1 else 1)
+    assert set((tmp_path / "died.log").read_text().splitlines()) == {"rows written"}
+    left = list((tmp_path / "job" / "out" / "payload").glob("*.parquet"))
+    assert len(left) < len(quiet.record.files) and (threads > 1 or len(left) == written)
+    assert attempted(tmp_path / "job", kind, 4 - threads, given[kind]) == 0
+    assert content_hash(scan(tmp_path / "job" / "out" / "payload")) == quiet.record.content
+    assert not (tmp_path / "job" / "drafts").exists()
+
+
+def test_a_worker_that_was_killed_is_no_bug_and_the_job_is_tried_again(tmp_path: Path) -> None:
+    assert cause_of(BrokenProcessPool("A process in the process pool was terminated abruptly"), tmp_path) in RETRIED

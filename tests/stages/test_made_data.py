@@ -7,7 +7,7 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 
 from configs.problems import PedigreeError
-from data import columns, making, records
+from data import columns, records
 from stages.job import StageError
 
 PROMPTS = [f"q{number}" for number in range(9)]
@@ -55,7 +55,7 @@ def test_rows_that_lie_in_many_files_make_the_same_preferences_in_many_files(tmp
     assert [records.count(parts.payload / name) for name in sorted(path.name for path in parts.payload.iterdir())] == [4] * 6 + [3]
     assert rows_of(parts) == rows_of(whole) and len(rows_of(whole)) == 27
     monkeypatch.setattr(columns, "CHARACTERS_PER_FILE", 60)
-    monkeypatch.setattr(making, "BLOCK", 2)
+    monkeypatch.setattr(columns, "BLOCK", 2)
     cut = made(tmp_path / "cut", "pair", rows, **config)
     assert len(list(cut.payload.iterdir())) > 8  # and each file is as whoever has all rows at once would write it
     assert publish(tmp_path / "again", "preference", rows_of(whole)).record.content == cut.record.content

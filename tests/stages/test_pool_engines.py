@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from models import dataset, publish, run
-from tiny_models import make, make_judge
+from tiny_models import make, make_judge, make_policies, make_writer
 
 from configs.answers import Sample
 from configs.execution import Numerics
@@ -15,7 +15,7 @@ from stages.sample import draws_of
 
 ONE_THREAD = Numerics(threads=1)
 SAMPLE = {
-    "sampling": {"temperature": 1.0, "max_tokens": 8},
+    "sampling": {"temperature": [1.0, 0.5], "max_tokens": 8},
     "samples_per_prompt": 2,
     "prompts": {"count": 10},
     "policies_per_prompt": 2,
@@ -33,10 +33,7 @@ RATING = {
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pool")
-    for name, options in {"a": {}, "b": {"seed": 1}, "deep": {"layers": 3}}.items():
-        make(folder / name / "payload", **options)
-    return {name: publish(folder / name, "source_model", "policy") for name in ("a", "b", "deep")}
+    return make_policies(tmp_path_factory.mktemp("pool"))
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +65,8 @@ def test_engines_generate_the_drawn_answers_and_no_others(sampled, pool, prompts
     rows = list(records.stream(job / "out" / "payload"))
     drawn = draws_of(Sample.model_validate(SAMPLE), list(pool), list(records.stream(prompts.payload)))
     assert generated(job) == len(rows) == 10 * 2 * 2
-    assert [(row["policy"], row["prompt_id"], row["index"], row["seed"]) for row in rows] == [
-        (label, one.prompt["id"], one.index, one.seed) for label, given in drawn.items() for one in given
+    assert [(row["policy"], row["prompt_id"], row["index"], row["seed"], row["temperature"]) for row in rows] == [
+        (label, one.prompt["id"], one.index, one.seed, (1.0, 0.5)[one.index]) for label, given in drawn.items() for one in given
     ]
     assert {row["policy"]: row["policy_content"] for row in rows} == {label: policy.record.content for label, policy in pool.items()}
     assert all(row["on_policy"] == (row["policy"] == "b") for row in rows)
@@ -97,8 +94,9 @@ def test_a_policy_rates_answers_and_the_best_is_paired_with_a_lower_one(sampled,
     assert generated(tmp_path / "judged") == 2 * 38 and "reported" not in done["metrics"]
     assert [row["id"] for row in rows if row["score"] is None] == [given[1]["id"], given[2]["id"]]
     failures = read_rows(tmp_path / "judged" / "out" / "evidence" / "failures.jsonl")
-    assert len(failures) == done["metrics"]["failures"] == 4 and "the judge's context is 8192" in failures[0]["reason"]
+    assert len(failures) == done["metrics"]["failures"] == 4 and "the model's context is 8192" in failures[0]["reason"]
     assert "spells out the control token" in failures[2]["reason"]
+    assert [row["temperature"] for row in rows] == [row["temperature"] for row in given]
     for row in (row for row in rows if row["score"] is not None):
         ratings = [one["rating"] for one in row["ratings"].values()]
         assert [one["text"] for one in row["ratings"].values()] == [f"Rating: {rating}" for rating in ratings]
@@ -131,3 +129,27 @@ def test_a_judge_that_only_babbles_gives_no_scores(sampled, tmp_path):
     }
     done = run(tmp_path / "babbled", "judge", {"rating": RATING, "rating_weight": 1.0}, inputs, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused") and "4 of 4 answers have no score" in done["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_policy_writes_prompts_and_no_attempt_asks_again(prompts, tmp_path):
+    """Each request is drawn by itself; equal prompts are kept once."""
+    make_writer(tmp_path / "writer" / "payload")
+    inputs = {"prompts": {"p": prompts}, "writer": {"w": publish(tmp_path / "writer", "source_model", "policy")}}
+    by = {"type": "policy", "dtype": "fp32", "chunk_size": 4}
+    config = {"method": {"type": "persona", "task": "code"}, "by": by, "sampling": {"temperature": 1.0, "max_tokens": 16}}
+    done = run(tmp_path / "written", "synthesize", config, inputs, ONE_THREAD)
+    assert done["ok"], done
+    rows = list(records.stream(tmp_path / "written" / "out" / "payload"))
+    texts = [row["messages"][0]["content"] for row in rows]
+    assert set(texts) <= {f"Say {number}" for number in range(1, 6)} and len(set(texts)) == len(texts) > 1
+    assert done["metrics"]["dropped"] == {"it repeats another one": 10 - len(rows)} and not done["metrics"]["unusable"]
+    lines = read_rows(tmp_path / "written" / "out" / "evidence" / "requests.jsonl")
+    assert generated(tmp_path / "written") == len(lines) == 10 and all(line["reply"].startswith("<prompt>Say ") for line in lines)
+    assert [row["id"] for row in rows] == [one["id"] for line in lines for one in line["prompts"] if "id" in one]
+
+    chunks = {path: path.stat().st_mtime_ns for path in (tmp_path / "written" / "chunks").iterdir()}
+    assert len(chunks) == 3 and run(tmp_path / "written", "synthesize", config, inputs, ONE_THREAD)["ok"]
+    assert {path: path.stat().st_mtime_ns for path in chunks} == chunks
+    assert list(records.stream(tmp_path / "written" / "out" / "payload")) == rows

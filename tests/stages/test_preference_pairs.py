@@ -16,7 +16,7 @@ from data.answers import noted
 from stages.core.pairing import preferences
 from stages.job import StageError
 from stages.pair import preference
-from stages.sample import draws_of, on_policy_shares
+from stages.sample import Tally, draws_of
 
 POOL = [f"m{number}" for number in range(6)]
 
@@ -51,14 +51,48 @@ def test_a_seed_is_that_of_the_answer_whoever_else_was_drawn():
     assert len({seed for *_, seed in all_}) == len(all_)
 
 
+def test_answers_to_a_prompt_take_the_temperatures_in_turn_and_keep_their_seeds():
+    warm = {"temperature": [0.6, 1, 0.0], "max_tokens": 4}
+    drawn = draws_of(sample(sampling=warm, samples_per_prompt=6), POOL, prompts(5))
+    temperatures = {(one.index, one.temperature) for several in drawn.values() for one in several}
+    assert temperatures == {(0, 0.6), (1, 1.0), (2, 0.0), (3, 0.6), (4, 1.0), (5, 0.0)}
+    alone = draws_of(sample(samples_per_prompt=6), POOL, prompts(5))
+    assert {one.temperature for several in alone.values() for one in several} == {None}
+    assert [one.seed for several in drawn.values() for one in several] == [one.seed for several in alone.values() for one in several]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "samples", "problem"),
+    [
+        ([0.6, 1.0], 3, "samples_per_prompt 3 cannot be shared out evenly to the 2 temperatures 0.6, 1.0: make it a multiple of 2"),
+        ([0.6, 1.0, 0.6], 3, r"has several different ones, and \[0.6, 1.0, 0.6\] has not"),
+        ([1.0], 2, r"has several different ones, and \[1.0\] has not: \[0.6, 1.0\], or 1.0 alone"),
+        ([], 2, r"and \[\] has not"),
+        ([0.6, -1.0], 2, "greater than or equal to 0"),
+        (["warm", 1.0], 2, "valid number"),
+    ],
+)
+def test_temperatures_that_cannot_be_shared_out_are_refused(temperature, samples, problem):
+    with pytest.raises(ValidationError, match=problem):
+        sample(sampling={"temperature": temperature, "max_tokens": 4}, samples_per_prompt=samples)
+
+
+def test_a_recipe_with_several_temperatures_is_read_back_from_its_record():
+    config = sample(sampling={"temperature": [0.6, 1.0], "max_tokens": 4})
+    assert Sample.model_validate_json(config.model_dump_json()) == config == Sample.model_validate(config.model_dump(mode="json"))
+
+
 def test_a_policy_that_nobody_drew_is_not_asked():
     assert len(draws_of(sample(policies_per_prompt=1), POOL, prompts(1))) == 1
 
 
 def test_shares_are_counted_over_prompts_and_answers():
     given = [("a", True), ("a", False), ("b", False), ("b", False), ("b", False)]
-    rows: list[Any] = [{"prompt_id": prompt, "on_policy": own} for prompt, own in given]
-    assert on_policy_shares(rows) == {"prompts": 0.5, "answers": 0.2}
+    tally = Tally(set())
+    for prompt, own in given:
+        row: Any = {"prompt_id": prompt, "on_policy": own, "response_ids": [], "text": "", "finish_reason": "stop"}
+        tally.note(row)
+    assert tally.on_policy_shares() == {"prompts": 0.5, "answers": 0.2}
 
 
 def test_a_share_without_draws_is_refused():

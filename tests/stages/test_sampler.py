@@ -5,25 +5,33 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from models import alive
 from tiny_models import make
 from transformers import AutoModelForCausalLM
 
 from configs.execution import Numerics, Placement
 from configs.training import Sampling
+from stages.engines.engine_processes import Ahead
+from stages.engines.fleet import open_engines, side_by_side
 from stages.engines.sampler import (
-    Ahead,
+    QUEUED,
     Continuation,
     EngineLost,
+    Generation,
     Inline,
     Request,
     architecture,
     check_continuations,
     check_lengths,
+    engine_settings,
     model_context,
     open_sampler,
 )
@@ -83,6 +91,20 @@ def test_logprobs_are_those_of_the_sampling_distribution(engine, models):
         assert torch.allclose(torch.tensor(answer.logprobs), ours, atol=1e-3)  # the prompt is seen as it was given: no second BOS
         untempered = hf_logprobs(models["a"], request, answer.response_ids, 1.0)
         assert (torch.tensor(answer.logprobs) - untempered).abs().mean() > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_requests_of_one_chunk_have_temperatures_of_their_own(engine, models):
+    """Equal prompts and seeds: what differs is the temperature, and the log-probs are those of each one's own distribution."""
+    engine.load(models["a"])
+    prompt, temperatures = CHUNK[0].prompt_ids, (0.3, None, 1.6)
+    answers = engine.generate([Request(prompt, 7, temperature) for temperature in (*temperatures, 0.0)], WARM, STOP)
+    for temperature, answer in zip(temperatures, answers, strict=False):
+        theirs = hf_logprobs(models["a"], CHUNK[0], answer.response_ids, temperature or WARM.temperature)
+        assert torch.allclose(torch.tensor(answer.logprobs), theirs, atol=1e-3)
+    assert answers[3].response_ids == engine.generate(CHUNK[:1], GREEDY, STOP)[0].response_ids
+    assert len({tuple(answer.response_ids) for answer in answers}) == 4
 
 
 CHOICES = [Continuation([*PREFIX, 200 + number % 3], list(range(210, 212 + number))) for number in range(7)]
@@ -216,25 +238,18 @@ with t.sampler(Path({str(models["a"])!r})) as engine:
     assert not alive(int(pid))
 
 
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 @pytest.mark.slow
 def test_a_process_that_was_started_ahead_becomes_the_first_engine_that_takes_it(engine, models):
     engine.load(models["a"])
     settings = {"dtype": "fp32", "context": 256, "numerics": Numerics(threads=1), "placement": PLACEMENT, "inline": False}
     with Ahead(Numerics(threads=1)) as ahead:
-        (begun,) = children("stages.engines.sampler", besides=engine.pid)
+        (begun,) = started(1, engine)
         with open_sampler(models["a"], ahead=ahead, **settings) as first:
             assert first.pid == begun and first.generate(CHUNK, WARM, STOP) == engine.generate(CHUNK, WARM, STOP)
         with open_sampler(models["a"], ahead=ahead, **settings) as second:
             assert second.pid != begun
     with Ahead(Numerics(threads=1)):
-        (unused,) = children("stages.engines.sampler", besides=engine.pid)
+        (unused,) = started(1, engine)
     assert not alive(unused)
 
 
@@ -242,16 +257,16 @@ def test_a_process_that_was_started_ahead_becomes_the_first_engine_that_takes_it
 def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(engine):
     with Ahead(Numerics(threads=1)) as ahead:
         ahead.expect(2)
-        (begun,) = children("stages.engines.sampler", besides=engine.pid)
+        (begun,) = started(1, engine)
         first = ahead.take()
         assert first is not None and first.pid == begun
-        (further,) = set(children("stages.engines.sampler", besides=engine.pid)) - {begun}
+        (further,) = started(2, engine) - {begun}
         second = ahead.take()
         assert second is not None and second.pid == further and ahead.take() is None
-        assert set(children("stages.engines.sampler", besides=engine.pid)) == {begun, further}
+        assert started(2, engine) == {begun, further}
         ahead.expect(2)
         ahead.take()
-        (unused,) = set(children("stages.engines.sampler", besides=engine.pid)) - {begun, further}
+        (unused,) = started(3, engine) - {begun, further}
     for process in (first, second):
         process.kill()
         process.communicate()
@@ -261,10 +276,93 @@ def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(en
 @pytest.mark.proves("placement.sampler_memory_gb")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_chunk_beyond_the_kv_cache_is_refused(models):
+def test_a_chunk_beyond_the_kv_cache_is_refused_and_what_is_streamed_queues_for_it(models):
+    """Ten requests begin with a block of 128 tokens each and soon need a second one: some wait, and some are begun again."""
+    crowd = [Request([*range(100 + number, 220 + number)], number, 0.3 + number / 10) for number in range(10)]
+    sampling, found = Sampling(temperature=1.0, max_tokens=24), {}
     # 2 layers * 2 (k, v) * 2 heads * 32 * 4 bytes = 1 KiB a token; blocks of 128 tokens: 0.001 GiB hold 8 blocks
-    with sampler(models["a"], sampler_memory_gb=0.001) as opened, pytest.raises(StageError, match=r"20 KV-cache blocks.*sampler_memory_gb"):
-        opened.generate(CHUNK, WARM, STOP)
+    with sampler(models["a"], sampler_memory_gb=0.001) as opened:
+        opened.stream(crowd, sampling, STOP, found.__setitem__)
+        with pytest.raises(StageError, match=r"20 KV-cache blocks.*sampler_memory_gb"):
+            opened.generate(crowd, sampling, STOP)
+    assert sorted(found) == list(range(10))
+    for number, request in enumerate(crowd):
+        theirs = hf_logprobs(models["a"], request, found[number].response_ids, request.temperature or 1.0)
+        assert torch.allclose(torch.tensor(found[number].logprobs), theirs, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_stream_of_more_requests_than_the_engine_knows_at_a_time_repeats_itself(engine, models):
+    engine.load(models["a"])
+    many = [Request([5 + number % 40, 7], number) for number in range(QUEUED + 100)]
+    short, runs = Sampling(temperature=1.0, max_tokens=3), []
+    for _ in range(2):
+        found: dict[int, Generation] = {}
+        engine.stream(many, short, STOP, found.__setitem__)
+        assert sorted(found) == list(range(len(many)))
+        runs.append(exact(found[number] for number in range(len(many))))
+    assert runs[0] == runs[1]
+    assert [one.response_ids for one in engine.generate(many[:8], short, STOP)] == [found[number].response_ids for number in range(8)]
+
+
+@pytest.mark.proves("placement.engines", on_gpus="which process sees which GPU")
+def test_engines_side_by_side_see_gpus_of_their_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+    two = Numerics(device="cuda", tensor_parallel=2)
+    with Ahead(two, engines=2) as ahead:
+        ahead.expect(4)  # two architectures
+        processes = [ahead.take() for _ in range(4)]
+        environments = [Path(f"/proc/{one.pid}/environ").read_bytes().split(b"\0") for one in processes if one]
+        seen = [[entry for entry in entries if entry.startswith(b"CUDA_VISIBLE_DEVICES=")] for entries in environments]
+        for process in filter(None, processes):
+            process.kill()
+            process.communicate()
+    assert seen == [[b"CUDA_VISIBLE_DEVICES=3,5"], [b"CUDA_VISIBLE_DEVICES=6,7"]] * 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    with pytest.raises(StageError, match=r"engine 2 needs GPU 4 of the job, which sees 2: raise placement.slots"), Ahead(two, engines=2):
+        pass
+
+
+def test_when_one_engine_fails_the_others_are_ended_and_its_error_is_told(models):
+    """The others are still starting, or in the middle of something: nobody waits for them."""
+    settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
+
+    def work(number, engine, tell):
+        if number == 1:
+            tell("failing")
+            raise EngineLost("this one")
+        engine.generate(CHUNK, WARM, STOP)
+
+    began, heard = time.monotonic(), []
+    with Ahead(Numerics(threads=1), engines=2) as ahead, open_engines(settings, 2, ahead) as engines:
+        with pytest.raises(EngineLost, match="this one"):
+            heard.extend(side_by_side(engines, work))
+        assert not any(alive(engine.pid) for engine in engines)
+        assert "engine" not in [thread.name for thread in threading.enumerate()]
+    assert time.monotonic() - began < 10
+
+
+def test_what_the_others_have_told_when_one_fails_is_not_lost():
+    """One that dies costs no chunk that another has finished, told or not yet read."""
+    told = threading.Barrier(2)
+
+    def work(number, engine, tell):
+        if number == 1:
+            told.wait()
+            raise EngineLost("this one")
+        for chunk in ("a", "b"):
+            tell(chunk)
+        told.wait()
+        engine.ended.wait()
+        tell("c")
+
+    engines: Any = [SimpleNamespace(ended=ended, abandon=ended.set) for ended in (threading.Event(), threading.Event())]
+    heard = []
+    with pytest.raises(EngineLost, match="this one"):
+        for one in side_by_side(engines, work):
+            heard.append(one)
+    assert heard == ["a", "b", "c"]
 
 
 def children(name: str, of: int | None = None, besides: int | None = None) -> list[int]:
@@ -279,6 +377,15 @@ def children(name: str, of: int | None = None, besides: int | None = None) -> li
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def started(number: int, besides: Any) -> set[int]:
+    """The processes of so many engines: a process has no command for a moment after it was started."""
+    deadline = time.monotonic() + 10
+    while len(found := children("stages.engines.sampler", besides=besides.pid)) < number and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(found) == number
+    return set(found)
 
 
 def workers_of(pid: int) -> list[int]:

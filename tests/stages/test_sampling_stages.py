@@ -5,21 +5,26 @@ import os
 import shutil
 import signal
 import time
+from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from models import dataset, publish, run, start_job
-from tiny_models import make
+from models import a_job, dataset, run, start_job
+from tiny_models import make_policies
 
 from configs.answers import Window
 from configs.execution import Numerics
+from configs.training import Sampling
 from data import records
 from data.artifacts import read_rows
 from stages import evaluate
 from stages.core.statistics import paired_difference
-from stages.engines import chunks
-from stages.engines.sampler import seed_of
+from stages.engines import chunks, continuous
+from stages.engines.continuous import _deal
+from stages.engines.sampler import Child, Generation, Request, seed_of
 from stages.evaluate import comparisons
 from stages.job import StageError
 from stages.sample import window
@@ -43,10 +48,7 @@ def prompt(number: int, **more):
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("policies")
-    for name, options in {"a": {}, "b": {"seed": 1}, "deep": {"layers": 3}}.items():
-        make(folder / name / "payload", **options)
-    return {name: publish(folder / name, "source_model", "policy") for name in ("a", "b", "deep")}
+    return make_policies(tmp_path_factory.mktemp("policies"))
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +58,93 @@ def pool(tmp_path_factory):
 
 def test_a_window_is_its_slice_and_one_beyond_the_pool_is_refused():
     rows = [{"id": number} for number in range(10)]
-    assert window(rows, Window(count=3, index=2)) == [{"id": 6}, {"id": 7}, {"id": 8}]
+    assert list(window(rows, Window(count=3, index=2))) == [{"id": 6}, {"id": 7}, {"id": 8}]
     with pytest.raises(StageError, match=r"prompts 9 to 12.*the pool has 10.*lower prompts.count"):
         window(rows, Window(count=3, index=3))
 
 
+ROWS = Path("out/payload/rows-00000.parquet")
+
+
+@pytest.fixture(scope="module")
+def inputs(policies, pool):
+    return {"policies": {"a": policies["a"], "b": policies["b"]}, "prompts": {"pool": pool}}
+
+
+def counted(monkeypatch, method, count):
+    """Process of an engine → what it was asked by a method, in every call."""
+    asked, own = defaultdict(list), getattr(Child, method)
+
+    def asks(engine, requests, *given):
+        asked[engine.pid].append(count(requests))
+        return own(engine, requests, *given)
+
+    monkeypatch.setattr(Child, method, asks)
+    return asked
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(policies, pool, tmp_path):
-    inputs = {"policies": {"a": policies["a"], "b": policies["b"]}, "prompts": {"pool": pool}}
+def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch):
+    config, faults, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "faults", tmp_path / "job"
+    faults.mkdir()
+    (faults / "answer kept").write_text("40")
+    with monkeypatch.context() as dying:
+        dying.setenv("PEDIGREE_FAULTS", str(faults))
+        assert start_job(job, "sample", config, inputs, ONE_THREAD).wait(timeout=240) == -signal.SIGKILL
+    log = job / "chunks" / "answers.jsonl"
+    kept = [json.loads(line)[1]["response_ids"] for line in log.read_text().splitlines()]
+    assert len(kept) == 41
+    with log.open("a") as stream:
+        stream.write('["0123456789abcdef", {"response_ids": [1, 2')  # by a power cut
+
+    asked = counted(monkeypatch, "stream", lambda requests: [tuple(one.prompt_ids) for one in requests])
+    done = run(job, "sample", config, inputs, ONE_THREAD, engines=2)
+    assert done["ok"], done
+    shares = [[prompt for call in calls for prompt in call] for calls in asked.values()]
+    assert len(shares) == 2 and all(shares) and sum(map(len, shares)) == 72 - 41
+    assert done["marks"][0].startswith("41 of 72 answers are those of interrupted attempts")
+    rows = list(records.stream(job / "out" / "payload"))
+    assert len(rows) == len({row["id"] for row in rows}) == len({row["seed"] for row in rows}) == 72
+    said = [row["response_ids"] for row in rows]
+    assert all(ids in said for ids in kept)
+    assert len(log.read_text().splitlines()) == 72 + 1  # the torn one
+    asked.clear()
+    assert run(job, "sample", config, inputs, ONE_THREAD)["content"] == done["content"] and not asked
+
+
+def test_only_answers_to_what_is_asked_now_are_those_of_interrupted_attempts(tmp_path, monkeypatch):
+    """Other numerics ask under other keys: what was kept under theirs is in nobody's rows."""
+    written = json.dumps(asdict(Generation([5], [-1.0], "stop")))
+    (tmp_path / "chunks").mkdir()
+    (tmp_path / "chunks" / "answers.jsonl").write_text("".join(f'["{key}", {written}]\n' for key in ("mine", "stale", "staler")))
+    monkeypatch.setattr(continuous, "by_architecture", lambda asks: [[label] for label in asks])
+    monkeypatch.setattr(continuous, "context_of", lambda asks: 128)
+    monkeypatch.setattr(continuous, "_keys", lambda ask, *_: ["mine"] * len(ask.requests))
+    asks: Any = {label: SimpleNamespace(chat=None, requests=[Request([label], 0)], sampling=None) for label in (3, 4)}
+    job = a_job(tmp_path, ONE_THREAD)
+    made = continuous.generate_continuously(asks, dtype="fp32", job=job, ahead=SimpleNamespace(expect=lambda _: None))  # pyright: ignore
+    assert [[one.response_ids for one in made[label]] for label in asks] == [[[5]], [[5]]]
+    (mark,) = job.marks
+    assert mark.startswith("2 of 2 answers are those of interrupted attempts")
+
+
+def test_requests_are_dealt_once_and_those_with_one_prompt_together():
+    """What is asked twice, or answered already, is not asked."""
+    chat, sampling = SimpleNamespace(), Sampling(max_tokens=4)
+    requests = [Request([prompt], index) for prompt in (3, 4, 5) for index in range(2)] + [Request([6], 0), Request([6], 0)]
+    keys = [f"{one.prompt_ids[0]}/{one.seed}" for one in requests]
+    ask: Any = SimpleNamespace(chat=chat, requests=requests, sampling=sampling)
+    dealt = _deal({"x": ask}, {"x": keys}, {"3/0": "answered", "4/0": "too", "4/1": "as well"}, 2)
+    assert [[list(share.keys) for share in shares] for shares in dealt] == [[["3/1", "6/0"]], [["5/0", "5/1"]]]
+    assert [list(share.requests) for shares in dealt for share in shares] == [[requests[1], requests[6]], requests[4:6]]
+    assert _deal({"x": ask}, {"x": keys}, dict.fromkeys(keys, "answered"), 2) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.proves("placement.engines")
+def test_a_killed_sample_goes_on_with_its_chunks_by_two_engines_and_ends_in_the_bytes_of_one(inputs, tmp_path, monkeypatch):
     assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
     process = start_job(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
@@ -76,12 +156,14 @@ def test_a_killed_sample_goes_on_with_its_chunks_and_ends_in_the_same_bytes(poli
     process.wait()
     finished = {file: file.stat().st_mtime_ns for file in chunks.glob("[0-9a-f]*.json")}
     assert 0 < len(finished) < 18  # 2 policies * 36 requests / 4
-    done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
+    asked = counted(monkeypatch, "generate", len)
+    done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
     assert done["ok"]
+    assert len(asked) == 2 and all(asked.values()) and sum(map(sum, asked.values())) == 4 * (18 - len(finished))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in asked)
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
 
-    rows_file = Path("out/payload/rows-00000.parquet")
-    assert (tmp_path / "killed" / rows_file).read_bytes() == (tmp_path / "whole" / rows_file).read_bytes()
+    assert (tmp_path / "killed" / ROWS).read_bytes() == (tmp_path / "whole" / ROWS).read_bytes()
     rows = list(records.stream(tmp_path / "whole" / "out" / "payload"))
     assert [row["id"] for row in rows[:4]] == ["p12/a/0", "p12/a/1", "p12/a/2", "p13/a/0"]
     assert len(rows) == done["metrics"]["rows"] == 2 * 12 * 3 == len({row["seed"] for row in rows})
@@ -159,10 +241,8 @@ def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path)
     """Identity of a chunk is what decides its answers: a copy of a policy under another label asks for the same files."""
     from models import a_job
 
-    from configs.training import Sampling
     from data.chat import Chat
     from stages.engines.chunks import Ask, _cut
-    from stages.engines.sampler import Request
 
     shutil.copytree(policies["a"].path, tmp_path / "copy")
     chat, requests = Chat(policies["a"].payload), [Request([3, 4], 1), Request([3, 5], 2)]
@@ -182,10 +262,8 @@ def test_as_many_engines_are_expected_as_there_are_architectures(policies, tmp_p
     """So that each but the first starts while the one before it works."""
     from models import a_job
 
-    from configs.training import Sampling
     from data.chat import Chat
     from stages.engines.chunks import Ask, _cut
-    from stages.engines.sampler import Request
 
     job, sampling = a_job(tmp_path / "job"), Sampling(max_tokens=4)
     asks = {label: Ask(policy, Chat(policy.payload), [Request([3, 4], 1)], sampling) for label, policy in policies.items()}
@@ -195,5 +273,6 @@ def test_as_many_engines_are_expected_as_there_are_architectures(policies, tmp_p
         chunk.file.write_text("[]")
     expected: list[int] = []
     ahead = SimpleNamespace(expect=expected.append)
-    assert chunks.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead) == {"a": [], "b": [], "deep": []}
+    made = chunks.generate(asks, chunk_size=1, dtype="fp32", job=job, ahead=ahead)
+    assert {label: list(answers) for label, answers in made.items()} == {"a": [], "b": [], "deep": []}
     assert expected == [2]

@@ -18,7 +18,7 @@ from data.artifacts import survey
 from pipelines.cli.progress import StageView, doing, with_heartbeat
 from stages import evaluate, judge, overoptimization, sample
 from stages import job as jobs
-from stages.engines import models
+from stages.engines import models, rewards
 from stages.engines.sampler import Generation
 from stages.inputs import open_inputs
 from stages.job import GivenInput, Inputs, Job, JobSpec
@@ -133,15 +133,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, float]]:
     def hear(job: Job, what: str, done: float = 0, of: float = 0, unit: str = "") -> None:
         heard.append((what, done, of))
 
-    read = records.stream
-
-    def slowly(payload: Path) -> Any:
-        computing(0.3)
-        return read(payload)
-
     monkeypatch.setattr(Job, "doing", hear)
     monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
-    monkeypatch.setattr(records, "stream", slowly)
+    for name in ("stream", "opened"):
+        read = getattr(records, name)
+        monkeypatch.setattr(records, name, lambda *given, read=read: (computing(0.3), read(*given))[1])
     return heard
 
 
@@ -210,7 +206,7 @@ def test_judging_shows_how_rows_are_read_verified_and_tokenised_and_the_model_lo
     inputs: Inputs = {"completions": {"c": dataset(tmp_path / "c", "completion", rows)}, "reward_models": {"rm": model}}
     job = a_job(tmp_path / "job", numerics=Numerics(threads=1))
     real = models.load_reward_model
-    monkeypatch.setattr(models, "load_reward_model", lambda *args: (computing(0.3), real(*args))[1])  # a real one has gigabytes
+    monkeypatch.setattr(rewards, "load_reward_model", lambda *args: (computing(0.3), real(*args))[1])  # a real one has gigabytes
     assert judge.run(config_of("judge", reward_weight=1.0), inputs, job)["rows"] == 6
     assert beats(told, "reading rows") >= 2 and beats(told, "loading the model") >= 1
     assert counted(told, "verifying") == counted(told, "tokenising") == [(n, 6) for n in range(6)]

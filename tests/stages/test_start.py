@@ -13,7 +13,7 @@ from configs.declarations import DECLARATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_STAGES = [kind for kind, declaration in DECLARATIONS.items() if declaration.engine == "none"]
-COUNTING = {"overoptimization", "prepare_data", "decontaminate", "pair", "best_answers", "select_prompts"}
+COUNTING = {"overoptimization", "prepare_data", "decontaminate", "pair", "best_answers", "select_prompts", "constrain"}
 """Data stages that compute with arrays: bootstrap samples, the order of rows, hashes of n-grams, where rows lie."""
 
 

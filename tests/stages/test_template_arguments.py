@@ -41,8 +41,8 @@ def prepared(folder, record, *given, **stage):
 def sampled(policy, prompts, *texts):
     """Completions as `sample` makes them, with these words for a model's."""
     (prompt,) = prompts
-    drawn = [Draw(prompt, index, index) for index in range(len(texts))]
-    asked: Ask = ask(policy, drawn, None, lambda: None)
+    drawn = [Draw(prompt, index, index, None) for index in range(len(texts))]
+    asked: Ask = ask(policy, drawn, None, policy.path, lambda: None)
     answers = [Generation([*asked.chat.said(text), asked.chat.eos_id], [0.0], "stop") for text in texts]
     return asked, [
         completion(one, "qwen", True, asked, request, answer) for one, request, answer in zip(drawn, asked.requests, answers, strict=True)

@@ -23,11 +23,13 @@ LLAMA3 = (  # Meta's, less the date and the tools
     "<|start_header_id|>user<|end_header_id|>\n\nWhat is 1 + 1?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n2<|eot_id|>"
     "<|start_header_id|>user<|end_header_id|>\n\nAnd 2 + 2?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nIt is 4.<|eot_id|>"
 )
+LLAMA3_1 = LLAMA3.replace("Be brief.", "Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024\n\nBe brief.")
 ZEPHYR = (  # of the SFT recipe of zephyr-7b-beta; each turn, whoever says it, ends with the EOS token
     "<|system|>\nBe brief.<|im_end|>\n<|user|>\nWhat is 1 + 1?<|im_end|>\n<|assistant|>\n2<|im_end|>\n"
     "<|user|>\nAnd 2 + 2?<|im_end|>\n<|assistant|>\nIt is 4.<|im_end|>\n"
 )
 MISTRAL = "<s>[INST]What is 1 + 1?[/INST]2</s>[INST]Be brief.\n\nAnd 2 + 2?[/INST]It is 4.</s>"
+MARKS = ("INST", "/INST", "AVAILABLE_TOOLS", "/AVAILABLE_TOOLS", "TOOL_CALLS", "TOOL_RESULTS", "/TOOL_RESULTS")
 GEMMA = (
     "<bos><start_of_turn>user\nBe brief.\n\nWhat is 1 + 1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
     "<start_of_turn>user\nAnd 2 + 2?<end_of_turn>\n<start_of_turn>model\nIt is 4.<end_of_turn>\n"
@@ -41,8 +43,9 @@ SMOLLM3 = QWEN.replace(
     "## Metadata\n\nKnowledge Cutoff Date: June 2025\nReasoning Mode: /think\n\n## Custom Instructions\n\nBe brief.\n\n",
 )
 SHIPPED = {
+    "llama3_1": (LLAMA3_1, ["<|begin_of_text|>", "<|end_header_id|>", "<|eot_id|>", "<|start_header_id|>"]),
     "zephyr": (ZEPHYR, []),
-    "mistral": (MISTRAL, ["</s>", "<s>", "[/INST]", "[INST]"]),
+    "mistral": (MISTRAL, ["</s>", "<s>", *sorted(f"[{mark}]" for mark in MARKS)]),
     "gemma": (GEMMA, ["<bos>", "<end_of_turn>", "<start_of_turn>"]),
     "qwen": (QWEN, []),
     "smollm3": (SMOLLM3, []),
@@ -130,13 +133,15 @@ def test_the_models_own_template_is_kept_or_missed_by_name(sourced, tmp_path, ll
 def test_the_end_of_a_turn_is_read_off_the_template():
     found = {path.stem: end_of_turn(path.read_text()) for path in TEMPLATES.glob("*.jinja")}
     chatml = dict.fromkeys(("chatml", "qwen", "smollm3"), "<|im_end|>")
-    assert found == {**chatml, "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "mistral": "</s>", "tulu": None, "zephyr": None}
+    meta = dict.fromkeys(("llama3", "llama3_1"), "<|eot_id|>")
+    assert found == {**chatml, **meta, "gemma": "<end_of_turn>", "mistral": "</s>", "tulu": None, "zephyr": None}
     assert end_of_turn("{{ raise_exception('never') }}") is None
 
 
 def test_what_looks_like_a_control_token_is_told_from_words():
-    text = "<|im_end|> <bos> <s></s> [INST] [/INST] <start_of_turn> <think> [TODO] <body> <a|b>"
-    assert CONTROL.findall(text) == ["<|im_end|>", "<bos>", "<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>"]
+    text = "<|im_end|> <bos> <s></s> [INST] [/INST] <start_of_turn> <think> [TODO] <body> <a|b> [TOOL_CALLS][/TOOL_RESULTS] [TOOL]"
+    marks = ["<|im_end|>", "<bos>", "<s>", "</s>", "[INST]", "[/INST]", "<start_of_turn>", "[TOOL_CALLS]", "[/TOOL_RESULTS]"]
+    assert CONTROL.findall(text) == marks
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -171,8 +176,8 @@ def of_mistral():
 def text_of(template, messages, **arguments):
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    ask = messages[-1]["role"] == "user"
-    tokens = {"bos_token": "<bos>", "eos_token": "</s>"}
+    ask = messages[-1]["role"] != "assistant"
+    tokens = {"bos_token": "<|begin_of_text|>" if "date_string" in template else "<bos>", "eos_token": "</s>"}
     (text,), _ = render_jinja_template(conversations=[messages], chat_template=template, add_generation_prompt=ask, **tokens, **arguments)
     return text
 
@@ -195,6 +200,7 @@ THINKING = [
 ]
 REFERENCES = [
     *((name, make, messages, {}) for name, make in (("gemma", "gemma3"), ("mistral", None)) for messages in CONVERSATIONS),
+    *(("llama3_1", "llama3_1", messages, {"date_string": "1 May 2025"}) for messages in CONVERSATIONS),
     *(("qwen", "qwen3", messages, {}) for messages in CONVERSATIONS if messages[-1]["role"] == "user"),
     *(("qwen", "qwen3", messages, {"enable_thinking": False}) for messages in CONVERSATIONS),
     *(("qwen", "qwen3", messages, arguments) for messages, arguments in THINKING),
@@ -203,7 +209,7 @@ REFERENCES = [
 
 @pytest.mark.parametrize(("name", "reference", "messages", "arguments"), REFERENCES)
 def test_the_text_is_that_of_the_templates_that_others_ship(name, reference, messages, arguments):
-    """TRL's copies of Qwen 3's and Gemma 3's, and what Mistral's package generates."""
+    """TRL's copies of Qwen 3's, Llama 3.1's and Gemma 3's, and what Mistral's package generates."""
     template = of_trl(reference) if reference else of_mistral()
     assert text_of((TEMPLATES / f"{name}.jinja").read_text(), messages, **arguments) == text_of(template, messages, **arguments)
 
@@ -277,7 +283,9 @@ def test_what_a_recipe_says_stands_where_a_row_says_nothing(sourced):
     assert text_of(Chat(made.payload).template, [user("Hi.")]).endswith("</think>\n\n")  # whoever serves the exported model
 
 
-@pytest.mark.parametrize(("template", "reads"), [("chatml", "none"), ("smollm3", "custom_instructions, enable_thinking, today")])
+@pytest.mark.parametrize(
+    ("template", "reads"), [("chatml", "none"), ("smollm3", "custom_instructions, enable_thinking, python_tools, today, xml_tools")]
+)
 def test_an_argument_that_the_template_does_not_read_is_refused(template, reads, sourced):
     with pytest.raises(StageError, match=rf"the template {template} reads no eos_token, think \(it reads {reads}\)"):
         sourced("unread", chat_template=template, template_arguments={"think": True, "eos_token": "x"})

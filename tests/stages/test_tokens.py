@@ -1,5 +1,6 @@
 """Rows are tokenised once: by one process, for all ranks and later jobs; whole or not at all; and nothing but time is saved."""
 
+import ast
 import json
 import os
 import random
@@ -15,6 +16,7 @@ from pathlib import Path
 import models
 import numpy as np
 import pytest
+from data_lab import until
 
 from data import encoding, tokenising
 from data.chat import Chat, ChatError
@@ -172,6 +174,45 @@ def test_whatever_decides_the_tokens_is_in_the_key(tmp_path, policy, data, count
     assert made("libraries", policy, data)
 
 
+ROOT = Path(__file__).parents[2]
+DECIDES_NOTHING = {
+    "data/artifacts.py": "says where rows lie; what they are is in the key",
+    "data/durable.py": "has files reach the disk",
+    "data/faults.py": "kills processes in tests",
+    "data/hashing.py": "hashes files",
+    "data/lineage.py": "is the form of records",
+    "data/process.py": "starts and ends processes",
+    "data/runs.py": "is the form of records",
+    "data/untrusted.py": "refuses what is not sound, or reads it as it stands",
+}
+"""Files that take part in no document, each with the reason."""
+
+
+def imported_by(name: str, seen: set[str]) -> set[str]:
+    """Files of `data` that a file of ours imports, those that these import, and so on, with itself; inside functions, too."""
+    if name not in seen:
+        seen.add(name)
+        for node in ast.walk(ast.parse((ROOT / name).read_text())):
+            modules = []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            for file in (f"{module.replace('.', '/')}.py" for module in modules if module):
+                if file.startswith("data/") and (ROOT / file).is_file():
+                    imported_by(file, seen)
+    return seen
+
+
+def test_all_code_that_decides_what_rows_become_is_in_the_key():
+    """Where a file is not, a mend of it changes nothing: the old tokens are found, and trained on."""
+    files: set[str] = set()
+    for name in ("chat", "documents", "encoding"):
+        imported_by(f"data/{name}.py", files)
+    assert {"data/tools.py", "data/messages.py", "data/columns.py"} < files
+    assert files - set(tokens.CODE) == set(DECIDES_NOTHING)
+
+
 def test_a_row_that_cannot_be_trained_on_ends_the_job_and_leaves_no_file(tmp_path, chat, policy, data):
     rows = models.arithmetic(200)
     for number in (150, 70):
@@ -325,13 +366,6 @@ def waits(tmp_path, name) -> bool:
     """Whether the job of `name` has come to where the file is locked, and passes on how far its maker is."""
     path = tmp_path / name / "progress.json"
     return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenising", "done": 0, "of": 200, "unit": "rows"}
-
-
-def until(condition, seconds=60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.slow
@@ -500,21 +534,13 @@ def test_processes_die_with_the_one_that_started_them(policy):
     assert all(Path(f"/proc/{pid}").exists() for pid in workers)
     process.kill()
     process.wait()
-    until(lambda: not any(alive(pid) for pid in workers))
-
-
-def alive(pid: int) -> bool:
-    """Whether it runs; who was killed and not waited for is a zombie, where nobody inherits it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    until(lambda: not any(models.alive(pid) for pid in workers))
 
 
 def test_where_the_fast_way_turns_out_wrong_all_rows_are_made_by_the_tokenizer(tmp_path, chat, policy, data, monkeypatch, capsys):
     expected = numbers(read(models.a_job(tmp_path / "a"), chat, policy, data))
     real = encoding._Words.ids
-    monkeypatch.setattr(encoding._Words, "ids", lambda self, text, plain: [7, *real(self, text, plain)])
+    monkeypatch.setattr(encoding._Words, "ids", lambda self, text, plain: b"\7\0" + real(self, text, plain))
     assert numbers(read(models.a_job(tmp_path / "b"), chat, policy, data)) == expected
     assert "it tokenises all rows" in capsys.readouterr().out
     assert not list((tmp_path / "b" / "tokens").glob("*.unfinished"))

@@ -7,6 +7,7 @@ from data_lab import publish, rows_of, run_stage
 
 from data import columns
 from data.artifacts import read_rows
+from pipelines.lineage import trace
 from stages.job import StageError
 
 QUESTIONS = {f"q{number}": f"What is {number} + {number + 30}?" for number in range(11, 23)}
@@ -117,7 +118,7 @@ def test_what_follows_from_each_overlap_is_told_and_the_same_for_any_processes(t
         with monkeypatch.context() as patched:
             patched.setattr(columns, "ROWS_PER_GROUP", batch)
             data = publish(tmp_path / f"data{threads}", "conversation", rows)
-        monkeypatch.setattr("stages.decontaminate.MANY", 1)
+        monkeypatch.setattr("data.searching.MANY", 1)
         done = run_stage(tmp_path / f"made{threads}", "decontaminate", ALL, data=data, benchmarks={"b": bench}, threads=threads)
         made.add((done.record.content, (done.evidence / "manifest.jsonl").read_bytes()))
     assert len(made) == 1
@@ -127,3 +128,26 @@ def test_what_follows_from_each_overlap_is_told_and_the_same_for_any_processes(t
     assert stem == {"common words"}
     assert [row["id"] for row in rows_of(done)] == ["half", "stem", "long", "nothing"]
     assert Counter(told.values())["removed"] == 4
+
+
+REWORDED = "Please compute what 11 and 41 are: what is 41 plus 11?"
+
+
+@pytest.mark.parametrize("waivers", [[], [{"benchmark": "sums", "items": "all", "because": "ours"}]])
+@pytest.mark.parametrize("remove", [False, True])
+def test_rows_in_other_words_are_reported_apart_and_removed_where_asked_for_and_not_waived(tmp_path, suite, remove, waivers):
+    rows = [said("other", "Bees hum."), said("alike", REWORDED), said("copy", QUESTIONS["q15"])]
+    made = clean(tmp_path, rows, suite, embedded={"threshold": 0.5, "remove": remove}, waivers=waivers)
+    verdict = "only alike" if not remove else "waived" if waivers else "removed"
+    (told,) = read_rows(made.evidence / "paraphrases.jsonl")
+    assert (told["id"], told["pass"], told["verdict"], told["matched"]) == ("alike", "embedded", verdict, REWORDED)
+    manifest = {line["id"]: line["pass"] for line in read_rows(made.evidence / "manifest.jsonl")}
+    assert manifest == ({"copy": "words", "alike": "embedded"} if remove else {"copy": "words"})
+    stay = ["other"] + ["alike"] * (verdict != "removed") + ["copy"] * bool(waivers)
+    assert [row["id"] for row in rows_of(made)] == stay
+    drops = [drop.detail for drop in trace._overlapping("r/clean", made, {"alike"})]
+    assert drops == [f"cosine {told['score']} with item {told['item']} of sums"] * (verdict == "removed")
+    metrics = made.record.metrics
+    assert metrics["paraphrases"]["sums"] == {"rows": 1, "items": 1, "rows_removed": int(verdict == "removed")}
+    assert (metrics["benchmarks"]["sums"]["items_overlapped"], metrics["benchmarks"]["sums"]["rows_removed"]) == (1, int(not waivers))
+    assert [one["rows"] for one in metrics.get("waivers", [])] == [1 + remove] * len(waivers)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from data.languages import language
+from stages.core.verifiers.ifeval import ended_lines, placeholders
 from stages.core.verifiers.verdict import Verdict, VerifierError, exactly
 
 Arguments = Mapping[str, Any]
@@ -137,12 +138,12 @@ FUNCTIONS: dict[str, Function] = {
     "validate_lowercase": Function({}, lambda given, text: text == text.lower()),
     "validate_no_commas": Function({}, lambda given, text: "," not in text),
     "validate_paragraphs": Function({"N": _count, "first_word": _text, "i": lambda value: type(value) is int and value >= 1}, _first_word),
-    "validate_placeholders": Function({"N": _count}, lambda given, text: len(re.findall(r"\[.*?\]", text)) >= given["N"]),
+    "validate_placeholders": Function({"N": _count}, lambda given, text: placeholders(text) >= given["N"]),
     "validate_quotation": Function({}, lambda given, text: text.startswith('"') and text.endswith('"')),
     "validate_repeat_prompt": Function({"original_prompt": _text}, lambda given, text: text.startswith(given["original_prompt"])),
     "validate_response_language": Function({"language": _text}, _language),
     "validate_sections": Function({"N": _count, "section_splitter": _text}, _sections),
-    "validate_title": Function({}, lambda given, text: bool(re.search(r"<<.*?>>", text))),
+    "validate_title": Function({}, lambda given, text: any("<<" in line for line in ended_lines(text, ">>"))),
     "validate_two_responses": Function({}, _two_responses),
     "validate_uppercase": Function({}, lambda given, text: text == text.upper()),
     "validate_word_constraint": Function(QUANTITY, lambda given, text: _compares(len(text.split()), given, _tenth(given))),

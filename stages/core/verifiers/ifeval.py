@@ -12,7 +12,7 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -189,6 +189,19 @@ def _letters(given: Arguments, text: str) -> int:
     return Counter(text.lower())[given["letter"].lower()]
 
 
+def ended_lines(text: str, end: str) -> Iterator[str]:
+    """Each line up to the last place where what is looked for may end: a pattern that begins often and never ends takes the square of a
+    line's length."""
+    for line in text.split("\n"):
+        head, found, _ = line.rpartition(end)
+        yield head + found
+
+
+def placeholders(text: str) -> int:
+    """How many stretches stand in square brackets."""
+    return sum(len(re.findall(r"\[.*?\]", line)) for line in ended_lines(text, "]"))
+
+
 def _paragraphs(given: Arguments, text: str) -> bool:
     """Divided by three asterisks; a divider at the beginning or end divides nothing."""
     parts = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
@@ -213,7 +226,9 @@ def _postscript(given: Arguments, text: str) -> bool:
 
 
 def _bullets(given: Arguments, text: str) -> bool:
-    return len(re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE)) == given["num_bullets"]
+    """The original's `^\\s*`, which begins at the empty lines above, finds the same ones in the square of the time."""
+    stars, dashes = r"^[^\S\n]*\*[^\*].*$", r"^[^\S\n]*-.*$"
+    return sum(len(re.findall(pattern, text, re.MULTILINE)) for pattern in (stars, dashes)) == given["num_bullets"]
 
 
 def _highlights(given: Arguments, text: str) -> bool:
@@ -238,7 +253,8 @@ def _json(_: Arguments, text: str) -> bool:
 
 
 def _title(_: Arguments, text: str) -> bool:
-    return any(title.lstrip("<").rstrip(">").strip() for title in re.findall(r"<<[^\n]+>>", text))
+    titles = (title for line in ended_lines(text, ">>") for title in re.findall(r"<<[^\n]+>>", line))
+    return any(title.lstrip("<").rstrip(">").strip() for title in titles)
 
 
 def _two_responses(_: Arguments, text: str) -> bool:
@@ -265,7 +281,7 @@ CHECKS: dict[str, Check] = {
     ),
     "combination:two_responses": Check({}, _two_responses),
     "detectable_content:number_placeholders": Check(
-        {"num_placeholders": _count}, lambda given, text: len(re.findall(r"\[.*?\]", text)) >= given["num_placeholders"]
+        {"num_placeholders": _count}, lambda given, text: placeholders(text) >= given["num_placeholders"]
     ),
     "detectable_content:postscript": Check({"postscript_marker": _pattern}, _postscript),
     "detectable_format:constrained_response": Check({}, lambda given, text: any(answer in text for answer in ANSWERS)),

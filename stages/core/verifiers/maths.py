@@ -73,9 +73,16 @@ def _after_odd_dollar(text: str) -> str:
     return text.replace("$", "", 1) if text.count("$") % 2 else text
 
 
+BEGIN, END = "Final Answer: The final answer is", ". I hope it is correct."
+
+
 def in_minervas_place(text: str) -> str | None:
-    found = re.search(r"Final Answer: The final answer is(.*?)\. I hope it is correct\.", text)
-    return found.group(1).strip().strip("$") if found else None
+    """What stands between the first two of these in one line."""
+    for line in text.split("\n"):
+        found, end, _ = line.partition(BEGIN)[2].partition(END)
+        if end:
+            return found.strip().strip("$")
+    return None
 
 
 def equal(one: str, other: str) -> bool:
@@ -105,8 +112,8 @@ def normalised(expression: str) -> str:
         text = text.partition("=")[2]  # "x = 5"
     for removed in REMOVED:
         text = text.replace(removed, "")
-    text = re.sub(r"\\(?:text|mbox)\{ [^}]*\}", "", text)  # a unit
-    text = re.sub(r"\\(?:text|textbf|mathrm|mbox|overline)\{([^}]*)\}", r"\1", text)
+    text = in_braces(r"\\(?:text|mbox)\{ [^}]*\}", "", text)  # a unit
+    text = in_braces(r"\\(?:text|textbf|mathrm|mbox|overline)\{([^}]*)\}", r"\1", text)
     text = re.sub(rf"\b(?:{UNITS})\b", "", text)
     text = re.sub(r"\b(?:an?) ", "", text).replace(" ", "").rstrip(".")
     text = re.sub(r"(?<![\d])\.(?=\d)", "0.", text)
@@ -117,3 +124,9 @@ def normalised(expression: str) -> str:
     if text.replace(",", "").isdigit():
         text = text.replace(",", "")
     return r"\frac{1}{2}" if text == "0.5" else text
+
+
+def in_braces(pattern: str, by: str, text: str) -> str:
+    """`re.sub` of what ends with a brace. After the last one it is not begun: it would take the square of the length where all are open."""
+    head, brace, tail = text.rpartition("}")
+    return re.sub(pattern, by, head + brace) + tail

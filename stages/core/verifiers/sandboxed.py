@@ -1,9 +1,10 @@
-"""What runs inside the sandbox: the tests in one process, the program that they test in another. Nothing of the project is imported.
+"""What runs inside the sandbox: the tests in one process, the program that they test in another; or a program that makes rows. Nothing of
+the project is imported.
 
 The first process reads one JSON object from its standard input, writes `started`, runs the tests and writes its verdict, each line after
-the word that the object has for it. The tests call the program's function through a pipe and get values back, never objects: so nothing
-that a program does to its interpreter, exits, patched builtins, objects that equal everything, can make a test pass. No process can look
-into the first one.
+the word that the object has for it; or calls the function that makes rows, and writes a line for each, and one at the end. The tests call
+the program's function through a pipe and get values back, never objects: so nothing that a program does to its interpreter, exits, patched
+builtins, objects that equal everything, can make a test pass. No process can look into the first one.
 """
 
 import builtins
@@ -11,12 +12,15 @@ import contextlib
 import ctypes
 import decimal
 import fractions
+import itertools
 import json
+import linecache
 import os
 import resource
 import select
 import subprocess
 import sys
+import traceback
 from typing import Any
 
 PACKAGES = "/packages"
@@ -24,6 +28,8 @@ SET_DUMPABLE = 4
 """`prctl(2)`; 0 keeps processes of the same user out of `/proc/PID/mem` and `/proc/PID/fd`."""
 LONGEST_VALUE = 16 * 2**20
 """Bytes of the result of one call."""
+LONGEST_EXCERPT, LAST_LINES = 200, 12
+"""Characters of a row that is none; lines of a traceback."""
 LOOK_SECONDS = 0.2
 """Between two looks whether the program is still there."""
 
@@ -189,6 +195,60 @@ def test(order, tell):
     os._exit(0)
 
 
+# --- rows --------------------------------------------------------------------------------------------------------------
+
+
+def make_rows(order, write):
+    """Calls the function of a program and writes its rows, no more than were asked for."""
+    name, source = order["name"], order["program"]
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)  # for tracebacks
+    namespace: dict[str, Any] = {"__name__": "rows"}
+    try:
+        exec(compile(source, name, "exec"), namespace)
+        if not callable(namespace.get(order["function"])):
+            raise NameError(f"{name} has no function {order['function']!r}")
+        made = namespace[order["function"]](count=order["count"], seed=order["seed"], **order["arguments"])
+        for row in itertools.islice(made, order["count"]):
+            write(told(row))
+    except BaseException as error:  # SystemExit too: whoever asked is told
+        write(json.dumps({"raised": last_words(error)}))
+    else:
+        write(json.dumps({"end": True}))
+    os._exit(0)
+
+
+def told(row):
+    """A row as a line, or why it is none."""
+    if not isinstance(row, dict):
+        return bad(row, f"is a {type(row).__name__}, and a row is a mapping from columns to values")
+    try:
+        text = json.dumps(row, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return bad(row, f"is not JSON: {said(error)}")
+    if len(text) > LONGEST_VALUE:
+        return bad(row, f"has {len(text)} characters as JSON, {LONGEST_VALUE} at most")
+    return f'{{"row": {text}}}'
+
+
+def bad(row, reason):
+    return json.dumps({"bad": reason, "text": excerpt(row)})
+
+
+def excerpt(row):
+    """How it begins, without what differs from one run to the next, as places in memory."""
+    try:
+        return json.dumps(row, default=lambda value: f"<{type(value).__name__}>")[:LONGEST_EXCERPT]
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def last_words(error):
+    """The end of a traceback, from the program's own first line on."""
+    inner = error.__traceback__ and error.__traceback__.tb_next
+    lines = "".join(traceback.format_exception(type(error), error, inner)).splitlines()
+    return "\n".join(lines[-LAST_LINES:])
+
+
 # --- limits ------------------------------------------------------------------------------------------------------------
 
 DENIED = {
@@ -257,8 +317,10 @@ def limit(limits):
 
 
 def main():
-    sys.path.append(PACKAGES)
-    if sys.argv[1] == "program":
+    mode = sys.argv[1]
+    if mode != "rows":
+        sys.path.append(PACKAGES)
+    if mode == "program":
         serve(json.loads(sys.argv[2]))
     order = json.load(sys.stdin.buffer)
     if order["user"] is not None:  # root has no limit to its processes
@@ -267,17 +329,22 @@ def main():
         os.setuid(order["user"])
     ctypes.CDLL(None).prctl(SET_DUMPABLE, 0, 0, 0, 0)
     refuse_calls()
-    limit({**order["limits"], "RLIMIT_CPU": order["seconds"]})
+    limit(order["limits"])
     pipe = os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
 
-    def tell(message):
-        pipe.write(order["word"] + json.dumps(message) + "\n")
+    def write(text):
+        pipe.write(f"{order['word']}{text}\n")
         pipe.flush()
 
+    def tell(message):
+        write(json.dumps(message))
+
     tell({"started": True})
+    if mode == "rows":
+        make_rows(order, write)
     test(order, tell)
 
 

@@ -5,18 +5,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from answers_lab import said
 from pydantic import ValidationError
 
-from configs.keeping import BestAnswers, SelectPrompts
+from configs.keeping import Above, BestAnswers, SelectPrompts, TopShare
 from data.answers import Said
-from stages.core.keeping import pass_rate, worth_imitating
+from stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
 from stages.core.pass_rates import histogram
-
-
-def said(label: str, value: float | None, **more: Any) -> Said:
-    given = {"length": 10, "asked": 5, "ended": True, "blank": False, "rewards": (), "on_policy": False} | more
-    text = given.pop("text", label).encode()
-    return Said(place=0, id=f"q/{label}/0", prompt_id="q", policy=label, text=text, value=value, **given)
 
 
 def config(keep: Any, **more: Any) -> BestAnswers:
@@ -92,3 +87,31 @@ def test_what_would_keep_everything_or_nothing_is_refused():
         SelectPrompts(min_mean=0.5, max_mean=0.2)
     with pytest.raises(ValidationError, match="min_score\n  Field required"):
         config("all_above")
+
+
+def left(scores: str, keep: Any, order: int = 1) -> str:
+    """Which rows stay, by id; a row is e.g. `a1`: of source a, with score 1; `-` is none."""
+    rows = [Scored(f"{number}{one}", one[0], None if one[1:] == "-" else float(one[1:])) for number, one in enumerate(scores.split())]
+    reasons = left_out(rows[::order], keep)
+    return " ".join(sorted(row.id for row, reason in zip(rows[::order], reasons, strict=True) if reason is None))
+
+
+def test_a_share_is_of_what_has_a_score_and_of_each_source_where_it_says_so():
+    rows = "a9 a8 a7 a- a- b3 b2 b1 b0"  # seven have a score
+    assert left(rows, TopShare(type="top_share", share=0.3)) == "0a9 1a8 2a7"
+    assert left(rows, TopShare(type="top_share", share=0.3, per_source=True)) == "0a9 5b3 6b2"
+    assert left("a1 a2 a3 a4 a5 a6 a7 a8 a9 a10", TopShare(type="top_share", share=0.1)) == "9a10"  # a tenth, and no row more
+
+
+def test_of_equal_rows_a_hash_decides_and_not_their_order():
+    rows, kept = " ".join(["a1"] * 20), set()
+    for seed in range(5):
+        keep = TopShare(type="top_share", share=0.2, seed=seed)
+        assert left(rows, keep) == left(rows, keep, order=-1) and len(left(rows, keep).split()) == 4
+        kept.add(left(rows, keep))
+    assert len(kept) == 5
+
+
+def test_above_takes_the_bound_itself_and_nothing_without_a_score():
+    assert left("a1 a2 a- b3", Above(type="above", min_score=2)) == "1a2 3b3"
+    assert left_out([Scored("x", "a", None), Scored("y", "a", 1.0)], Above(type="above", min_score=2)) == ["no score", "below min_score"]

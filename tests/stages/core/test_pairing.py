@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+from answers_lab import said
 from pydantic import ValidationError
 
 from configs.pairing import Pair
@@ -23,13 +24,6 @@ EVERY = [
     {"strategy": {"type": "delta", "strong": "m0", "weak": "m1"}},
     {"strategy": "best_vs_worst", "ties": "keep", "length_penalty": 0.01},
 ]
-
-
-def said(label: str, value: float | None, prompt: str = "q", **more: Any) -> Said:
-    """An answer of a policy; texts differ unless `text` says otherwise."""
-    given = {"length": 10, "asked": 5, "ended": True, "blank": False, "rewards": (), "on_policy": False} | more
-    text = given.pop("text", f"{prompt} by {label}").encode()
-    return Said(place=0, id=f"{prompt}/{label}/0", prompt_id=prompt, policy=label, text=text, value=value, **given)
 
 
 def made(group: list[Said], **config: Any) -> Any:

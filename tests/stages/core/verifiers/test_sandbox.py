@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs import problems
+from stages.core import pipes
 from stages.core.verifiers import VerifierError, sandbox, verify
 from stages.core.verifiers.programs import code_of
 
@@ -46,7 +47,10 @@ def by_ordinary_user():
         folder.chmod(0o755)
         shutil.copy(bubblewrap, folder / "bwrap")
         verifiers = folder / "stages" / "core" / "verifiers"
-        for file, where in ((sandbox.__file__, verifiers), (sandbox.RUNNER, verifiers), (problems.__file__, folder / "configs")):
+        theirs = {
+            sandbox.__file__: verifiers, sandbox.RUNNER: verifiers, pipes.__file__: verifiers.parent, problems.__file__: folder / "configs",
+        }  # fmt: skip
+        for file, where in theirs.items():
             where.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, where)
         environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": name}
@@ -298,7 +302,7 @@ def test_without_bubblewrap_nothing_is_run(monkeypatch):
 @locked
 def test_a_sandbox_that_does_not_come_up_is_unknown_and_not_wrong(monkeypatch):
     sandbox.require()
-    monkeypatch.setattr(sandbox, "_command", lambda: (sandbox.program(), "--ro-bind", "/nonexistent", "/x", "--", "python"))
+    monkeypatch.setattr(sandbox, "_command", lambda flags: ((sandbox.program(),), ("--ro-bind", "/nonexistent", "/x", "--", "python")))
     with pytest.raises(VerifierError, match=r"the sandbox did not come up.*nonexistent"):
         score("    return 2 * x\n")
 

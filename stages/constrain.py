@@ -1,0 +1,101 @@
+"""Prompts to prompts with verifiable constraints, for policies that are to follow instructions to the letter. No model takes part.
+
+    payload/rows-*.parquet     prompts in their order; the id is that of the prompt that one was made of, with `/constrained`
+    evidence/counts.json       prompts read and kept, and why the others are left out
+    evidence/constraints.json  how often each of IFEval's instructions was added, and how many prompts have got how many
+    evidence/samples.jsonl     the first prompts, with what was added
+    evidence/validation.json
+
+All prompts are read twice: what is remembered between is some bytes of each.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from configs.constraining import Constrain, ConstraintRules, load_constraints
+from data import answers, columns, records
+from data.artifacts import Artifact, write_json, write_rows
+from data.making import blocks
+from data.records import Prompt
+from stages.core.constraining import constrained
+from stages.engines.made_rows import written
+from stages.job import Inputs, Job, StageError, only
+
+SHOWN = 20
+
+
+@dataclass
+class Outlook:
+    """What the first reading has found."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Characters of each prompt as it was read."""
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    """(place, characters with its constraints) of each that stays."""
+    drops: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+    """By instruction."""
+    numbers: Counter[int] = field(default_factory=Counter)
+    """Constraints that were added to a prompt → prompts."""
+    shown: list[Prompt] = field(default_factory=list)
+
+    def note(self, row: Mapping[str, Any], made: Prompt | str) -> None:
+        self.sizes.append(records.size_of(row))
+        if isinstance(made, str):
+            self.drops[made] += 1
+            return
+        self.kept.append((len(self.sizes) - 1, records.size_of(made)))
+        mine = _instructions(made)[len(_instructions(row)) :]
+        self.added.update(mine)
+        self.numbers[len(mine)] += 1
+        self.shown += [made] if len(self.shown) < SHOWN else []
+
+
+def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Adds constraints to every prompt that can take them.
+
+    Raises:
+        StageError: fewer than `min_rows`; the message counts the reasons.
+    """
+    pool, rules = only(inputs, "prompts"), load_constraints()
+    found = Outlook()
+    for row in records.stream(pool.payload):
+        job.doing("drawing constraints", len(found.sizes), 0, "rows")
+        found.note(row, constrained(row, config, rules))
+    drops = dict(sorted(found.drops.items()))
+    write_json(job.evidence / "counts.json", {"read": len(found.sizes), "kept": len(found.kept), "drops": drops})
+    by_number = {str(number): count for number, count in sorted(found.numbers.items())}
+    counted = {"added": dict(sorted(found.added.items())), "with": by_number}
+    write_json(job.evidence / "constraints.json", counted)
+    write_rows(job.evidence / "samples.jsonl", found.shown)
+    if len(found.kept) < config.min_rows:
+        raise StageError(
+            f"{len(found.kept)} prompts < min_rows {config.min_rows} of {len(found.sizes)} ({drops}): give prompts without other "
+            "verifiers, lower min_constraints, name more instructions, or lower min_rows"
+        )
+    verdict = write(pool, found, config, rules, job)
+    total = sum(number * count for number, count in found.numbers.items())
+    return {"rows": len(found.kept), "prompts": len(found.sizes), "dropped": drops, "constraints": total, **counted, "validation": verdict}
+
+
+def write(pool: Artifact, found: Outlook, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
+    """Writes the payload; returns the verdict of the expectations."""
+    lying = answers.lying(pool, found.sizes)
+    places = np.array([place for place, _ in found.kept], np.int64)
+
+    def rows(part: slice) -> Iterator[list[Any]]:
+        table = lying.table(places[part])
+        for block in blocks(range(len(table))):
+            given = columns.to_rows(table.slice(block[0], len(block)), Prompt)
+            yield [constrained(row, config, rules) for row in given]
+
+    return written(job, "prompt", [size for _, size in found.kept], rows)
+
+
+def _instructions(row: Mapping[str, Any]) -> list[str]:
+    """Ids of a prompt's instructions; none where it has no verifier, or another one."""
+    return [one["id"] for one in (row["verifier"] or {}).get("instructions", ())]

@@ -1,0 +1,87 @@
+"""Verifiable constraints for a prompt: which, with which values, in which words. A pure function of (seed, prompt id), the prompt and the
+rules of `configs/constraints.yaml`: neither other prompts nor their order change what is drawn.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from string import Template
+from typing import Any, NamedTuple
+
+from configs.constraining import REPEATED, Constrain, ConstraintForm, ConstraintRules, SomeOf
+from data.records import Prompt, made_id
+
+VERIFIER = "ifeval"
+PART = "constrained"
+"""What the id of a prompt gets at its end when constraints are added."""
+
+
+class Constraint(NamedTuple):
+    """One constraint of a prompt."""
+
+    instruction: dict[str, Any]
+    """As the verifier has it: the id and its arguments."""
+    sentence: str
+    """As the user is heard to say it."""
+
+
+def constrained(prompt: Mapping[str, Any], config: Constrain, rules: ConstraintRules) -> Prompt | str:
+    """A prompt with constraints added to its last turn, or why there is none.
+
+    Constraints that it has already stay; those that are added go with them.
+    """
+    verifier = prompt["verifier"] or {"name": VERIFIER, "instructions": []}
+    if verifier["name"] != VERIFIER:
+        return f"it has the verifier {verifier['name']}"
+    *before, last = prompt["messages"]
+    if last["role"] != "user":
+        return "it ends with the result of a call"
+    chance = random.Random(f"{config.seed}/constrain/{prompt['id']}")
+    count = config.min_constraints + int(chance.random() * (config.max_constraints - config.min_constraints + 1))
+    added = drawn(rules, count, chance, last["content"], [one["id"] for one in verifier["instructions"]], config.instructions)
+    if len(added) < config.min_constraints:
+        return "too few constraints fit it"
+    content = f"{last['content']}\n\n{' '.join(one.sentence for one in added)}"
+    instructions = [*verifier["instructions"], *(one.instruction for one in added)]
+    kept = {name: value for name, value in verifier.items() if name != "score"}
+    verifier = {**kept, "instructions": instructions, **({"score": "share"} if config.score == "share" else {})}
+    made: Prompt = {**prompt, "id": made_id(prompt["id"], PART), "messages": [*before, {**last, "content": content}]}  # pyright: ignore
+    return {**made, "verifier": verifier}
+
+
+def drawn(
+    rules: ConstraintRules, count: int, chance: random.Random, text: str, given: Sequence[str], among: Sequence[str] | None
+) -> list[Constraint]:
+    """Constraints that can be followed together, and with those that the prompt has; fewer than `count` where no more fit.
+
+    Args:
+        rules: of the file.
+        count: how many.
+        chance: draws.
+        text: the user's last turn.
+        given: instructions that it has already.
+        among: instructions to draw among; None: all.
+    """
+    names = sorted(rules.instructions if among is None else among)
+    chance.shuffle(names)
+    taken, found = list(given), []
+    for name in names:
+        if len(found) == count:
+            break
+        if rules.apart[name].isdisjoint(taken):
+            taken.append(name)
+            found.append(_worded(name, chance.choice(rules.instructions[name].forms), chance, text))
+    return found
+
+
+def _worded(name: str, form: ConstraintForm, chance: random.Random, text: str) -> Constraint:
+    """A constraint of one form."""
+    instruction: dict[str, Any] = {"id": name, **({REPEATED: text.strip()} if form.repeats else {})}
+    said: dict[str, str] = {}
+    for argument, values in form.arguments.items():
+        if isinstance(values, SomeOf):
+            instruction[argument] = chance.sample(values.of, chance.choice(values.some))
+            said[argument] = ", ".join(instruction[argument])
+        else:
+            instruction[argument] = chance.choice(list(values))
+            said[argument] = values[instruction[argument]] if isinstance(values, dict) else str(instruction[argument])
+    return Constraint(instruction, Template(chance.choice(form.sentences)).substitute(said))

@@ -1,0 +1,264 @@
+"""Removes training rows that set the task of a benchmark item in other words, as a language model says.
+
+    payload/rows-*.parquet     the rows that stay, unchanged and in order
+    evidence/manifest.jsonl    one line per row and item of which the model says so, with what followed: removed, waived, or only told
+    evidence/rephrased.jsonl   one line per row and item that it was asked about: their cosine, all that it said, and the verdict
+    evidence/report.json       rows read, kept and removed; what was asked; per benchmark: items, items found, rows removed, pairs asked
+
+By vectors the items are looked up that a row is nearest to, and the model is asked about each turn and item that are near enough, once
+where they are those of several rows. A row of which it says nothing for certain stays, and is told with the reason.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from configs.decontamination import Waiver
+from configs.frozen import canonical_json
+from configs.rephrasing import FindRephrased
+from configs.training import Sampling
+from data import records
+from data.artifacts import Artifact, write_json, write_rows
+from data.coverage import Benchmarks, Overlap, ordered, searched
+from data.paraphrases import SHOWN, Like, Likeness, question
+from data.records import Message
+from data.scattered import Scattered
+from data.searching import search
+from stages.core.overlaps import TOLD, Hit, hit_of, kept_by, lines, refuse_contaminated, refuse_unknown, staying, summary
+from stages.core.rephrasing import parse_same, same_task_question
+from stages.engines.asking import Bound, ask, mark_models, reported
+from stages.engines.endpoint import Reply
+from stages.engines.sampler import seed_of
+from stages.job import Inputs, Job, StageError, only, only_or_none
+
+OTHER = "another task"
+"""The verdict on a row and an item that the model tells apart."""
+
+
+class Suspect(NamedTuple):
+    """A row, and a text of benchmark items that it may set in other words."""
+
+    place: int
+    """Of the row."""
+    id: str
+    source: str
+    turn: str
+    """Hash of the words of its turn that is nearest."""
+    like: Like
+
+
+class Judged(NamedTuple):
+    """A suspect, and what was said of it."""
+
+    suspect: Suspect
+    reply: Reply | str
+    """Or why there is none."""
+    verdict: bool | str
+    """Whether it is the same task, or why nobody can say."""
+
+
+class Suites:
+    """The items of benchmarks, those with equal questions together."""
+
+    def __init__(self, benchmarks: Benchmarks) -> None:
+        """
+        Args:
+            benchmarks: label → items.
+        """
+        self.labels = list(benchmarks)
+        self._by_text: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for label, items in benchmarks.items():
+            for item in items:
+                self._by_text.setdefault(question(item), []).append((label, item))
+        self.texts = list(self._by_text)
+
+    def items(self, text: int) -> list[tuple[str, dict[str, Any]]]:
+        """(label of its benchmark, item) of all that have the text of this number."""
+        return self._by_text[self.texts[text]]
+
+    def waived(self, waivers: Sequence[Waiver]) -> list[bool]:
+        """Of each text, whether all items that have it are waived."""
+        every = self._by_text.values()
+        return [all(any(waiver.covers(label, item["id"]) for waiver in waivers) for label, item in items) for items in every]
+
+
+class SameTaskQuestions:
+    """One for each turn and text that are put beside each other, however many rows have such a turn."""
+
+    def __init__(self, config: FindRephrased, rows: Sequence[dict[str, Any]], texts: Sequence[str], suspects: Sequence[Suspect]) -> None:
+        self._config, self._rows, self._texts = config, rows, texts
+        self._first: list[Suspect] = []
+        """Suspect of each question."""
+        self.of: list[int] = []
+        """The number of each suspect's question."""
+        numbers: dict[tuple[str, int], int] = {}
+        for suspect in suspects:
+            number = numbers.setdefault((suspect.turn, suspect.like.text), len(numbers))
+            self._first += [suspect] if number == len(self._first) else []
+            self.of.append(number)
+
+    @property
+    def sampling(self) -> Sampling:
+        return self._config.sampling
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def messages(self, number: int) -> list[Message]:
+        suspect = self._first[number]
+        return same_task_question(turn_of(self._rows[suspect.place], suspect, self._config), self._texts[suspect.like.text])
+
+    def seed(self, number: int) -> int:
+        suspect = self._first[number]
+        return seed_of(self._config.seed, "rephrased", suspect.turn, self._texts[suspect.like.text])
+
+    def about(self, number: int) -> str:
+        return str(number)
+
+
+def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Removes every row of which the model says that it sets the task of an item.
+
+    Raises:
+        StageError: a waiver names what is not there, too many questions have no verdict, more than `max_contaminated_share` of a benchmark
+            is found, or no row stays.
+        EngineLost: the language model is down; what it has said is kept.
+        AssetError: the embedder is not on this machine.
+    """
+    data = only(inputs, "data")
+    with job.busy("reading benchmarks"):
+        benchmarks = {label: records.load(suite) for label, suite in inputs["benchmarks"].items()}
+        refuse_unknown(config.waivers, benchmarks)
+        suites = Suites(benchmarks)
+    suspects, lying = looked_up(config, data, suites, job)
+    rows = records.opened(data)
+    questions = SameTaskQuestions(config, rows, suites.texts, suspects)
+    replies = asked(config, only_or_none(inputs, "judge"), questions, job)
+    verdicts = [reply if isinstance(reply, str) else parse_same(reply.text, ended=reply.ended) for reply in replies]
+    judged = [Judged(suspect, replies[number], verdicts[number]) for suspect, number in zip(suspects, questions.of, strict=True)]
+    with job.busy("writing evidence"):
+        hits = list(found(config, suites, rows, judged))
+        write_evidence(suites, judged, hits, job)
+    counts, models = counted(suites, judged), reported(replies)
+    kept = staying(len(lying.sizes), hits)
+    gone = {hit.place for hit in hits if hit.removed}
+    metrics = {
+        "rows": len(kept),
+        "removed": len(gone),
+        "turns": list(config.turns),
+        "benchmarks": {label: summary(label, items, hits) | counts[label] for label, items in benchmarks.items()},
+        "pairs": len(suspects),
+        "questions": len(questions),
+        "unanswered": reasons(replies, verdicts),
+        "rows_unanswered": len({one.suspect.place for one in judged if isinstance(one.verdict, str)} - gone),
+        **({"waivers": [kept_by(one, hits) for one in config.waivers]} if config.waivers else {}),
+        **({"reported": models} if models else {}),
+    }
+    write_json(job.evidence / "report.json", {"read": len(lying.sizes), **metrics})
+    refuse(config, metrics, len(lying.sizes))
+    mark_models("compared", replies, job)
+    for done in lying.write(job.out / "payload", kept, job.numerics.threads):
+        job.doing("writing rows", done, len(kept), "rows")
+    return metrics
+
+
+def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -> tuple[list[Suspect], Scattered]:
+    """What the model is to be asked about, row by row, of each the nearest first; and where the rows lie."""
+    likeness, turns = Likeness(suites.texts, suites.waived(config.waivers), config.threshold, config.neighbours), frozenset(config.turns)
+
+    def look(place: int, rows: Sequence[dict[str, Any]]) -> list[Suspect]:
+        texts = [searched(row, turns) for row in rows]
+        return [
+            Suspect(place + at, row["id"], row["source"], hash_of(texts[at][like.turn]), like)
+            for at, (row, some) in enumerate(zip(rows, likeness.of(texts), strict=True))
+            for like in some
+        ]
+
+    def told(done: int, total: int) -> None:
+        job.doing("comparing rows", done, total, "rows")
+
+    groups, lying = search(data, look, job.numerics.threads, told)
+    return [suspect for group in groups for suspect in group], lying
+
+
+def hash_of(text: str) -> str:
+    """Equal where texts are."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def turn_of(row: dict[str, Any], suspect: Suspect, config: FindRephrased) -> str:
+    """The turn of a row that is nearest to the text."""
+    return searched(row, frozenset(config.turns))[suspect.like.turn]
+
+
+def asked(config: FindRephrased, judge: Artifact | None, questions: SameTaskQuestions, job: Job) -> list[Reply | str]:
+    """Of each question the reply, or why it has none. No engine is opened where there is nothing to ask."""
+    bound = Bound(config.max_unanswered_share, len(questions), "no verdict on {} of {} questions", "max_unanswered_share")
+    return ask(config.by, judge, questions, job, bound) if len(questions) else []
+
+
+def found(config: FindRephrased, suites: Suites, rows: Sequence[dict[str, Any]], judged: Sequence[Judged]) -> Iterator[Hit]:
+    """The rows that the model takes for items, in their order."""
+    same, doubt = (one.suspect for one in judged if one.verdict is True), "" if config.remove else TOLD
+    for place, suspects in groupby(same, lambda suspect: suspect.place):
+        row = rows[place]
+        overlaps = [
+            Overlap(label, item, suspect.like.cosine, turn_of(row, suspect, config)[:SHOWN], "rephrased", doubt=doubt)
+            for suspect in suspects
+            for label, item in suites.items(suspect.like.text)
+        ]
+        yield hit_of(place, row, ordered(overlaps), config.waivers)
+
+
+def write_evidence(suites: Suites, judged: Sequence[Judged], hits: Sequence[Hit], job: Job) -> None:
+    """What was found, and all that was asked."""
+    write_rows(job.evidence / "manifest.jsonl", [line for hit in hits for line in lines(hit)])
+    followed = {
+        (hit.place, overlap.benchmark, overlap.item["id"]): verdict
+        for hit in hits
+        for overlap, verdict in zip(hit.overlaps, hit.verdicts, strict=True)
+    }
+    with (job.evidence / "rephrased.jsonl").open("w", encoding="utf-8") as stream:
+        for suspect, reply, verdict in judged:
+            said = {"reply": reply.text} if isinstance(reply, Reply) else {}
+            for label, item in suites.items(suspect.like.text):
+                outcome = followed.get((suspect.place, label, item["id"]), OTHER)
+                judgment = {"failure": verdict} if isinstance(verdict, str) else {"verdict": outcome}
+                about = {"id": suspect.id, "source": suspect.source, "benchmark": label, "task": item["task"], "item": item["id"]}
+                stream.write(canonical_json(about | {"score": round(suspect.like.cosine, 4)} | said | judgment) + "\n")
+
+
+def counted(suites: Suites, judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
+    """Label of a benchmark → rows and items of it that the model was asked about, and those of them without a verdict."""
+    every, unanswered = Counter[str](), Counter[str]()
+    for suspect, _, verdict in judged:
+        labels = [label for label, _ in suites.items(suspect.like.text)]
+        every.update(labels)
+        unanswered.update(labels if isinstance(verdict, str) else ())
+    return {label: {"pairs": every[label], "unanswered": unanswered[label]} for label in suites.labels}
+
+
+def reasons(replies: Sequence[Reply | str], verdicts: Sequence[bool | str]) -> dict[str, int]:
+    """Why questions have no verdict → how many."""
+    lacking = [(reply, verdict) for reply, verdict in zip(replies, verdicts, strict=True) if isinstance(verdict, str)]
+    return dict(sorted(Counter("no reply" if isinstance(reply, str) else verdict for reply, verdict in lacking).items()))
+
+
+def refuse(config: FindRephrased, metrics: dict[str, Any], read: int) -> None:
+    """Stops where too much is not known or is found, or nothing is left.
+
+    Raises:
+        StageError: the message says what to do.
+    """
+    unanswered, questions = sum(metrics["unanswered"].values()), metrics["questions"]
+    if unanswered > config.max_unanswered_share * questions:
+        raise StageError(
+            f"{unanswered} of {questions} questions have no verdict, more than {config.max_unanswered_share:.0%} "
+            f"({metrics['unanswered']}): evidence/rephrased.jsonl has them; take a model that keeps to the form, raise "
+            "sampling.max_tokens, or raise max_unanswered_share"
+        )
+    refuse_contaminated(metrics["benchmarks"], config.max_contaminated_share)
+    if not metrics["rows"]:
+        raise StageError(f"of all {read} rows the model says that they are items of the benchmarks: nothing is left to train on")

@@ -1,0 +1,247 @@
+"""Rows to rows: those whose answer models score best.
+
+    payload/rows-*.parquet   the rows that stay, unchanged and in their order
+    evidence/scores.jsonl    every row: its score and what that is made of, and why it is left out
+    evidence/drops.jsonl     the rows that are left out, with the reason
+    evidence/counts.json     rows read and kept, why the others are left out, and what scores are like, in all and per source
+    evidence/questions.jsonl what a language model was asked about the first rows, and what it said
+
+    score = reward_weight * ensemble((reward_i - mean_i) / std_i) + rating_weight * mean_aspects(rating), as `judge` scores answers
+
+Scored is the last turn of a conversation, which is the assistant's, in the context of those before it, and of a preference the best answer.
+A turn that ends with calls of tools is read by language models, the calls as JSON; reward models have no score for it.
+Rows are read when they are needed; of each, its id, source and scores are in memory, and what a language model says of it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from configs.frozen import canonical_json
+from configs.keeping import SelectRows
+from data import answers, records
+from data.artifacts import Artifact, write_json
+from data.messages import CALL, divided
+from stages.core.ensembles import Member, combine, model_terms, of_all, total
+from stages.core.keeping import NO_SCORE, Scored, left_out
+from stages.core.rating import mean_rating
+from stages.job import Inputs, Job, StageError, only, only_or_none
+
+if TYPE_CHECKING:
+    from stages.engines.raters import Ratings
+
+
+@dataclass
+class Opinions:
+    """What models make of all rows."""
+
+    members: dict[str, Member] = field(default_factory=dict)
+    """Label → the rewards of a reward model."""
+    rated: "Ratings | None" = None
+    problems: dict[int, str] = field(default_factory=dict)
+    """Place → why a model could not score the row: the first reason."""
+
+    def reward(self, place: int, config: SelectRows) -> float | None:
+        rewards = of_all(self.members.values(), place)
+        return combine(rewards, config.ensemble) if rewards else None
+
+    def rating(self, place: int) -> float | None:
+        return mean_rating(one["rating"] for one in self.rated.by_answer[place].values()) if self.rated else None
+
+    def score(self, place: int, config: SelectRows) -> float | None:
+        return total(model_terms(config, self.reward(place, config), self.rating(place)))
+
+
+def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Scores all rows and keeps the best.
+
+    Raises:
+        StageError: too many rows have no score, or fewer than `min_rows` are kept; the message counts the reasons.
+        EngineLost: the language model is down; what it has said is kept.
+        PedigreeError: a row stands there twice.
+    """
+    data = only(inputs, "data")
+    with job.busy("reading rows"):
+        names, sizes = noted(data)
+    opinions = ask(config, inputs, LastAnswers(records.opened(data)), (name for name, _ in names), job)
+    rows = [Scored(name, source, opinions.score(place, config)) for place, (name, source) in enumerate(names)]
+    refuse_unscored(sum(row.score is None for row in rows), len(rows), opinions.problems, config)
+    reasons = left_out(rows, config.keep)
+    counts = counted(rows, reasons)
+    write_json(job.evidence / "counts.json", counts)
+    with job.busy("writing evidence"):
+        write_evidence(rows, reasons, opinions, config, job)
+    kept = np.array([place for place, reason in enumerate(reasons) if reason is None], np.int64)
+    if len(kept) < config.min_rows:
+        raise StageError(
+            f"{len(kept)} rows < min_rows {config.min_rows} of {len(rows)} ({counts['drops']}): lower keep.min_score or raise keep.share, "
+            "bring more rows, or lower min_rows"
+        )
+    for done in answers.lying(data, sizes).write(job.out / "payload", kept, job.numerics.threads):
+        job.doing("writing rows", done, len(kept), "rows")
+    return {
+        "rows": len(kept),
+        "read": len(rows),
+        "dropped": counts["drops"],
+        "unscored": counts["drops"].get(NO_SCORE, 0),
+        "sources": counts["sources"],
+        "mean_score": {"all": counts["scores"]["mean"], "kept": fmean(_scores(rows[place] for place in kept.tolist()))},
+        "lowest_kept": min(_scores(rows[place] for place in kept.tolist())),
+        **(opinions.rated.metrics() if opinions.rated else {}),
+    }
+
+
+def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
+    """((id, source) of each row; the characters of each)."""
+    same: dict[str, str] = {}
+    names, sizes = [], []
+    for row in records.stream(data.payload):
+        names.append((row["id"], same.setdefault(row["source"], row["source"])))
+        sizes.append(records.size_of(row))
+    records.check_ids(name for name, _ in names)
+    return names, sizes
+
+
+class LastAnswers(Sequence[dict[str, Any]]):
+    """The answer of each row that is scored, in its context; read when it is asked for."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        return [answer_of(row) for row in self._rows[place]] if isinstance(place, slice) else answer_of(self._rows[place])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(answer_of, self._rows)
+
+
+def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is scored of a row: its last turn or its best answer, and what stands before it; `calls` says that the turn ends with calls."""
+    if "answers" in row:
+        before, last, text = row["messages"], row["answers"][0], row["answers"][0]["text"]
+    else:
+        before, turn = divided(row["messages"])
+        last, text = turn[-1], "\n".join(message["content"] for message in turn)
+    messages = [{"role": message["role"], "content": message["content"]} for message in before]
+    ending = "stop" if records.ended(last) else "length"
+    calls = {"calls": True} if last.get("role") == CALL else {}
+    return {"id": row["id"], "messages": messages, "text": text, "finish_reason": ending, **calls, **records.context_of(row)}
+
+
+def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str], job: Job) -> Opinions:
+    """Asks all models, one after the other.
+
+    Raises:
+        StageError: one of them cannot score too many rows; the others are not asked.
+    """
+    found = Opinions()
+    if config.reward_weight > 0:
+        found.members = ask_members(config, inputs["reward_models"], rows, job, found.problems)
+    if config.rating is not None:
+        from stages.engines.raters import rate
+
+        found.rated = rate(config.rating, only_or_none(inputs, "judge"), rows, job, max_unanswered_share=config.max_unscored_share)
+        reasons = {one["id"]: f"{one['judge']}: {one['reason']}" for one in reversed(found.rated.failures)}
+        for place, name in enumerate(ids):
+            if name in reasons:
+                found.problems.setdefault(place, reasons[name])
+    return found
+
+
+def ask_members(
+    config: SelectRows, models: Mapping[str, Artifact], rows: LastAnswers, job: Job, problems: dict[int, str]
+) -> dict[str, Member]:
+    """Label → the rewards of each reward model; why rows have none is noted. Stops as soon as too many have none."""
+    from stages.engines.rewards import ask_all
+
+    def note(label: str, reasons: dict[int, str]) -> None:
+        for place, reason in reasons.items():
+            problems.setdefault(place, f"{label}: {reason}")
+        refuse_unscored(len(problems), len(rows), problems, config)
+
+    return ask_all(models, rows, config.dtype, job, note)
+
+
+def refuse_unscored(unscored: int, rows: int, problems: Mapping[int, str], config: SelectRows) -> None:
+    """Raises StageError where more rows have no score than may, however many are still to be looked at."""
+    if unscored > config.max_unscored_share * rows:
+        reason = problems[min(problems)]
+        raise StageError(
+            f"{unscored} of {rows} rows have no score, more than {config.max_unscored_share:.0%} ({reason}): take models that can read "
+            "them, filter them before, or raise max_unscored_share"
+        )
+
+
+def counted(rows: Sequence[Scored], reasons: Sequence[str | None]) -> dict[str, Any]:
+    """Rows read, left out and kept, and what their scores are like: in all and per source, by name."""
+    by_source: dict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        by_source[row.source].append(place)
+    per_source = [{"source": source, **_counted(rows, reasons, by_source[source], "in")} for source in sorted(by_source)]
+    return {
+        **_counted(rows, reasons, range(len(rows)), "read"),
+        "sources": {one["source"]: one["kept"] for one in per_source if one["kept"]},
+        "per_source": per_source,
+    }
+
+
+def _counted(rows: Sequence[Scored], reasons: Sequence[str | None], places: Sequence[int], read: str) -> dict[str, Any]:
+    drops = Counter(reason for place in places if (reason := reasons[place]) is not None)
+    kept = [rows[place] for place in places if reasons[place] is None]
+    return {
+        read: len(places),
+        "kept": len(kept),
+        "drops": dict(sorted(drops.items())),
+        "scores": summary(rows[place] for place in places),
+        "kept_scores": summary(kept),
+    }
+
+
+def summary(rows: Iterable[Scored]) -> dict[str, float | int | None]:
+    """How many rows have a score, and what these are like: each of the percentiles is one of them."""
+    scores = np.sort(np.array(_scores(rows), np.float64))
+    if not len(scores):
+        return {"rows": 0, "mean": None, "std": None, "min": None, "p10": None, "p50": None, "p90": None, "max": None}
+    at = {f"p{share}": float(scores[(len(scores) - 1) * share // 100]) for share in (10, 50, 90)}
+    return {"rows": len(scores), "mean": fmean(scores), "std": float(scores.std()), "min": float(scores[0]), **at, "max": float(scores[-1])}
+
+
+def _scores(rows: Iterable[Scored]) -> list[float]:
+    return [row.score for row in rows if row.score is not None]
+
+
+def write_evidence(rows: Sequence[Scored], reasons: Sequence[str | None], opinions: Opinions, config: SelectRows, job: Job) -> None:
+    """The scores of all rows, and which are left out and why."""
+    scored, dropped = job.evidence / "scores.jsonl", job.evidence / "drops.jsonl"
+    with scored.open("w", encoding="utf-8") as scores, dropped.open("w", encoding="utf-8") as drops:
+        for place, (row, reason) in enumerate(zip(rows, reasons, strict=True)):
+            scores.write(canonical_json(line(place, row, reason, opinions, config)) + "\n")
+            if reason is not None:
+                why = opinions.problems.get(place, "") if row.score is None else f"{row.score:.4g}"
+                drops.write(canonical_json({"id": row.id, "source": row.source, "reason": reason, "evidence": why}) + "\n")
+
+
+def line(place: int, row: Scored, reason: str | None, opinions: Opinions, config: SelectRows) -> dict[str, Any]:
+    """What is known of one row."""
+    found: dict[str, Any] = {"id": row.id, "source": row.source, "score": row.score, "kept": reason is None}
+    if reason is not None:
+        found["reason"] = reason
+    if opinions.members:
+        found["rewards"] = {label: member.raw[place] for label, member in opinions.members.items()}
+        found["reward"] = opinions.reward(place, config)
+    if opinions.rated is not None:
+        found["ratings"], found["rating"] = opinions.rated.by_answer[place], opinions.rating(place)
+    if row.score is None:
+        found["problem"] = opinions.problems.get(place, "")
+    return found

@@ -1,0 +1,218 @@
+"""Prompts by a language model: from personas, after examples, or by rewriting others.
+
+    payload/rows-*.parquet   prompts in the order in which they were asked for. The id of one that was made of a persona or a prompt is that
+                             id with `/METHOD-TASK/NUMBER`; one that was made after examples has an id of its own
+    evidence/requests.jsonl  what was asked and shown each time, all that was said, and what became of each prompt in it
+    evidence/counts.json     requests, prompts that were read and kept, and why the others are left out
+    evidence/validation.json
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.frozen import digest
+from configs.synthesis import SelfInstruct, Synthesize
+from configs.training import Sampling
+from data import records
+from data.artifacts import write_json, write_rows
+from data.expectations import validate
+from data.messages import user_turns
+from data.records import Message, Prompt, made_id
+from stages.core.novelty import Novelty
+from stages.core.verifiers import check
+from stages.core.writing import read_prompts, writing_question
+from stages.engines.asking import Bound, ask, mark_models, reported
+from stages.engines.endpoint import Reply
+from stages.engines.sampler import seed_of
+from stages.job import Inputs, Job, StageError, only, only_or_none
+
+SHOWN = 200
+"""Characters of a reply that an error shows."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the writer is shown: the last words of the user of a prompt."""
+
+    id: str
+    text: str
+
+
+class WritingQuestions:
+    """All requests: one for each persona or prompt, or as many as are wanted, each with examples of its own."""
+
+    def __init__(self, config: Synthesize, material: Sequence[Material]) -> None:
+        self.config, self.material = config, material
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.config.sampling
+
+    def __len__(self) -> int:
+        method = self.config.method
+        return method.requests if isinstance(method, SelfInstruct) else len(self.material)
+
+    def shown(self, number: int) -> list[Material]:
+        """What the writer is shown with one request."""
+        method = self.config.method
+        if not isinstance(method, SelfInstruct):
+            return [self.material[number]]
+        return random.Random(f"{self.config.seed}/synthesize/{number}").sample(self.material, method.shots)
+
+    def messages(self, number: int) -> list[Message]:
+        return writing_question(self.config.method, [one.text for one in self.shown(number)])
+
+    def seed(self, number: int) -> int:
+        return seed_of(self.config.seed, "synthesize", *(one.id for one in self.shown(number)), number)
+
+    def about(self, number: int) -> str:
+        return str(number)
+
+
+@dataclass
+class Harvest:
+    """The prompts that are kept, and what is told of the others."""
+
+    config: Synthesize
+    rows: list[Prompt] = field(default_factory=list)
+    drops: Counter[str] = field(default_factory=Counter)
+    """Prompts that were read and left out, by reason."""
+    unusable: Counter[str] = field(default_factory=Counter)
+    """Replies from which none could be read, by reason;"""
+    unreadable: str = ""
+    """what the first of them says, or why there is none."""
+    said: dict[str, str] = field(default_factory=dict)
+    """Text → id, of what was shown and of what is kept."""
+    novelty: Novelty | None = None
+
+    def take(self, texts: Sequence[str], shown: Sequence[Material]) -> list[dict[str, Any]]:
+        """What becomes of the prompts of one reply."""
+        return [self._one(text, number, shown) for number, text in enumerate(texts)]
+
+    def _one(self, text: str, number: int, shown: Sequence[Material]) -> dict[str, Any]:
+        known = self.said.get(text)
+        if known is not None:
+            return self._dropped("it repeats another one", text, known)
+        near = self.novelty.nearest(text) if self.novelty else None
+        if near is not None:
+            return self._dropped("it resembles another one", text, near[0]) | {"rouge_l": near[1]}
+        messages: list[Message] = [{"role": "user", "content": text}]
+        row: Prompt = {"id": "", "source": self.config.source, "messages": messages, "verifier": None}
+        row["id"] = self._name(row, number, shown)
+        self.rows.append(row)
+        self.note(row["id"], text)
+        return {"id": row["id"]}
+
+    def note(self, name: str, text: str) -> None:
+        """Later ones must say something else."""
+        self.said.setdefault(text, name)
+        if self.novelty:
+            self.novelty.say(name, text)
+
+    def _name(self, row: Prompt, number: int, shown: Sequence[Material]) -> str:
+        method = self.config.method
+        if isinstance(method, SelfInstruct):
+            return f"{row['source']}-{digest(row)[:16]}"
+        return made_id(shown[0].id, f"{method.type}-{method.task}/{number}")
+
+    def _dropped(self, reason: str, text: str, like: str) -> dict[str, Any]:
+        self.drops[reason] += 1
+        return {"dropped": reason, "like": like, "text": text}
+
+
+def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
+    """Has prompts written.
+
+    Raises:
+        StageError: there are fewer prompts than are to be shown, too many replies hold no prompts, or fewer than `min_rows` are left.
+        EngineLost: the language model is down; what it has said is kept.
+    """
+    with job.busy("reading rows"):
+        material = [_material(row) for row in records.stream(only(inputs, "prompts").payload, ("id", "messages"))]
+    if isinstance(config.method, SelfInstruct):
+        material.sort(key=lambda one: one.id)  # where they stand is no part of what is drawn
+        if config.method.shots > len(material):
+            raise StageError(f"shots is {config.method.shots}, and there are {len(material)} prompts: lower it, or give more prompts")
+    questions = WritingQuestions(config, material)
+    bound = Bound(config.max_unusable_share, len(questions), "no reply to {} of {} requests", "max_unusable_share")
+    replies = ask(config.by, only_or_none(inputs, "writer"), questions, job, bound)
+    made = Harvest(config)
+    write_rows(job.evidence / "requests.jsonl", list(read(made, questions, replies, job)))
+    counts = {
+        "read": len(made.rows) + sum(made.drops.values()),
+        "kept": len(made.rows),
+        "drops": dict(sorted(made.drops.items())),
+        "requests": len(questions),
+        "unusable": dict(sorted(made.unusable.items())),
+    }
+    write_json(job.evidence / "counts.json", counts)
+    refuse(config, made, counts)
+    with job.busy("checking rows"):
+        verdict = validate([dict(row) for row in made.rows], "prompt", check)
+    write_json(job.evidence / "validation.json", verdict)
+    with job.busy("writing rows"):
+        records.save(job.out, "prompt", made.rows)
+    told = reported(replies)
+    mark_models("written", replies, job)
+    return {
+        "rows": len(made.rows),
+        "requests": len(questions),
+        "unusable": counts["unusable"],
+        "dropped": counts["drops"],
+        "mean_length": sum(records.size_of(row) for row in made.rows) / len(made.rows),
+        **({"reported": told} if told else {}),
+        "validation": verdict,
+    }
+
+
+def read(made: Harvest, questions: WritingQuestions, replies: Sequence[Reply | str], job: Job) -> Iterator[dict[str, Any]]:
+    """Takes the prompts of all replies, in their order; gives a line of evidence for each."""
+    config = questions.config
+    texts = [_texts(config, reply) for reply in replies]
+    if isinstance(config.method, SelfInstruct):
+        written = [text for found in texts if not isinstance(found, str) for text in found]
+        made.novelty = Novelty(config.method.max_rouge_l, [*(one.text for one in questions.material), *written])
+    for one in questions.material:
+        made.note(one.id, one.text)
+    for number, (reply, found) in enumerate(zip(replies, texts, strict=True)):
+        job.doing("reading replies", number, len(replies), "replies")
+        shown = questions.shown(number)
+        line: dict[str, Any] = {"shown": [one.id for one in shown], "question": questions.messages(number)[0]["content"]}
+        line |= {"reply": reply.text} if isinstance(reply, Reply) else {}
+        if isinstance(found, str):
+            made.unusable[found if isinstance(reply, Reply) else "no reply"] += 1
+            made.unreadable = made.unreadable or (reply.text if isinstance(reply, Reply) else reply)
+            yield line | {"failure": found}
+        else:
+            yield line | {"prompts": made.take(found, shown)}
+
+
+def refuse(config: Synthesize, made: Harvest, counts: dict[str, Any]) -> None:
+    """Stops where too little could be read, or is left.
+
+    Raises:
+        StageError: the message counts the reasons.
+    """
+    unusable, requests = sum(made.unusable.values()), counts["requests"]
+    if unusable > config.max_unusable_share * requests:
+        raise StageError(
+            f"from {unusable} of {requests} replies no prompts can be read, more than {config.max_unusable_share:.0%} "
+            f"({counts['unusable']}; the first: {made.unreadable[:SHOWN]!r}): evidence/requests.jsonl has them; take a writer that keeps "
+            "to the form, <prompt> and </prompt> around each prompt, raise sampling.max_tokens, or raise max_unusable_share"
+        )
+    if len(made.rows) < config.min_rows:
+        raise StageError(
+            f"{len(made.rows)} prompts < min_rows {config.min_rows} from {requests} replies ({counts['drops']}): raise the temperature, "
+            "show other prompts, or lower min_rows"
+        )
+
+
+def _texts(config: Synthesize, reply: Reply | str) -> list[str] | str:
+    return reply if isinstance(reply, str) else read_prompts(reply.text, config.method.prompts, ended=reply.ended)
+
+
+def _material(row: dict[str, Any]) -> Material:
+    return Material(row["id"], user_turns(row["messages"])[-1].strip())

@@ -1,0 +1,37 @@
+"""A recipe in a text, loaded as it is or with some of its words exchanged."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from configs.document import ConfigError
+from configs.graph import Graph
+from configs.recipe import load_recipe
+from configs.rehearsing import Stand
+
+STAND = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
+"""What a rehearsal has in place of a hub and of endpoints."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The recipe `made`."""
+
+    text: str
+
+    def load(self, folder: Path, *changes: tuple[str, str]) -> Graph:
+        """Written into the folder; `changes` are (old, new) words."""
+        text = self.text
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (folder / "made.yaml").write_text(text)
+        return load_recipe(folder, "made")
+
+    def complaints(self, folder: Path, *changes: tuple[str, str]) -> list[str]:
+        """What is said of a recipe that is refused."""
+        with pytest.raises(ConfigError) as caught:
+            self.load(folder, *changes)
+        return [problem.message for problem in caught.value.problems]

@@ -1,0 +1,146 @@
+"""What a recipe may have a language model compare with benchmarks, told when it is loaded: judges, the gate, unseen suites, estimates."""
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from configs import rephrasing
+from configs.asking import ByEndpoint
+from configs.document import ConfigError
+from configs.execution import Execution
+from configs.graph import Graph
+from configs.project import Project
+from configs.recipe import load_recipe
+from configs.rehearsing import Stand, rehearsed
+from configs.rephrasing import FindRephrased
+from pipelines import pins, runs
+from pipelines.estimate.amounts import amounts_of
+
+SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"
+TRAIN = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"
+RECIPE = f"""\
+stages:
+  suite: {{kind: prepare_data, record: item, task: sums, sources: [{SUMS}]}}
+  raw: {{kind: prepare_data, record: conversation, sources: [{SUMS}], order: {{by: length}}}}
+  clean: {{kind: decontaminate, in: {{data: raw, benchmarks: [suite]}}}}
+  base: {{kind: source_model, source: {{type: packaged, asset: smollm2-135m-instruct}}}}
+  asked: {{kind: find_rephrased, in: {{data: clean, benchmarks: [suite], judge: base}}, by: {{type: policy}}, neighbours: 3}}
+  last:
+    kind: find_rephrased
+    in: {{data: asked, benchmarks: [suite]}}
+    by: {{type: endpoint, base_url: "https://judge.example/v1", model: m}}
+    max_contaminated_share: 0.02
+    waivers: [{{benchmark: suite, items: all, because: ours}}]
+  sft: {{kind: sft, in: {{policy: base, data: [last]}}, order: given, {TRAIN}}}
+  scores: {{kind: evaluate, in: {{policies: [sft], suites: [suite]}}, sampling: {{max_tokens: 4}}}}
+"""
+
+
+def load(folder: Path, *changes: tuple[str, str]) -> Graph:
+    text = RECIPE
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "made.yaml").write_text(text)
+    return load_recipe(folder, "made")
+
+
+def complaints(folder: Path, *changes: tuple[str, str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, *changes)
+    return [problem.message for problem in caught.value.problems]
+
+
+def test_rows_stay_as_clean_as_they_were_and_what_a_model_says_makes_them_no_cleaner(tmp_path):
+    assert load(tmp_path).find("last").output == "conversation"
+    (found,) = complaints(tmp_path, ("in: {data: clean, ", "in: {data: raw, "))
+    assert found.startswith("stage sft: trains on made/last, which is not decontaminated against made/suite")
+
+
+def test_an_order_of_items_is_no_matter_to_who_trains_on_rows_that_were_compared_with_them(tmp_path):
+    moved = (", order: {by: length}}", "}"), ("record: item, ", "record: item, order: by_source, "), ("order: given, ", "")
+    assert load(tmp_path, *moved).find("sft")
+
+
+def test_an_order_is_kept_on_the_way(tmp_path):
+    (found,) = complaints(tmp_path, ("order: given, ", ""))
+    assert found.startswith("stage raw: puts its rows in an order, and sft shuffles them")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (", judge: base}", "}", "input 'judge' is missing, which this config needs"),
+        ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, and an endpoint is asked"),
+        ("neighbours: 3", "neighbours: 0", "neighbours: Input should be greater than or equal to 1"),
+        ("neighbours: 3", "turns: [assistant]", "leave out the user's, where copies of benchmark items stand: add user"),
+        ("max_contaminated_share: 0.02", "remove: false", "waivers keep rows that would be removed, and remove is false"),
+        ("neighbours: 3", "wording: mine", "unknown key"),
+    ],
+)
+def test_what_nobody_could_judge_or_has_no_effect_is_refused(tmp_path, old, new, problem):
+    assert problem in complaints(tmp_path, (old, new))[0]
+
+
+def test_an_unseen_suite_has_no_waiver_here_either(tmp_path):
+    source = "{type: arithmetic, operations: [add], digits: [3], count: 9, seed: 2}"
+    unseen = f"  secret: {{kind: prepare_data, record: item, task: s, split: unseen, sources: [{source}]}}"
+    changes = (
+        ("  raw:", f"{unseen}\n  raw:"),
+        ("data: raw, benchmarks: [suite]", "data: raw, benchmarks: [suite, secret]"),
+        ("data: asked, benchmarks: [suite]", "data: asked, benchmarks: [secret]"),
+        ("{benchmark: suite, ", "{benchmark: secret, "),
+    )
+    (found,) = complaints(tmp_path, *changes)
+    assert "keeps rows that overlap with the unseen suite made/secret: leave the waiver out" in found
+
+
+def test_the_question_and_the_vectors_are_identity(monkeypatch):
+    given = {"by": {"type": "policy"}}
+    before = FindRephrased.model_validate(given).model_dump(mode="json")
+    assert FindRephrased.model_validate(before).model_dump(mode="json") == before
+    assert set(before["embedder_sha256"]) == {"vectors", "tokenizer"}
+    monkeypatch.setattr(rephrasing, "FRAME", rephrasing.FRAME + " Please.")
+    assert FindRephrased.model_validate(given).wording_sha256 != before["wording_sha256"]
+    with pytest.raises(ValidationError, match="has changed"):
+        FindRephrased.model_validate(before)
+
+
+def test_a_plan_knows_at_most_how_much_is_asked_and_how_many_rows_stay(tmp_path):
+    graph, project = load(tmp_path), Project(tmp_path)
+    asked, trained = (amounts_of(project, graph, graph.find(name)) for name in ("asked", "sft"))
+    assert asked.requests and (asked.requests.value, asked.requests.how) == (3 * 40, "at most")
+    assert asked.drawing and (asked.drawing.answer, asked.drawing.together) == (256, 64)
+    assert trained.rows and (trained.rows.value, trained.rows.how) == (40, "at most")
+
+
+def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path, monkeypatch):
+    graph = load(tmp_path)
+
+    def missing(name):
+        raise pins.assets.AssetError(f"{name} is not here")
+
+    monkeypatch.setattr(pins.assets, "path", missing)
+    with pytest.raises(ConfigError, match="made/asked, made/last: wordllama-256 is not here"):
+        pins.refuse_missing_assets(graph, graph.nodes)
+    monkeypatch.setattr(runs, "find_spec", lambda package: None if package == "vllm" else package)
+    with pytest.raises(ConfigError, match="asked, scores: needs vllm, not installed"):
+        runs.refuse_missing_engines(graph, ["made/asked", "made/last", "made/scores"], Execution(slots=1))
+
+
+def test_a_rehearsal_asks_a_made_endpoint_and_keeps_waivers_of_whole_suites(tmp_path):
+    stand = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
+    text, changes = rehearsed(load(tmp_path), "cpu", stand)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "made.yaml").write_text(text)
+    graph = load_recipe(tmp_path / "small", "made")
+    configs = [graph.find(name).config for name in ("asked", "last")]
+    assert graph.find("asked").parents == ("made/clean", "made/suite")
+    for config in configs:
+        assert isinstance(config, FindRephrased) and isinstance(config.by, ByEndpoint) and config.by.base_url == stand.judge_url
+    assert configs[0].neighbours == 3 and configs[1].max_contaminated_share == 1.0 and len(configs[1].waivers) == 1
+    told = {(change.where, change.setting): change.reason for change in changes}
+    assert told["made/asked", "in.judge"] == told["made/asked", "by"] == told["made/last", "by.base_url"] == "judges"
+    assert told["made/last", "max_contaminated_share"] == "thresholds" and told["made/last", "sampling.max_tokens"] == "lengths"

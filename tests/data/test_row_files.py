@@ -1,0 +1,174 @@
+"""Files of rows that are damaged, of another form, or larger than what is held: each is told by name and place, or read in bounds."""
+
+import gzip
+import pickle
+import time
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import Array, Table, parquet, py_buffer
+
+from configs.datasets import Files
+from data import row_files
+from data.named_columns import Told
+from data.procedural import SourceError
+from data.row_files import Unreadable
+from data.sources import Outside, load
+
+GOOD = b'{"prompt": "a", "completion": "b"}'
+
+
+def places(path: Path) -> list[str]:
+    return [place for place, _ in row_files.read(path)]
+
+
+@pytest.mark.parametrize("size", [20, 1 << 22])
+def test_a_line_that_is_not_utf8_is_a_bad_row_among_good_ones(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", size)
+    (tmp_path / "x.jsonl").write_bytes(b"\n".join([GOOD, b'{"prompt": "\xff"}', b"", GOOD, "\u2028".encode(), GOOD]))
+    found = dict(row_files.read(tmp_path / "x.jsonl"))
+    bad = found.pop("x.jsonl:2")
+    assert bad == Unreadable('{"prompt": "\\xff"}', "is not UTF-8: byte 0xff at 12: invalid start byte")
+    assert list(found) == ["x.jsonl:1", "x.jsonl:4", "x.jsonl:6"]
+    source = Files.model_validate({"type": "files", "path": "x.jsonl", "max_bad_rows": 1})
+    loaded = load(source, "conversation", None, Outside(files={"x.jsonl": tmp_path / "x.jsonl"}))
+    assert len(loaded.rows) == 3 and [one.place for one in loaded.bad] == ["x.jsonl:2"]
+
+
+def packed(file: Path, data: bytes) -> Path:
+    file.write_bytes(gzip.compress(data, 1) if file.suffix == ".gz" else data)
+    return file
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+@pytest.mark.parametrize("size", [7, 64, 1000])
+def test_a_line_without_end_is_refused_wherever_blocks_end(tmp_path, monkeypatch, name, size):
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", size)
+    monkeypatch.setattr(row_files, "LONGEST_LINE", 1000)
+    longest = b'"' + b"x" * 998 + b'"'
+    assert places(packed(tmp_path / name, b"1\n" + longest + b"\n" + longest)) == [f"{name}:{number}" for number in (1, 2, 3)]
+    for end in (b"", b"\n2"):
+        file = packed(tmp_path / name, b"1\n" + longest + b" " + end)
+        with pytest.raises(SourceError, match=rf"^{name}:2 has more than 1000 bytes: is this a JSON list\? .*`jq -c '\.\[\]'`"):
+            list(row_files.read(file))
+
+
+def test_a_long_line_is_put_together_once(tmp_path, monkeypatch):
+    """Copied with every piece that is read it would be 550 GB."""
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 64)
+    file = packed(tmp_path / "x.jsonl", b'"' + b"x" * (8 << 20) + b'"')
+    begun = time.process_time()
+    assert places(file) == ["x.jsonl:1"] and time.process_time() - begun < 5
+
+
+def flipped(file: Path) -> None:
+    parquet.write_table(Table.from_pylist([{"prompt": f"hello {number}"} for number in range(5000)]), file, compression="zstd")
+    data = bytearray(file.read_bytes())
+    data[200:400] = b"\xff" * 200
+    file.write_bytes(data)
+
+
+def foreign(file: Path) -> None:
+    """A column of texts that are not UTF-8."""
+    offsets = pyarrow.array([0, 2, 3], pyarrow.int32()).buffers()[1]
+    texts = Array.from_buffers(pyarrow.string(), 2, [None, offsets, py_buffer(b"\xff\xfea")])
+    parquet.write_table(pyarrow.table({"prompt": texts}), file)
+
+
+def late(file: Path) -> None:
+    """A time that Python has no form for."""
+    parquet.write_table(pyarrow.table({"at": pyarrow.array([1 << 45], pyarrow.timestamp("s"))}), file)
+
+
+def headless(file: Path) -> None:
+    flipped(file)
+    data = bytearray(file.read_bytes())
+    data[-60:-8] = b"\xff" * 52
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (flipped, r"x.parquet: rows from 0 on cannot be read: "),
+        (foreign, r"x.parquet: rows 0 to 1 cannot be read: "),
+        (late, r"x.parquet: rows 0 to 0 cannot be read: "),
+        (headless, r"x.parquet is not Parquet: "),
+    ],
+)
+def test_damaged_parquet_is_told_by_file_and_rows(tmp_path, damage, says):
+    damage(tmp_path / "x.parquet")
+    with pytest.raises(SourceError, match=f"^{says}"):
+        list(row_files.read(tmp_path / "x.parquet"))
+
+
+def test_a_disk_that_fails_is_no_damaged_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        list(row_files.read(tmp_path / "missing.parquet"))
+
+
+@pytest.mark.parametrize("beside", ["B.JSONL", "c.jsonl.zst", "c.json.gz", "deep/d.Parquet", "c.parquet.XZ"])
+def test_what_looks_like_rows_in_a_folder_and_cannot_be_read_is_named(tmp_path, beside):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    (tmp_path / beside).write_bytes(GOOD)
+    with pytest.raises(SourceError, match=f"^{tmp_path.name} holds {beside}, which would be left out: rows are read from .* files"):
+        list(row_files.read(tmp_path))
+
+
+def test_what_is_hidden_and_what_is_no_rows_is_left_alone(tmp_path):
+    for name in ("._a.jsonl", ".cache/x.jsonl", ".C.JSONL", "README.md", "LICENSE", "_SUCCESS", "picture.png.gz", "deep.jsonl/a.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x00")
+    with pytest.raises(SourceError, match=r"holds no \.json, \.jsonl, \.jsonl\.gz, \.parquet file$"):
+        places(tmp_path)
+    (tmp_path / "deep.jsonl" / "a.jsonl").write_bytes(GOOD)
+    (tmp_path / "b.jsonl").write_bytes(GOOD)
+    assert places(tmp_path) == ["b.jsonl:1", "a.jsonl:1"]
+
+
+def test_a_hidden_folder_may_be_what_is_read(tmp_path):
+    (tmp_path / ".rows").mkdir()
+    (tmp_path / ".rows" / "a.jsonl").write_bytes(GOOD)
+    assert places(tmp_path / ".rows") == ["a.jsonl:1"]
+
+
+def wide(count: int) -> list[dict]:
+    """Rows of some 2,000 bytes, the longer the later."""
+    return [
+        {"prompt": f"{number}", "completion": [{"role": "assistant", "content": "x" * (40 * number)}], "mark": {"none": None}}
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_blocks_of_parquet_are_cut_by_bytes_and_each_travels_alone(tmp_path, monkeypatch, dictionary):
+    rows = wide(100)
+    parquet.write_table(Table.from_pylist([*rows, *rows]), tmp_path / "x.parquet", use_dictionary=dictionary, row_group_size=150)
+    whole = list(row_files.read(tmp_path / "x.parquet"))
+    assert [row for _, row in whole] == [*rows, *rows] and whole[-1][0] == "x.parquet[199]"
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
+    blocks = list(row_files.blocks(tmp_path / "x.parquet"))
+    assert [one for block in blocks for one in block.rows()] == whole
+    assert max(len(pickle.dumps(block)) for block in blocks) < 12_000 and len(blocks) < 100
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 1000)  # less than a row
+    assert list(row_files.read(tmp_path / "x.parquet")) == whole
+
+
+def test_blocks_of_rows_that_were_read_elsewhere_are_cut_by_bytes(monkeypatch):
+    rows = [(str(number), row) for number, row in enumerate([*wide(100), Unreadable("x" * 9_000, "is none"), Told(wide(100)[-1], {})])]
+    monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
+    blocks = list(row_files.given(iter(rows)))
+    assert [one for block in blocks for one in block.rows()] == rows
+    assert max(len(pickle.dumps(block)) for block in blocks) < 20_000 and len(blocks) < 50
+    monkeypatch.setattr(row_files, "BLOCK_ROWS", 2)
+    assert max(len(list(block.rows())) for block in row_files.given(iter(rows))) == 2
+    assert list(row_files.given(iter([]))) == []
+
+
+def test_the_size_of_a_deep_row_is_told_too():
+    deep: list = []
+    for _ in range(99_999):
+        deep = [deep]
+    assert len(list(row_files.given([("x:1", deep)]))) == 1
