@@ -1,10 +1,12 @@
 """What it costs to track an artifact: bytes are hashed once, by the job that wrote them, and never believed when they look changed."""
 
+import gc
 import hashlib
 import importlib
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from running_lab import Lab
 from data import hashing
 from data.artifacts import content_hash, entries_of, survey, write_json
 from pipelines.ensure import Result
+from pipelines.gc import collect
 from pipelines.jobs import attempts, context
 from pipelines.ledger import store
 from pipelines.ledger.ledger import Ledger
-from pipelines.runs import run_graph
+from pipelines.lineage.verify import verify_project
+from pipelines.runs import plan, run_graph
 
 
 def test_a_payload_is_read_by_its_job_and_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +99,29 @@ def test_a_damaged_object_is_looked_for_with_a_sign_of_every_piece(tmp_path: Pat
     told: list[int] = []
     assert store.md5_of(tmp_path / "object", told.append) == hashlib.md5(b"x" * (10 << 10), usedforsecurity=False).hexdigest()
     assert told == [4096, 4096, 2048]
+
+
+def test_what_dvc_opens_is_closed_with_the_run(tmp_path: Path) -> None:
+    """Its databases lie in circles: those of every thread would stay open until all garbage is collected."""
+    lab = Lab(tmp_path / "project")
+    run_graph(lab.run())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            plan(lab.run())
+            assert all(isinstance(end, Result) for end in run_graph(lab.run(), forced={"lab/raw"}))
+            assert verify_project(lab.project).problems == []
+            collect(lab.project)
+        assert _open_databases(tmp_path) == []
+    finally:
+        gc.enable()
+
+
+def _open_databases(below: Path) -> list[str]:
+    """Files of SQLite below a folder that this process holds open."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(descriptor))
+    return sorted(name for name in found if ".db" in Path(name).name and Path(name).is_relative_to(below))
