@@ -216,6 +216,9 @@ class Execution(Frozen):
             unknown = set(override) - {"numerics", "placement"}
             if unknown:
                 raise ValueError(f"{stage}: {sorted(unknown)} is neither `numerics` nor `placement`")
+            for part, settings in override.items():
+                if not isinstance(settings, dict):
+                    raise ValueError(f"{stage}: `{part}: {settings}` must be a mapping of settings to values")
             numerics |= override.get("numerics", {})
             placement |= override.get("placement", {})
         resolved = Numerics.model_validate(numerics), Placement.model_validate(placement)

@@ -167,7 +167,9 @@ def _again(project: Project, node: Node, run: Run, why: str, named: list[Named])
 
 def gpu_hours(node: Node, run: Run) -> float | None:
     """Of a job that has run; None where no GPU took part, or no time was recorded."""
-    used = run.numerics.get("device") == "cuda" and DECLARATIONS[node.kind].engine != "none"
+    declaration = DECLARATIONS[node.kind]
+    computes = declaration.engine != "none" and any(set(declaration.inputs[edge.port].types) & set(MODELS) for edge in node.edges)
+    used = run.numerics.get("device") == "cuda" and computes  # a stage that asks an endpoint has no model of its own
     return run.seconds / 3600 * _gpus(node, run) if used and run.seconds is not None else None
 
 

@@ -34,6 +34,7 @@ def test_stage_beats_kind_beats_default():
         ({"kinds": {"sfft": {}}}, "kinds sfft: there are source_model, "),
         ({"kinds": {"sft": {"numeric": {}}}}, "neither `numerics` nor `placement`"),
         ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "Extra inputs"),
+        ({"kinds": {"sft": {"numerics": 3}}}, "sft: `numerics: 3` must be a mapping"),
         ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 > 2 of the profile"),
         ({"placement": {"slots": 3}}, "slots 3 > 2 of the profile"),
         ({"numerics": {"zero_stage": 4}}, "zero_stage"),

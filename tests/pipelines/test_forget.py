@@ -111,6 +111,14 @@ stages:
     in: {completions: sample}
     rating: {rubrics: [honesty], by: {type: endpoint, base_url: "http://localhost:8000/v1", model: m}}
     rating_weight: 1.0
+  pairs: {kind: pair, in: {judgments: judge}}
+  rewards:
+    kind: reward_model
+    in: {policy: base, preferences: [pairs]}
+    global_batch: 8
+    max_length: 64
+    optimizer: {learning_rate: 1e-3}
+  rewarded: {kind: judge, in: {completions: sample, reward_models: rewards}, reward_weight: 1.0}
   taught:
     kind: rlvr
     in: {policy: base, prompts: prompts}
@@ -124,7 +132,7 @@ stages:
 """.replace("REVISION", "a" * 40)
 
 
-@pytest.mark.parametrize(("stage", "hours"), [("sample", 8.0), ("judge", 8.0), ("taught", 3.0), ("served", 1.0)])
+@pytest.mark.parametrize(("stage", "hours"), [("sample", 8.0), ("judge", 8.0), ("taught", 3.0), ("served", None), ("rewarded", 1.0)])
 def test_gpu_hours_are_those_of_all_engines_that_a_stage_opened(tmp_path, stage, hours):
     project = project_at(tmp_path)
     (project.recipes / "asked.yaml").write_text(ASKED)
