@@ -104,7 +104,7 @@ class Peer:
         ask = asks["all"]
         settings = {
             "model": str(ask.policy.payload),
-            "context": context_of(list(asks.values())),
+            "context": context_of(asks),
             "sampling": ask.sampling.model_dump(),
             "stop": [ask.chat.eos_id],
             "requests": {name: [told(one) for one in given.requests] for name, given in asks.items()},

@@ -89,11 +89,18 @@ def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bo
         Of each question the reply, or why it has none.
 
     Raises:
-        StageError: an endpoint refuses too many requests, its key or its model; or vLLM cannot serve the policy.
+        StageError: an endpoint refuses too many requests, its key or its model; or vLLM cannot serve the policy, or no question would fit
+            into its context with a reply.
         EngineLost: the model is down; what it has said is kept for the next attempt.
     """
     if isinstance(by, ByPolicy):
         assert policy is not None
+        longest = model_context(policy.payload)
+        if questions.sampling.max_tokens >= longest:
+            raise StageError(
+                f"sampling.max_tokens is {questions.sampling.max_tokens} and the context of the model that is asked {longest}, so no "
+                "question fits with its reply: lower sampling.max_tokens, or ask a model with a longer context"
+            )
         with Ahead(job.numerics, job.placement.engines) as ahead:
             return _of_policy(by, policy, questions, job, ahead)
     return _of_endpoint(by, questions, job, bound)

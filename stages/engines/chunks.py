@@ -33,7 +33,7 @@ from stages.engines.sampler import (
     model_context,
     told,
 )
-from stages.job import Job
+from stages.job import Job, StageError
 
 CONTEXT_STEP = 128
 """The engine's context is a multiple of this, or the model's own."""
@@ -172,9 +172,10 @@ def generate(
         tell(label, answers[label])
 
     families = list(by_architecture(asks))
+    with job.busy("preparing requests"):
+        contexts = [context_of({label: asks[label] for label in labels}) for labels in families]
     ahead.expect(len(families) * job.placement.engines)
-    for labels in families:
-        context = context_of([asks[label] for label in labels])
+    for labels, context in zip(families, contexts, strict=True):
         with job.busy("preparing requests"):
             chunks |= {label: _cut(label, asks[label], chunk_size, dtype, context, job) for label in labels}
         wanted = [chunk for label in labels for chunk in chunks[label]]
@@ -297,11 +298,34 @@ def by_architecture(asks: Mapping[K, Ask | Score]) -> Iterator[list[K]]:
     yield from families.values()
 
 
-def context_of(asks: list[Ask | Score]) -> int:
-    """What the longest request needs, rounded up where the model allows: a short context saves memory and start-up time."""
-    needed = max(ask.longest for ask in asks)
-    rounded = -(-needed // CONTEXT_STEP) * CONTEXT_STEP
-    return max(needed, min(rounded, model_context(asks[0].policy.payload)))
+def context_of(asks: Mapping[K, Ask | Score]) -> int:
+    """What the longest request to policies of one architecture needs, rounded up where the model allows: a short context saves memory and
+    start-up time.
+
+    Raises:
+        StageError: the model's context is shorter.
+    """
+    longest = {label: ask.longest for label, ask in asks.items()}
+    label = max(longest, key=longest.__getitem__)
+    model = model_context(asks[label].policy.payload)
+    if longest[label] > model:
+        raise StageError(_too_long(label, asks[label], longest[label], model))
+    return min(-(-longest[label] // CONTEXT_STEP) * CONTEXT_STEP, model)
+
+
+def _too_long(label: Hashable, ask: Ask | Score, longest: int, model: int) -> str:
+    name = " on ".join(map(str, label)) if isinstance(label, tuple) else label
+    if isinstance(ask, Score):
+        return (
+            f"{name}: a choice with its prompt takes {longest - 1} tokens and one more is drawn, the model's context is {model}: drop the "
+            "item, show fewer worked examples, or take a model with a longer context"
+        )
+    answer, prompt = ask.sampling.max_tokens, longest - ask.sampling.max_tokens
+    remedy = f"lower max_tokens to {model - prompt}, drop longer prompts" if prompt < model else "drop longer prompts"
+    return (
+        f"{name}: the longest prompt has {prompt} tokens and its answer may have max_tokens {answer}, the model's context is {model}: "
+        f"{remedy}, or take a model with a longer context"
+    )
 
 
 def _cut(label: K, ask: Ask | Score, chunk_size: int, dtype: str, context: int, job: Job) -> list[_Chunk[K]]:

@@ -51,9 +51,9 @@ def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead:
     """
     progress = Progress(job, sum(len(ask.requests) for ask in asks.values()))
     families, answers = list(by_architecture(asks)), dict[K, Sequence[Generation]]()
-    contexts = [context_of([asks[label] for label in labels]) for labels in families]
     keys: dict[K, list[str]] = {}
     with job.busy("preparing requests"):
+        contexts = [context_of({label: asks[label] for label in labels}) for labels in families]
         for labels, context in zip(families, contexts, strict=True):
             keys |= {label: _keys(asks[label], dtype, context, job) for label in labels}
     ahead.expect(len(families) * job.placement.engines)

@@ -1,4 +1,4 @@
-"""MicroBatchPlan-batches prefetched: while the device computes one, a thread of the host makes the tensors of the next.
+"""The micro-batches of a rank, prefetched: while the device computes one, a thread of the host makes the tensors of the next.
 
 A stage names its global batches one after the other, as a function of the step alone; so nothing that is prefetched needs to be in a
 checkpoint, and a job that resumes prepares the same micro-batches again. On GPUs tensors are made in pinned memory: they are copied

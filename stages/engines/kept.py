@@ -1,14 +1,15 @@
 """What a job is told bit by bit, kept as it arrives: what it has been told once, neither it nor its next attempt asks again.
 
 the log            in the job's scratch folder: a line per value, written at once; a line that a kill has torn is none
-chunks/HASH.json   the same in parts, for another machine to go on with (`stages.engines.mirroring`); what the log lacks of it is added
+chunks/HASH.json   the same in parts, for another machine to go on with (`stages.engines.mirroring`); what the log lacks of them is added,
+                   and what they lack of the log, since a kill came first, is sent by the next attempt
 
 In memory is where each value's line begins, and what was not sent yet.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,8 @@ from stages.job import Job
 
 PART = 64
 """Values in one file that is sent to other machines, and between two syncs of the log: what a lost machine or power takes is less."""
+READING = "reading what was kept"
+"""What a job says that it does while it looks through its log, which may take minutes."""
 
 T = TypeVar("T")
 
@@ -51,11 +54,9 @@ class KeptLog(Generic[T]):
         self._stream = log.open("ab+")
         self._stream.write(b"\n" * _is_torn(self._stream))
         self._stream.flush()
-        self._places |= dict(self._lines())
-        for part in sorted(folder.glob("[0-9a-f]*.json")):  # also where the mirror is gone from which it was fetched
-            for key, value in self._part(part):
-                if key not in self:
-                    self._add(key, value)
+        for key, place in self._lines():
+            self._places[key] = place
+        self._take_parts(sorted(folder.glob("[0-9a-f]*.json")))  # also where the mirror is gone from which they were fetched
 
     def __enter__(self) -> "KeptLog[T]":
         return self
@@ -80,6 +81,22 @@ class KeptLog(Generic[T]):
         self._job.seal()
         self._add(key, value)
         fault_point(f"{self._what} kept")
+        self._to_send(key, value)
+
+    def _take_parts(self, parts: Sequence[Path]) -> None:
+        """Adds what the log lacks of them. What they lack of the log, an earlier attempt was killed before it sent it: it is sent now."""
+        lacking = set(self._places) if self._mirror is not None else set[str]()
+        for number, part in enumerate(parts):
+            self._job.doing(READING, number, len(parts), "parts")
+            for key, value in self._part(part):
+                lacking.discard(key)
+                if key not in self:
+                    self._add(key, value)
+        for key in filter(lacking.__contains__, self._places):  # in the order of the log
+            self._job.doing(READING)
+            self._to_send(key, self[key])
+
+    def _to_send(self, key: str, value: T) -> None:
         self._unsent[key] = value
         if len(self._unsent) >= PART:
             os.fsync(self._stream.fileno())
@@ -111,9 +128,10 @@ class KeptLog(Generic[T]):
 
     def _lines(self) -> Iterator[tuple[str, int]]:
         """(key, where its line begins) of all lines that are whole."""
-        place = 0
+        place, size = 0, self._log.stat().st_size
         with self._log.open("rb") as stream:
             for line in stream:
+                self._job.doing(READING, place / 1e6, size / 1e6, "MB")
                 with suppress(ValueError, TypeError):  # torn
                     yield self._entry(json.loads(line))[0], place
                 place += len(line)

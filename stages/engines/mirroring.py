@@ -1,7 +1,8 @@
 """A job's checkpoints and chunks on their way to `placement.checkpoint_url`, beside its work.
 
 Training never waits for the store: the newest sealed checkpoint is sent when the one before has arrived. What fails is said, noted
-and tried again; the job goes on with what lies in its scratch folder. One job writes: it holds a lease, whose heart beats here.
+and tried again; the job goes on with what lies in its scratch folder. Chunks that an earlier attempt had no time to send are sent first.
+One job writes: it holds a lease, whose heart beats here.
 """
 
 import os
@@ -63,7 +64,11 @@ class Mirroring:
         self._noted: Made | None = None
         self._lease = self._take_lease()
         self._wanted: Path | None = None
-        self._chunks: deque[Path] = deque()
+        self._chunks = deque(sorted((job.folder / "chunks").glob("[!.]*.json")))
+        self._left = set(self._chunks)
+        """Chunks of earlier attempts, which may have been killed before they were sent;"""
+        self._there: set[str] | None = None
+        """names of those that the store has, once it was asked."""
         self._changed = threading.Condition()
         self._failing = self._lost = self._ended = False
         self._looked = time.monotonic()
@@ -204,6 +209,7 @@ class Mirroring:
 
     def offer_chunk(self, file: Path) -> None:
         with self._changed:
+            self._left.discard(file)
             self._chunks.append(file)
             self._changed.notify_all()
 
@@ -253,6 +259,8 @@ class Mirroring:
     def _sent(self, task: Path) -> bool:
         began, cost = time.monotonic(), self.job.checkpoint_cost
         try:
+            if task in self._left and self._is_there(task):
+                return True
             self._note_made()
             if task.is_dir():
                 size = self.mirror.upload_checkpoint(task, self._may_send)
@@ -275,6 +283,12 @@ class Mirroring:
         cost["mirror_seconds"] = cost.get("mirror_seconds", 0.0) + time.monotonic() - began
         cost["mirror_bytes"] = cost.get("mirror_bytes", 0) + size
         return True
+
+    def _is_there(self, chunk: Path) -> bool:
+        """Whether a chunk of an earlier attempt had been sent."""
+        if self._there is None:
+            self._there = set(self.mirror.chunks())
+        return chunk.stem in self._there
 
     def _note_made(self) -> None:
         """Says by which code what is sent was made, and sends that code, so that another machine may go on with it."""

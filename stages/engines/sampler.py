@@ -29,7 +29,7 @@ from configs.training import MAX_SERVED_RANK, Sampling
 from data.process import die_with, uncollected
 from data.records import FinishReason
 from stages.core.pipes import readable
-from stages.engines.engine_processes import Ahead, start
+from stages.engines.engine_processes import start
 from stages.job import StageError
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -174,7 +174,6 @@ def open_sampler(
     placement: Placement,
     inline: bool,
     adapter_rank: int | None = None,
-    ahead: Ahead | None = None,
 ) -> Iterator[Sampler]:
     """An engine for the time of a `with` block.
 
@@ -186,7 +185,6 @@ def open_sampler(
         placement: memory, and how long the engine may take without a sign of life.
         inline: in this process; otherwise in a child process, which starts in the background and dies with the caller.
         adapter_rank: largest rank of adapters that `load_adapters` will get, at most `MAX_SERVED_RANK`; None for an engine without.
-        ahead: whose process becomes this engine, if it has one.
 
     Raises:
         StageError: vLLM is not installed or cannot serve the model, or the model's context is shorter.
@@ -194,7 +192,7 @@ def open_sampler(
     settings = engine_settings(
         model_folder, dtype=dtype, context=context, numerics=numerics, placement=placement, adapter_rank=adapter_rank
     )
-    sampler = _served(settings) if inline else Child(settings, ahead.take() if ahead else None)
+    sampler = _served(settings) if inline else Child(settings)
     try:
         yield sampler
     finally:
@@ -487,13 +485,26 @@ class Child:
     """vLLM in a child process, with neither our distributed environment nor our standard output."""
 
     def __init__(self, settings: dict[str, Any], process: "subprocess.Popen[bytes] | None" = None) -> None:
+        """
+        Args:
+            settings: see `engine_settings`.
+            process: becomes this engine; None: one is started.
+
+        Raises:
+            StageError: the process, which was started ahead, has ended because vLLM is not installed.
+            EngineLost: it has ended for another reason.
+        """
         numerics = Numerics.model_validate(settings["numerics"])
         self._context: int = settings["context"]
         self._silence = SILENT_SHARE * settings["placement"]["heartbeat_timeout_s"]
         self._pending = b""
         self._ready = False
         self._process = process or start(numerics)
-        self._send(settings)
+        try:
+            self._send(settings)
+        except Exception:  # nobody else will have this engine to close it
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -524,8 +535,8 @@ class Child:
         """Sends requests while answers are read: the engine takes a line when it wants one, and a pipe holds few."""
         try:
             for request in requests:
-                self._send(told(request))
-        except EngineLost:  # whoever reads the answers says so
+                self._write(told(request))
+        except BrokenPipeError:  # whoever reads the answers says so
             return
 
     def score(self, continuations: Sequence[Continuation], beat: Beat | None = None) -> list[list[float]]:
@@ -573,12 +584,18 @@ class Child:
         return self._answer(beat, arrived)
 
     def _send(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+        """Raises what the child has said before it ended, or that it has; for the thread that reads its answers."""
         try:
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+            self._write(message)
         except BrokenPipeError:
-            raise self._lost() from None
+            while True:  # until that is raised: before it, there may be beats
+                self._answer(None)
+
+    def _write(self, message: dict[str, Any]) -> None:
+        """Raises BrokenPipeError where nobody reads any more."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        self._process.stdin.flush()
 
     def _answer(self, beat: Beat | None, arrived: Arrived | None = None) -> Any:
         while True:

@@ -3,10 +3,13 @@
 import pytest
 from models import a_job
 
+from data.mirror import Mirror
+from data.storage import StoreError
 from pipelines.jobs.attempts import _reached, resumable
 from pipelines.jobs.kept import REWARDS, kept_here
 from stages.engines import rewards
 from stages.engines.kept import PART, KeptLog
+from stages.job import Job
 
 
 def kept(job):
@@ -50,6 +53,54 @@ def test_another_machine_has_what_was_kept_and_is_told_nothing_twice(tmp_path):
         assert len(list((tmp_path / "elsewhere" / "chunks").iterdir())) == 2  # nothing was sent a second time
     with kept(a_job(tmp_path / "elsewhere")) as log:  # nobody mirrors any more
         assert [log[f"n{number}"] for number in range(PART + 3)] == list(range(PART + 3))
+
+
+def killed(job, log):
+    """The end of its threads, as a kill leaves them: what was not sent stays here."""
+    log._stream.close()
+    if job.mirror is not None:
+        job.mirror.close(finished=True)
+
+
+@pytest.mark.parametrize("mirrored", [True, False])
+def test_what_was_kept_and_not_sent_when_a_kill_came_is_sent_by_the_next_attempt(tmp_path, monkeypatch, mirrored):
+    """Of the log what no part has, and the parts that the store lacks: the machine may be gone before there is more to send. A job may
+    also have had no store before."""
+    url, count = f"file://{tmp_path}/shared", 2 * PART + 3
+
+    def fail(*_):
+        raise StoreError("busy")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Mirror, "upload_chunk", fail)
+        job = a_job(tmp_path / "a", checkpoint_url=url if mirrored else None)
+        log = kept(job)
+        for number in range(count):
+            log.keep(f"n{number}", number)
+        killed(job, log)
+    assert not list(tmp_path.glob("shared/k/chunks/*"))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), a_job(tmp_path / "a", checkpoint_url=url) as job, kept(job):
+            raise KeyboardInterrupt
+    assert len(list(tmp_path.glob("shared/k/chunks/*"))) == 3
+    with a_job(tmp_path / "elsewhere", checkpoint_url=url) as job, kept(job) as log:
+        assert [log[f"n{number}"] for number in range(count)] == list(range(count))
+
+
+def test_while_a_long_log_is_read_the_job_says_how_far_it_is(tmp_path, monkeypatch):
+    """Gigabytes take minutes, and a job that is silent for so long is taken for hung."""
+    with a_job(tmp_path, checkpoint_url=f"file://{tmp_path}/shared") as job, kept(job) as log:
+        for number in range(3 * PART):
+            log.keep(f"n{number}", number)
+    told = []
+    monkeypatch.setattr(Job, "doing", lambda job, what, done=0, of=0, unit="": told.append((what, done, of, unit)))
+    with kept(a_job(tmp_path)) as log:
+        assert log["n7"] == 7
+    lines, parts = ([one for one in told if one[3] == unit] for unit in ("MB", "parts"))
+    size = (tmp_path / "log.jsonl").stat().st_size / 1e6
+    assert len(lines) == 3 * PART and {of for _, _, of, _ in lines} == {size} and 0.9 * size < lines[-1][1] < size
+    assert [(done, of) for _, done, of, _ in parts] == [(0, 3), (1, 3), (2, 3)]
+    assert {what for what, *_ in told} == {"reading what was kept"}
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"}, {"text": "b"}]', "[[-0.5, -0.25], [-1.0]]", "{}", "3", "[", '[["one", {}]]'])

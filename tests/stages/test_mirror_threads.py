@@ -184,6 +184,32 @@ def test_a_damaged_checkpoint_and_chunk_are_named_and_only_what_is_damaged_is_le
     assert [path.name for path in job.checkpoints.iterdir()] == ["step-000005"]
 
 
+def test_chunks_that_a_killed_attempt_had_no_time_to_send_are_sent_by_the_next_one(store, tmp_path, capsys):
+    """Those alone, also where the store fails at first; another machine could not go on from them."""
+    folder = tmp_path / "a" / "chunks"
+    folder.mkdir(parents=True)
+    for name in ("x", "y", "z"):
+        (folder / f"{name}.json").write_text(f'["{name}"]')
+    (folder / ".y.json.1.tmp").write_text("[")
+    (folder / "answers.jsonl").write_text("")
+    Mirror(f"{URL}/k").upload_chunk(folder / "x.json")
+    store.throttle(100_000, matching="chunks")
+    with job_in(tmp_path / "a") as job:
+        deadline = time.monotonic() + 60
+        mirror = mirror_of(job)
+        while not job.checkpoint_cost.get("mirror_failures"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        store.forget()
+        mirror.flush()
+        assert set(mirror.mirror.chunks()) == {"x", "y", "z"} and job.checkpoint_cost["mirrored"] == 2
+        (folder / "x.json").write_text("[]")  # made again, since that in the store was damaged
+        mirror.offer_chunk(folder / "x.json")
+        mirror.flush()
+        assert job.checkpoint_cost["mirrored"] == 3
+    assert "the store works again" in capsys.readouterr().out
+
+
 def test_a_checkpoint_that_cannot_be_fetched_is_not_taken_for_a_damaged_one(store, tmp_path):
     with job_in(tmp_path / "a") as job:
         mirror_of(job).offer(checkpoint(job, 5))

@@ -2,15 +2,21 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from models import dataset, publish, run
+from models import a_job, dataset, publish, run
 from tiny_models import make, make_judge, make_policies, make_writer
 
 from configs.answers import Sample
+from configs.asking import ByPolicy
 from configs.execution import Numerics
+from configs.training import Sampling
 from data import records
 from data.artifacts import read_rows
+from stages.engines.asking import Bound, ask
+from stages.job import StageError
 from stages.sample import draws_of
 
 ONE_THREAD = Numerics(threads=1)
@@ -153,3 +159,12 @@ def test_a_policy_writes_prompts_and_no_attempt_asks_again(prompts, tmp_path):
     assert len(chunks) == 3 and run(tmp_path / "written", "synthesize", config, inputs, ONE_THREAD)["ok"]
     assert {path: path.stat().st_mtime_ns for path in chunks} == chunks
     assert list(records.stream(tmp_path / "written" / "out" / "payload")) == rows
+
+
+def test_a_model_without_room_for_any_question_is_refused_before_one_is_read(tmp_path):
+    """With room for some, those that are too long are counted, see above."""
+    make(tmp_path / "judge" / "payload", context=64)
+    questions: Any = SimpleNamespace(sampling=Sampling(max_tokens=64))
+    by, bound = ByPolicy.model_validate(RATING["by"]), Bound(0.5, 2, "no rating for {} of {} answers", "max_unscored_share")
+    with pytest.raises(StageError, match=r"max_tokens is 64 and the context of the model that is asked 64.*lower sampling.max_tokens"):
+        ask(by, publish(tmp_path / "judge", "source_model", "policy"), questions, a_job(tmp_path / "job", ONE_THREAD), bound)

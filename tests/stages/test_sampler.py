@@ -241,12 +241,12 @@ with t.sampler(Path({str(models["a"])!r})) as engine:
 @pytest.mark.slow
 def test_a_process_that_was_started_ahead_becomes_the_first_engine_that_takes_it(engine, models):
     engine.load(models["a"])
-    settings = {"dtype": "fp32", "context": 256, "numerics": Numerics(threads=1), "placement": PLACEMENT, "inline": False}
+    settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
     with Ahead(Numerics(threads=1)) as ahead:
         (begun,) = started(1, engine)
-        with open_sampler(models["a"], ahead=ahead, **settings) as first:
+        with open_engines(settings, 1, ahead) as (first,):
             assert first.pid == begun and first.generate(CHUNK, WARM, STOP) == engine.generate(CHUNK, WARM, STOP)
-        with open_sampler(models["a"], ahead=ahead, **settings) as second:
+        with open_engines(settings, 1, ahead) as (second,):
             assert second.pid != begun
     with Ahead(Numerics(threads=1)):
         (unused,) = started(1, engine)
@@ -271,6 +271,30 @@ def test_the_process_of_a_further_engine_starts_while_the_one_before_it_works(en
         process.kill()
         process.communicate()
     assert not alive(unused)
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem", "said"),
+    [
+        ("raise ImportError('libcudart.so.13: cannot open shared object file')", EngineLost, "ImportError: libcudart.so.13: cannot open"),
+        ("raise ModuleNotFoundError('No module named vllm.engine')", StageError, "vLLM cannot be imported .*: run `make setup`"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", EngineLost, "was killed by SIGKILL"),
+    ],
+)
+def test_a_process_that_ended_before_it_was_told_what_to_serve_says_why(models, tmp_path, monkeypatch, broken, problem, said):
+    """It is started while requests are prepared: when it is needed, nobody reads what it is told any more."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(broken)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    settings = engine_settings(models["a"], dtype="fp32", context=256, numerics=Numerics(threads=1), placement=PLACEMENT)
+    with Ahead(Numerics(threads=1)) as ahead:
+        process = ahead.take()
+        assert process is not None
+        process.wait(timeout=60)
+        monkeypatch.setattr(ahead, "take", lambda: process)
+        with pytest.raises(problem, match=said), open_engines(settings, 1, ahead):
+            pass
+    assert process.stdin and process.stdin.closed and process.stdout and process.stdout.closed
 
 
 @pytest.mark.proves("placement.sampler_memory_gb")

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import a_job, dataset, run, start_job
-from tiny_models import make_policies
+from models import a_job, dataset, publish, run, start_job
+from tiny_models import make, make_policies
 
 from configs.answers import Window
 from configs.execution import Numerics
@@ -129,6 +129,24 @@ def test_only_answers_to_what_is_asked_now_are_those_of_interrupted_attempts(tmp
     assert mark.startswith("2 of 2 answers are those of interrupted attempts")
 
 
+@pytest.mark.parametrize("chunk_size", [4, "continuous"])
+def test_a_context_that_is_too_short_is_found_before_any_policy_answers(tmp_path, chunk_size):
+    """Also that of a policy whose engines come last; the message says of whom, and what would fit."""
+    asks: dict[str, Any] = {}
+    for name, context, layers in (("long", 256, 2), ("short", 128, 3)):
+        make(tmp_path / name / "payload", context=context, layers=layers)
+        requests = [Request([5] * length, 0) for length in (3, 120)]
+        chat: Any = SimpleNamespace(eos_id=2)
+        asks[name] = chunks.Ask(publish(tmp_path / name, "source_model", "policy"), chat, requests, Sampling(max_tokens=12))
+    given: Any = {"dtype": "fp32", "job": a_job(tmp_path, ONE_THREAD), "ahead": SimpleNamespace(expect=lambda _: None)}
+    said = "short: the longest prompt has 120 tokens and .* max_tokens 12, the model's context is 128: lower max_tokens to 8, drop longer"
+    with pytest.raises(StageError, match=said):
+        if chunk_size == "continuous":
+            continuous.generate_continuously(asks, **given)
+        else:
+            chunks.generate(asks, chunk_size=chunk_size, **given)
+
+
 def test_requests_are_dealt_once_and_those_with_one_prompt_together():
     """What is asked twice, or answered already, is not asked."""
     chat, sampling = SimpleNamespace(), Sampling(max_tokens=4)
@@ -234,7 +252,7 @@ def test_a_prompt_longer_than_the_context_is_named_before_any_engine_starts(poli
     config = SAMPLE | {"prompts": {"count": 1}}
     done = run(tmp_path / "job", "sample", config, {"policies": {"a": policies["a"]}, "prompts": {"pool": pool}}, ONE_THREAD)
     assert (done["ok"], done["cause"]) == (False, "refused")
-    assert "the model's context is 256" in done["message"] and "lower max_tokens" in done["message"]
+    assert "the model's context is 256: drop longer prompts" in done["message"]  # no room for an answer, however short
 
 
 def test_equal_chunks_of_two_labels_are_generated_once(policies, pool, tmp_path):
