@@ -98,7 +98,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="prepare_data",
-            version=7,
+            version=8,
             config=datasets.PrepareData,
             inputs={
                 "leak_from": port("item", many=True, optional=True),
@@ -111,7 +111,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="decontaminate",
-            version=5,
+            version=6,
             config=decontamination.Decontaminate,
             inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
             output=lambda config, inputs: inputs["data"][0],
@@ -181,7 +181,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="select_prompts",
-            version=1,
+            version=2,
             config=keeping.SelectPrompts,
             inputs={"prompts": port("prompt"), "judgments": port("judgment")},
             output=gives("prompt"),
@@ -199,7 +199,7 @@ DECLARATIONS: dict[str, Declaration] = {
         ),
         Declaration(
             kind="constrain",
-            version=1,
+            version=2,
             config=constraining.Constrain,
             inputs={"prompts": port("prompt")},
             output=gives("prompt"),

@@ -14,6 +14,11 @@ from data import columns, records
 from data.artifacts import Artifact
 from data.scattered import Numbers, Scattered
 
+WORDS = (
+    "id", "source", "messages", "template_arguments", "text", "finish_reason", "win_rate", "policy", "policy_content", "on_policy",
+)  # fmt: skip
+"""Fields of an answer that go into what is made of it."""
+
 
 class Said(NamedTuple):
     """What is known of an answer: all but the words."""
@@ -40,6 +45,12 @@ class Said(NamedTuple):
     """Whether it was said to the prompt that this one was made of."""
 
 
+def value_of(one: Said) -> float:
+    """The number that an answer which has one is compared by."""
+    assert one.value is not None
+    return one.value
+
+
 @dataclass(frozen=True)
 class GivenAnswers:
     """Judgments or completions."""
@@ -61,14 +72,14 @@ class GivenAnswers:
         return replace(self, said=[*self.said, *moved], lying=self.lying.beside(other.lying))
 
     def read(self, chosen: Iterable[Said]) -> "Words":
-        """Reads the rows of those answers, each file once."""
+        """Reads the words of those answers, each file once: neither what judges said of them nor tokens and verifiers."""
         places = np.unique([one.place for one in chosen])
-        return Words(places, self.lying.table(places), self.record)
+        return Words(places, self.lying.table(places, WORDS), self.record)
 
 
 @dataclass(frozen=True)
 class Words:
-    """Rows of answers, in columns."""
+    """`WORDS` of answers, in columns."""
 
     places: Numbers
     """Sorted, one for each row."""
@@ -130,7 +141,7 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
 
 
 def lying(artifact: Artifact, sizes: Sequence[int]) -> Scattered:
-    """Where the rows of an artifact lie; `sizes` are the characters of each."""
+    """Where the rows of an artifact lie; `sizes` are the characters of each, see `records.bulk_of`."""
     files = [artifact.payload / name for name in records.row_files(path.name for path in artifact.payload.iterdir())]
     counts = [records.count(file) for file in files]
     return Scattered(
@@ -139,4 +150,3 @@ def lying(artifact: Artifact, sizes: Sequence[int]) -> Scattered:
         line=np.concatenate([np.arange(count) for count in counts]),
         sizes=np.asarray(sizes, np.int64),
     )
-

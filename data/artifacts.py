@@ -439,20 +439,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    fault_point(f"{path.name} written")
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    _write(path, [data])
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes rows as JSONL with a stable form: equal rows are equal bytes."""
-    write_text(path, "".join(canonical_json(row) + "\n" for row in rows))
+    """Writes rows as JSONL with a stable form: equal rows are equal bytes. They are taken as they come, and only one is in memory; where
+    one cannot be had or written, the old file stays."""
+    _write(path, (canonical_json(row).encode() + b"\n" for row in rows))
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            for part in parts:
+                stream.write(part)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fault_point(f"{path.name} written")
+    os.replace(temporary, path)
+    sync_folder(path.parent)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

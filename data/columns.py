@@ -34,7 +34,8 @@ ROWS_PER_GROUP = 1 << 10
 CHARACTERS_PER_GROUP = 1 << 24
 """The same for what is read at once."""
 BLOCK = 1 << 10
-"""Rows that are objects at the same time, on their way into columns."""
+CHARACTERS_PER_BLOCK = 1 << 24
+"""Rows that are objects at the same time, on their way into columns: they end with the row that reaches either."""
 GROUP_BYTES = 4 << 30
 """What is said to be larger than so many bytes in memory is not read: a row has at most a few times its characters."""
 RECORD = b"pedigree.record"
@@ -188,8 +189,13 @@ def file_cuts(sizes: Sequence[int]) -> list[slice]:
     return cuts(sizes, ROWS_PER_FILE, CHARACTERS_PER_FILE)
 
 
+def block_cuts(sizes: Sequence[int]) -> list[slice]:
+    """Which rows are objects at the same time, by the characters of each."""
+    return cuts(sizes, BLOCK, CHARACTERS_PER_BLOCK)
+
+
 def in_files(
-    rows: Iterable[Mapping[str, Any]], record: type, size_of: Callable[[Mapping[str, Any]], int]
+    rows: Iterable[Mapping[str, Any]], record: type, bulk_of: Callable[[Mapping[str, Any]], int]
 ) -> Iterator[tuple[pa.Table, list[int]]]:
     """Rows as they come, in columns: those of one file after the other, and the characters of each.
 
@@ -199,15 +205,16 @@ def in_files(
     block: list[Mapping[str, Any]] = []
     tables: list[pa.Table] = []
     sizes: list[int] = []
-    held = 0
+    held = in_block = 0
     for row in rows:
         block.append(row)
-        sizes.append(size_of(row))
+        sizes.append(bulk_of(row))
         held += sizes[-1]
+        in_block += sizes[-1]
         full = held >= CHARACTERS_PER_FILE or len(sizes) == ROWS_PER_FILE
-        if full or len(block) == BLOCK:
+        if full or len(block) == BLOCK or in_block >= CHARACTERS_PER_BLOCK:
             tables.append(to_table(block, record))
-            block = []
+            block, in_block = [], 0
         if full:
             yield pa.concat_tables(tables).combine_chunks(), sizes
             tables, sizes, held = [], [], 0

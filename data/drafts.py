@@ -236,7 +236,8 @@ class Drafts:
         index = facts_of(rows, self.record, self.check_verifier)
         for name, fact in row_facts.look(self.looks, rows).items():
             index = index.append_column(name, fact)
-        index = index.append_column("size", pa.array([records.size_of(row) for row in rows], pa.int64()))
+        for name, size_of in (("size", records.size_of), ("bulk", records.bulk_of)):
+            index = index.append_column(name, pa.array([size_of(row) for row in rows], pa.int64()))
         counts = self.counter.counts(rows) if self.counter else None
         for name, column in row_statistics.noted(rows, counts):
             index = index.append_column(name, column)
@@ -279,7 +280,7 @@ class Drafts:
                 files=[draft.path for draft in drafts],
                 file=np.repeat(np.arange(len(drafts), dtype=np.int32), sizes)[places],
                 line=np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])[places],
-                sizes=np.asarray(index["size"]),
+                sizes=np.asarray(index["bulk"]),
             ),
             seed=self.seed,
             draws=draws[places],

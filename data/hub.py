@@ -15,6 +15,7 @@ import glob
 import hashlib
 import os
 import tempfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -247,12 +248,15 @@ def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, sc
 
 @contextmanager
 def _reading(repo: Repository, folder: Path) -> Iterator[None]:
-    """What `datasets` and pyarrow say of files that they cannot read is told of the repository instead of the folder."""
+    """What `datasets` and pyarrow say of files that they cannot read is told of the repository instead of the folder. Of damaged files
+    some say it by an OSError without a number; one of the system has a number, and is no fault of a file unless that is missing."""
     from datasets.exceptions import DatasetsError
 
     try:
         yield
-    except (DatasetsError, ValueError, TypeError, KeyError, FileNotFoundError) as error:
+    except (DatasetsError, ValueError, TypeError, KeyError, EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+            raise
         raise HubError(f"{repo}: {str(error).replace(str(folder.resolve()), repo.name)}") from error
 
 

@@ -12,9 +12,9 @@ from data.expectations import facts_of, hold
 T = TypeVar("T")
 
 
-def blocks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Items of which rows are made together."""
-    return (items[start : start + columns.BLOCK] for start in range(0, len(items), columns.BLOCK))
+def blocks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+    """Items of which rows are made together; `sizes` are the characters of what is made of each."""
+    return (items[part] for part in columns.block_cuts(sizes))
 
 
 class RowWriter:
@@ -28,7 +28,7 @@ class RowWriter:
         """Writes as many rows as there are sizes, in their order, as `records.save` would; yields how many are written so far.
 
         Args:
-            sizes: characters of each, see `records.size_of`.
+            sizes: characters of each, see `records.bulk_of`.
             make: gives the rows of a part of them, in blocks.
         """
         parts = columns.file_cuts(sizes)

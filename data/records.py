@@ -408,7 +408,7 @@ def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> No
     from data import columns
 
     files = 0
-    for table, sizes in columns.in_files(rows, RECORDS[artifact_type], size_of):
+    for table, sizes in columns.in_files(rows, RECORDS[artifact_type], bulk_of):
         columns.write(payload / file_name(files), table, sizes)
         files += 1
     remove_others(payload, files)
@@ -421,14 +421,43 @@ def remove_others(payload: Path, files: int) -> None:
 
 
 def size_of(row: Mapping[str, Any]) -> int:
-    """Characters of a row's texts, and as many for its tokens as they take."""
+    """Characters of a row's texts, and as many for its tokens as they take. What rows are ordered by and told by; for what decides how many
+    of them are in memory together see `bulk_of`."""
     texts = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
     texts += texts_within(row.get("template_arguments"))
     return sum(map(len, texts)) + len(row.get("text", "")) + TOKEN * sum(len(row.get(name, ())) for name in ("prompt_ids", "response_ids"))
 
 
+def bulk_of(row: Mapping[str, Any]) -> int:
+    """What files, groups and blocks are cut by: the characters of a row with all that stands beside its texts (verifier, ratings, choices),
+    of that as much as is beyond `FREE`."""
+    beside = characters_in([value for name, value in row.items() if name not in SIZED])
+    return size_of(row) + max(0, beside - FREE)
+
+
+def characters_in(value: Any) -> int:
+    """Of a value of JSON, names of fields included and its numbers for as many as a token takes, however deep they stand."""
+    found, left = 0, [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str | bytes):
+            found += len(one)
+        elif isinstance(one, Mapping):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+        else:
+            found += TOKEN
+    return found
+
+
 TOKEN = 8
 """Bytes of an id, or of its log-probability."""
+SIZED = frozenset({"id", "messages", "answers", "text", "template_arguments", "prompt_ids", "response_ids", "logprobs"})
+"""Fields that do not stand beside the texts: `size_of` has counted them. An id is short, and another one where equal ids are told apart."""
+FREE = 1 << 13
+"""Characters beside its texts that a row has for nothing, so that files of ordinary rows end where their texts alone end them. A file with
+as many rows as it may have becomes no more than twice as large by that."""
 
 
 def digest_of(rows: Iterable[Mapping[str, Any]]) -> str:

@@ -4,14 +4,14 @@ import gzip
 import json
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from data.procedural import SourceError
+from data.records import characters_in
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -21,8 +21,8 @@ BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
 """Of what is parsed together."""
 LONGEST_LINE = 64 << 20
 """Bytes of a row of JSONL."""
-WORD = 8
-"""Bytes of a number, about."""
+LARGEST_JSON = 2 << 30
+"""Bytes of a JSON list, which is in memory as a whole and takes several times as much there."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
 """How packed files end."""
 
@@ -152,28 +152,12 @@ def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
     held, size = [], 0
     for one in rows:
         held.append(one)
-        size += _size(one)
+        size += characters_in(one)
         if len(held) >= BLOCK_ROWS or size >= BLOCK_BYTES:
             yield Handed(held)
             held, size = [], 0
     if held:
         yield Handed(held)
-
-
-def _size(row: Any) -> int:
-    """Bytes of what is in it, about, however deep it stands."""
-    size, left = 0, [row]
-    while left:
-        value = left.pop()
-        if isinstance(value, str | bytes):
-            size += len(value)
-        elif isinstance(value, Mapping):
-            left += [*value, *value.values()]
-        elif isinstance(value, list | tuple):
-            left += value
-        else:
-            size += WORD
-    return size
 
 
 def ending(file: PurePath) -> str:
@@ -191,6 +175,8 @@ def _packed(file: Path) -> Iterator[Block]:
         with gzip.open(file) as stream:
             yield from _lines(file, stream)
     except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk; that a file is damaged has no number
+            raise
         raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
 
 
@@ -237,6 +223,12 @@ def _parsed(line: str) -> Any:
 
 
 def _json(file: Path) -> Iterator[Block]:
+    size = file.stat().st_size
+    if size > LARGEST_JSON:
+        raise SourceError(
+            f"{file.name} has {size} bytes, more than the {LARGEST_JSON} that are read of a JSON list at once: write its rows into a "
+            ".jsonl file, each on a line of its own, as `jq -c '.[]'` does"
+        )
     try:
         rows = _parsed(file.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -308,7 +300,8 @@ READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jso
 
 
 def first_rows(file: Path, count: int) -> bytes | None:
-    """A file of the same kind with the first rows of this one alone; None where it has no more of them, or cannot be read."""
+    """A file of the same kind with the first rows of this one alone; None where it has no more of them, cannot be read, or would be
+    refused for its size."""
     try:
         match ending(file):
             case ".jsonl":
@@ -319,19 +312,29 @@ def first_rows(file: Path, count: int) -> bytes | None:
                     lines = _first_lines(stream, count)
                 return gzip.compress(lines, mtime=0) if lines is not None else None
             case ".json":
+                if file.stat().st_size > LARGEST_JSON:
+                    return None
                 rows = json.loads(file.read_bytes())
                 return json.dumps(rows[:count]).encode() if isinstance(rows, list) and len(rows) > count else None
             case ".parquet":
                 return _first_of_parquet(file, count)
             case _:
                 return None
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error):  # pyarrow's too is a ValueError
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:  # pyarrow's are of two of these kinds
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         return None
 
 
-def _first_lines(stream: Iterable[bytes], count: int) -> bytes | None:
-    lines = list(islice((line for line in stream if line.strip()), count + 1))
-    return b"".join(lines[:count]) if len(lines) > count else None
+def _first_lines(stream: BinaryIO | gzip.GzipFile, count: int) -> bytes | None:
+    lines = []
+    while line := stream.readline(LONGEST_LINE + 1):
+        if len(lines) == count and line.strip():
+            return b"".join(lines)
+        if len(line.removesuffix(b"\n")) > LONGEST_LINE:
+            return None
+        lines += [line] if line.strip() else []
+    return None
 
 
 def _first_of_parquet(file: Path, count: int) -> bytes | None:

@@ -27,7 +27,7 @@ class Scattered:
     line: Numbers
     """and its number there."""
     sizes: Numbers
-    """Characters of each row."""
+    """Characters of each row, see `records.bulk_of`: what files are cut by."""
 
     def beside(self, other: "Scattered") -> "Scattered":
         """These rows, and others of the same type after them."""
@@ -38,14 +38,14 @@ class Scattered:
             sizes=np.concatenate([self.sizes, other.sizes]),
         )
 
-    def table(self, places: Numbers) -> pa.Table:
-        """The rows at some places, in that order. Each file is read at most once."""
+    def table(self, places: Numbers, fields: Sequence[str] | None = None) -> pa.Table:
+        """The rows at some places, in that order, of `fields` those that they have (None: all). Each file is read at most once."""
         by_file = np.argsort(self.file[places], kind="stable")
         inverse = np.empty(len(places), np.int64)
         inverse[by_file] = np.arange(len(places))
         files, starts = np.unique(self.file[places][by_file], return_index=True)
         parts = np.split(self.line[places][by_file], starts[1:])
-        found = [_read(self.files[file]).take(pa.array(lines)) for file, lines in zip(files.tolist(), parts, strict=True)]
+        found = [_read(self.files[file], fields).take(pa.array(lines)) for file, lines in zip(files.tolist(), parts, strict=True)]
         return pa.concat_tables(found).combine_chunks().take(pa.array(inverse))
 
     def write(
@@ -72,8 +72,9 @@ class Scattered:
         records.remove_others(payload, len(parts))
 
 
-def _read(path: Path) -> pa.Table:
+def _read(path: Path, fields: Sequence[str] | None) -> pa.Table:
     if path.suffix == ".parquet":
-        return pa.concat_tables(list(columns.read(path, path.name)))
+        return pa.concat_tables(list(columns.read(path, path.name, fields)))
     with pa.memory_map(os.fspath(path)) as source:  # what is not taken is not read
-        return pa.ipc.open_file(source).read_all()
+        table = pa.ipc.open_file(source).read_all()
+    return table if fields is None else table.select([name for name in table.schema.names if name in fields])

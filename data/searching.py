@@ -52,7 +52,7 @@ def search(
 
     def look_at(group: Group) -> tuple[Found, list[int]]:
         rows = columns.to_rows(columns.read_group(files[group.file], group.number), record)
-        return look(group.place, rows), [records.size_of(row) for row in rows]
+        return look(group.place, rows), [records.bulk_of(row) for row in rows]
 
     workers = processes if total >= MANY else 1
     if workers > 1:

@@ -14,11 +14,11 @@ from typing import Any
 
 from configs.keeping import BestAnswers
 from data import answers, records
-from data.answers import GivenAnswers, Said
+from data.answers import GivenAnswers, Said, value_of
 from data.artifacts import write_json
 from data.making import blocks
 from data.records import Conversation, Message
-from stages.core.keeping import pass_rate, score, worth_imitating
+from stages.core.keeping import pass_rate, worth_imitating
 from stages.core.pass_rates import histogram
 from stages.engines.made_rows import written
 from stages.job import Inputs, Job, StageError, only
@@ -61,7 +61,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
         "unscored": counts["unscored"],
         "truncated": counts["truncated"],
         **({"pass_rates": histogram(rates), "pass_rate": fmean(rates)} if config.keep.min_score is not None else {}),
-        "mean_score": fmean(map(score, kept)),
+        "mean_score": fmean(map(value_of, kept)),
         "mean_length": fmean(one.length for one in kept),
         "on_policy": sum(one.on_policy for one in kept) / len(kept),
         "validation": verdict,
@@ -70,14 +70,15 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]:
     """Writes the payload; returns the verdict of the expectations."""
+    sizes = [one.asked + one.length for one in kept]
 
     def rows(part: slice) -> Iterator[list[Conversation]]:
         words = given.read(kept[part])
-        for block in blocks(kept[part]):
+        for block in blocks(kept[part], sizes[part]):
             read = words.rows(block)
             yield [conversation(read[one.place]) for one in block]
 
-    return written(job, "conversation", [one.asked + one.length for one in kept], rows)
+    return written(job, "conversation", sizes, rows)
 
 
 def conversation(row: Mapping[str, Any]) -> Conversation:

@@ -33,7 +33,7 @@ class Outlook:
     """What the first reading has found."""
 
     sizes: list[int] = field(default_factory=list)
-    """Characters of each prompt as it was read."""
+    """Characters of each prompt as it was read, see `records.bulk_of`."""
     kept: list[tuple[int, int]] = field(default_factory=list)
     """(place, characters with its constraints) of each that stays."""
     drops: Counter[str] = field(default_factory=Counter)
@@ -44,11 +44,11 @@ class Outlook:
     shown: list[Prompt] = field(default_factory=list)
 
     def note(self, row: Mapping[str, Any], made: Prompt | str) -> None:
-        self.sizes.append(records.size_of(row))
+        self.sizes.append(records.bulk_of(row))
         if isinstance(made, str):
             self.drops[made] += 1
             return
-        self.kept.append((len(self.sizes) - 1, records.size_of(made)))
+        self.kept.append((len(self.sizes) - 1, records.bulk_of(made)))
         mine = _instructions(made)[len(_instructions(row)) :]
         self.added.update(mine)
         self.numbers[len(mine)] += 1
@@ -86,14 +86,15 @@ def write(pool: Artifact, found: Outlook, config: Constrain, rules: ConstraintRu
     """Writes the payload; returns the verdict of the expectations."""
     lying = answers.lying(pool, found.sizes)
     places = np.array([place for place, _ in found.kept], np.int64)
+    sizes = [size for _, size in found.kept]
 
     def rows(part: slice) -> Iterator[list[Any]]:
         table = lying.table(places[part])
-        for block in blocks(range(len(table))):
+        for block in blocks(range(len(table)), sizes[part]):
             given = columns.to_rows(table.slice(block[0], len(block)), Prompt)
             yield [constrained(row, config, rules) for row in given]
 
-    return written(job, "prompt", [size for _, size in found.kept], rows)
+    return written(job, "prompt", sizes, rows)
 
 
 def _instructions(row: Mapping[str, Any]) -> list[str]:

@@ -152,7 +152,7 @@ def write(made: Sequence[Preferred], given: GivenAnswers, job: Job) -> dict[str,
 
     def rows(part: slice) -> Iterator[list[Preference]]:
         words = given.read(said for one in made[part] for said in one.ranked)
-        for block in blocks(made[part]):
+        for block in blocks(made[part], sizes[part]):
             read = words.rows(said for one in block for said in one.ranked)
             yield [preference(one, read) for one in block]
 

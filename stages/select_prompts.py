@@ -29,13 +29,13 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
     pool = only(inputs, "prompts")
     with job.busy("reading rows"):
         scores = scores_of(answers.read(only(inputs, "judgments"), config.by))
-        ids, sizes = zip(*((row["id"], records.size_of(row)) for row in records.stream(pool.payload)), strict=True)
+        ids, sizes = zip(*((row["id"], records.bulk_of(row)) for row in records.stream(pool.payload)), strict=True)
     outcomes = [outcome(scores.get(name), config) for name in ids]
     kept = np.array([place for place, reason in enumerate(outcomes) if reason is None], np.int64)
     drops = dict(Counter(reason for reason in outcomes if reason is not None))
     write_json(job.evidence / "counts.json", {"read": len(ids), "kept": len(kept), "drops": drops})
     judged = [(name, scores[name], reason) for name, reason in zip(ids, outcomes, strict=True) if scores.get(name)]
-    write_rows(job.evidence / "rates.jsonl", [line(*one) for one in judged])
+    write_rows(job.evidence / "rates.jsonl", (line(*one) for one in judged))
     if len(kept) < config.min_rows:
         raise StageError(
             f"{len(kept)} prompts < min_rows {config.min_rows} of {len(ids)} ({drops}): widen min_mean and max_mean, sample answers to "

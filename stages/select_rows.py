@@ -96,12 +96,12 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 
 def noted(data: Artifact) -> tuple[list[tuple[str, str]], list[int]]:
-    """((id, source) of each row; the characters of each)."""
+    """((id, source) of each row; the characters of each, see `records.bulk_of`)."""
     same: dict[str, str] = {}
     names, sizes = [], []
     for row in records.stream(data.payload):
         names.append((row["id"], same.setdefault(row["source"], row["source"])))
-        sizes.append(records.size_of(row))
+        sizes.append(records.bulk_of(row))
     records.check_ids(name for name, _ in names)
     return names, sizes
 

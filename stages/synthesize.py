@@ -96,9 +96,9 @@ class Harvest:
         known = self.said.get(text)
         if known is not None:
             return self._dropped("it repeats another one", text, known)
-        near = self.novelty.nearest(text) if self.novelty else None
-        if near is not None:
-            return self._dropped("it resembles another one", text, near[0]) | {"rouge_l": near[1]}
+        like = self.novelty.resembled(text) if self.novelty else None
+        if like is not None:
+            return self._dropped("it resembles another one", text, like[0]) | {"rouge_l": like[1]}
         messages: list[Message] = [{"role": "user", "content": text}]
         row: Prompt = {"id": "", "source": self.config.source, "messages": messages, "verifier": None}
         row["id"] = self._name(row, number, shown)
@@ -140,7 +140,7 @@ def run(config: Synthesize, inputs: Inputs, job: Job) -> dict[str, Any]:
     bound = Bound(config.max_unusable_share, len(questions), "no reply to {} of {} requests", "max_unusable_share")
     replies = ask(config.by, only_or_none(inputs, "writer"), questions, job, bound)
     made = Harvest(config)
-    write_rows(job.evidence / "requests.jsonl", list(read(made, questions, replies, job)))
+    write_rows(job.evidence / "requests.jsonl", read(made, questions, replies, job))
     counts = {
         "read": len(made.rows) + sum(made.drops.values()),
         "kept": len(made.rows),

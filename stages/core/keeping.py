@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from configs.frozen import digest
 from configs.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
-from data.answers import Said
+from data.answers import Said, value_of
 
 NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"
 """Why rows are left out."""
@@ -67,22 +67,16 @@ def worth_imitating(group: Sequence[Said], config: BestAnswers) -> list[Said] | 
     drawn = sorted(good, key=lambda one: digest([config.seed, one.id]))
     match config.keep:
         case BestOfN():
-            return [max(drawn, key=score)]
+            return [max(drawn, key=value_of)]
         case AllAbove(max_per_prompt=most):
             different = {one.text: one for one in reversed(drawn)}  # of equal texts the first that is drawn
             kept = [one for one in drawn if different[one.text] is one][:most]
-            return sorted(kept, key=score, reverse=True)
+            return sorted(kept, key=value_of, reverse=True)
 
 
 def is_good(one: Said, config: BestAnswers) -> bool:
     """Whether an answer that has a score reaches the least that is asked for."""
-    return config.keep.min_score is None or score(one) >= config.keep.min_score
-
-
-def score(one: Said) -> float:
-    """The score of an answer that has one."""
-    assert one.value is not None
-    return one.value
+    return config.keep.min_score is None or value_of(one) >= config.keep.min_score
 
 
 def pass_rate(group: Sequence[Said], config: BestAnswers) -> float | None:

@@ -49,7 +49,7 @@ class Novelty:
         self._said: list[tuple[str, list[str]]] = []
         self._places: dict[tuple[str, int], list[int]] = defaultdict(list)
 
-    def nearest(self, text: str) -> tuple[str, float] | None:
+    def resembled(self, text: str) -> tuple[str, float] | None:
         """(name, ROUGE-L) of the first text that was said and resembles this one more than the bound allows; None: it is new."""
         words = words_of(text)
         near = {place for word in self._prefix(words) for place in self._places.get(word, ())}

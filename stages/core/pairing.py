@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from configs.frozen import digest
 from configs.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
-from data.answers import Said
+from data.answers import Said, value_of
 from data.records import made_of
 from stages.core.constraining import PART
 from stages.core.drawing import uniform
@@ -85,7 +85,7 @@ def _scored(group: Sequence[Said], config: Pair) -> tuple[list[Ranked], float | 
         drawn = _texts(drawn)
         if len(drawn) < 2:
             return "identical texts"
-    best, worst = max(map(value, drawn)), min(map(value, drawn))
+    best, worst = max(map(value_of, drawn)), min(map(value_of, drawn))
     if config.min_best is not None and best < config.min_best:
         return "best below min_best"
     if best == worst:
@@ -152,29 +152,23 @@ def _in_order_of_chance(answers: Sequence[Said], seed: int) -> list[Said]:
     return sorted(answers, key=lambda one: digest([seed, one.id]))
 
 
-def value(one: Said) -> float:
-    """The score of an answer that has one."""
-    assert one.value is not None
-    return one.value
-
-
 def fits(better: Said, worse: Said, config: Pair) -> bool:
     """Whether the first is the better one, good enough, and by no more and no less than the bounds say."""
-    gap = value(better) - value(worse)
-    good = config.min_best is None or value(better) >= config.min_best
+    gap = value_of(better) - value_of(worse)
+    good = config.min_best is None or value_of(better) >= config.min_best
     return good and gap > 0 and gap >= config.min_gap and (config.max_gap is None or gap <= config.max_gap)
 
 
 def best_and_worst(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     """The first of the best answers, and the first of the worst."""
-    pair = max(drawn, key=value), min(drawn, key=value)
+    pair = max(drawn, key=value_of), min(drawn, key=value_of)
     return [pair] if fits(*pair, config) else []
 
 
 def best_and_one_lower(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     """The first of the best answers, and the first one that is lower than it within the bounds: which comes first among them is chance.
     An answer with the words of the best one is taken last: the judge did not agree with itself."""
-    best = max(drawn, key=value)
+    best = max(drawn, key=value_of)
     lower = [one for one in drawn if fits(best, one, config)]
     return [(best, next((one for one in lower if one.text != best.text), lower[0]))] if lower else []
 
@@ -182,7 +176,7 @@ def best_and_one_lower(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
 def one_of_top_and_bottom(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     """One pair of the k best with the k worst, each that fits as likely as the others."""
     assert isinstance(config.strategy, TopVsBottom)
-    ordered, k = sorted(drawn, key=value, reverse=True), config.strategy.k
+    ordered, k = sorted(drawn, key=value_of, reverse=True), config.strategy.k
     fitting = [(top, bottom) for top in ordered[:k] for bottom in ordered[-k:] if fits(top, bottom, config)]
     different = [pair for pair in fitting if pair[0].text != pair[1].text]
     return sorted(different or fitting, key=lambda pair: _chance(pair, config))[:1]
@@ -203,8 +197,8 @@ def all_by_rank(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
 
 def _texts(drawn: Sequence[Said]) -> list[Said]:
     """Every text once, with the best score that it got, the best first."""
-    by_text = {one.text: one for one in sorted(drawn, key=value)}
-    return sorted(by_text.values(), key=value, reverse=True)
+    by_text = {one.text: one for one in sorted(drawn, key=value_of)}
+    return sorted(by_text.values(), key=value_of, reverse=True)
 
 
 def _chance(pair: Ranked, config: Pair) -> str:

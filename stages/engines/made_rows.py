@@ -17,7 +17,7 @@ def written(
     Args:
         job: of the stage.
         artifact_type: what the rows are.
-        sizes: characters of each row, see `records.size_of`.
+        sizes: characters of each row, see `records.bulk_of`.
         make: gives the rows of a part of them, in blocks.
 
     Raises:

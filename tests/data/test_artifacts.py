@@ -1,9 +1,10 @@
 import os
 import shutil
+import tracemalloc
 
 import pytest
 
-from data.artifacts import ArtifactError, Record, content_hash, open_artifact, scan, stage_key, write_json, write_rows
+from data.artifacts import ArtifactError, Record, content_hash, open_artifact, read_rows, scan, stage_key, write_json, write_rows
 
 
 def publish(folder, rows):
@@ -86,3 +87,21 @@ def test_the_key_knows_ports_labels_contents_and_the_order_within_a_port():
     assert stage_key("sample", 2, {"x": 1}, edges, {}) != key
     assert stage_key("sample", 1, {"x": 2}, edges, {}) != key
     assert stage_key("sample", 1, {"x": 1}, edges, {"rows.jsonl": "3"}) != key
+
+
+def test_rows_are_written_as_they_come(tmp_path):
+    tracemalloc.start()
+    write_rows(tmp_path / "rows.jsonl", ({"b": "x" * 100_000, "a": number} for number in range(200)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000 and (tmp_path / "rows.jsonl").stat().st_size > 20_000_000
+    write_rows(tmp_path / "rows.jsonl", iter([{"b": "ä", "a": 1}, {}]))
+    assert (tmp_path / "rows.jsonl").read_bytes() == '{"a":1,"b":"ä"}\n{}\n'.encode()
+
+
+@pytest.mark.parametrize("last", [{"a": "\ud800"}, {"a": float("nan")}, {"a": object()}])
+def test_where_a_row_cannot_be_written_the_old_file_stays_alone(tmp_path, last):
+    write_rows(tmp_path / "rows.jsonl", [{"a": 1}])
+    with pytest.raises((TypeError, ValueError)):
+        write_rows(tmp_path / "rows.jsonl", [{"a": 2}, last])
+    assert read_rows(tmp_path / "rows.jsonl") == [{"a": 1}] and len(list(tmp_path.iterdir())) == 1

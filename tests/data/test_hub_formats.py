@@ -3,8 +3,11 @@
 `configs/rehearsal/hub` is a mirror's folder; its rows are made up, in the columns and forms of the real sets.
 """
 
+import errno
+import gzip
 import json
 import shutil
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from pyarrow import Table, parquet
 
 from configs.datasets import Hub, RecordType
 from configs.suite_forms import load_form
+from data import hub
+from data.hub import HubError
 from data.procedural import SourceError
 from data.sources import Loaded, Outside, load, load_items
 from stages.core.verifiers import check, verify
@@ -134,6 +139,33 @@ def test_every_row_is_taken_or_refused_with_its_reason(tmp_path, monkeypatch, ca
         assert reason in row.reason, row
     with pytest.raises(SourceError, match=rf"{len(refused)} malformed rows of {usable + len(refused)}") if refused else nothing():
         read(HUB, monkeypatch, repo, record, split, max_bad_rows=max(len(refused) - 1, 0))
+
+
+def test_what_an_unpacker_says_of_a_damaged_file_is_told_of_the_data_set(tmp_path, monkeypatch):
+    """pyarrow says it by an OSError without a number, as if the disk failed."""
+    repo = "allenai/tulu-3-sft-mixture"
+    for file in as_parquet(repo, tmp_path).rglob("*.parquet"):
+        parquet.write_table(Table.from_pylist([{"id": f"row {number}"} for number in range(5000)]), file, compression="zstd")
+        data = bytearray(file.read_bytes())
+        data[200:400] = b"\xff" * 200
+        file.write_bytes(data)
+    with pytest.raises(HubError, match=rf"hub data set {repo}: "):
+        read(tmp_path, monkeypatch, repo, "conversation", "train")
+
+
+@pytest.mark.parametrize(("error", "kept"), [
+    (OSError(errno.EIO, "Input/output error"), True),
+    (OSError(errno.ENOSPC, "No space left on device"), True),
+    (OSError("Corrupt snappy compressed data."), False),
+    (gzip.BadGzipFile("Not a gzipped file"), False),
+    (EOFError("Compressed file ended before the end-of-stream marker was reached"), False),
+    (zlib.error("Error -3 while decompressing data"), False),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+])  # fmt: skip
+def test_a_failing_disk_is_no_fault_of_the_data_set(tmp_path, error, kept):
+    with pytest.raises(type(error) if kept else HubError) as told, hub._reading(hub.Repository("dataset", "lab/sums", "a" * 40), tmp_path):
+        raise error
+    assert (told.value is error) == kept and (kept or str(told.value).startswith("hub data set lab/sums: "))
 
 
 def nothing() -> Any:

@@ -1,6 +1,8 @@
 """Files of rows that are damaged, of another form, or larger than what is held: each is told by name and place, or read in bounds."""
 
+import errno
 import gzip
+import os
 import pickle
 import time
 from pathlib import Path
@@ -172,3 +174,54 @@ def test_the_size_of_a_deep_row_is_told_too():
     for _ in range(99_999):
         deep = [deep]
     assert len(list(row_files.given([("x:1", deep)]))) == 1
+
+
+def test_a_list_that_is_larger_than_what_is_held_is_refused_by_its_size(tmp_path, monkeypatch):
+    (tmp_path / "x.json").write_bytes(b"[" + GOOD + b",\n" + GOOD + b"]")
+    size = (tmp_path / "x.json").stat().st_size
+    monkeypatch.setattr(row_files, "LARGEST_JSON", size)
+    assert places(tmp_path / "x.json") == ["x.json[0]", "x.json[1]"] and row_files.first_rows(tmp_path / "x.json", 1) is not None
+    monkeypatch.setattr(row_files, "LARGEST_JSON", size - 1)
+    with pytest.raises(SourceError, match=rf"^x.json has {size} bytes, more than the {size - 1} .*: write its rows into a .jsonl .*`jq -c"):
+        places(tmp_path / "x.json")
+    assert row_files.first_rows(tmp_path / "x.json", 1) is None
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+def test_first_lines_are_read_without_the_others(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(row_files, "LONGEST_LINE", len(GOOD))
+    file = packed(tmp_path / name, GOOD + b"\n\n" + GOOD + b"\n" + GOOD)
+    for count in (1, 2):
+        first = row_files.first_rows(file, count)
+        assert first is not None
+        (tmp_path / f"first-{name}").write_bytes(first)
+        assert len(places(tmp_path / f"first-{name}")) == count
+    assert row_files.first_rows(file, 3) is None
+    longest = 200 * len(GOOD)
+    file = packed(tmp_path / name, GOOD + b"\n" + b" " * longest + b"\n" + GOOD)
+    assert row_files.first_rows(file, 1) is None  # as whoever reads all of it refuses it
+    taken = []
+    own = row_files._first_lines
+
+    def counted(stream, count):
+        found = own(stream, count)
+        taken.append(stream.tell())
+        return found
+
+    monkeypatch.setattr(row_files, "_first_lines", counted)
+    assert row_files.first_rows(file, 1) is None and taken[0] < longest
+
+
+def test_of_a_damaged_file_there_are_no_first_rows_and_of_a_failing_disk_the_error(tmp_path, monkeypatch):
+    flipped(tmp_path / "x.parquet")
+    assert row_files.first_rows(tmp_path / "x.parquet", 1) is None
+    file = packed(tmp_path / "x.jsonl.gz", GOOD)
+
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(gzip, "open", fails)
+    for read in (places, lambda file: row_files.first_rows(file, 1)):
+        with pytest.raises(OSError, match="Input/output error") as told:
+            read(file)
+        assert told.value.errno == errno.EIO

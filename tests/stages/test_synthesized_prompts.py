@@ -71,6 +71,25 @@ def test_each_persona_has_its_prompts_and_they_name_it(tmp_path):
     assert len({body["seed"] for body in chats.bodies}) == 5 and {body["temperature"] for body in chats.bodies} == {1.0}
 
 
+def test_evidence_is_written_while_replies_are_read(tmp_path, monkeypatch):
+    read, written_at = [], []
+    own = synthesize.Harvest.take
+
+    def taken(harvest, texts, shown):
+        read.append(texts)
+        return own(harvest, texts, shown)
+
+    def lines(path, rows):
+        for _ in rows:
+            written_at.append(len(read))
+
+    monkeypatch.setattr(synthesize.Harvest, "take", taken)
+    monkeypatch.setattr(synthesize, "write_rows", lines)
+    with chat_server(by_person) as chats:
+        written(tmp_path, chats.base_url, people(5))
+    assert written_at == [1, 2, 3, 4, 5]
+
+
 def test_what_cannot_be_read_and_what_was_said_before_is_left_out_and_counted(tmp_path):
     def odd(chats, handler, body):
         (number,) = shown(body)

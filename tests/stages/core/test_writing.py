@@ -77,7 +77,7 @@ def test_nothing_that_resembles_an_earlier_text_is_missed(bound):
         words = text.split()
         alike = ((name, 2 * _common(words, other) / (len(words) + len(other))) for name, other in said)
         expected = next(((name, found) for name, found in alike if found > bound), None)
-        assert novelty.nearest(text) == expected
+        assert novelty.resembled(text) == expected
         near += expected is not None
         if expected is None:
             novelty.say(str(number), text)
