@@ -16,9 +16,7 @@ class Frozen(BaseModel):
     """Immutable, strict, closed: unknown keys, silently coerced types and numbers that are none are errors."""
 
     # Validators are built at the first use: a job uses few of the classes that it imports, and all of them would be a fifth of its start.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -1,13 +1,17 @@
 """Reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md`, `cli.md`, `plan.md` and
 `flagship.md` in `docs/`."""
 
+import ast
 import inspect
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from configs.declarations import DECLARATIONS, Declaration
@@ -164,11 +168,25 @@ def _formula(config: type[Frozen]) -> list[str]:
 
 
 def _fields(config: type[Frozen]) -> list[str]:
-    lines = ["| field | value | default | meaning |", "|---|---|---|---|"]
+    lines, texts = ["| field | value | default | meaning |", "|---|---|---|---|"], meanings(config)
     for name, field in config.model_fields.items():
-        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        meaning = " ".join(texts.get(name, "").split()).replace("|", "\\|")
         lines.append(f"| `{name}` | {_type(field.annotation, field)} | {_default(field)} | {meaning} |")
     return [*lines, ""] if len(lines) > 2 else []
+
+
+def meanings(config: type[BaseModel]) -> dict[str, str]:
+    """The text below each field of a class and its bases. Pydantic's `use_attribute_docstrings` would read all sources at every start."""
+    found: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+            assert isinstance(tree, ast.ClassDef)
+            for field, below in pairwise(tree.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                        found[name] = text
+    return found
 
 
 def _default(field: FieldInfo) -> str:
