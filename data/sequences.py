@@ -4,7 +4,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -39,43 +39,15 @@ class Mapped(Sequence[T]):
         return map(self._make, self._items)
 
 
-class Chained(Sequence[T], Generic[T]):
-    """Several sequences, one after the other."""
-
-    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
-        self._parts, self._ends = parts, list(accumulate(map(len, parts)))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, place: int) -> T: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[T]: ...
-    def __getitem__(self, place: int | slice) -> T | list[T]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(len(self))[place]]
-        number = range(len(self))[place]
-        part = bisect_right(self._ends, number)
-        return self._parts[part][number - self._ends[part]]
-
-    def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(self._parts)
-
-
-class InParts(Sequence[T]):
-    """Items that lie in parts, each of which is read whole; the one that was asked for last is in memory.
-
-    Whoever goes through them in their order reads each part once. Threads may share them.
-    """
+class _OfParts(Sequence[T]):
+    """Items that lie in parts, one after the other."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
         """Args: how many items each part has."""
         self._ends = list(accumulate(lengths))
-        self._held: tuple[int, Sequence[T]] = (-1, ())
 
     @abstractmethod
-    def _read(self, part: int) -> Sequence[T]:
+    def _part(self, number: int) -> Sequence[T]:
         """All items of a part."""
 
     def __len__(self) -> int:
@@ -90,11 +62,45 @@ class InParts(Sequence[T]):
             return [self[number] for number in range(len(self))[place]]
         number = range(len(self))[place]
         part = bisect_right(self._ends, number)
-        held = self._held
-        if held[0] != part:
-            held = self._held = (part, self._read(part))
-        return held[1][number - self._ends[part]]
+        return self._part(part)[number - self._ends[part]]  # from the part's end
 
     def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(map(self._part, range(len(self._ends))))
+
+
+class Chained(_OfParts[T]):
+    """Several sequences, one after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[T]]) -> None:
+        super().__init__(map(len, parts))
+        self._parts = parts
+
+    def _part(self, number: int) -> Sequence[T]:
+        return self._parts[number]
+
+
+class InParts(_OfParts[T]):
+    """Items of parts each of which is read whole; the one that was asked for last is in memory.
+
+    Whoever goes through them in their order reads each part once. Threads may share them.
+    """
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        """Args: how many items each part has."""
+        super().__init__(lengths)
+        self._held: tuple[int, Sequence[T]] = (-1, ())
+
+    @abstractmethod
+    def _read(self, part: int) -> Sequence[T]:
+        """All items of a part."""
+
+    def _part(self, number: int) -> Sequence[T]:
+        held = self._held
+        if held[0] != number:
+            held = self._held = (number, self._read(number))
+        return held[1]
+
+    def __iter__(self) -> Iterator[T]:
+        """One part is in memory at a time, and none is held afterwards."""
         for part in range(len(self._ends)):
             yield from self._read(part)

@@ -502,7 +502,7 @@ class Child:
         self._process = process or start(numerics)
         try:
             self._send(settings)
-        except Exception:  # nobody else will have this engine to close it
+        except BaseException:  # nobody else will have this engine to close it, and a signal may come just here
             self.close()
             raise
 
