@@ -4,7 +4,6 @@ import atexit
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import slowness
 
 os.environ |= {
     "DO_NOT_TRACK": "1",
@@ -65,36 +65,21 @@ def is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
-def turn() -> int | None:
-    """Which part of rotated cases is due: a number that changes with the commit; None where all are."""
-    if os.environ.get("PEDIGREE_TEST_ALL") or not shutil.which("git"):
-        return None
-    head = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return int(head.stdout[:8], 16) if head.returncode == 0 else None
+def pytest_configure() -> None:
+    slowness()  # workers and the processes of tests inherit it
 
 
-def pytest_report_header() -> str:
-    part = turn()
-    return "rotated cases: all" if part is None else f"rotated cases: a part, by the commit ({part:x}); `make test-all` runs them all"
-
-
-def rotated(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The cases that are left out this time."""
-    part, cases, left = turn(), Counter[str](), []
-    for item in items if part is not None else ():
-        mark = item.get_closest_marker("rotated")
-        if mark:
-            place = cases[item.nodeid.partition("[")[0]]
-            cases[item.nodeid.partition("[")[0]] += 1
-            left += [item] if place % mark.args[0] != part % mark.args[0] else []
-    return left
+def left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Nightly cases, unless all are asked for or they are named."""
+    if os.environ.get("PEDIGREE_TEST_ALL") or any("::" in name for name in config.args):
+        return []
+    return [item for item in items if item.get_closest_marker("nightly")]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    left = set() if any("::" in name for name in config.args) else set(rotated(items))  # who names a test wants all of it
-    if left:
-        config.hook.pytest_deselected(items=list(left))
-        items[:] = [item for item in items if item not in left]
+    if left := left_out(config, items):
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     if "PYTEST_XDIST_WORKER" in os.environ:  # a file is one worker's: a long one at the end would leave the others without work
         slow = Counter(item.path.stem for item in items if is_slow(item))
         order = LONGEST + [name for name, _ in slow.most_common()]
