@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from configs.execution import Numerics, Placement
+from configs.frozen import Dtype
 from pipelines.jobs.launcher import device_settings
 
 Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
@@ -44,6 +45,8 @@ class Workload:
     warmup: int = 1
     group: int = 1
     """Answers to a prompt."""
+    dtype: Dtype = "bf16"
+    """Of ours; the peer's is bf16."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """Ours, over the defaults of a CPU."""
     tolerance: float = 0.02
@@ -52,7 +55,7 @@ class Workload:
     @property
     def setting(self) -> str:
         rows = {"sft": "rows", "rlvr": "answers"}.get(self.task, "pairs")
-        step = f"bf16, {self.global_batch * self.group} {rows} a step, at most {self.max_length} tokens, {THREADS} threads"
+        step = f"{self.dtype}, {self.global_batch * self.group} {rows} a step, at most {self.max_length} tokens, {THREADS} threads"
         return f"{step}; ours: {self.our_numerics().micro_batch_tokens} tokens a pass; peer: {self.peer_batch} {rows} a pass"
 
     def our_numerics(self) -> Numerics:

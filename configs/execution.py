@@ -71,6 +71,10 @@ class Numerics(Frozen):
     torch's compiler, with the log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU; processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`)."""
+    bf16_products: Literal["auto", "units", "fp32"] = "auto"
+    """How a CPU multiplies bf16 matrices: by its bf16 `units` (AMX, AVX-512 BF16, Arm's BF16), or through `fp32` (operands widened, sums
+    in fp32, results rounded to bf16), which is many times faster on a CPU without such units; vLLM then computes in fp32 with the bf16
+    weights. `auto`: whichever the machine that runs the job is faster with; `run.json` says which."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time."""
     tensor_parallel: int = Field(default=1, ge=1)

@@ -120,6 +120,8 @@ class Hardware(Frozen):
 class MadeBy(Frozen):
     """What a job ran with, as it found it where it ran."""
 
+    numerics: dict[Word, Setting] = Field(default_factory=dict)
+    """As asked for, with what they leave to the machine."""
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
     hardware: Hardware = Hardware()

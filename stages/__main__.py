@@ -21,6 +21,7 @@ from configs.declarations import DECLARATIONS
 from configs.problems import PedigreeError
 from data import memory
 from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
+from data.cpu import settled
 from data.durable import sync_tree
 from data.faults import fault_point
 from data.process import leave, uncollected
@@ -44,7 +45,7 @@ def main(folder: Path) -> int:
         folder=folder,
         address=spec.address,
         key=spec.key,
-        numerics=spec.numerics,
+        numerics=settled(spec.numerics) if DECLARATIONS[spec.kind].engine != "none" else spec.numerics,
         placement=spec.placement,
         source_files={name: folder / given.path for name, given in spec.source_files.items()},
         code=spec.code,
@@ -93,6 +94,7 @@ def finish(spec: JobSpec, job: Job, metrics: dict[str, Any]) -> None:
     made = {"content": content_hash(files), "files": [entry.model_dump() for entry in files], "metrics": metrics, "marks": job.marks}
     code = spec.fingerprint.model_dump() if spec.fingerprint else fingerprint(spec.kind)
     made["made_by"] = {"fingerprint": code, "environment": environment(), "hardware": hardware()}
+    made["made_by"]["numerics"] = job.numerics.model_dump(mode="json")
     end(job, ok=True, seen={name: found.as_json() for name, found in seen.items()}, **made)
 
 

@@ -8,8 +8,10 @@ import torch
 from configs.execution import Numerics
 from configs.training import Lora
 from data.artifacts import Artifact, sha256_file
+from data.cpu import settled
 from stages.core import attention
 from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
+from stages.core.products import through_fp32
 from stages.engines.adapters import add_adapters
 from stages.engines.kernels import fuse, refuse
 from stages.job import StageError
@@ -54,6 +56,7 @@ def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueM
 def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
     refuse(payload, numerics)
     attention.register()
+    through_fp32(settled(numerics).bf16_products == "fp32")
     kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
     try:
         return auto.from_pretrained(

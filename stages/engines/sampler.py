@@ -26,6 +26,7 @@ from typing import Any, Protocol
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
 from configs.training import MAX_SERVED_RANK, Sampling
+from data.cpu import settled
 from data.process import die_with, uncollected
 from data.records import FinishReason
 from stages.core.pipes import readable
@@ -298,19 +299,22 @@ class Inline:
         self._folder = Path(settings["model_folder"])
         self._context: int = settings["context"]
         self._packs_weights = numerics.device == "cpu"
+        dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
+        kv_bytes = int(placement.sampler_memory_gb * 2**30)
+        if dtype == "bfloat16" and settled(numerics).bf16_products == "fp32":  # vLLM has no other way to multiply through fp32
+            dtype, kv_bytes = "float32", 2 * kv_bytes  # for as many tokens
         if numerics.device == "cpu":
             device: dict[str, Any] = {
                 "enforce_eager": True,
                 "enable_chunked_prefill": False,  # with it, a seed per request crashes the CPU engine
                 "max_num_batched_tokens": max(PREFILL_TOKENS, self._context),
-                "kv_cache_memory_bytes": int(placement.sampler_memory_gb * 2**30),
+                "kv_cache_memory_bytes": kv_bytes,
             }
         else:
             device = {"gpu_memory_utilization": placement.gpu_memory_utilization}
         if settings["adapter_rank"] is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
             device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
-        dtype: Any = DTYPES[settings["dtype"]]  # vLLM types it as a union of literals
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=settings["model_folder"],

@@ -1,0 +1,135 @@
+"""A CPU without bf16 units multiplies bf16 matrices through fp32: training, scoring and vLLM, at the speed of fp32."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import models
+import pytest
+import torch
+
+from configs.execution import Numerics, Placement
+from configs.training import Optimizer, Sampling
+from data.artifacts import Artifact
+from data.cpu import has_bf16_units, settled
+from stages.core.batches import collate, document
+from stages.core.products import through_fp32
+from stages.engines.models import frozen, load_policy
+from stages.engines.sampler import Request, open_sampler
+from stages.engines.trainer import Trainer
+
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+"""Makes oneDNN and torch compute as on a CPU that has AVX2 and no more."""
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def torchs_own_kernels_afterwards():
+    yield
+    through_fp32(False)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory) -> Artifact:
+    return models.tiny_policy(tmp_path_factory.mktemp("policy"), hidden=128)
+
+
+def run(code: str, *arguments: str, **environment: str) -> dict:
+    """What a fresh process prints last, as JSON."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **environment}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+RATES = """
+import json, sys, time
+from pathlib import Path
+import torch
+from configs.execution import Numerics
+from data.artifacts import open_artifact
+from data.cpu import has_bf16_units
+from stages.engines.models import load_policy
+
+load_policy(open_artifact(Path(sys.argv[1])), Numerics(threads=1))
+torch.set_num_threads(1)
+
+def seconds(dtype):
+    x = torch.randn(256, 512).to(dtype).requires_grad_()
+    w = torch.randn(1024, 512).to(dtype).requires_grad_()
+    def step():
+        torch.nn.functional.linear(x, w).sum().backward()
+    step()
+    taken = []
+    for _ in range(5):
+        began = time.process_time()
+        step()
+        taken.append(time.process_time() - began)
+    return min(taken)
+
+print(json.dumps({"units": has_bf16_units(), "torch": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+                  "ratio": seconds(torch.bfloat16) / seconds(torch.float32)}))
+"""
+
+
+def test_bf16_products_are_about_as_fast_as_fp32_ones_on_a_cpu_with_avx2_alone(policy):
+    # Through fp32 they take 1.2 times as long as fp32 ones; torch's own take 10 to 70 times as long there.
+    found = run(RATES, str(policy.path), **AVX2)
+    assert not found["units"] and not found["torch"]
+    assert found["ratio"] < 4
+
+
+def test_what_we_read_of_the_processor_is_what_torch_asks():
+    capable = torch.cpu.get_capabilities()
+    assert has_bf16_units() == any(capable.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+@pytest.mark.proves("numerics.bf16_products")
+def test_the_profile_decides_how_a_model_multiplies(policy):
+    replaced = []
+    for way in ("fp32", "units"):
+        load_policy(policy, Numerics(bf16_products=way))
+        replaced.append("products.py" in torch._C._dispatch_dump("aten::mm"))
+    assert replaced == [True, False]
+    assert settled(Numerics()).bf16_products == ("units" if has_bf16_units() else "fp32")
+    assert settled(Numerics(device="cuda")).bf16_products == "units"
+
+
+def test_a_step_taken_either_way_is_as_near_to_fp32(policy):
+    documents = [document(range(5, 15), range(20 + number, 44 + number)) for number in range(6)]
+    found = {}
+    for way, dtype in (("fp32", "bf16"), ("units", "bf16"), ("units", "fp32")):
+        numerics = Numerics(threads=1, bf16_products=way)
+        trainer = Trainer(
+            load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-3), total_steps=1, dtype=dtype, numerics=numerics, seed=0
+        )
+        logps, _ = trainer.module(collate([(one,) for one in documents], numerics, 0))
+        trainer.backward(-logps.sum() / len(logps))
+        found[way, dtype] = logps.detach(), float(trainer.step().grad_norm)
+        trainer.close()
+    truth, norm = found["units", "fp32"]
+    off = {way: float((found[way, "bf16"][0] - truth).abs().mean()) for way in ("fp32", "units")}
+    assert off["fp32"] <= 1.5 * off["units"] and off["fp32"] < 0.02
+    assert found["fp32", "bf16"][1] == pytest.approx(found["units", "bf16"][1], rel=0.01) == pytest.approx(norm, rel=0.02)
+
+
+def test_vllm_computes_in_fp32_with_the_bf16_weights_and_has_room_for_as_many_tokens(tmp_path, policy):
+    numerics = Numerics(threads=1, bf16_products="fp32")
+    model = load_policy(policy, numerics)
+    frozen(model, torch.device("cpu"), torch.bfloat16).model.save_pretrained(tmp_path / "model")
+    exact = frozen(model, torch.device("cpu"), torch.float32)  # bf16 values in fp32, the values that vLLM has
+    prompt = list(range(5, 21))
+    settings = {"context": 64, "placement": Placement(sampler_memory_gb=0.05), "inline": True}
+    with open_sampler(tmp_path / "model", dtype="bf16", numerics=numerics, **settings) as sampler:
+        (answer,) = sampler.generate([Request(prompt, 0)], Sampling(temperature=1.0, max_tokens=16), [])
+        config = sampler._engine.vllm_config
+        assert config.model_config.dtype == torch.float32
+        blocks = config.cache_config.num_gpu_blocks
+    doc = document(prompt, answer.response_ids)
+    with torch.no_grad():
+        logps, _ = exact(collate([(doc,)], numerics, 0))
+    assert (logps - torch.tensor(answer.logprobs)).abs().max() < 1e-4
+    width = 2 * 2 * 2 * 32 * 2  # keys and values, layers, key heads, their width, bytes of bf16
+    assert blocks == pytest.approx(0.05 * 2**30 / (width * config.cache_config.block_size), rel=0.1)
