@@ -55,7 +55,8 @@ def config_of(workload: Workload) -> Any:
         "rlvr": rollouts,
     }
     optimizer = {"learning_rate": LEARNING_RATE, "schedule": "constant"}
-    return DECLARATIONS[workload.task].config.model_validate({**own[workload.task], "dtype": workload.dtype, "optimizer": optimizer, "seed": SEED})
+    shared = {"dtype": workload.dtype, "optimizer": optimizer, "seed": SEED}
+    return DECLARATIONS[workload.task].config.model_validate(own[workload.task] | shared)
 
 
 def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: Path) -> None:

@@ -3,6 +3,7 @@
 numerics are recorded, and a checkpoint made under other numerics is not resumed.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,14 @@ from configs.training import Rlvr, Training
 
 SMALLEST_TOKENS = 64
 """A packed micro-batch is not halved below it: one document is as long."""
+
+
+AUTO = "auto"
+"""In a profile, as `slots` or `threads`: what the machine has (`fitted`)."""
+MOST_THREADS = 8
+"""That `auto` gives a job: training a small model is no longer much faster with more, and further jobs run beside it instead."""
+SLOT_BYTES = 2 << 30
+"""Memory that `auto` keeps for each slot: SFT of a model of 135M parameters takes five GiB, on two slots or more."""
 
 
 class Gpu(NamedTuple):
@@ -70,7 +79,8 @@ class Numerics(Frozen):
     """How norms, rotary embeddings, gated MLPs and what lies between them are computed: as `torch` does; `compiled` into fused code by
     torch's compiler, with the log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
-    """OpenMP threads per rank on CPU; processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`)."""
+    """OpenMP threads per rank on CPU; processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`). `auto`:
+    the physical cores that may be used, at most 8."""
     bf16_products: Literal["auto", "units", "fp32"] = "auto"
     """How a CPU multiplies bf16 matrices: by its bf16 `units` (AMX, AVX-512 BF16, Arm's BF16), or through `fp32` (operands widened, sums
     in fp32, results rounded to bf16), which is many times faster on a CPU without such units; vLLM then computes in fp32 with the bf16
@@ -122,7 +132,7 @@ class Placement(Frozen):
     """Where it runs and how it is watched."""
 
     slots: int = Field(default=1, ge=1)
-    """Slots of the machine that the stage takes while it runs."""
+    """Slots of the machine that the stage takes while it runs. `auto`: as many as `threads: auto` gives threads."""
     sampler_process: Literal["own", "inline"] = "own"
     """RLVR: vLLM in a child process of its own, or inside the trainer's."""
     engines: int = Field(default=1, ge=1)
@@ -190,7 +200,8 @@ class Execution(Frozen):
     """A profile: defaults for all stages, and overrides by kind and by stage name (the later wins)."""
 
     slots: int = Field(ge=1)
-    """How many slots the machine has, for all clones of projects on it: stages run side by side while their slots fit."""
+    """How many slots the machine has, for all clones of projects on it: stages run side by side while their slots fit. `auto`: one for each
+    physical core that may be used, and no more than one for every 2 GiB of memory."""
     machine: Machine = Machine()
     """What it runs on, as far as plans need to know."""
     numerics: Numerics = Numerics()
@@ -229,6 +240,26 @@ class Execution(Frozen):
         if resolved[1].slots > self.slots:
             raise ValueError(f"{stage}: slots {resolved[1].slots} > {self.slots} of the profile: lower one or raise the other")
         return resolved
+
+
+def fitted(profile: Any, cores: int, memory: int | None) -> Any:
+    """A profile as it was read, with numbers for this machine in place of `auto`.
+
+    Args:
+        profile: the document; what is wrong in it is left for `Execution` to refuse.
+        cores: physical cores that jobs may use.
+        memory: bytes that they may use; None where nobody knows.
+    """
+    slots = max(1, min(cores, memory // SLOT_BYTES if memory else cores))
+    threads = min(cores, MOST_THREADS)
+
+    def filled(value: Any, numbers: Mapping[str, int]) -> Any:
+        if not isinstance(value, dict):
+            return value
+        inside = {"slots": min(slots, threads), "threads": threads}
+        return {name: numbers[name] if inner == AUTO and name in numbers else filled(inner, inside) for name, inner in value.items()}
+
+    return filled(profile, {"slots": slots})
 
 
 def engines_problem(numerics: Numerics, placement: Placement) -> str | None:

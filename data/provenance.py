@@ -20,6 +20,7 @@ from pydantic import Base64Bytes, Field, TypeAdapter
 
 from configs.frozen import canonical_json, digest
 from configs.paths import RelativePath
+from data import machine
 from data.artifacts import ArtifactError, sha256_file
 from data.process import uncollected
 from data.untrusted import MIB, parse_files
@@ -126,7 +127,8 @@ def hardware() -> dict[str, Any]:
         "machine": platform.machine(),
         "kernel": platform.release(),
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "instruction_sets": list(machine.instruction_sets()),
+        "cores": machine.cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
     }
     if shutil.which("nvidia-smi"):

@@ -112,7 +112,10 @@ class Hardware(Frozen):
     machine: Line | None = None
     kernel: Line | None = None
     cpu: Line | None = None
+    instruction_sets: tuple[Word, ...] | None = Field(default=None, strict=False)
+    """Of those that decide how matrices are multiplied (`data.machine.INSTRUCTION_SETS`)."""
     cores: Count | None = None
+    """Physical cores that the job could use."""
     memory_gib: float | None = Field(default=None, ge=0)
     gpus: tuple[Line, ...] | None = Field(default=None, strict=False)
 

@@ -414,9 +414,10 @@ def _result(scratch: Path) -> Success:
 
 
 def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict[str, Any]:
-    """How it came about; code, environment and hardware as the job found them where it ran."""
+    """How it came about; code, environment, hardware and numerics as the job found them where it ran."""
     return {
         "address": node.address,
+        "numerics": spec.numerics.model_dump(mode="json"),
         "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names somebody's bucket or folder
         "licences": licences_of(node.config),
         "generators": generators_of(node.config),

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from configs.compile import overrides_of, params_file, pipeline_file, source_file, write_compiled
 from configs.document import ConfigError, Problem, read_document
-from configs.execution import Execution, batch_problem, engines_problem, profile_path
+from configs.execution import Execution, batch_problem, engines_problem, fitted, profile_path
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipes
 from configs.texts import command, shown
-from data import provenance
+from data import machine, provenance
 from data.artifacts import read_run
 from data.untrusted import RESTORE, ArtifactError, read_source
 from pipelines.ensure import Result, at_rest, ensure, log_file, run_under_dvc
@@ -252,14 +252,14 @@ def refuse_what_cannot_fit(run: RunContext, due: Collection[str], chosen: Collec
 
 
 def load_execution(project: Project, name: str) -> Execution:
-    """An execution profile, by name or path.
+    """An execution profile, by name or path, with numbers for this machine where it says `auto`.
 
     Raises:
         ConfigError: every problem of the file.
     """
     document = read_document(profile_path(project.executions, name))
     try:
-        return Execution.model_validate(document.value)
+        return Execution.model_validate(fitted(document.value, machine.cores(), machine.memory()))
     except ValidationError as error:
         raise ConfigError(
             [

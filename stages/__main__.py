@@ -21,9 +21,9 @@ from configs.declarations import DECLARATIONS
 from configs.problems import PedigreeError
 from data import memory
 from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
-from data.cpu import settled
 from data.durable import sync_tree
 from data.faults import fault_point
+from data.machine import settled
 from data.process import leave, uncollected
 from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError

@@ -17,11 +17,18 @@ def fresh_project(root: Path) -> Path:
         (root / folder).mkdir(parents=True)
     shutil.copytree(CODE / "configs" / "recipes", root / "configs" / "recipes")
     shutil.copytree(CODE / "configs" / "execution", root / "configs" / "execution")
+    pin_threads(root)
     for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore"):
         shutil.copy(CODE / name, root / name)
     for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm start"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
     return root
+
+
+def pin_threads(root: Path) -> None:
+    """Two cores, whatever this machine has: with other threads other bits come out, and other stages run side by side."""
+    profile = root / "configs" / "execution" / "cpu.yaml"
+    profile.write_text(profile.read_text().replace(": auto", ": 2"))
 
 
 def environment() -> dict[str, str]:

@@ -58,8 +58,9 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
             asked, numerics, allow_numerics_change = before.asked, before.numerics, True
         changes = numerics_changes(before.numerics, numerics)
         if changes and checkpoint_names(scratch) and not allow_numerics_change:
-            message = f"its checkpoints were made under other numerics ({', '.join(changes)}): run it under those, or go on under the new"
-            remedy = f"ones with --allow-numerics-change (the record will say so), or start again with --force {node.name}"
+            how = " (a number in the profile in place of `auto`)" if before.numerics.threads != numerics.threads else ""
+            message = f"its checkpoints were made under other numerics ({', '.join(changes)}): run it under those{how}, or go on under the"
+            remedy = f"new ones with --allow-numerics-change (the record will say so), or start again with --force {node.name}"
             raise StageFailed(node.address, "refused", f"{message} {remedy}")
     code, marks = _choose_code(run, node, scratch, placement, before)
     inputs, files = _give_inputs(run, need, scratch)

@@ -41,7 +41,7 @@ from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families,
 from configs.rehearsing import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
 from configs.rephrasing import FindRephrased
 from configs.synthesis import Synthesize
-from data import hub, rehearsal, row_files
+from data import hub, machine, rehearsal, row_files
 from data.artifacts import write_bytes, write_text
 from data.provenance import CODE_ROOT
 from pipelines.estimate.shapes import known_shape
@@ -140,7 +140,7 @@ def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: 
     project = real.rehearsal(name)
     lay_project(project)
     stand, mirror = _stand(real, project, graphs, tell)
-    text, changes = rehearsed_profile(execution, Path(name).stem, os.cpu_count() or 1)
+    text, changes = rehearsed_profile(execution, Path(name).stem, machine.cores())
     write_text(project.executions / f"{Path(name).stem}.yaml", text)
     written = {one.recipe: one.written for one in graphs}
     for one in graphs:

@@ -107,9 +107,9 @@ def conditions(before: Run, now: Run) -> list[str]:
         old, new = before.numerics.get(name), now.numerics.get(name)
         if old != new:
             found.append(f"numerics {name} {old} -> {new}")
-    for name in ("machine", "cpu", "gpus"):
+    for name in ("machine", "cpu", "instruction_sets", "gpus"):
         old, new = getattr(before.hardware, name), getattr(now.hardware, name)
-        if old != new:
+        if old != new and not (name == "instruction_sets" and old is None):  # older records do not name them
             found.append(f"{name} {_plain(old)} -> {_plain(new)}")
     found += environment_differences(before.environment, now.environment, locks=False)
     old, new = before.fingerprint.files, now.fingerprint.files

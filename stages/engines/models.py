@@ -8,7 +8,7 @@ import torch
 from configs.execution import Numerics
 from configs.training import Lora
 from data.artifacts import Artifact, sha256_file
-from data.cpu import settled
+from data.machine import settled
 from stages.core import attention
 from stages.core.logprobs import PolicyModule, RewardModule, ValueModule
 from stages.core.products import through_fp32

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from configs.execution import Numerics, Placement
 from configs.frozen import digest
 from configs.training import MAX_SERVED_RANK, Sampling
-from data.cpu import settled
+from data.machine import settled
 from data.process import die_with, uncollected
 from data.records import FinishReason
 from stages.core.pipes import readable

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.document import read_document
-from configs.execution import Execution, Numerics, Placement, batch_problem
+from configs.execution import Execution, Numerics, Placement, batch_problem, fitted
 from configs.training import Optimizer, Sft
 
 
@@ -52,7 +52,44 @@ def test_every_shipped_profile_is_valid(root):
     paths = sorted((root / "configs" / "execution").glob("*.yaml"))
     assert "cpu" in [path.stem for path in paths]
     for path in paths:
-        Execution.model_validate(read_document(path).value)
+        Execution.model_validate(fitted(read_document(path).value, cores=3, memory=None))
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("cores", "memory", "slots", "threads", "taken"),
+    [
+        (1, 8 * GIB, 1, 1, 1),
+        (2, 23 * GIB, 2, 2, 2),
+        (4, None, 4, 4, 4),
+        (16, 64 * GIB, 16, 8, 8),  # two jobs that compute, or one beside eight that read rows
+        (8, 7 * GIB, 3, 8, 3),  # a job has all cores, but fewer than eight jobs have room
+        (2, GIB, 1, 2, 1),
+    ],
+)
+def test_the_profile_for_cpus_follows_the_machine(root, cores, memory, slots, threads, taken):
+    profile = Execution.model_validate(fitted(read_document(root / "configs" / "execution" / "cpu.yaml").value, cores, memory))
+    numerics, placement = profile.of("sft", "sft")
+    assert (profile.slots, numerics.threads, placement.slots) == (slots, threads, taken)
+    numerics, placement = profile.of("prepare_data", "rows")
+    assert (numerics.threads, placement.slots) == (1, 1)
+
+
+def test_a_number_in_a_profile_stands_whatever_the_machine_has():
+    overrides = {"sft": {"numerics": {"threads": "auto"}, "placement": {"slots": 3}}}
+    given = {"slots": 4, "numerics": {"threads": 3}, "placement": {"slots": "auto"}, "kinds": overrides}
+    profile = Execution.model_validate(fitted(given, cores=2, memory=None))
+    assert profile.slots == 4 and profile.numerics.threads == 3 and profile.placement.slots == 2
+    numerics, placement = profile.of("sft", "sft")
+    assert (numerics.threads, placement.slots) == (2, 3)
+
+
+@pytest.mark.parametrize("profile", [None, [], "auto", {"slots": 1, "kinds": 3}, {"slots": 1, "numerics": {"zero_stage": "auto"}}])
+def test_what_is_wrong_in_a_profile_is_left_for_its_check(profile):
+    with pytest.raises(ValidationError):
+        Execution.model_validate(fitted(profile, cores=2, memory=None))
 
 
 @pytest.mark.parametrize(

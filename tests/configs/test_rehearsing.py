@@ -11,7 +11,7 @@ import yaml
 from configs.answers import Sample
 from configs.datasets import PrepareData
 from configs.document import ConfigError
-from configs.execution import Execution, batch_problem
+from configs.execution import Execution, batch_problem, fitted
 from configs.graph import Graph
 from configs.recipe import load_recipe, load_recipes, recipe_names
 from configs.rehearsal_models import ModelFamily, families, family_of
@@ -227,9 +227,13 @@ stages:
     assert found.samples_per_prompt == rehearsed_samples and found.sampling.temperature == was.sampling.temperature
 
 
+def profile_of_two_cores(name: str) -> Execution:
+    return Execution.model_validate(fitted(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()), cores=2, memory=None))
+
+
 @pytest.mark.parametrize("name", ["cpu", "gpu", "gpu8"])
 def test_a_profile_keeps_how_it_trains_and_loses_its_gpus(tmp_path, name):
-    real = Execution.model_validate(yaml.safe_load((PROFILES / f"{name}.yaml").read_text()))
+    real = profile_of_two_cores(name)
     text, changes = rehearsed_profile(real, name, cores=2)
     small = Execution.model_validate(yaml.safe_load(text))
     for kind in ("sft", "preference_train", "rlvr", "evaluate"):
@@ -263,7 +267,7 @@ def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
 def test_every_rehearsed_batch_can_be_shared_by_two_ranks(tmp_path, name):
     _, small, _ = rehearsal_of(tmp_path, name)
     for profile in ("cpu", "gpu8"):
-        real = Execution.model_validate(yaml.safe_load((PROFILES / f"{profile}.yaml").read_text()))
+        real = profile_of_two_cores(profile)
         made = Execution.model_validate(yaml.safe_load(rehearsed_profile(real, profile, cores=2)[0]))
         assert not [problem for node in small.nodes.values() if (problem := batch_problem(node.config, made.of(node.kind, node.name)[0]))]
 

@@ -5,6 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from projects import pin_threads
+
 from configs.graph import Graph, Node
 from configs.project import Project
 from configs.recipe import load_recipe
@@ -36,6 +38,7 @@ def project_at(folder: Path) -> Project:
         target.mkdir(parents=True)
         for path in (ROOT / "configs" / name).glob("*.yaml"):
             (target / path.name).write_text(path.read_text())
+    pin_threads(folder)
     return Project(folder)
 
 

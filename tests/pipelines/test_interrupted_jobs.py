@@ -193,7 +193,7 @@ def test_other_numerics_do_not_resume_checkpoints(lab: Lab) -> None:
     lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 2")
     lab.knobs()
     run = lab.run()
-    with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\)"):
+    with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\): run it under those \(a number in the profile in place of"):
         ensure(run, run.graph.find("raw"))
     run.allow_numerics_change = True
     assert ensure(run, run.graph.find("raw")).outcome == "ran"

@@ -13,7 +13,7 @@ import torch
 from configs.execution import Numerics, Placement
 from configs.training import Optimizer, Sampling
 from data.artifacts import Artifact
-from data.cpu import has_bf16_units, settled
+from data.machine import has_bf16_units, settled
 from stages.core.batches import collate, document
 from stages.core.products import through_fp32
 from stages.engines.models import frozen, load_policy
@@ -50,7 +50,7 @@ from pathlib import Path
 import torch
 from configs.execution import Numerics
 from data.artifacts import open_artifact
-from data.cpu import has_bf16_units
+from data.machine import has_bf16_units
 from stages.engines.models import load_policy
 
 load_policy(open_artifact(Path(sys.argv[1])), Numerics(threads=1))
