@@ -101,11 +101,11 @@ endif
 
 INSTALLED := $$(ls -d .venv/lib/python*/site-packages/*.dist-info 2>/dev/null | wc -l)
 
-# What can goes side by side. Every few seconds a line says which steps are at work: each has a file in a folder for that.
+# What can goes side by side. Every few seconds a line says which steps are at work: each says so in a file of this folder.
 define install
 export AT_WORK=$$(mktemp -d)
 trap 'kill $$! || true; rm -rf $$AT_WORK' EXIT
-while sleep 5 >/dev/null 2>&1 && kill -0 $$$$; do echo "    $$SECONDS s: $$(ls $$AT_WORK | paste -sd ' '); $(INSTALLED) packages"; done &
+while sleep 5 >/dev/null 2>&1 && kill -0 $$$$; do echo "    $$SECONDS s: $$(cat $$AT_WORK/* 2>/dev/null | paste -sd ,); $(INSTALLED) packages"; done &
 $(MAKE) --no-print-directory --jobs=4 SIDE_BY_SIDE=yes steps
 echo "    set up in $$SECONDS s"
 endef
@@ -115,7 +115,7 @@ setup:
 steps: $(STEPS)
 
 name = $(firstword $(subst -, ,$(@F)))
-begin = echo '==> $(name): $(1)'; trap 'rm -f $$AT_WORK/$(name)' EXIT; touch $$AT_WORK/$(name)
+begin = echo '==> $(name): $(1)'; export STEP=$$AT_WORK/$(name); trap 'rm -f $$STEP' EXIT; echo ' $(name)' >$$STEP
 end = rm -f $(STAMPS)/$(name)-*; mkdir -p $(STAMPS); touch $@; echo "    $(name): done in $$SECONDS s"
 
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' $(LOCK))
@@ -123,8 +123,8 @@ COUNT := $(shell grep -c == $(LOCK))
 INSTALL := .venv/bin/python requirements/install.py
 
 $(VENV):
-	@requirements/check.sh $(PYTHON) $(DEVICE)
-	$(call begin,.venv with $(PYTHON))
+	@$(call begin,.venv with $(PYTHON))
+	requirements/check.sh $(PYTHON) $(DEVICE)
 	$(PYTHON) -m venv --clear .venv
 	$(call end)
 
@@ -141,7 +141,7 @@ endif
 	$(call end)
 
 $(PACKAGES): $(TORCH)
-	@$(call begin,$(COUNT) packages of $(LOCK) and what the tests need,)
+	@$(call begin,$(COUNT) packages of $(LOCK) and what the tests need)
 	$(INSTALL) $(LOCK) requirements/dev.txt
 	built=$$(grep -q '^cuda.*= None' .venv/lib/python*/site-packages/torch/version.py && echo cpu || echo gpu)
 	if [ $$built != $(DEVICE) ]; then
@@ -158,7 +158,7 @@ $(BYTECODE): $(PACKAGES)
 
 $(PROJECT): $(PACKAGES)
 	@$(call begin,the command pedigree)
-	$(INSTALL) '--editable .'
+	$(INSTALL) '--editable $(CURDIR)'
 	$(call end)
 
 $(SANDBOX): $(VENV)
