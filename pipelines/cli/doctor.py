@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from configs.assets import ASSETS
 from configs.project import Project
 from data import assets
@@ -71,21 +73,28 @@ def _safely(check: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
 
 
 def _python() -> list[Diagnosis]:
-    right = sys.version_info[:2] == (3, 11)
-    return [Diagnosis("python", right, platform.python_version(), "" if right else "make the environment anew with Python 3.11: " + SET_UP)]
+    right = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    remedy = "" if right else "make the environment anew with Python 3.11, 3.12 or 3.13: `make setup PYTHON=...`"
+    return [Diagnosis("python", right, platform.python_version(), remedy)]
 
 
 def _tools() -> list[Diagnosis]:
     header = Path(sysconfig.get_path("include")) / "Python.h"
     found = {"git": shutil.which("git"), "C++ compiler": shutil.which("c++"), "Python headers": str(header) if header.exists() else None}
-    remedies = {"git": "install git", "C++ compiler": "install g++", "Python headers": "install python3.11-dev"}
-    return [Diagnosis(name, path is not None, path or "missing", "" if path else remedies[name]) for name, path in found.items()]
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = {"git": ("git", "git"), "C++ compiler": ("g++", "gcc-c++"), "Python headers": (f"{python}-dev", f"{python}-devel")}
+
+    def remedy(name: str) -> str:
+        return "`sudo apt-get install {}` on Debian and Ubuntu, `sudo dnf install {}` on Fedora".format(*packages[name])
+
+    return [Diagnosis(name, path is not None, path or "missing", "" if path else remedy(name)) for name, path in found.items()]
 
 
 def _lock(project: Project, gpu: bool) -> Diagnosis:
     """Whether the installed packages are those of the lock; local versions (`+cpu`) do not count."""
     lock = project.root / "requirements" / ("gpu.txt" if gpu else "cpu.txt")
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", lock.read_text(), re.MULTILINE))
+    lines = [Requirement(line) for line in lock.read_text().splitlines() if line and not line.startswith("#")]
+    pins = {one.name: str(one.specifier).removeprefix("==") for one in lines if one.marker is None or one.marker.evaluate()}
     installed = {_normal(found.metadata["Name"]): found.version.partition("+")[0] for found in importlib.metadata.distributions()}
     differing = [f"{name} {installed.get(_normal(name), 'missing')} instead of {pin}" for name, pin in pins.items()
                  if installed.get(_normal(name)) != pin]  # fmt: skip

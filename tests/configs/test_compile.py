@@ -90,7 +90,7 @@ def test_a_recipe_of_the_folder_is_the_same_by_path_and_a_path_of_this_machine_s
         assert found == by_name and str(tmp_path) not in str(found)
     shutil.copy(recipes / "first.yaml", tmp_path / "third.yaml")
     other = compile_recipe(load_recipes(recipes, "third.yaml")[-1])["artifacts/third/dvc.yaml"]
-    assert "from third.yaml by `pedigree plan third.yaml`" in other
+    assert "by `pedigree compile third.yaml` from third.yaml" in other
 
 
 def test_shipped_recipes_compile_fast() -> None:

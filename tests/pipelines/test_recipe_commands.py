@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -171,6 +172,14 @@ def test_what_is_no_variant_is_not_removed(lab: Lab, type_, tmp_path):
     assert [one.recipe for one in made.variants(lab.project)] in ([], ["lab"])
     shutil.rmtree(lab.root / "artifacts" / "mine")
     assert files(lab.root / "artifacts") == before and Ledger(lab.project)
+
+
+def test_compiled_files_name_the_command_that_writes_them(lab: Lab, variant, type_):
+    for file in [*variant.folder.glob("*.yaml"), lab.root / "artifacts/lab/dvc.yaml"]:
+        text = file.read_text()
+        (named,) = re.findall(r"`pedigree (.+?)` from", text.splitlines()[0])
+        file.unlink()
+        assert type_(lab.root, *shlex.split(named))[0] == 0 and file.read_text() == text
 
 
 def test_a_mistake_in_the_head_of_a_recipe_hides_none_in_its_stages(tmp_path, type_):

@@ -1,0 +1,130 @@
+"""The set-up before any package is there: what is missing is named at once, and packages come from where the user has them."""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "requirements"))
+import install
+
+ROOT = Path(__file__).resolve().parents[1]
+SHELL = ("bash", "uname", "df", "awk", "env")
+
+
+def check(bin_: Path, python: str, device: str = "cpu") -> subprocess.CompletedProcess[str]:
+    """What the first step of the set-up says with the programs of this folder alone."""
+    for name in SHELL:
+        (bin_ / name).exists() or (bin_ / name).symlink_to(str(shutil.which(name)))
+    command = [str(ROOT / "requirements" / "check.sh"), python, device]
+    return subprocess.run(command, cwd=bin_, env={"PATH": str(bin_)}, capture_output=True, text=True)
+
+
+def program(folder: Path, name: str, text: str = "exit 0") -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_all_that_is_missing_is_named_at_once_with_the_commands_that_install_it(tmp_path: Path) -> None:
+    done = check(tmp_path, "python3.11")
+    assert done.returncode == 1 and not done.stdout
+    for words in ("  - git\n", "  - a C++ compiler", "  - Python 3.11, 3.12 or 3.13 (python3.11 is not here"):
+        assert words in done.stderr
+    assert "sudo apt-get install git g++ python3 python3-dev python3-venv\n" in done.stderr
+    assert "sudo dnf install git gcc-c++ python3.13 python3.13-devel\n" in done.stderr
+
+
+def test_a_python_of_another_version_is_named_with_its_version(tmp_path: Path) -> None:
+    for name in ("git", "c++"):
+        program(tmp_path, name)
+    old = program(tmp_path, "python3", "echo 3.9")
+    done = check(tmp_path, str(old))
+    assert done.returncode == 1 and f"({old} is 3.9;" in done.stderr and "git" not in done.stderr
+
+
+def test_headers_and_room_on_the_disk_are_looked_for(tmp_path: Path) -> None:
+    for name in ("git", "c++"):
+        program(tmp_path, name)
+    program(tmp_path, "df", "echo '/dev/x 9 9 3000000 9% /'")
+    python = program(tmp_path, "python3.12", 'case "$2" in *version_info*) echo 3.12 ;; *) echo /nowhere ;; esac')
+    done = check(tmp_path, str(python))
+    assert "  - the headers of Python 3.12\n  - disk space: 10 GB in this folder, of which 3 GB are free\n" in done.stderr
+    assert "sudo apt-get install python3.12-dev\n" in done.stderr
+
+
+def test_elsewhere_than_on_linux_the_container_is_named(tmp_path: Path) -> None:
+    program(tmp_path, "uname", "echo Darwin")
+    done = check(tmp_path, "python3")
+    assert done.returncode == 1 and "container" in done.stderr and (ROOT / "docs/quickstart.md").exists()
+
+
+def test_with_all_of_it_nothing_is_said(tmp_path: Path) -> None:
+    for name in ("git", "c++"):
+        program(tmp_path, name)
+    program(tmp_path, "df", "echo '/dev/x 9 9 300000000 9% /'")
+    done = check(tmp_path, sys.executable)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_uv_looks_where_pip_does() -> None:
+    listed = (
+        "global.extra-index-url='https://a.example/simple https://b.example/simple'\n"
+        "global.find-links='/wheels'\ninstall.find-links='/one\\n/two'\n:env:.index-url='https://c.example/simple?key=value'\n"
+        "global.quiet='1'\n"
+    )
+    assert install.uv_variables(install.pip_options(listed)) == {
+        "UV_DEFAULT_INDEX": "https://c.example/simple?key=value",
+        "UV_INDEX": "https://a.example/simple https://b.example/simple",
+        "UV_FIND_LINKS": "/one,/two",
+    }
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    return folder
+
+
+def wheel(folder: Path, name: str) -> None:
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", "")
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("uv", ["", "exit 0", "echo no such index; exit 2"], ids=["without uv", "uv", "uv fails"])
+def test_pip_does_what_uv_cannot(environment: Path, tmp_path: Path, uv: str) -> None:
+    names = [f"thing{place}{abs(hash(uv)) % 1000}" for place in range(3)]
+    for name in names:
+        wheel(tmp_path, name)
+    (tmp_path / "lock.txt").write_text(
+        "# a comment\n" + "".join(f"{name}==1.0\n" for name in names) + 'never==1.0 ; python_version < "3"\n'
+    )
+    if uv:
+        program(tmp_path, "uv", uv)
+    python = environment / "bin" / "python"
+    paths = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    command = [python, ROOT / "requirements/install.py", "lock.txt"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True)
+    installed = all(next(environment.glob(f"lib/*/site-packages/{name}.py"), None) for name in names)
+    assert done.returncode == 0, done.stderr
+    assert installed == (uv != "exit 0")  # this uv says that it has, and is believed
+    assert ("uv could not install lock.txt, so pip does:\nno such index" in done.stdout) == ("echo" in uv)
+
+
+@pytest.mark.slow
+def test_what_nobody_has_is_said_in_pips_words(environment: Path, tmp_path: Path) -> None:
+    command = [environment / "bin" / "python", ROOT / "requirements/install.py", "no-such-thing==1.0"]
+    paths = {"PATH": "/usr/bin:/bin", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    done = subprocess.run(command, env=os.environ | paths, capture_output=True, text=True)
+    assert done.returncode == 1 and "No matching distribution found for no-such-thing==1.0" in done.stderr
