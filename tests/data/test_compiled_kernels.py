@@ -60,6 +60,7 @@ print(len(found))
 """
 
 
+@pytest.mark.nightly
 def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tmp_path):
     """A job with an older list of words of numbers fills the cache that one with a longer list then uses."""
     copy = tmp_path / "copy"

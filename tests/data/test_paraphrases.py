@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from waiting import deadline
 
 from configs.assets import EMBEDDER
 from configs.decontamination import Abstracted, Decontaminate, Embedded, Waiver
@@ -37,7 +38,7 @@ embedder.vectors(["a b c"] * 1000)
 print(len(list(mapped(lambda number: embedder.vectors(["a b c"] * 1000).shape, range(4), 2))))
 """
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=deadline(60), check=True)
     assert done.stdout == "4\n"
 
 
