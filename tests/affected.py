@@ -1,6 +1,6 @@
 """Prints the modules whose types `make quick` checks: those that have changed since a commit, and those that import them.
 
-    python tests/affected.py COMMIT
+python tests/affected.py COMMIT
 """
 
 import ast
