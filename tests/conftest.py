@@ -66,8 +66,8 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 def has_unit_tests(path: Path) -> bool:
-    name = path.relative_to(ROOT / "tests").as_posix()
-    return name.startswith(UNIT) or "pytestmark = pytest.mark.unit\n" in path.read_text()
+    text, inside = path.read_text(), path.relative_to(ROOT / "tests").as_posix().startswith(UNIT)
+    return "pytestmark = pytest.mark.integration\n" not in text if inside else "pytestmark = pytest.mark.unit\n" in text
 
 
 def pytest_configure() -> None:

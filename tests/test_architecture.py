@@ -200,6 +200,7 @@ def modules_loaded_by(script: str) -> set[str]:
     return {name.split(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
 
 
+@pytest.mark.integration
 def test_help_and_loading_a_recipe_stay_light():
     loaded = modules_loaded_by(
         "from pathlib import Path; from pipelines.cli.main import app; from configs.recipe import load_recipe\n"
@@ -209,6 +210,7 @@ def test_help_and_loading_a_recipe_stay_light():
     assert not loaded & (HEAVY | {"prefect", "dvc"})
 
 
+@pytest.mark.integration
 def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
     loaded = modules_loaded_by(
         "import pipelines.ensure, pipelines.runs, pipelines.cli.plan, pipelines.cli.status, pipelines.forget; from dvc.repo import Repo"
@@ -329,12 +331,14 @@ def tracked_texts() -> list[tuple[str, str]]:
     return texts
 
 
+@pytest.mark.integration
 def test_nothing_of_any_one_machine_is_in_the_repository():
     folder = re.compile(r"(?<![\w.~$}/-])/(?:root|home|work|Users|opt|tmp/w)/[\w.]+")
     found = [f"{name}: {match[0]}" for name, text in tracked_texts() for match in folder.finditer(text)]
     assert not found
 
 
+@pytest.mark.integration
 def test_the_only_package_index_is_named_once_in_the_makefile():
     """Where packages come from is the user's configuration; PyTorch's CPU builds alone have a place of their own."""
     index = ".".join(("download", "pytorch", "org"))

@@ -82,6 +82,7 @@ def test_every_command_exists_with_its_options(name, line):
         assert context.params or words[0] in ("recipes", "doctor", "jobs", "deployments")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in PEDIGREE if line.split()[1] in CHEAP))
 def test_commands_that_start_nothing_run(clone, line):
     arguments = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipelines.cli.main import main; main()"]
@@ -366,6 +367,7 @@ def test_the_example_of_published_work_is_valid():
     assert Published.model_validate(parse_value(block)["published"]).hardware["sft"].gpu_hours == 72
 
 
+@pytest.mark.integration
 def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):
     examples = blocks("CONTRIBUTING.md", "python")
     for number, example in enumerate(examples):

@@ -28,6 +28,7 @@ def embedder() -> Embedder:
     return Embedder()
 
 
+@pytest.mark.integration
 def test_processes_that_are_forked_after_it_wait_for_no_thread_of_its_tokenizer():
     """Whatever the environment says: the threads of a tokenizer that was used are not in the processes, and its locks are."""
     code = """

@@ -78,12 +78,14 @@ for thread in threads:
 """
 
 
+@pytest.mark.integration
 def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other(root):
     """Where one of them collects garbage, some of these parsings end in a SystemError."""
     done = subprocess.run([sys.executable, "-c", PARSERS], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == ""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("module", "call"),
     [
@@ -98,6 +100,7 @@ def test_a_job_begins_without_collections(root, module, call):
     assert int(done.stdout.split()[-1]) < 10
 
 
+@pytest.mark.integration
 def test_configs_are_imported_without_their_sources(root):
     """Pydantic would parse every class for the texts below its fields: a tenth of a second of every command and job."""
     code = "import ast; gone = []; ast.parse = gone.append; import configs.declarations, stages.job; print(len(gone))"
@@ -105,6 +108,7 @@ def test_configs_are_imported_without_their_sources(root):
     assert done.stdout == "0\n"
 
 
+@pytest.mark.integration
 def test_leaving_runs_exit_handlers_writes_what_was_printed_and_waits_for_no_thread(root):
     code = """
 import atexit, ctypes, threading
