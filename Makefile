@@ -32,9 +32,10 @@ quick: setup ## Checks style and spelling, the types of what a change affects, a
 	ruff check .
 	codespell
 	affected=$$(python tests/affected.py '$(BASE)')
-	if [ -n "$$affected" ]; then pyright $$affected & fi
-	pytest -m unit -q
-	wait $$(jobs -p)
+	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
+	pytest -m unit -q || failed=1
+	wait $${types:-} || failed=1
+	exit $${failed:-0}
 
 WORKERS ?= 2
 test: lint ## Checks style, spelling and types and runs the tests, WORKERS=2 files of them at a time
