@@ -1,5 +1,6 @@
 """What developers rely on: unit tests cannot start processes, `make quick` finds what a change affects, hooks find what they are for."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -74,6 +75,13 @@ def test_what_a_change_affects_is_itself_and_who_imports_it(tmp_path):
     (tmp_path / "pipelines/new.py").write_text("")
     (tmp_path / "configs/other.py").unlink()
     assert affected(tmp_path, "HEAD") == {"configs/changed.py", "data/reads.py", "stages/reads.py", "pipelines/new.py"}
+
+
+def test_the_devcontainer_is_a_stage_of_the_dockerfile():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    dockerfile = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).read_text()
+    stage = dockerfile.split(f" AS {container['build']['target']}\n")[1].split("\nFROM ")[0]
+    assert f"useradd --create-home --uid 1000 {container['remoteUser']}" in stage
 
 
 def test_hooks_find_what_they_are_for_with_the_tools_of_the_lock(tmp_path):

@@ -102,13 +102,17 @@ def test_files_that_are_named_exist(name):
 
 def test_make_targets_that_are_named_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {target for name in NAMES for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", (ROOT / name).read_text())}
-    assert named >= {"setup", "test", "demo"} and named <= targets
+    pages = [*NAMES, ".github/workflows/checks.yml", ".devcontainer/devcontainer.json"]
+    named = {target for name in pages for target in re.findall(r"""(?:[`"]|\$ |run: )make ([a-z-]+)""", (ROOT / name).read_text())}
+    assert named >= {"setup", "quick", "test", "test-all", "demo"} and named <= targets
 
 
-@pytest.mark.parametrize("name", generate.pages())
+GENERATED = generate.pages()
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_generated_pages_are_current(name):
-    assert (ROOT / "docs" / name).read_text() == generate.pages()[name], "run `python -m docs.generate`"
+    assert (ROOT / "docs" / name).read_text() == GENERATED[name], "run `python -m docs.generate`"
 
 
 def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and_source():
