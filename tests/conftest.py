@@ -58,6 +58,8 @@ def no_test_leaves_anything_behind() -> Iterator[None]:
 
 UNIT = ("configs", "data", "stages/core", "test_architecture.py", "test_docs.py")
 """Folders and files of unit tests; a file elsewhere joins them by `pytestmark = pytest.mark.unit`."""
+PROCESSES = ("stages/core/verifiers/test_maths.py", "stages/core/verifiers/test_sandbox.py")
+"""Files in these folders that are no unit tests, because what they test is a process."""
 NOT_UNIT = ("integration", "slow", "nightly", "gpu")
 
 
@@ -66,8 +68,10 @@ def is_slow(item: pytest.Item) -> bool:
 
 
 def has_unit_tests(path: Path) -> bool:
-    text, inside = path.read_text(), path.relative_to(ROOT / "tests").as_posix().startswith(UNIT)
-    return "pytestmark = pytest.mark.integration\n" not in text if inside else "pytestmark = pytest.mark.unit\n" in text
+    name, text = path.relative_to(ROOT / "tests").as_posix(), path.read_text()
+    if name.startswith(UNIT):
+        return name not in PROCESSES and "pytestmark = pytest.mark.integration\n" not in text
+    return "pytestmark = pytest.mark.unit\n" in text
 
 
 def pytest_configure() -> None:

@@ -218,6 +218,7 @@ def test_pairs_in_bulk_are_those_of_the_chat(chats):
     assert unpacked(tokenised(rows, Pairs("all"), Encoder(chat, np.dtype("<u4"))), "<u4") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", nightly_after(1, [61, 3]))
 def test_every_character_of_the_basic_plane_is_told_right_or_left_to_the_tokenizer(step):
     """SmolLM2's own tokenizer."""

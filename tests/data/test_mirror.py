@@ -18,6 +18,8 @@ from data.artifacts import scan, write_json
 from data.mirror import Held, Lease, Mirror
 from data.storage import ContentChanged, Missing, StoreError
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(params=["s3", "folder"])
 def mirror(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:

@@ -9,6 +9,8 @@ from waiting import deadline
 
 from data.parallel import AHEAD, mapped
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
