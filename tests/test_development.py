@@ -5,12 +5,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from affected import affected
 from unit_guard import NotAUnitTest, unit_test
+from waiting import deadline
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,9 +50,25 @@ def test_a_unit_test_that_is_none_fails(monkeypatch, forbidden, named):
     assert swallowed
 
 
-def test_nothing_is_forbidden_beside_unit_tests():
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is what the second sleeper ends by
+def test_nothing_is_forbidden_beside_unit_tests_nor_in_threads_that_others_have_left():
     time.sleep(0)
     subprocess.run(["true"], check=True)
+    inside = threading.Event()
+
+    def sleeper():
+        inside.wait(deadline(60))
+        time.sleep(0)
+
+    left = threading.Thread(target=sleeper)
+    left.start()
+    with unit_test():
+        inside.set()
+        left.join()
+    with pytest.raises(NotAUnitTest, match="sleeps"), unit_test():
+        own = threading.Thread(target=sleeper)
+        own.start()
+        own.join()
 
 
 def test_what_a_change_affects_is_itself_and_who_imports_it(tmp_path):

@@ -1,9 +1,11 @@
 """Unit tests start no process and no engine and do not sleep: one that does fails, with the marker that it needs."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -16,13 +18,22 @@ class NotAUnitTest(BaseException):
     """Not an `Exception`, which the code under test might swallow."""
 
 
-_running: list[list[str]] = []
-"""What the unit test that is running has done wrong; empty while none runs."""
+@dataclass
+class Running:
+    """A unit test."""
+
+    bystanders: set[int]
+    """Threads that earlier tests have left."""
+    wrong: list[str] = field(default_factory=list)
+
+
+_running: list[Running] = []
+"""Empty while no unit test runs."""
 
 
 def _forbid(what: str) -> None:
-    if _running:
-        _running[-1].append(what)
+    if _running and threading.get_ident() not in _running[-1].bystanders:
+        _running[-1].wrong.append(what)
         raise NotAUnitTest(f"{what}: {REMEDY}")
 
 
@@ -51,10 +62,10 @@ def _install() -> None:
 def unit_test() -> Iterator[None]:
     """Also fails where the exception was swallowed, or ended another thread."""
     _install()
-    _running.append([])
+    _running.append(Running({thread.ident for thread in threading.enumerate() if thread.ident} - {threading.get_ident()}))
     try:
         yield
     finally:
-        wrong = _running.pop()
+        wrong = _running.pop().wrong
     if wrong:
         raise NotAUnitTest(f"{'; '.join(dict.fromkeys(wrong))}: {REMEDY}")
