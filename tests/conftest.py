@@ -58,8 +58,8 @@ def no_test_leaves_anything_behind() -> Iterator[None]:
 
 UNIT = ("configs", "data", "stages/core", "test_architecture.py", "test_docs.py")
 """Folders and files of unit tests; a file elsewhere joins them by `pytestmark = pytest.mark.unit`."""
-PROCESSES = ("stages/core/verifiers/test_maths.py", "stages/core/verifiers/test_sandbox.py")
-"""Files in these folders that are no unit tests, because what they test is a process."""
+PROCESSES = tuple(f"stages/core/verifiers/test_{name}.py" for name in ("extraction", "hostile_answers", "maths", "sandbox"))
+"""Files in these folders that are no unit tests: algebra and programs are checked in processes of their own."""
 NOT_UNIT = ("integration", "slow", "nightly", "gpu")
 
 
