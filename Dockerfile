@@ -1,11 +1,15 @@
 # A machine with NVIDIA GPUs: docker build -t pedigree . && docker run --gpus all --shm-size 16g -v "$PWD":/project -it pedigree
 # CUDA comes with the lock's wheels; the host gives the driver, through the NVIDIA container toolkit. Kernels that are compiled
 # at run time use the lock's nvcc.
-FROM python:3.11-slim-bookworm
+# The devcontainer is this first stage, in which `make setup` installs the CPU lock.
+FROM python:3.11-slim-bookworm AS system
 
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends bubblewrap g++ git make tini \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 pedigree
+
+FROM system
 
 COPY requirements/gpu.txt requirements/dev.txt /tmp/requirements/
 RUN python -m venv /venv \
@@ -27,7 +31,6 @@ ENV PATH=/venv/bin:$PATH \
 WORKDIR /project
 COPY . .
 RUN /venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --editable . \
-    && useradd --create-home --uid 1000 pedigree \
     && chown -R pedigree /project \
     && git config --system --add safe.directory /project
 

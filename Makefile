@@ -16,7 +16,7 @@ ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
 endif
 .DEFAULT_GOAL := help
-.PHONY: help setup steps test test-all lint demo tiny chaos bench gpu-check clean
+.PHONY: help setup steps quick test test-all lint demo tiny chaos bench gpu-check clean
 
 # Bytecode halves the start of every process; nothing reports to anybody.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,17 +30,27 @@ help: ## Shows this list
 
 setup: ## Makes .venv with everything in it; instant when nothing has changed
 
-WORKERS ?= 2
-test: setup ## Checks style and types and runs the tests, WORKERS=2 files of them at a time
+# A change is what differs from BASE.
+BASE ?= $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
+quick: setup ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
 	ruff check .
-	pyright
+	codespell
+	affected=$$(python tests/affected.py '$(BASE)')
+	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
+	pytest -m unit -q || failed=1
+	wait $${types:-} || failed=1
+	exit $${failed:-0}
+
+WORKERS ?= 2
+test: lint ## Checks style, spelling and types and runs the tests, WORKERS=2 files of them at a time
 	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: export PEDIGREE_TEST_ALL = 1
-test-all: test ## The same with all cases of those tests of which a commit runs a part
+test-all: test ## The same with the nightly cases: whole matrices, all rehearsals, chaos, memory estimates
 
-lint: setup ## Checks style and types
+lint: setup ## Checks style, spelling and types
 	ruff check .
+	codespell
 	pyright
 
 demo: setup ## Post-trains a real model from end to end and writes its report

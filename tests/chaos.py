@@ -15,14 +15,11 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +27,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
+import waiting
+from chaos_prefect import PrefectServer
 from projects import BIN, CODE, call, contents, environment, fresh_project
 
 from configs.recipe import load_recipe
@@ -156,6 +155,11 @@ class NotHere(Exception):
     """This machine does not allow it."""
 
 
+def pause(rng: random.Random, shortest: float, longest: float) -> None:
+    """What is disturbed goes on for a random while, which is the point of it; nothing is waited for."""
+    time.sleep(rng.uniform(shortest, longest))
+
+
 def edit_the_recipe(run: Run, rng: random.Random) -> Run:
     """Somebody tries another value, looks at the plan, and takes it back."""
     path = run.project / "configs" / "recipes" / f"{RECIPE}.yaml"
@@ -163,7 +167,7 @@ def edit_the_recipe(run: Run, rng: random.Random) -> Run:
     assert EDIT[0] in text
     path.write_text(text.replace(EDIT[0], EDIT[1], 1))
     call(run.project, "pedigree", "plan", RECIPE, check=False)
-    time.sleep(rng.uniform(1.0, 6.0))
+    pause(rng, 1.0, 6.0)
     path.write_text(text)
     return run
 
@@ -172,14 +176,14 @@ def check_out_a_branch(run: Run, rng: random.Random) -> Run:
     """Somebody goes to another branch, on which the recipe says something else, and comes back."""
     for branch in ("other", "-"):
         subprocess.run(["git", "checkout", "-q", branch], cwd=run.project, check=True)
-        time.sleep(rng.uniform(1.0, 6.0))
+        pause(rng, 1.0, 6.0)
     return run
 
 
 def run_twice(run: Run, rng: random.Random) -> Run:
     """The same command in a second terminal; one of the two is killed."""
     second = Run(run.project, run.until)
-    time.sleep(rng.uniform(1.0, 8.0))
+    pause(rng, 1.0, 8.0)
     killed, left = rng.sample([run, second], 2)
     send([killed.process.pid], signal.SIGKILL)
     killed.process.wait()
@@ -191,7 +195,7 @@ def run_another_clone(run: Run, rng: random.Random) -> Run:
     folder = run.project.with_name(f"{run.project.name}-clone")
     shutil.rmtree(folder, ignore_errors=True)
     clone = Run(chaos_project(folder), run.until)
-    time.sleep(rng.uniform(4.0, 12.0))
+    pause(rng, 4.0, 12.0)
     send([clone.process.pid], signal.SIGKILL)
     send(clone.jobs(), signal.SIGKILL)
     clone.process.wait()
@@ -206,9 +210,8 @@ def fill_the_disk(run: Run, rng: random.Random) -> Run:
     left = rng.choice([0, 1 << 20, 8 << 20])
     with suppress(OSError), filler.open("wb") as stream:  # it is full
         stream.write(bytes(max(0, shutil.disk_usage(filler.parent).free - left)))
-    deadline = time.monotonic() + rng.uniform(4.0, 12.0)
-    while run.process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
+    with suppress(subprocess.TimeoutExpired):
+        run.process.wait(rng.uniform(4.0, 12.0))
     filler.unlink(missing_ok=True)
     return run
 
@@ -218,48 +221,28 @@ def stop_and_go_on(run: Run, rng: random.Random) -> Run:
     jobs = run.jobs()
     chosen = rng.choice([[run.process.pid], jobs, jobs[:1], [run.process.pid, *jobs]])
     send(chosen, signal.SIGSTOP)
-    time.sleep(rng.uniform(2.0, 8.0))
+    pause(rng, 2.0, 8.0)
     send(chosen, signal.SIGCONT)
     return run
 
 
 def lose_the_server(run: Run, rng: random.Random) -> Run:
     """A run with a Prefect server goes on while that is away."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/api"
-    server = start_server(run.project, port)
+    try:
+        server = PrefectServer(run.project / ".pedigree" / "prefect-server")
+    except AssertionError as error:
+        raise NotHere from error
     try:
         send([run.process.pid], signal.SIGKILL)  # its jobs go on, and the next run finds them
         run.process.wait()
-        again = Run(run.project, run.until, url)
-        until = time.monotonic() + 60
-        while not again.jobs() and again.process.poll() is None and time.monotonic() < until:
-            time.sleep(0.1)
+        again = Run(run.project, run.until, server.url)
+        waiting.until(lambda: again.jobs() or again.process.poll() is not None)
         server.kill()
-        server.wait()
-        time.sleep(rng.uniform(2.0, 8.0))
+        pause(rng, 2.0, 8.0)
         return again
     finally:
-        server.kill()
-        server.wait()
-
-
-def start_server(project: Path, port: int) -> "subprocess.Popen[bytes]":
-    with (project / "server.log").open("ab") as log:
-        command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-        env = environment() | {"PREFECT_HOME": str(project / ".pedigree" / "prefect-server")}
-        server = subprocess.Popen(command, cwd=project, env=env, stdout=log, stderr=log)
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2):
-                return server
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    server.kill()
-    raise NotHere
+        if server.process.poll() is None:
+            server.kill()
 
 
 CHANGES = {
@@ -379,12 +362,9 @@ def one_chain(project: Path, plan: list[str], rng: random.Random, until: str | N
 
 def disturb(run: Run, plan: list[str], rng: random.Random, tally: Tally, say: Callable[[str], None]) -> Run:
     """Makes the last change of the plan, at a random instant while a job is at work; returns the run to go on with."""
-    instant = time.monotonic() + rng.uniform(1.0, LONGEST_S)
-    while time.monotonic() < instant or not run.jobs():
-        if run.process.poll() is not None:
-            plan.insert(0, plan.pop())
-            return run
-        time.sleep(0.05)
+    if not comes_to_a_random_instant(run, rng, run.jobs):
+        plan.insert(0, plan.pop())
+        return run
     planned = plan.pop()
     try:
         run = CHANGES[planned.removeprefix("change: ")](run, rng)
@@ -401,24 +381,27 @@ def strike(run: Run, plan: list[str], rng: random.Random) -> list[str]:
     kind, _, name = plan[-1].partition(": ")
     if kind == "point":
         return strike_at_a_point(run, plan, rng)
+    there = comes_to_a_random_instant(run, rng, lambda: name == "orchestrator" or run.jobs())
+    return [plan[-1]] if there and run.kill(name, rng) else []
+
+
+def comes_to_a_random_instant(run: Run, rng: random.Random, when: Callable[[], object]) -> bool:
+    """Waits for it, and for the condition; False if the command ends before."""
     instant = time.monotonic() + rng.uniform(1.0, LONGEST_S)
-    while time.monotonic() < instant or not (name == "orchestrator" or run.jobs()):
-        if run.process.poll() is not None:
-            return []
-        time.sleep(0.05)
-    return [plan[-1]] if run.kill(name, rng) else []
+    waiting.until(lambda: run.process.poll() is not None or (time.monotonic() >= instant and when()), PATIENCE_S)
+    return run.process.poll() is None
 
 
 def strike_at_a_point(run: Run, plan: list[str], rng: random.Random) -> list[str]:
     """Kills whoever comes by any point that the plan still has: which is next hangs on how far the chain is."""
-    before, began = len(run.deaths()), time.monotonic()
+    before = len(run.deaths())
     asked = [run.faults / planned.removeprefix("point: ") for planned in sorted(set(plan)) if planned.startswith("point: ")]
     for path in asked:
         half = path.with_name(f".{path.name}")
         half.write_text(str(rng.randrange(2)))
         half.rename(path)
-    while len(run.deaths()) == before and time.monotonic() - began < POINT_S and (run.process.poll() is None or run.jobs()):
-        time.sleep(0.05)
+    with suppress(AssertionError):  # nobody comes by
+        waiting.until(lambda: len(run.deaths()) > before, POINT_S, alive=lambda: run.process.poll() is None or run.jobs())
     for path in asked:
         path.unlink(missing_ok=True)
     time.sleep(0.2)  # who read one just before is dying
@@ -431,14 +414,15 @@ def resume(run: Run, tally: Tally, until: str | None) -> Run:
     killed, before, began = time.time(), run.progress(), time.monotonic()
     time.sleep(0.2)  # a process takes a moment to die
     again = run if run.process.poll() is None else Run(run.project, until)
-    while again.process.poll() is None and time.monotonic() - began < PATIENCE_S:
-        working = {key: beat for key, beat in again.progress().items() if beat[0] > killed and beat[2] > 0}
-        if working:
-            tally.resumed_after_s.append(time.monotonic() - began)
-            known = [(before[key][1], *beat[1:]) for key, beat in working.items() if before.get(key, (0, 0, 0))[2] == beat[2]]
-            tally.redone += [max(0, reached - step) / total for reached, step, total in known]
-            break
-        time.sleep(0.05)
+
+    def working() -> dict[str, tuple[float, int, int]]:
+        return {key: beat for key, beat in again.progress().items() if beat[0] > killed and beat[2] > 0}
+
+    with suppress(AssertionError):  # it may end before
+        jobs = waiting.until(working, PATIENCE_S, alive=lambda: again.process.poll() is None)
+        tally.resumed_after_s.append(time.monotonic() - began)
+        known = [(before[key][1], *beat[1:]) for key, beat in jobs.items() if before.get(key, (0, 0, 0))[2] == beat[2]]
+        tally.redone += [max(0, reached - step) / total for reached, step, total in known]
     return again
 
 

@@ -1,27 +1,17 @@
-"""A Prefect server that goes away while runs are shown in it: for `tests/chaos.py` and for the tests of the flow.
-
-    server = PrefectServer(folder)
-    run = subprocess.Popen([...], env=environment() | server.environment)
-    go_away(server, random.Random(1))   # dead or hanging for a while, then back
-    server.stop()
-
-The run neither ends nor waits; nothing is typed again.
-"""
+"""A Prefect server of one's own, which may be killed and come back: for `tests/chaos.py` and for the tests of the flow."""
 
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
+
+from waiting import deadline, until
 
 PREFECT = str(Path(sys.executable).parent / "prefect")
 START_S = 300.0
-AWAY_S = (2.0, 20.0)
 
 
 class PrefectServer:
@@ -32,7 +22,7 @@ class PrefectServer:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/api"
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
         self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder)}
         self.environment = quiet | {"PREFECT_HOME": str(folder), "PREFECT_API_URL": self.url, "PEDIGREE_PREFECT": "auto"}
@@ -45,14 +35,11 @@ class PrefectServer:
         self.process = subprocess.Popen(
             command, env=self._own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )  # fmt: skip
-        deadline = time.monotonic() + START_S
-        while not self.healthy():
-            assert self.process.poll() is None and time.monotonic() < deadline, "the Prefect server did not start"
-            time.sleep(0.5)
+        until(self.healthy, START_S, alive=lambda: self.process.poll() is None)
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=deadline(5)) as answer:
                 return answer.status == 200
         except OSError:
             return False
@@ -62,32 +49,8 @@ class PrefectServer:
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(deadline(30))
 
     def stop(self) -> None:
         self.signal(signal.SIGTERM)
-        self.process.wait(30)
-
-
-def killed(server: PrefectServer, seconds: float) -> None:
-    """Connections are refused, then it starts anew."""
-    server.kill()
-    time.sleep(seconds)
-    server.start()
-
-
-def hanging(server: PrefectServer, seconds: float) -> None:
-    """Connections are taken and never answered, then it goes on."""
-    server.signal(signal.SIGSTOP)
-    time.sleep(seconds)
-    server.signal(signal.SIGCONT)
-
-
-WAYS: tuple[Callable[[PrefectServer, float], None], ...] = (killed, hanging)
-
-
-def go_away(server: PrefectServer, rng: random.Random) -> str:
-    """Takes the server away for some seconds, in one of the `WAYS`; returns which."""
-    way = rng.choice(WAYS)
-    way(server, rng.uniform(*AWAY_S))
-    return way.__name__
+        self.process.wait(deadline(30))

@@ -7,11 +7,13 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
-from waiting import slowness
+from unit_guard import unit_test
+from waiting import deadline, slowness
 
 os.environ |= {
     "DO_NOT_TRACK": "1",
@@ -54,19 +56,33 @@ def no_test_leaves_anything_behind() -> Iterator[None]:
         sys.modules["torch"].set_num_threads(1)
 
 
-LONGEST = [
-    "test_chain", "test_rehearsals", "test_training", "test_rlvr", "test_mirroring", "test_flow", "test_policy_update", "test_reproduce",
-    "test_two_machines", "test_moved", "test_interrupted_jobs", "test_running", "test_changes_under_a_run", "test_lease", "test_attempts",
-]  # fmt: skip
-"""Files that take minutes, the longest first."""
+UNIT = ("configs", "data", "stages/core", "test_architecture.py", "test_docs.py")
+"""Folders and files of unit tests; a file elsewhere joins them by `pytestmark = pytest.mark.unit`."""
+PROCESSES = tuple(f"stages/core/verifiers/test_{name}.py" for name in ("extraction", "hostile_answers", "maths", "sandbox"))
+"""Files in these folders that are no unit tests: algebra and programs are checked in processes of their own."""
+NOT_UNIT = ("integration", "slow", "nightly", "gpu")
 
 
 def is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None
 
 
+def has_unit_tests(path: Path) -> bool:
+    name, text = path.relative_to(ROOT / "tests").as_posix(), path.read_text()
+    if name.startswith(UNIT):
+        return name not in PROCESSES and "pytestmark = pytest.mark.integration\n" not in text
+    return "pytestmark = pytest.mark.unit\n" in text
+
+
 def pytest_configure() -> None:
     slowness()  # workers and the processes of tests inherit it
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """To import all files would take longer than the unit tests run."""
+    if config.option.markexpr == "unit" and collection_path.name.startswith("test_") and collection_path.suffix == ".py":
+        return not has_unit_tests(collection_path) or None
+    return None
 
 
 def left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
@@ -76,17 +92,57 @@ def left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Ite
     return [item for item in items if item.get_closest_marker("nightly")]
 
 
+def mark_unit_tests(items: list[pytest.Item]) -> None:
+    unit = {path for path in {item.path for item in items} if has_unit_tests(path)}
+    for item in items:
+        if item.path in unit and not any(item.get_closest_marker(name) for name in NOT_UNIT):
+            item.add_marker("unit")
+
+
+def allowed_time(item: pytest.Item) -> float:
+    """In seconds, on a quiet machine."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0] if marker else item.config.getini("timeout"))
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """A worker takes whole files: a long one at the end would leave the others without work. Long ones are those that may take longer
+    than others, then those with the most slow cases."""
+    slow, allowed = Counter(item.path for item in items if is_slow(item)), Counter[Path]()
+    for item in items:
+        allowed[item.path] = max(allowed[item.path], allowed_time(item))
+    items.sort(key=lambda item: (slow[item.path] == 0, -allowed[item.path], -slow[item.path]))
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m unit` selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left := left_out(config, items):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
-    if "PYTEST_XDIST_WORKER" in os.environ:  # a file is one worker's: a long one at the end would leave the others without work
-        slow = Counter(item.path.stem for item in items if is_slow(item))
-        order = LONGEST + [name for name, _ in slow.most_common()]
-        items.sort(key=lambda item: order.index(item.path.stem) if item.path.stem in order else len(order))
+    mark_unit_tests(items)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        longest_first(items)
     else:
         items.sort(key=is_slow)
+    for item in items:
+        item.add_marker(pytest.mark.timeout(deadline(allowed_time(item))), append=False)
     if not Path("/dev/nvidia0").exists():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def guarded(item: pytest.Item) -> AbstractContextManager[None]:
+    return unit_test() if item.get_closest_marker("unit") else nullcontext()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    with guarded(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    with guarded(item):
+        return (yield)

@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.store.requests.append(request)
         late = self.store.take(request, ("delay",))
         if late:
-            time.sleep(late.amount)
+            time.sleep(late.amount)  # the fault itself
         size = int(self.headers.get("Content-Length") or 0)
         if size and self.store.take(request, ("cut_upload",), size):
             self.rfile.read(size // 2)

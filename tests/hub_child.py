@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from waiting import deadline
+
 CODE = Path(__file__).parents[1]
 
 
@@ -34,7 +36,7 @@ class HubChild:
     def close(self) -> None:
         if self.process.stdin:
             self.process.stdin.close()
-        self.process.wait(timeout=60)
+        self.process.wait(timeout=deadline(60))
 
 
 def rows(source: dict[str, Any], beside: Sequence[str] = ()) -> dict[str, Any]:

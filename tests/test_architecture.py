@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -24,8 +26,7 @@ from docs.generate import meanings
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "data", "stages", "pipelines")
-MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-NAMES = [path.relative_to(ROOT).as_posix() for path in MODULES]
+NAMES = sorted(path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 MAY_IMPORT = {
     "configs": {"configs"},
@@ -77,40 +78,88 @@ HEAVY = {"torch", "transformers", "vllm", "deepspeed", "great_expectations", "da
 LONGEST_FUNCTION, LONGEST_FILE = 80, 700
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
-    """Every module that a file imports, anywhere in it, with its line; `from a import b` counts as `a` and `a.b`."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
-            yield str(node.module), node.lineno
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+@dataclass
+class Module:
+    """What the rules ask of a file, gathered in one walk."""
+
+    text: str
+    docstring: str | None
+    imports: list[tuple[str, int]] = field(default_factory=list)
+    """Every module that it imports, anywhere in it, with its line; `from a import b` counts as `a` and `a.b`."""
+    functions: list[tuple[str, int, int]] = field(default_factory=list)
+    """Name, line and length."""
+    classes: list[tuple[str, set[str]]] = field(default_factory=list)
+    """With the names of their bases; inner ones too."""
+    public_classes: list[str] = field(default_factory=list)
+    calls: set[str] = field(default_factory=set)
+    """As they are written, and the last part of each."""
+    commands: set[str] = field(default_factory=set)
+    """Strings that are the first of a list."""
+    raised: set[str] = field(default_factory=set)
+
+
+@cache
+def module(name: str) -> Module:
+    text = (ROOT / name).read_text()
+    tree = ast.parse(text)
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    found = Module(text, ast.get_docstring(tree), public_classes=classes)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                found.imports += [(alias.name, node.lineno) for alias in node.names]
+            case ast.ImportFrom():
+                assert node.level == 0, f"{name}:{node.lineno}: imports are absolute"
+                found.imports += [(str(node.module), node.lineno)]
+                found.imports += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                found.functions.append((node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1))
+            case ast.ClassDef():
+                found.classes.append((node.name, names_in(node.bases)))
+            case ast.Call(func=ast.Attribute() | ast.Name() as function):
+                found.calls |= {ast.unparse(function), function.attr if isinstance(function, ast.Attribute) else function.id}
+            case ast.List(elts=[ast.Constant(value=str(first)), *_]):
+                found.commands.add(first)
+            case ast.Raise(exc=ast.Call(func=raised)):
+                found.raised |= names_in([raised])
+    return found
+
+
+def names_in(nodes: list[ast.expr]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def below(*folders: str) -> list[str]:
+    return [name for name in NAMES if name.startswith(folders)]
 
 
 def is_below(module: str, parents: set[str]) -> bool:
     return any(module == parent or module.startswith(parent + ".") for parent in parents)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_imports_go_one_way(name):
-    package = name.split("/")[0]
-    allowed = MAY_IMPORT[package] | {"stages.job"} if name.startswith("stages/") else MAY_IMPORT[package]
-    for module, line in imports_of(ROOT / name):
-        if module.split(".")[0] in PACKAGES:
-            roots = {parent.split(".")[0] for parent in allowed}  # `from stages import job` names `stages` too
-            assert is_below(module, allowed) or module in roots, f"{name}:{line} imports {module}; {package} may import {sorted(allowed)}"
-        assert module.split(".")[0] not in {"tests", "benchmarks"}, f"{name}:{line} imports {module}"
+def test_imports_go_one_way():
+    wrong = []
+    for name in NAMES:
+        package = name.split("/")[0]
+        allowed = MAY_IMPORT[package]
+        roots = {parent.split(".")[0] for parent in allowed}  # `from stages import job` names `stages` too
+        for imported, line in module(name).imports:
+            root = imported.split(".")[0]
+            foreign = root in PACKAGES and not is_below(imported, allowed) and imported not in roots
+            if foreign or root in {"tests", "benchmarks"}:
+                wrong.append(f"{name}:{line} imports {imported}; {package} may import {sorted(allowed)}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("pipelines/") and name != "pipelines/__init__.py"])
-def test_rooms_import_one_way(name):
+def test_rooms_import_one_way():
     """Not in a circle by way of a third one either, nor inside a function, nor for the type checker."""
-    room = ROOMS.index(name.removesuffix(".py").split("/")[1])
-    for module, line in imports_of(ROOT / name):
-        if module.startswith("pipelines."):
-            other = module.split(".")[1]
-            assert other in ROOMS[: room + 1], f"{name}:{line} imports {module}; {ROOMS[room]} may import {', '.join(ROOMS[: room + 1])}"
+    wrong = []
+    for name in below("pipelines/"):
+        if name != "pipelines/__init__.py":
+            allowed = ROOMS[: ROOMS.index(name.removesuffix(".py").split("/")[1]) + 1]
+            others = [(imported, line) for imported, line in module(name).imports if imported.startswith("pipelines.")]
+            wrong += [f"{name}:{line} imports {other}" for other, line in others if other.split(".")[1] not in allowed]
+    assert not wrong
 
 
 def test_every_package_is_installed():
@@ -123,27 +172,25 @@ def test_every_package_is_installed():
 def test_no_two_modules_import_each_other():
     """Not even for the type checker: who reads one must be able to read it without the other."""
     dotted = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in NAMES]
-    modules = dict(zip(dotted, MODULES, strict=True))
-    imported = {name: {found for found, _ in imports_of(path)} & modules.keys() - {name} for name, path in modules.items()}
+    modules = dict(zip(dotted, NAMES, strict=True))
+    imported = {dot: {found for found, _ in module(name).imports} & modules.keys() - {dot} for dot, name in modules.items()}
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@pytest.mark.parametrize("library", DOORS)
-def test_a_foreign_library_has_one_door(library):
-    parts = {other for other in DOORS if other.startswith(f"{library}.")}  # which have doors of their own
-    imported = {(name, module) for name, path in zip(NAMES, MODULES, strict=True) for module, _ in imports_of(path)}
-    users = {name for name, module in imported if is_below(module, {library}) and not is_below(module, parts)}
-    door = DOORS[library]
-    assert users == ({door} if isinstance(door, str) else door)
+def test_a_foreign_library_has_one_door():
+    imported = {(name, found) for name in NAMES for found, _ in module(name).imports}
+    for library, door in DOORS.items():
+        parts = {other for other in DOORS if other.startswith(f"{library}.")}  # which have doors of their own
+        users = {name for name, found in imported if is_below(found, {library}) and not is_below(found, parts)}
+        assert users == ({door} if isinstance(door, str) else door), library
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("configs/", "pipelines/"))])
-def test_planning_names_no_heavy_library(name):
-    found = [f"{module} (line {line})" for module, line in imports_of(ROOT / name) if module.split(".")[0] in HEAVY]
-    assert not found
+def test_planning_names_no_heavy_library():
+    imported = [(name, found, line) for name in below("configs/", "pipelines/") for found, line in module(name).imports]
+    assert not [f"{name}:{line} imports {found}" for name, found, line in imported if found.split(".")[0] in HEAVY]
 
 
 def modules_loaded_by(script: str) -> set[str]:
@@ -153,6 +200,7 @@ def modules_loaded_by(script: str) -> set[str]:
     return {name.split(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
 
 
+@pytest.mark.integration
 def test_help_and_loading_a_recipe_stay_light():
     loaded = modules_loaded_by(
         "from pathlib import Path; from pipelines.cli.main import app; from configs.recipe import load_recipe\n"
@@ -162,6 +210,7 @@ def test_help_and_loading_a_recipe_stay_light():
     assert not loaded & (HEAVY | {"prefect", "dvc"})
 
 
+@pytest.mark.integration
 def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
     loaded = modules_loaded_by(
         "import pipelines.ensure, pipelines.runs, pipelines.cli.plan, pipelines.cli.status, pipelines.forget; from dvc.repo import Repo"
@@ -207,10 +256,11 @@ def config_classes() -> list[type[Frozen]]:
     return sorted(set(found) - {Frozen}, key=lambda value: value.__name__)
 
 
-@pytest.mark.parametrize("config", config_classes(), ids=lambda config: config.__name__)
-def test_a_config_explains_itself(config):
-    assert config.__doc__ and not config.__doc__.startswith(f"{config.__name__}(")
-    assert config.model_fields.keys() - meanings(config).keys() <= OBVIOUS
+def test_a_config_explains_itself():
+    classes = config_classes()
+    assert not [config.__name__ for config in classes if (config.__doc__ or f"{config.__name__}(").startswith(f"{config.__name__}(")]
+    unexplained = {config.__name__: config.model_fields.keys() - meanings(config).keys() - OBVIOUS for config in classes}
+    assert not {name: fields for name, fields in unexplained.items() if fields}
 
 
 DOOR = "data/untrusted.py"
@@ -233,69 +283,62 @@ OWN_FILES = {
 READERS = re.compile(r"pipelines/((ledger|lineage|publish|reproduce|cli)/|\w+\.py)")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if READERS.match(name)])
-def test_what_others_wrote_comes_in_by_one_door(name):
-    parsers = {"json.load", "json.loads", "yaml.load", "yaml.safe_load", "pickle.load", "pickle.loads"}
-    called = [node.func for node in ast.walk(ast.parse((ROOT / name).read_text())) if isinstance(node, ast.Call)]
-    calls = {ast.unparse(call) for call in called} | {call.attr for call in called if isinstance(call, ast.Attribute)} & {"read_text"}
-    assert calls & (parsers | {"read_text"}) <= OWN_FILES.get(name, set()), f"{name} parses what others may have written: take {DOOR}"
+def test_what_others_wrote_comes_in_by_one_door():
+    parsers = {"json.load", "json.loads", "yaml.load", "yaml.safe_load", "pickle.load", "pickle.loads", "read_text"}
+    found = {name: module(name).calls & parsers - OWN_FILES.get(name, set()) for name in NAMES if READERS.match(name)}
+    assert not {name: calls for name, calls in found.items() if calls}, f"take {DOOR}: others may have written what is parsed"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("pipelines/")])
-def test_git_is_run_in_one_place(name):
+def test_git_is_run_in_one_place():
     """Which takes the variables away that lead git to another repository."""
-    lists = [node.elts for node in ast.walk(ast.parse((ROOT / name).read_text())) if isinstance(node, ast.List) and node.elts]
-    commands = [first for first, *_ in lists if isinstance(first, ast.Constant) and first.value == "git"]
-    assert not commands or name == "pipelines/ledger/git.py"
+    assert [name for name in below("pipelines/") if "git" in module(name).commands] == ["pipelines/ledger/git.py"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_files_and_functions_stay_small(name):
-    text = (ROOT / name).read_text()
-    assert text.count("\n") <= LONGEST_FILE
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= LONGEST_FUNCTION, f"{name}:{node.lineno} {node.name} has {length} lines"
+def test_files_and_functions_stay_small():
+    long = [f"{name} has {lines} lines" for name in NAMES if (lines := module(name).text.count("\n")) > LONGEST_FILE]
+    for name in NAMES:
+        functions = module(name).functions
+        long += [f"{name}:{line} {function} has {length} lines" for function, line, length in functions if length > LONGEST_FUNCTION]
+    assert not long
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_modules_are_named_and_described(name):
-    assert not re.search(r"(^|_)(utils?|helpers?|misc|common)(_|\.py$)", Path(name).name)
-    assert ast.get_docstring(ast.parse((ROOT / name).read_text())), f"{name} has no docstring"
+def test_modules_are_named_and_described():
+    vague = re.compile(r"(^|_)(utils?|helpers?|misc|common)(_|\.py$)")
+    assert not [name for name in NAMES if vague.search(Path(name).name) or not module(name).docstring]
 
 
 def test_a_public_class_name_means_one_thing_in_what_stages_see():
     """Who meets `Round` in a stage need not ask which one: configs, data and stages define no public class name twice."""
     places: dict[str, list[str]] = {}
-    for name, path in zip(NAMES, MODULES, strict=True):
-        classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
-        for node in classes if not name.startswith("pipelines/") else []:
-            if not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(name)
+    for name in below("configs/", "data/", "stages/"):
+        for found in module(name).public_classes:
+            places.setdefault(found, []).append(name)
     assert not {name: modules for name, modules in places.items() if len(modules) > 1}
 
 
-def tracked_texts() -> Iterator[tuple[str, str]]:
+@cache
+def tracked_texts() -> list[tuple[str, str]]:
     """All text files that are, or by their names will be, in the repository."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if listing.returncode:
         pytest.skip("not a git repository: an unpacked archive has no list of its files")
+    texts = []
     for name in filter(None, listing.stdout.split("\0")):
-        try:
-            yield name, (ROOT / name).read_text()
-        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
-            continue
+        with suppress(UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            texts.append((name, (ROOT / name).read_text()))
+    return texts
 
 
+@pytest.mark.integration
 def test_nothing_of_any_one_machine_is_in_the_repository():
     folder = re.compile(r"(?<![\w.~$}/-])/(?:root|home|work|Users|opt|tmp/w)/[\w.]+")
     found = [f"{name}: {match[0]}" for name, text in tracked_texts() for match in folder.finditer(text)]
     assert not found
 
 
+@pytest.mark.integration
 def test_the_only_package_index_is_named_once_in_the_makefile():
     """Where packages come from is the user's configuration; PyTorch's CPU builds alone have a place of their own."""
     index = ".".join(("download", "pytorch", "org"))
@@ -332,17 +375,10 @@ CAUGHT_WITHIN = {
 BUILT_IN = {"BaseException", "Exception", "KeyError", "LookupError", "OSError", "RuntimeError", "TypeError", "ValueError"}
 
 
-def names_in(nodes: list[ast.expr]) -> set[str]:
-    return {node.id for node in nodes if isinstance(node, ast.Name)}
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("pipelines/")])
-def test_what_a_command_may_raise_is_an_error_for_people(name):
+def test_what_a_command_may_raise_is_an_error_for_people():
     """Any other exception that leaves a command is reported as a bug: so ours are `PedigreeError`s, and commands raise no built-in one."""
-    tree = ast.parse((ROOT / name).read_text())
-    plain = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and names_in(node.bases) & BUILT_IN}
-    assert plain <= CAUGHT_WITHIN.get(name, set()), f"{name}: derive {plain} from PedigreeError or UsageProblem (configs/problems.py)"
-    if name.startswith("pipelines/cli/"):
-        raised = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc]
-        built_in = names_in([call.func for call in raised if isinstance(call, ast.Call)]) & BUILT_IN
-        assert not built_in, f"{name} raises {built_in}: say it with a UsageProblem"
+    for name in below("pipelines/"):
+        plain = {own for own, bases in module(name).classes if bases & BUILT_IN}
+        assert plain <= CAUGHT_WITHIN.get(name, set()), f"{name}: derive {plain} from PedigreeError or UsageProblem (configs/problems.py)"
+    raised = {name: module(name).raised & BUILT_IN for name in below("pipelines/cli/")}
+    assert not {name: errors for name, errors in raised.items() if errors}, "say it with a UsageProblem"

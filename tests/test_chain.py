@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -81,11 +80,9 @@ def test_every_model_that_takes_part_has_the_template_that_the_chain_began_with(
 
 def test_the_same_command_again_does_nothing(project, chain):
     jobs = started_jobs(project)
-    start = time.monotonic()
     shown = call(project, "pedigree", "run", "tiny")
     assert re.search(r"up to date", shown)
     assert started_jobs(project) == jobs and contents(project) == chain
-    assert time.monotonic() - start < 30  # no Prefect, no torch: their start alone takes longer
 
 
 def test_deleted_artifacts_come_back_from_the_cache(project, chain):
@@ -97,6 +94,7 @@ def test_deleted_artifacts_come_back_from_the_cache(project, chain):
     assert contents(project) == chain and started_jobs(project) == jobs
 
 
+@pytest.mark.nightly
 def test_without_the_cache_too_they_are_built_again_with_the_same_content(project, chain):
     for stage in ("dpo_2", "unseen"):
         shutil.rmtree(project / "artifacts/tiny" / stage)
@@ -116,12 +114,13 @@ def test_a_variant_trains_what_lies_below_the_change_and_shares_the_rest(project
     assert (project / "artifacts/tiny/dvc.lock").read_bytes() == lock and contents(project) == chain
 
 
-@pytest.mark.rotated(2)
-@pytest.mark.parametrize("half", [0, 1])
-def test_kills_at_named_points_and_random_instants_change_nothing(chain, tmp_path, half):
-    """Each disturbance there is once, half of them a commit, but for a kill after a chunk: chains that generate would cost minutes more."""
+A_FEW = ["point: record.json written", "point: publish renamed", "point: lock replaced", "point: checkpoint renamed", "instant: everything"]
+
+
+@pytest.mark.parametrize("planned", [A_FEW, pytest.param(disturbances(20, "sft"), marks=pytest.mark.nightly)], ids=["a few", "each once"])
+def test_kills_at_named_points_and_random_instants_change_nothing(chain, tmp_path, planned):
+    """But for a kill after a chunk: chains that generate would cost minutes more."""
     said: list[str] = []
-    planned = disturbances(20, "sft")[half::2]
     tally = chaos(tmp_path, planned, seed=2, until="sft", quiet=chain, say=said.append)
     assert not tally.different, "\n".join(said)
     assert set(tally.left_out) <= {"change: full disk"}, "\n".join(said)  # which needs a file system of its own

@@ -82,6 +82,7 @@ def test_every_command_exists_with_its_options(name, line):
         assert context.params or words[0] in ("recipes", "doctor", "jobs", "deployments")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("line", dict.fromkeys(line for _, line in PEDIGREE if line.split()[1] in CHEAP))
 def test_commands_that_start_nothing_run(clone, line):
     arguments = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pipelines.cli.main import main; main()"]
@@ -101,13 +102,17 @@ def test_files_that_are_named_exist(name):
 
 def test_make_targets_that_are_named_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {target for name in NAMES for target in re.findall(r"(?:`|\$ )make ([a-z-]+)", (ROOT / name).read_text())}
-    assert named >= {"setup", "test", "demo"} and named <= targets
+    pages = [*NAMES, ".github/workflows/checks.yml", ".devcontainer/devcontainer.json"]
+    named = {target for name in pages for target in re.findall(r"""(?:[`"]|\$ |run: )make ([a-z-]+)""", (ROOT / name).read_text())}
+    assert named >= {"setup", "quick", "test", "test-all", "demo"} and named <= targets
 
 
-@pytest.mark.parametrize("name", generate.pages())
+GENERATED = generate.pages()
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_generated_pages_are_current(name):
-    assert (ROOT / "docs" / name).read_text() == generate.pages()[name], "run `python -m docs.generate`"
+    assert (ROOT / "docs" / name).read_text() == GENERATED[name], "run `python -m docs.generate`"
 
 
 def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and_source():
@@ -366,6 +371,7 @@ def test_the_example_of_published_work_is_valid():
     assert Published.model_validate(parse_value(block)["published"]).hardware["sft"].gpu_hours == 72
 
 
+@pytest.mark.integration
 def test_the_examples_of_a_stage_test_and_of_a_method_pass(tmp_path):
     examples = blocks("CONTRIBUTING.md", "python")
     for number, example in enumerate(examples):

@@ -3,20 +3,18 @@
 import json
 import shutil
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from projects import BIN, call, contents, environment, fresh_project
+from sweeps import nightly_after
+from waiting import until
 
 from configs.graph import Graph
 from configs.recipe import load_recipe
 from pipelines.jobs.processes import kill_all
 
-PARTS = 3
-"""A commit rehearses one of three: Tülu 3 with Tülu 3.1, which share all but their last stages; its preferences on-policy; OLMo 2."""
-RECIPES = ("tulu3_8b", "tulu3_8b_onpolicy", "olmo2_1b", "tulu31_8b")
 REHEARSED = Path(".pedigree") / "rehearsals" / "gpu8"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -27,8 +25,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fresh_project(tmp_path_factory.mktemp("rehearsals") / "clone")
 
 
-@pytest.mark.rotated(PARTS)
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", nightly_after(1, ["tulu3_8b", "tulu3_8b_onpolicy", "olmo2_1b", "tulu31_8b"]))
 def test_a_recipe_of_published_work_is_rehearsed_whole(project, recipe):
     graph: Graph = load_recipe(project / "configs" / "recipes", recipe)
     printed = call(project, "pedigree", "rehearse", recipe, "--json")
@@ -47,7 +44,7 @@ def test_a_recipe_of_published_work_is_rehearsed_whole(project, recipe):
     assert subprocess.run(["git", "status", "--short"], cwd=project, capture_output=True, text=True, check=True).stdout == ""
 
 
-@pytest.mark.rotated(2)
+@pytest.mark.nightly
 def test_a_recipe_of_data_alone_is_rehearsed_too(project):
     graph = load_recipe(project / "configs" / "recipes", "tulu3_data")
     document, _ = json.JSONDecoder().raw_decode(call(project, "pedigree", "rehearse", "tulu3_data", "--json"))
@@ -58,7 +55,7 @@ def test_a_recipe_of_data_alone_is_rehearsed_too(project):
     assert "expectations.0.severity" in json.dumps(document["proved"]["not_proved"])
 
 
-@pytest.mark.rotated(PARTS)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("recipe", "stage", "made"),
     [
@@ -68,7 +65,6 @@ def test_a_recipe_of_data_alone_is_rehearsed_too(project):
     ],
 )
 def test_killed_while_its_jobs_compute_and_typed_again_it_ends_in_the_same_bytes(project, tmp_path, recipe, stage, made):
-    """Each on the recipe that its part has rehearsed."""
     call(project, "pedigree", "rehearse", recipe)
     other = shutil.copytree(project, tmp_path / "clone", symlinks=True)
     command = ["rehearse", recipe, "--set", f"{stage}.seed=9"]
@@ -89,12 +85,14 @@ def test_killed_while_its_jobs_compute_and_typed_again_it_ends_in_the_same_bytes
 
 def at_work(project: Path, stage: str, made: str, process: "subprocess.Popen[bytes]") -> Path:
     """The folder of a stage's job, once it has kept a first part of its work."""
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "it ended before it was killed"
+
+    def found() -> Path | None:
         for spec in project.glob(".pedigree/scratch/*/spec.json"):
             with suppress(FileNotFoundError):  # a job that has ended since
                 if json.loads(spec.read_text())["address"].endswith(f"/{stage}") and any(spec.parent.glob(made)):
                     return spec.parent
-        time.sleep(0.02)
-    raise AssertionError(f"{stage} did not begin")
+        return None
+
+    scratch = until(found, 600, alive=lambda: process.poll() is None)
+    assert scratch is not None
+    return scratch

@@ -12,6 +12,7 @@ IN_PROCESS = [name for name in gpu_check.CHECKS if name != "deepspeed_zero"]
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_every_check_passes_on_a_cpu(tmp_path):
     assert main([str(tmp_path), "--device", "cpu", "--only", ",".join(IN_PROCESS)]) == 0
     written = json.loads((tmp_path / "gpu_check.json").read_text())

@@ -109,11 +109,14 @@ def test_a_global_batch_that_cannot_be_split_is_refused(numerics, problem):
 
 
 def proofs(tests: Path) -> dict[str, list[str]]:
-    """Option of a profile → the tests that are marked to show its effect."""
+    """Option of a profile → the tests of `make test` that are marked to show its effect."""
     found: dict[str, list[str]] = {}
-    for path in sorted(tests.rglob("test_*.py")):
-        for function in ast.walk(ast.parse(path.read_text())):
-            for mark in function.decorator_list if isinstance(function, ast.FunctionDef) else ():
+    files = {path: text for path in sorted(tests.rglob("test_*.py")) if ".proves(" in (text := path.read_text())}
+    for path, text in files.items():
+        for function in ast.walk(ast.parse(text)):
+            marks = function.decorator_list if isinstance(function, ast.FunctionDef) else []
+            nightly = "pytest.mark.nightly" in map(ast.unparse, marks)
+            for mark in [] if nightly else marks:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.proves":
                     found.setdefault(ast.literal_eval(mark.args[0]), []).append(f"{path.name}::{function.name}")
     return found

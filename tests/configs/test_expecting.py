@@ -100,6 +100,7 @@ def test_the_documentation_has_them_all(root):
     assert all(stem.removeprefix("column_distinct_values_") in page for stem in stems), stems
 
 
+@pytest.mark.integration
 def test_a_recipe_is_checked_without_the_library(root):
     """It takes seconds to import, and every command loads a recipe."""
     code = "import sys; import configs.datasets; assert not {'great_expectations', 'pandas', 'pyarrow', 'numpy'} & set(sys.modules)"

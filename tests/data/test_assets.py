@@ -8,6 +8,8 @@ from configs.assets import Asset
 from data import assets
 from data.assets import AssetError
 
+pytestmark = pytest.mark.integration
+
 
 def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

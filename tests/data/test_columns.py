@@ -141,6 +141,7 @@ def test_cuts_leave_nothing_out(sizes):
     assert all(part.stop - part.start <= 3 and sum(sizes[part][:-1]) < 10 for part in found)
 
 
+@pytest.mark.integration
 def test_equal_rows_are_equal_bytes_in_another_process(tmp_path):
     code = (
         "import sys, json; from pathlib import Path; from data import records\n"

@@ -30,6 +30,7 @@ def hits_and_misses(folder: Path, cache: Path, argument: int) -> str:
     return subprocess.run([sys.executable, "some.py"], cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.integration
 def test_machine_code_of_one_copy_of_a_source_serves_another_and_none_of_another_source(tmp_path):
     assert hits_and_misses(tmp_path / "one", tmp_path / "cache", 3) == "0 1\n"
     assert hits_and_misses(tmp_path / "two", tmp_path / "cache", 3) == "1 0\n"
@@ -60,6 +61,8 @@ print(len(found))
 """
 
 
+@pytest.mark.integration
+@pytest.mark.nightly
 def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tmp_path):
     """A job with an older list of words of numbers fills the cache that one with a longer list then uses."""
     copy = tmp_path / "copy"

@@ -4,6 +4,7 @@ import random
 import re
 
 import pytest
+from sweeps import nightly_after
 from test_matching import Texts
 
 from configs.decontamination import Abstracted, Decontaminate, ShortItems
@@ -146,7 +147,7 @@ def test_sums_are_not_all_alike():
     assert found(every, ["What is 17 + 25?", PROBLEM], "What is 17 + 25?") == {"q0": ""}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", nightly_after(8, range(40)))
 @pytest.mark.parametrize("typos", [False, True])
 def test_the_compiled_search_changes_no_verdict_of_abstracted_and_mended_texts_either(seed, typos):
     texts = Texts(seed)
@@ -165,7 +166,7 @@ def abstracted(text: str) -> str:
     return re.sub(r"([@#])( \1)+", r"\1", re.sub(r"\b[A-Z]\w*", "@", text))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", nightly_after(3, range(10)))
 def test_an_abstracted_text_is_that_of_the_definition(seed):
     draw = random.Random(seed)
     text = " ".join(draw.choice(["Ann", "B", "12", "3rd", "one", "Twelve", "x2", "iPhone", "a"]) for _ in range(3000))
@@ -183,7 +184,7 @@ def test_words_with_a_letter_wrong_are_read_as_the_item_has_them():
     assert index[False].overlaps([row(text)], 0.8) == [[]]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", nightly_after(5, range(20)))
 def test_what_is_not_mended_since_the_row_lacks_the_words_would_not_be_found_mended_either(seed, monkeypatch):
     draw = random.Random(seed)
     words = ["".join(draw.choices("abcd", k=draw.randint(3, 7))) for _ in range(40)]

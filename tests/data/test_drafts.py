@@ -97,6 +97,7 @@ def test_rows_are_those_that_would_be_made_in_memory(given, tmp_path, counts):
         assert sum(row["id"].count("-") > 1 for row, _ in gone.values()) > 5  # told apart by a number
 
 
+@pytest.mark.integration
 def test_neither_processes_nor_blocks_change_a_byte(given, tmp_path, monkeypatch):
     who = tmp_path / "who"
     own = filters.look

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sweeps import nightly_after
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -218,7 +219,8 @@ def test_pairs_in_bulk_are_those_of_the_chat(chats):
 
 
 @pytest.mark.slow
-def test_every_character_of_the_basic_plane_is_told_right_or_left_to_the_tokenizer():
+@pytest.mark.parametrize("step", nightly_after(1, [61, 3]))
+def test_every_character_of_the_basic_plane_is_told_right_or_left_to_the_tokenizer(step):
     """SmolLM2's own tokenizer."""
     from stages.source_model import gguf_tokenizer
 
@@ -228,7 +230,8 @@ def test_every_character_of_the_basic_plane_is_told_right_or_left_to_the_tokeniz
     chat.tokenizer, chat.eos_id = tokenizer, tokenizer.eos_token_id
     encoder = Encoder(chat, U2)
     assert encoder.by_words
-    texts = [f"a {chr(code)}b {chr(code)}{chr(code)}1 '{chr(code)}" for code in range(0x20, 0x10000, 3) if not 0xD800 <= code < 0xE000]
+    codes = [*range(0x20, 0x250), *range(0x250, 0x10000, step)]
+    texts = [f"a {chr(code)}b {chr(code)}{chr(code)}1 '{chr(code)}" for code in codes if not 0xD800 <= code < 0xE000]
     found = encoder.encode((text, True) for text in texts)
     own = encoder.own(texts, True)
     assert [list(found[text, True]) for text in texts] == [list(ids) for ids in own]

@@ -115,6 +115,7 @@ def test_of_many_bad_rows_five_are_shown():
     assert str(error.value).count("there are no messages") == 5 and "and 4 more" in str(error.value) and "9 rows" in str(error.value)
 
 
+@pytest.mark.integration
 def test_what_no_expectation_of_ours_uses_is_not_loaded_before_somebody_asks(root):
     """Half of the start of every data stage went there."""
     code = f"""

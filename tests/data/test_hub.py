@@ -13,6 +13,7 @@ from hub_child import HubChild
 from hub_server import Hub, Repo, hub_server
 from pyarrow import Table, parquet
 
+pytestmark = pytest.mark.integration
 CARD = """---
 configs:
 - config_name: main

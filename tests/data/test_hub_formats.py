@@ -229,6 +229,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("repo", RIGHT)
 def test_right_answers_to_verifiable_prompts_score_one(monkeypatch, repo):
     rows = rows_of(monkeypatch, repo)

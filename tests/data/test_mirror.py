@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 from faulty_store import KEYS, s3_server
+from waiting import deadline
 
 from data import mirror as mirrors
 from data import storage
 from data.artifacts import scan, write_json
 from data.mirror import Held, Lease, Mirror
 from data.storage import ContentChanged, Missing, StoreError
+
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(params=["s3", "folder"])
@@ -138,7 +141,7 @@ def test_who_was_overtaken_never_writes_again_even_where_everything_was_cleared_
 @pytest.mark.parametrize("hours", [-1000, 1000])
 def test_no_clock_decides_who_lives(folder_mirror, tmp_path, hours):
     """The store's times may be anything: today a holder whose files are old is taken over from while it lives."""
-    first, ended = lease(folder_mirror, "a", silence_s=1.0), threading.Event()
+    first, aged, ended = lease(folder_mirror, "a", silence_s=deadline(1.0)), threading.Event(), threading.Event()
     first.acquire(quiet)
 
     def live() -> None:
@@ -147,10 +150,11 @@ def test_no_clock_decides_who_lives(folder_mirror, tmp_path, hours):
             for path in (tmp_path / "store" / "key" / "lease").iterdir():
                 if path.name.endswith("a") or path.suffix == ".json":
                     os.utime(path, (0, time.time() + 3600 * hours))
+            aged.set()
 
     heart = threading.Thread(target=live)
     heart.start()
-    time.sleep(0.3)
+    assert aged.wait(deadline(60))
     with pytest.raises(Held):
         lease(folder_mirror, "b").acquire(quiet)
     assert not folder_mirror.clear("c")
@@ -199,19 +203,20 @@ def test_the_claim_before_the_last_stays_for_those_who_list_the_folder_just_then
 
 def test_of_many_who_find_a_silent_holder_one_takes_over(folder_mirror):
     lease(folder_mirror, "gone", silence_s=0.01).acquire(quiet)
-    time.sleep(0.05)
     ends: list[str] = []
+    ended = threading.Event()
 
     def want(token: str) -> None:
         mine = lease(folder_mirror, token)
         try:
             mine.acquire(quiet)
             ends.append("holds")
-            while len(ends) < 4:
+            while not ended.wait(0.02):
                 mine.beat()
-                time.sleep(0.02)
         except Held:
             ends.append("refused")
+        if len(ends) == 4:
+            ended.set()
 
     threads = [threading.Thread(target=want, args=(f"t{number}",)) for number in range(4)]
     for thread in threads:
@@ -264,7 +269,6 @@ def test_a_mirror_is_cleared_unless_another_living_job_writes_there(mirror, tmp_
     heart.join()
     assert mirror.clear("other") and storage.entries(mirror.url) == []
     lease(mirror, "gone", silence_s=0.01).acquire(quiet)
-    time.sleep(1.1)
     assert mirror.clear("mine") and storage.entries(mirror.url) == []
 
 

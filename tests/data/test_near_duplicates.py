@@ -106,6 +106,7 @@ def test_clusters_are_what_hangs_together_by_pairs_and_keep_their_first_row():
     assert found[place[1]] == f"{jaccard(chain[1], chain[2], 5):.3f} like row1"
 
 
+@pytest.mark.integration
 def test_clusters_are_those_of_all_pairs_compared_plainly_whatever_the_processes(monkeypatch):
     """Families of a text and copies of copies, mixed; and many rows with one frame, more than are compared each with each."""
     draw, texts = random.Random(5), []

@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import deadline
 
 from data.parallel import AHEAD, mapped
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,12 +42,12 @@ def test_what_goes_wrong_in_a_worker_goes_wrong_here():
 
 def test_workers_end_with_a_parent_that_is_killed():
     program = """
-import os, time
+import os, signal
 from data.parallel import mapped
 
 def work(batch):
     os.write(1, f"{os.getpid()}\\n".encode())  # whole, beside the other's
-    time.sleep(600)
+    signal.pause()
 
 list(mapped(work, range(2), 2))
 """
@@ -52,5 +55,5 @@ list(mapped(work, range(2), 2))
         assert parent.stdout is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
         parent.send_signal(signal.SIGKILL)
-        parent.communicate(timeout=60)  # ends when nobody has its output open any more, the workers among them
+        parent.communicate(timeout=deadline(60))  # ends when nobody has its output open any more, the workers among them
     assert len(set(pids)) == 2

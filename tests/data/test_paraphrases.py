@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from waiting import deadline
 
 from configs.assets import EMBEDDER
 from configs.decontamination import Abstracted, Decontaminate, Embedded, Waiver
@@ -27,6 +28,7 @@ def embedder() -> Embedder:
     return Embedder()
 
 
+@pytest.mark.integration
 def test_processes_that_are_forked_after_it_wait_for_no_thread_of_its_tokenizer():
     """Whatever the environment says: the threads of a tokenizer that was used are not in the processes, and its locks are."""
     code = """
@@ -37,7 +39,7 @@ embedder.vectors(["a b c"] * 1000)
 print(len(list(mapped(lambda number: embedder.vectors(["a b c"] * 1000).shape, range(4), 2))))
 """
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=deadline(60), check=True)
     assert done.stdout == "4\n"
 
 

@@ -78,6 +78,7 @@ def test_filters_name_their_row(config):
         row_filters.seen(one, rows)
 
 
+@pytest.mark.integration
 def test_the_row_is_told_from_other_processes(tmp_path: Path, monkeypatch):
     texts = ["fine"] * 40 + [VICTIM] + ["fine"] * 40
     rows = [{"prompt": f"{number}?", "completion": text} for number, text in enumerate(texts)]

@@ -4,6 +4,7 @@ import sys
 import threading
 
 import pytest
+from waiting import deadline
 
 from data.process import uncollected
 
@@ -29,12 +30,12 @@ def test_nothing_is_collected_until_the_last_thread_has_left():
     def other() -> None:
         with uncollected():
             inside.set()
-            leave.wait(60)
+            leave.wait(deadline(60))
 
     thread = threading.Thread(target=other)
     with uncollected():
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(deadline(60))
     assert not gc.isenabled()
     leave.set()
     thread.join()
@@ -77,13 +78,21 @@ for thread in threads:
 """
 
 
+@pytest.mark.integration
 def test_threads_that_parse_at_the_same_time_do_not_disturb_each_other(root):
     """Where one of them collects garbage, some of these parsings end in a SystemError."""
     done = subprocess.run([sys.executable, "-c", PARSERS], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(("module", "call"), [("stages.__main__", "load_stage('sft')"), ("stages.engines.sampler", "_import_vllm()")])
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("stages.__main__", "load_stage('sft')"),
+        pytest.param("stages.engines.sampler", "_import_vllm()", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_job_begins_without_collections(root, module, call):
     """There are hundreds without it."""
     code = f"import gc, {module}; gone = []; gc.callbacks.append(lambda *of: gone.append(of)); {module}.{call}; print(len(gone))"
@@ -91,6 +100,7 @@ def test_a_job_begins_without_collections(root, module, call):
     assert int(done.stdout.split()[-1]) < 10
 
 
+@pytest.mark.integration
 def test_configs_are_imported_without_their_sources(root):
     """Pydantic would parse every class for the texts below its fields: a tenth of a second of every command and job."""
     code = "import ast; gone = []; ast.parse = gone.append; import configs.declarations, stages.job; print(len(gone))"
@@ -98,15 +108,16 @@ def test_configs_are_imported_without_their_sources(root):
     assert done.stdout == "0\n"
 
 
+@pytest.mark.integration
 def test_leaving_runs_exit_handlers_writes_what_was_printed_and_waits_for_no_thread(root):
     code = """
-import atexit, ctypes, threading, time
+import atexit, ctypes, threading
 from data.process import leave
 atexit.register(print, "handled")
-threading.Thread(target=time.sleep, args=(600,)).start()
+threading.Thread(target=threading.Event().wait).start()
 print("printed")
 ctypes.CDLL(None).printf(b"by C\\n")
 leave(75)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False, timeout=deadline(60))
     assert done.returncode == 75 and set(done.stdout.split("\n")) == {"printed", "handled", "by C", ""}

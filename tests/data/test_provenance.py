@@ -45,6 +45,7 @@ def test_other_bytes_are_refused() -> None:
             unpacked(other, sha256, "it")
 
 
+@pytest.mark.integration
 def test_a_driver_that_hangs_costs_no_finished_job_its_result(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nsleep 60\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

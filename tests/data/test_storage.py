@@ -13,6 +13,8 @@ from configs.stores import s3_object, store_url
 from data import storage
 from data.storage import ContentChanged, StoreError
 
+pytestmark = pytest.mark.integration
+
 BODY = bytes(range(256)) * 1024 * 72
 """18 MB: two parts."""
 SHA256 = hashlib.sha256(BODY).hexdigest()

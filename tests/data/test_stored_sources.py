@@ -17,6 +17,8 @@ from data.row_files import READERS
 from data.sources import Outside, fetched, load
 from data.storage import ContentChanged, Missing, StoreError
 
+pytestmark = pytest.mark.integration
+
 ROWS = "".join(json.dumps({"instruction": f"Say {n}.", "output": str(n)}) + "\n" for n in range(20)).encode()
 SHA256 = hashlib.sha256(ROWS).hexdigest()
 

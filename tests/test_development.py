@@ -1,0 +1,123 @@
+"""What developers rely on: unit tests cannot start processes, `make quick` finds what a change affects, hooks find what they are for."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from affected import affected
+from unit_guard import NotAUnitTest, unit_test
+from waiting import deadline
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def git(root: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments], cwd=root, check=True, capture_output=True)
+
+
+def import_an_engine() -> None:
+    sys.modules.pop("deepspeed", None)
+    import deepspeed  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    ("forbidden", "named"),
+    [
+        (lambda: subprocess.run(["true"], check=True), "starts a process"),
+        (os.fork, "starts a process"),
+        (lambda: os.system("true"), "starts a process"),
+        (lambda: time.sleep(0.001), "sleeps"),
+        (import_an_engine, "imports deepspeed"),
+    ],
+    ids=["subprocess", "fork", "shell", "sleep", "engine"],
+)
+def test_a_unit_test_that_is_none_fails(monkeypatch, forbidden, named):
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    with pytest.raises(NotAUnitTest, match=named), unit_test():
+        forbidden()
+    swallowed = []
+    with pytest.raises(NotAUnitTest, match=named), unit_test():
+        try:
+            forbidden()
+        except BaseException as error:
+            swallowed.append(error)
+    assert swallowed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it is what the second sleeper ends by
+def test_nothing_is_forbidden_beside_unit_tests_nor_in_threads_that_others_have_left():
+    time.sleep(0)
+    subprocess.run(["true"], check=True)
+    inside = threading.Event()
+
+    def sleeper():
+        inside.wait(deadline(60))
+        time.sleep(0)
+
+    left = threading.Thread(target=sleeper)
+    left.start()
+    with unit_test():
+        inside.set()
+        left.join()
+    with pytest.raises(NotAUnitTest, match="sleeps"), unit_test():
+        own = threading.Thread(target=sleeper)
+        own.start()
+        own.join()
+
+
+def test_what_a_change_affects_is_itself_and_who_imports_it(tmp_path):
+    files = {
+        "configs/__init__.py": "",
+        "configs/changed.py": "FIELD = 1",
+        "configs/other.py": "FIELD = 1",
+        "data/reads.py": "from configs import changed",
+        "stages/reads.py": "def run():\n    from configs.changed import FIELD",
+        "stages/reads_other.py": "import configs.other",
+        "pipelines/indirectly.py": "import data.reads",
+        "tests/reads.py": "import configs.changed",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "start")
+    assert affected(tmp_path, "HEAD") == set()
+    (tmp_path / "configs/changed.py").write_text("FIELD = ''")
+    (tmp_path / "pipelines/new.py").write_text("")
+    (tmp_path / "configs/other.py").unlink()
+    assert affected(tmp_path, "HEAD") == {"configs/changed.py", "data/reads.py", "stages/reads.py", "pipelines/new.py"}
+
+
+def test_the_devcontainer_is_a_stage_of_the_dockerfile():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    dockerfile = (ROOT / ".devcontainer" / container["build"]["dockerfile"]).read_text()
+    stage = dockerfile.split(f" AS {container['build']['target']}\n")[1].split("\nFROM ")[0]
+    assert f"useradd --create-home --uid 1000 {container['remoteUser']}" in stage
+
+
+def test_hooks_find_what_they_are_for_with_the_tools_of_the_lock(tmp_path):
+    shutil.copy(ROOT / ".pre-commit-config.yaml", tmp_path)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "page.md").write_text("Fine.\n")
+    (tmp_path / "module.py").write_text("import os\n\nprint( os )\n")
+    git(tmp_path, "init", "-q")
+
+    def failing_hooks() -> set[str]:
+        git(tmp_path, "add", "page.md", "module.py", ".pre-commit-config.yaml")
+        command = [f"{sys.prefix}/bin/pre-commit", "run"]
+        environment = os.environ | {"PRE_COMMIT_HOME": str(tmp_path / ".cache")}
+        shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
+        assert shown.count("\n") >= 5 and "large files" in shown
+        return {line.partition("...")[0] for line in shown.splitlines() if line.endswith("Failed")}
+
+    assert failing_hooks() == {"ruff format"}
+    (tmp_path / "page.md").write_text("Teh page.\n" * 60_000)
+    (tmp_path / "module.py").write_text("import os\n")
+    assert failing_hooks() == {"ruff check", "spelling", "large files"}
