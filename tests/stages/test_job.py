@@ -1,9 +1,9 @@
 import errno
 import json
-import time
 
 import models
 import pytest
+from waiting import deadline, until
 
 from configs.execution import Numerics, Placement
 from data.fence import FENCE, OVERTAKEN, Fence
@@ -62,14 +62,11 @@ def test_a_job_that_is_overtaken_ends_at_once_and_seals_nothing_more(tmp_path, m
     numerics = Numerics(threads=1, world_size=2)
     running = models.start_job(tmp_path / "job", "sft", config, inputs, numerics, checkpoint_every_steps=5, keep_checkpoints=99)
     checkpoints = tmp_path / "job" / "checkpoints"
-    deadline = time.monotonic() + 120
-    while not list(checkpoints.glob("step-*")):
-        assert running.poll() is None and time.monotonic() < deadline, (tmp_path / "job" / "log.txt").read_text()[-2000:]
-        time.sleep(0.05)
+    until(lambda: list(checkpoints.glob("step-*")), alive=lambda: running.poll() is None)
     assert sorted(path.name for path in (tmp_path / "job" / "pulses").glob("[0-9]*")) == ["0", "1"]
     Fence.raised(tmp_path / "lease", 2)
     sealed = {path.name for path in checkpoints.glob("step-*")}
-    assert running.wait(timeout=60) != 0
+    assert running.wait(timeout=deadline(60)) != 0
     later = {path.name for path in checkpoints.glob("step-*")} - sealed
     assert len(later) <= 1 and not (tmp_path / "job" / "done.json").exists()  # one may have been between its look and its rename
     log = (tmp_path / "job" / "log.txt").read_text()

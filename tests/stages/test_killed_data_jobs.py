@@ -4,8 +4,6 @@ fewer processes, ends in the same bytes."""
 import multiprocessing
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from data_lab import run_stage
 from models import alive, dataset, run_job, start_job
+from waiting import deadline, until
 
 from configs.execution import Numerics
 from data import columns, records
@@ -36,14 +35,6 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def awaited(what: Callable[[], Any], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert found, "it did not happen in time"
-    return found
-
-
 def payload(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "out" / "payload").iterdir()}
 
@@ -51,10 +42,10 @@ def payload(folder: Path) -> dict[str, bytes]:
 def killed(folder: Path, *args: Any) -> None:
     """Starts a job and kills its first process, and no other, once it has two more."""
     process = start_job(folder, *args)
-    workers = awaited(lambda: found if len(found := children(process.pid)) >= 2 else [])
+    workers = until(lambda: found if len(found := children(process.pid)) >= 2 else [], alive=lambda: process.poll() is None)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    awaited(lambda: not any(map(alive, workers)), 20)
+    until(lambda: not any(map(alive, workers)))
     assert not (folder / "done.json").exists()
 
 
@@ -139,7 +130,7 @@ def attempted(folder: Path, kind: str, threads: int, ports: dict[str, Artifact])
     args = (folder, kind, KINDS[kind], None, threads)
     process = multiprocessing.get_context("fork").Process(target=run_stage, args=args, kwargs=ports)
     process.start()
-    process.join(60)
+    process.join(deadline(60))
     return process.exitcode
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_lab import rows_of, run_stage, until
+from data_lab import rows_of, run_stage
+from waiting import until
 
 from configs.datasets import PrepareData
 from configs.problems import PedigreeError

@@ -1,12 +1,11 @@
 """`sample` and `evaluate` with the real engine."""
 
 import json
-import os
 import shutil
 import signal
-import time
 from collections import defaultdict
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from models import a_job, dataset, publish, run, start_job
 from tiny_models import make, make_policies
+from waiting import deadline
 
 from configs.answers import Window
 from configs.execution import Numerics
@@ -84,14 +84,13 @@ def counted(monkeypatch, method, count):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch):
     config, faults, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "faults", tmp_path / "job"
     faults.mkdir()
     (faults / "answer kept").write_text("40")
     with monkeypatch.context() as dying:
         dying.setenv("PEDIGREE_FAULTS", str(faults))
-        assert start_job(job, "sample", config, inputs, ONE_THREAD).wait(timeout=240) == -signal.SIGKILL
+        assert start_job(job, "sample", config, inputs, ONE_THREAD).wait(timeout=deadline(240)) == -signal.SIGKILL
     log = job / "chunks" / "answers.jsonl"
     kept = [json.loads(line)[1]["response_ids"] for line in log.read_text().splitlines()]
     assert len(kept) == 41
@@ -99,10 +98,9 @@ def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inp
         stream.write('["0123456789abcdef", {"response_ids": [1, 2')  # by a power cut
 
     asked = counted(monkeypatch, "stream", lambda requests: [tuple(one.prompt_ids) for one in requests])
-    done = run(job, "sample", config, inputs, ONE_THREAD, engines=2)
+    done = run(job, "sample", config, inputs, ONE_THREAD)
     assert done["ok"], done
-    shares = [[prompt for call in calls for prompt in call] for calls in asked.values()]
-    assert len(shares) == 2 and all(shares) and sum(map(len, shares)) == 72 - 41
+    assert sum(map(len, chain.from_iterable(asked.values()))) == 72 - 41
     assert done["marks"][0].startswith("41 of 72 answers are those of interrupted attempts")
     rows = list(records.stream(job / "out" / "payload"))
     assert len(rows) == len({row["id"] for row in rows}) == len({row["seed"] for row in rows}) == 72
@@ -160,24 +158,19 @@ def test_requests_are_dealt_once_and_those_with_one_prompt_together():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.proves("placement.engines")
-def test_a_killed_sample_goes_on_with_its_chunks_by_two_engines_and_ends_in_the_bytes_of_one(inputs, tmp_path, monkeypatch):
+def test_a_sample_goes_on_with_the_chunks_it_finds_by_two_engines_and_ends_in_the_bytes_of_one(inputs, tmp_path, monkeypatch):
     assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
-    process = start_job(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
     chunks = tmp_path / "killed" / "chunks"
-    deadline = time.monotonic() + 240
-    while not list(chunks.glob("[0-9a-f]*.json")) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    finished = {file: file.stat().st_mtime_ns for file in chunks.glob("[0-9a-f]*.json")}
-    assert 0 < len(finished) < 18  # 2 policies * 36 requests / 4
+    chunks.mkdir(parents=True)
+    for file in sorted((tmp_path / "whole" / "chunks").glob("[0-9a-f]*.json"))[:5]:
+        shutil.copy(file, chunks)
+    finished = {file: file.stat().st_mtime_ns for file in chunks.iterdir()}
     asked = counted(monkeypatch, "generate", len)
     done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
     assert done["ok"]
-    assert len(asked) == 2 and all(asked.values()) and sum(map(sum, asked.values())) == 4 * (18 - len(finished))
+    assert len(asked) == 2 and all(asked.values()) and sum(map(sum, asked.values())) == 4 * (18 - 5)  # 2 policies * 36 requests / 4
     assert not any(Path(f"/proc/{pid}").exists() for pid in asked)
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
 
@@ -192,7 +185,6 @@ def test_a_killed_sample_goes_on_with_its_chunks_by_two_engines_and_ends_in_the_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeypatch):
     def constraint(number: int):
         instruction = {"id": "length_constraints:number_words", "relation": "at least", "num_words": 3 + number % 3}
@@ -245,7 +237,6 @@ def test_each_policy_is_compared_with_the_one_before_and_the_first():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_prompt_longer_than_the_context_is_named_before_any_engine_starts(policies, tmp_path):
     long = prompt(1, messages=[{"role": "user", "content": "1 " * 300}])
     pool = dataset(tmp_path / "pool", "prompt", [long])
