@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from data_lab import run_stage
-from models import alive, dataset, run_job, start_job
+from models import alive, dataset, run, start_job
 from waiting import deadline, until
 
 from configs.execution import Numerics
@@ -53,14 +53,14 @@ def killed(folder: Path, *args: Any) -> None:
 def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
     """(the folder of a quiet job that prepared rows, an artifact of them)."""
     folder = tmp_path_factory.mktemp("raw")
-    assert run_job(folder / "quiet", "prepare_data", PREPARE, {}, Numerics(threads=1))["ok"]
+    assert run(folder / "quiet", "prepare_data", PREPARE, {}, Numerics(threads=1))["ok"]
     return folder / "quiet", dataset(folder / "rows", "conversation", list(records.stream(folder / "quiet" / "out" / "payload")))
 
 
 @pytest.mark.slow
 def test_rows_that_are_prepared_again_are_the_same(raw: tuple[Path, Artifact], tmp_path: Path) -> None:
     killed(tmp_path / "job", "prepare_data", PREPARE, {}, TWO)
-    assert run_job(tmp_path / "job", "prepare_data", PREPARE, {}, TWO)["ok"]
+    assert run(tmp_path / "job", "prepare_data", PREPARE, {}, TWO)["ok"]
     assert payload(tmp_path / "job") == payload(raw[0]) and not (tmp_path / "job" / "drafts").exists()
 
 
@@ -73,9 +73,9 @@ def test_rows_that_are_compared_again_are_the_same(raw: tuple[Path, Artifact], t
     ]
     inputs = {"data": {"d": raw[1]}, "benchmarks": {"b": dataset(tmp_path / "suite", "item", items)}}
     config = {"max_contaminated_share": 1.0}
-    assert run_job(tmp_path / "quiet", "decontaminate", config, inputs, Numerics(threads=1))["metrics"]["removed"] >= 20
+    assert run(tmp_path / "quiet", "decontaminate", config, inputs, Numerics(threads=1))["metrics"]["removed"] >= 20
     killed(tmp_path / "job", "decontaminate", config, inputs, TWO)
-    assert run_job(tmp_path / "job", "decontaminate", config, inputs, TWO)["ok"]
+    assert run(tmp_path / "job", "decontaminate", config, inputs, TWO)["ok"]
     assert payload(tmp_path / "job") == payload(tmp_path / "quiet")
 
 

@@ -123,6 +123,7 @@ def test_a_policy_rates_answers_and_the_best_is_paired_with_a_lower_one(sampled,
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_judge_that_only_babbles_gives_no_scores(sampled, tmp_path):
     rows = list(records.stream(sampled[0] / "out" / "payload"))
     make(tmp_path / "babbler" / "payload", context=8192)
