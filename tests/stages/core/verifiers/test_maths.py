@@ -115,7 +115,7 @@ def test_the_process_outlives_the_thread_that_asked_first():
             given = [r"\boxed{0.50}", r"\boxed{2/4}"]
             assert [verdict.score for verdict in threads.map(lambda text: verify(half, text), given)] == [1.0, 1.0]
             pids.append(threads.submit(apart.ask, "os:getpid", (), 10.0).result())
-        time.sleep(0.2)  # signals of a thread's death need not be there at once
+        time.sleep(0.2)  # nothing is to happen, and a signal of a thread's death need not be there at once
     assert len(set(pids)) == 1
 
 
