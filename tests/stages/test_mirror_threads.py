@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from models import a_job
 from waiting import until
@@ -28,6 +29,7 @@ URL = "s3://bucket/runs"
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     monkeypatch.setattr(storage, "PAUSES_S", (0.05,))
     monkeypatch.setattr(mirroring, "AGAIN_S", 0.3)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)  # with pauses that take seconds
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     with s3_server("bucket") as url, faulty_store(url) as store:

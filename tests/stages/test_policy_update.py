@@ -140,7 +140,9 @@ def agree(found, expected):
         assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
 
 
-@pytest.mark.parametrize("cut", ALL_CUTS.values(), ids=ALL_CUTS.keys())
+@pytest.mark.parametrize(
+    "cut", [pytest.param(cut, id=name, marks=[pytest.mark.nightly] * ("zero_stage" in cut)) for name, cut in ALL_CUTS.items()]
+)
 def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
     for case, expected in zip(CASES, whole, strict=True):
         for ours, theirs in zip(policy_lab.numbers_of(policy, case, Numerics(threads=1, **cut)), expected, strict=True):
