@@ -4,14 +4,14 @@ import json
 import shutil
 import signal
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import a_job, dataset, publish, run, start_job
+from models import a_job, alive, dataset, publish, run, start_job
 from tiny_models import make, make_policies
 from waiting import deadline
 
@@ -71,6 +71,33 @@ def inputs(policies, pool):
     return {"policies": {"a": policies["a"], "b": policies["b"]}, "prompts": {"pool": pool}}
 
 
+@pytest.fixture(scope="module")
+def kept():
+    """Engines that are open, for all tests that take `shared_engines`."""
+    engines: list[Child] = []
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def shared_engines(kept, monkeypatch):
+    """Jobs in this process are given engines that are open already, of one architecture: a start takes ten seconds."""
+
+    @contextmanager
+    def opened(settings, count, ahead):
+        for process in filter(None, [ahead.take() for _ in range(count)]):
+            process.kill()
+            process.communicate()
+        while len(kept) < count:
+            kept.append(Child(settings))
+        for engine in kept[:count]:
+            engine.load(Path(settings["model_folder"]))
+        yield kept[:count]
+
+    monkeypatch.setattr(chunks, "open_engines", opened)
+
+
 def counted(monkeypatch, method, count):
     """Process of an engine → what it was asked by a method, in every call."""
     asked, own = defaultdict(list), getattr(Child, method)
@@ -84,7 +111,7 @@ def counted(monkeypatch, method, count):
 
 
 @pytest.mark.slow
-def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch):
+def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch, shared_engines):
     config, faults, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "faults", tmp_path / "job"
     faults.mkdir()
     (faults / "answer kept").write_text("40")
@@ -98,9 +125,10 @@ def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inp
         stream.write('["0123456789abcdef", {"response_ids": [1, 2')  # by a power cut
 
     asked = counted(monkeypatch, "stream", lambda requests: [tuple(one.prompt_ids) for one in requests])
-    done = run(job, "sample", config, inputs, ONE_THREAD)
+    done = run(job, "sample", config, inputs, ONE_THREAD, engines=2)
     assert done["ok"], done
-    assert sum(map(len, chain.from_iterable(asked.values()))) == 72 - 41
+    shares = [[prompt for call in calls for prompt in call] for calls in asked.values()]
+    assert len(shares) == 2 and all(shares) and sum(map(len, shares)) == 72 - 41
     assert done["marks"][0].startswith("41 of 72 answers are those of interrupted attempts")
     rows = list(records.stream(job / "out" / "payload"))
     assert len(rows) == len({row["id"] for row in rows}) == len({row["seed"] for row in rows}) == 72
@@ -159,19 +187,20 @@ def test_requests_are_dealt_once_and_those_with_one_prompt_together():
 
 @pytest.mark.slow
 @pytest.mark.proves("placement.engines")
-def test_a_sample_goes_on_with_the_chunks_it_finds_by_two_engines_and_ends_in_the_bytes_of_one(inputs, tmp_path, monkeypatch):
+def test_a_sample_goes_on_with_the_chunks_it_finds_by_two_engines_and_ends_in_the_bytes_of_one(
+    inputs, tmp_path, monkeypatch, shared_engines
+):
     assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
-    chunks = tmp_path / "killed" / "chunks"
-    chunks.mkdir(parents=True)
+    left = tmp_path / "killed" / "chunks"
+    left.mkdir(parents=True)
     for file in sorted((tmp_path / "whole" / "chunks").glob("[0-9a-f]*.json"))[:5]:
-        shutil.copy(file, chunks)
-    finished = {file: file.stat().st_mtime_ns for file in chunks.iterdir()}
+        shutil.copy(file, left)
+    finished = {file: file.stat().st_mtime_ns for file in left.iterdir()}
     asked = counted(monkeypatch, "generate", len)
     done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
     assert done["ok"]
     assert len(asked) == 2 and all(asked.values()) and sum(map(sum, asked.values())) == 4 * (18 - 5)  # 2 policies * 36 requests / 4
-    assert not any(Path(f"/proc/{pid}").exists() for pid in asked)
     assert {file: file.stat().st_mtime_ns for file in finished} == finished
 
     assert (tmp_path / "killed" / ROWS).read_bytes() == (tmp_path / "whole" / ROWS).read_bytes()
@@ -201,8 +230,10 @@ def test_evaluate_scores_every_policy_on_every_suite(policies, tmp_path, monkeyp
     for module, name in ((chunks, "write_text"), (evaluate, "score")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own, name=name: (order.append(name), own(*given))[1])
+    asked = counted(monkeypatch, "generate", len)
     done = run(tmp_path / "job", "evaluate", config, {"policies": labels, "suites": suites}, ONE_THREAD)
     assert done["ok"], done
+    assert len(asked) == 2 and not any(map(alive, asked))
     last_made = max(place for place, name in enumerate(order) if name == "write_text")
     assert order[:last_made].count("score") >= 16 and order.count("score") == 4 * 16  # beside the engine, which makes the next answers
     assert done["metrics"]["split"] == "dev" and "looks" not in done["metrics"]
