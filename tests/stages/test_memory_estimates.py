@@ -22,24 +22,13 @@ from stages.engines.trainer import TORCH_DTYPES
 pytestmark = pytest.mark.slow
 BUCKETS = {(1, "fp32"): 4, (2, "bf16"): 2, (3, "bf16"): 4, (3, "fp32"): 4}
 """Bytes of an element of DeepSpeed's bucket, which torch counts whole, and Linux only as far as it is written to."""
-DAILY: dict[str, tuple[str, dict[str, Any]]] = {
-    "0 fp32": ("footprint", {"world_size": 2, "zero_stage": 0, "dtype": "fp32"}),
-    **{f"offloading {on} 2": ("offloading", {"world_size": 2, "zero_stage": 2, "offload": on}) for on in (False, True)},
-}
-NIGHTLY: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         f"{stage} {dtype}": ("footprint", {"world_size": 2, "zero_stage": stage, "dtype": dtype})
-        for stage, dtype in [(1, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16"), (3, "fp32")]
+        for stage, dtype in [(0, "fp32"), (1, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16"), (3, "fp32")]
     },
     "checkpointed": ("footprint", {"world_size": 2, "zero_stage": 1, "dtype": "bf16", "gradient_checkpointing": True}),
-    **{
-        f"offloading {on} {stage}": ("offloading", {"world_size": 2, "zero_stage": stage, "offload": on})
-        for stage in (1, 3)
-        for on in (False, True)
-    },
 }
-CASES = {**DAILY, **NIGHTLY}
-nightly = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +45,7 @@ def shape(policy) -> Shape:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory, policy) -> Callable[[str], Any]:
-    return models.measuring(effects_lab.__file__, policy, tmp_path_factory.mktemp("footprints"), DAILY, NIGHTLY)
+    return models.measuring(effects_lab.__file__, policy, tmp_path_factory.mktemp("footprints"), CASES)
 
 
 def planned(name: str, shape: Shape, tokens: int) -> tuple[Trained, Numerics, dict[str, int]]:
@@ -66,9 +55,8 @@ def planned(name: str, shape: Shape, tokens: int) -> tuple[Trained, Numerics, di
     return model, numerics, memory.training(model, numerics, tokens)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[nightly] * (name in NIGHTLY)) for name in CASES if not name.startswith("offloading")]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
 def test_a_step_takes_what_the_plan_says(measured, shape, name):
     found = measured(name)
     model, numerics, terms = planned(name, shape, found["tokens"])
@@ -78,15 +66,8 @@ def test_a_step_takes_what_the_plan_says(measured, shape, name):
     assert memory.total(terms) / most == pytest.approx(1, abs=0.25), (found, terms)
 
 
-@pytest.mark.parametrize(
-    ("name", "per_parameter"),
-    [
-        ("0 fp32", 4 + 8),
-        pytest.param("1 bf16", 2 + 4 + 6, marks=nightly),
-        pytest.param("2 bf16", 2 + 6, marks=nightly),
-        pytest.param("3 bf16", 1 + 2 + 6, marks=nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "per_parameter"), [("0 fp32", 4 + 8), ("1 bf16", 2 + 4 + 6), ("2 bf16", 2 + 6), ("3 bf16", 1 + 2 + 6)])
 def test_between_steps_there_is_what_the_papers_count(measured, shape, name, per_parameter):
     """Weights, gradients where they stay allocated, and the optimizer's state; two ranks share what their stage shares."""
     kept = measured(name)["between"] - (4 * memory.BUCKET if name.startswith("3") else 0)
@@ -106,7 +87,7 @@ SMALL = {
         ("llama", "bf16"),
         ("mixtral", "fp32"),
         *(
-            pytest.param(kind, dtype, marks=nightly)
+            pytest.param(kind, dtype, marks=pytest.mark.nightly)
             for kind in ("llama", "qwen2", "qwen3", "olmo2", "mixtral")
             for dtype in ("fp32", "bf16")
             if (kind, dtype) not in (("llama", "bf16"), ("mixtral", "fp32"))
@@ -135,12 +116,3 @@ def test_activations_are_what_autograd_keeps(kind, dtype):
     # the recomputed layer comes on top while the backward pass is in it
     recomputed = memory.activations(shape, Numerics(gradient_checkpointing=True), size, tokens)
     assert (recomputed - tokens * memory.layer_activations(shape, Numerics(), size)) / kept[True] == pytest.approx(1.1, abs=0.1)
-
-
-@pytest.mark.proves("numerics.offload_optimizer", on_gpus="that the bytes leave the GPU: here all memory is the host's")
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=nightly), 2, pytest.param(3, marks=nightly)])
-def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_update(measured, stage):
-    plain, offloaded = (measured(f"offloading {on} {stage}") for on in (False, True))
-    assert (plain["on_host"], offloaded["on_host"]) == (False, True)
-    for first, second in zip(plain["losses"], offloaded["losses"], strict=True):
-        assert second == pytest.approx(first, rel=1e-3)

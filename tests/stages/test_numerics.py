@@ -201,15 +201,23 @@ def recomputations(cases: Iterable[tuple[int, bool]]) -> Cases:
     }
 
 
+def offloadings(*stages: int) -> Cases:
+    return {
+        f"offloading {on} {stage}": ("offloading", {**TWO, "zero_stage": stage, "offload": on}) for stage in stages for on in (False, True)
+    }
+
+
 DAILY: Cases = {
     **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
     **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
     **decays(DECAYS),
     **recomputations(RECOMPUTED),
+    **offloadings(2),
 }
 ALL_DECAYS = [(stage, lora, decayed) for stage in STAGES for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))]
 ALL_RECOMPUTED = [(stage, lora) for stage in STAGES for lora in (False, True)]
-NIGHTLY = {name: case for name, case in {**decays(ALL_DECAYS), **recomputations(ALL_RECOMPUTED)}.items() if name not in DAILY}
+ALL_OTHERS = {**decays(ALL_DECAYS), **recomputations(ALL_RECOMPUTED), **offloadings(1, 2, 3)}
+NIGHTLY = {name: case for name, case in ALL_OTHERS.items() if name not in DAILY}
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +262,12 @@ def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage, lora, 
     """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays. Adapters are matrices."""
     vectors = [] if lora else [1.0 if decayed == "matrices" else 0.95]
     assert measured(f"decay {stage} {lora} {decayed}") == {"vectors": vectors, "matrices": [0.95]}
+
+
+@pytest.mark.proves("numerics.offload_optimizer", on_gpus="that the bytes leave the GPU: here all memory is the host's")
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_update(measured, stage):
+    plain, offloaded = (measured(f"offloading {on} {stage}") for on in (False, True))
+    assert (plain["on_host"], offloaded["on_host"]) == (False, True)
+    for first, second in zip(plain["losses"], offloaded["losses"], strict=True):
+        assert second == pytest.approx(first, rel=1e-3)
