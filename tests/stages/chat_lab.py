@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from models import start_job
+from waiting import deadline, until
 
 Handler = BaseHTTPRequestHandler
 
@@ -45,18 +46,17 @@ class Gate:
             late = self.taken > self.count
         if late and not self.opened.is_set():
             self.waited_at.set()
-            chats.ended.wait(30)
+            chats.ended.wait()
         else:
             self.answer(chats, handler, body)
 
     def end_job(self, number: int, folder: Path, *args: Any, **placed: Any) -> int:
         """Starts a job, ends it by a signal when it waits here and has kept what it was answered, and opens the gate; its exit code."""
         process = start_job(folder, *args, **placed)
-        assert self.waited_at.wait(120)
-        while (folder / "replies.jsonl").read_text().count("\n") < self.count:
-            self.opened.wait(0.01)
+        assert self.waited_at.wait(deadline(120))
+        until(lambda: (folder / "replies.jsonl").read_text().count("\n") >= self.count, alive=lambda: process.poll() is None)
         os.killpg(process.pid, number)
-        code = process.wait(timeout=30)
+        code = process.wait(timeout=deadline(30))
         self.opened.set()
         return code
 

@@ -1,8 +1,6 @@
 """Runs one stage's code in a scratch folder and opens what it made, without an orchestrator."""
 
 import importlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +55,3 @@ def seal(folder: Path, kind: str, artifact_type: str, config: dict[str, Any], ed
 
 def rows_of(artifact: Artifact) -> list[dict[str, Any]]:
     return records.load(artifact)
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Waits for something true."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from waiting import deadline
 
 from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
@@ -27,6 +28,10 @@ from pipelines.jobs.processes import MARK, kill_all
 from stages.__main__ import main as run_stage
 from stages.engines.tokens import Units
 from stages.job import GivenInput, Job, JobSpec
+
+TESTS = Path(__file__).parents[1]
+IMPORTS = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "stages")))
+"""`PYTHONPATH` of processes that import what tests do."""
 
 
 def publish(folder: Path, kind: str, artifact_type: str) -> Artifact:
@@ -142,7 +147,7 @@ def ranks_of(folder: Path) -> int:
 def _start(folder: Path, ranks: int, *command: str) -> "subprocess.Popen[bytes]":
     """Starts a process as the launcher does, under torchrun for several ranks; its log and its mark are those of a job in `folder`."""
     torchrun = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]), MARK: str(folder)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS, MARK: str(folder)}
     with (folder / "log.txt").open("a") as log:
         return subprocess.Popen([sys.executable, *torchrun, *command], cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
 
@@ -162,7 +167,7 @@ def kill(job: "subprocess.Popen[bytes]", folder: Path) -> None:
 def run_job(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Runs a stage to its end in a process of its own; returns done.json."""
     process = start_job(folder, *args, **kwargs)
-    process.wait(timeout=300)
+    process.wait(timeout=deadline(300))
     return told(folder)
 
 
@@ -186,12 +191,34 @@ def run_written(folders: Sequence[Path], apart: bool = False) -> list[dict[str, 
     """
     (ranks,) = set(map(ranks_of, folders))
     if ranks > 1 or apart:
-        _start(folders[0], ranks, __file__, *map(str, folders)).wait(timeout=600)
+        _start(folders[0], ranks, __file__, *map(str, folders)).wait(timeout=deadline(600))
     else:
         for folder in folders:
             with (folder / "log.txt").open("a") as log, redirect_stdout(log), redirect_stderr(log), _as_it_was():
                 run_stage(folder)
     return [told(folder, folders[0]) for folder in folders]
+
+
+def measuring(script: str, policy: Artifact, folder: Path, *groups: dict[str, Any]) -> Callable[[str], Any]:
+    """What a lab's script measures on two ranks, by the names of its cases: a group's share one start, when the first is asked for."""
+    found: dict[str, Any] = {}
+
+    def start(cases: dict[str, Any]) -> None:
+        (folder / "cases.json").write_text(json.dumps(list(cases.values())))
+        ranks = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", script]
+        command = [sys.executable, *ranks, str(policy.path), str(folder / "cases.json")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=deadline(600))
+        numbers = [json.loads(line.removeprefix("numbers ")) for line in done.stdout.splitlines() if line.startswith("numbers ")]
+        assert len(numbers) == len(cases), done.stderr[-3000:]
+        found.update(zip(cases, numbers, strict=True))
+
+    def measured(name: str) -> Any:
+        if name not in found:
+            start(next(cases for cases in groups if name in cases))
+        return found[name]
+
+    return measured
 
 
 def told(folder: Path, log_of: Path | None = None) -> dict[str, Any]:

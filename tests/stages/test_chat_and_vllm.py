@@ -75,8 +75,13 @@ TOKENIZERS = {
 }
 HEADERS_END_IN_EMPTY_LINES = {"llama3", "llama3_1"}
 """Templates that only tokenizers that split as Llama 3's can be trained with."""
-ALWAYS = {"chatml", "llama3", "llama3_1", "tulu"}
-"""Templates that are tried with every tokenizer; the others with another one at each commit."""
+DAILY = {
+    *(("chatml", name) for name in TOKENIZERS),
+    *((template, "trained") for template in ("qwen", "smollm3", "zephyr")),
+    *((template, "with BOS") for template in ("gemma", "mistral", "tulu")),
+    *((template, "Llama 3") for template in HEADERS_END_IN_EMPTY_LINES),
+}
+"""(template, tokenizer): the other pairs are tried nightly."""
 
 
 @pytest.fixture(
@@ -85,7 +90,7 @@ ALWAYS = {"chatml", "llama3", "llama3_1", "tulu"}
         pytest.param(
             (template.stem, name),
             id=f"{template.stem}, {name}",
-            marks=[] if template.stem in ALWAYS else [pytest.mark.rotated(len(TOKENIZERS))],
+            marks=[pytest.mark.nightly] * ((template.stem, name) not in DAILY),
         )
         for template in sorted(TEMPLATES.glob("*.jinja"))
         for name in TOKENIZERS

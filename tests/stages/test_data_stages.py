@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from data_lab import publish, rows_of, run_stage, seal
-from models import a_job
+from models import IMPORTS, a_job
 
 from configs.decontamination import Decontaminate
 from configs.execution import Numerics
@@ -86,8 +86,7 @@ def test_where_a_data_stage_runs_changes_no_byte(tmp_path, suite, raw, place):
         " for port, a in inputs.items()}\n"
         "print(run_stage(Path(out), kind, config, **given).record.content)\n"
     )
-    here = Path(__file__)
-    environment = {**os.environ, **place, "PYTHONPATH": f"{here.parent}{os.pathsep}{here.parents[2]}"}
+    environment = {**os.environ, **place, "PYTHONPATH": IMPORTS}
     clean = run_stage(tmp_path / "clean", "decontaminate", {}, data=raw, benchmarks={"suite": suite})
     for kind, config, inputs, expected in (
         ("prepare_data", ROWS, {"leak_from": {"suite": str(suite.path)}}, raw),

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from chat_lab import Chats, chat_server, completion_of, say, send
+from waiting import deadline
 
 from configs.asking import ByEndpoint, key_variable
 from configs.execution import Placement
@@ -26,7 +27,7 @@ def judge_at(base_url):
 
 
 def ask(base_url, count, first_pause_s=0.01, arrived=None, **placement):
-    settings = {"endpoint_timeout_s": 5.0, "endpoint_retries": 2, "endpoint_concurrency": 4, **placement}
+    settings = {"endpoint_timeout_s": deadline(5), "endpoint_retries": 2, "endpoint_concurrency": 4, **placement}
     server = ChatServer(judge_at(base_url), Placement.model_validate(settings), first_pause_s)
     found: dict[int, Reply | NoReply] = {}
 
@@ -50,7 +51,7 @@ def echo(chats, handler, body):
 
 
 def test_every_question_has_its_own_answer_however_they_come_back():
-    barrier = threading.Barrier(4, timeout=10)
+    barrier = threading.Barrier(4, timeout=deadline(10))
 
     def late_first(chats, handler, body):
         barrier.wait()  # four are open at one time, and end in an order that nobody knows
@@ -103,7 +104,7 @@ def half(chats, handler):
 
 
 def hang(chats, handler):
-    chats.ended.wait(30)
+    chats.ended.wait()
 
 
 def drip(chats, handler):
@@ -144,17 +145,15 @@ def test_what_may_pass_is_asked_again_and_then_has_its_answer(name):
 @pytest.mark.parametrize("silence", [hang, drip])
 def test_a_server_that_hangs_or_drips_is_given_up_after_the_timeout(silence):
     with chat_server(failing(1, silence)) as chats:
-        began = time.monotonic()
-        assert texts(ask(chats.base_url, 2, endpoint_timeout_s=0.3)) == {0: "you said 0", 1: "you said 1"}
-        assert 0.3 <= time.monotonic() - began < 5
+        began, timeout = time.monotonic(), deadline(0.3)
+        assert texts(ask(chats.base_url, 2, endpoint_timeout_s=timeout)) == {0: "you said 0", 1: "you said 1"}
+        assert time.monotonic() - began >= timeout
     assert len(chats.bodies) == 4
 
 
 def test_a_timeout_ends_before_the_job_would_count_as_hung():
     with chat_server(failing(1, hang)) as chats:
-        began = time.monotonic()
-        assert len(ask(chats.base_url, 1, endpoint_timeout_s=100.0, heartbeat_timeout_s=0.4)) == 1
-    assert time.monotonic() - began < 10
+        assert len(ask(chats.base_url, 1, endpoint_timeout_s=3600.0, heartbeat_timeout_s=deadline(0.4))) == 1
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_try():
@@ -165,14 +164,14 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_that_of_the_next_try():
     def act(chats, handler, body):
         tries.append(chats.text(body))
         if len(tries) == 1:
-            second.wait(10)
+            second.wait()
             say(handler, "too late")
         else:
             say(handler, "in time")
             second.set()
 
     with chat_server(act) as chats:
-        assert texts(ask(chats.base_url, 1, endpoint_timeout_s=0.3)) == {0: "in time"}
+        assert texts(ask(chats.base_url, 1, endpoint_timeout_s=deadline(0.3))) == {0: "in time"}
     assert tries == ["0", "0"]
 
 
@@ -297,14 +296,11 @@ def test_an_error_of_whoever_takes_the_answers_ends_the_asking_at_once():
             hang(chats, handler)
 
     with chat_server(slow) as chats:
-        began = time.monotonic()
         with pytest.raises(StageError, match="the disk is full"):
-            ask(chats.base_url, 10, arrived=full)
-        assert time.monotonic() - began < 4  # the others would have taken five seconds each
+            ask(chats.base_url, 10, arrived=full, endpoint_timeout_s=3600.0, heartbeat_timeout_s=3600.0)  # the others would take as long
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.timeout(30)
 def test_a_polite_stop_is_heard_wherever_the_loop_is(number):
     """A handler that raises in one of the loop's callbacks is only logged."""
     hanging = threading.Event()
@@ -313,7 +309,7 @@ def test_a_polite_stop_is_heard_wherever_the_loop_is(number):
         raise Preempted("asked to stop")
 
     def hang(chats, handler, body):
-        hanging.wait(20)
+        hanging.wait()
 
     def bodies():
         asyncio.get_running_loop().call_soon(signal.raise_signal, number)
@@ -323,11 +319,9 @@ def test_a_polite_stop_is_heard_wherever_the_loop_is(number):
     try:
         with chat_server(hang) as chats:
             try:
-                server = ChatServer(judge_at(chats.base_url), Placement(endpoint_timeout_s=15, endpoint_retries=0))
-                began = time.monotonic()
+                server = ChatServer(judge_at(chats.base_url), Placement(endpoint_timeout_s=3600.0, endpoint_retries=0))
                 with pytest.raises(Preempted):
                     server.ask(bodies(), lambda *_: None)
-                assert time.monotonic() - began < 10
             finally:
                 hanging.set()
         assert signal.getsignal(number) is stop

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from chat_lab import Chats, Handler, chat_server, say, send
 from models import a_job, config_of, dataset, run, start_job
+from waiting import deadline, until
 
 from configs.execution import Numerics
 from data import columns, records, searching
@@ -274,7 +275,7 @@ def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp
             late = len(taken) > 5
         if late and not open_.is_set():
             stuck.set()
-            chats.ended.wait(30)
+            chats.ended.wait()
         else:
             judge(chats, handler, body)
 
@@ -287,12 +288,11 @@ def test_a_job_that_was_killed_asks_nothing_twice_and_ends_in_the_same_bytes(tmp
     with chat_server(act) as chats:
         args = ("find_rephrased", config(chats.base_url, neighbours=1), inputs, Numerics(threads=1))
         process = start_job(tmp_path / "job", *args, **placed)
-        assert stuck.wait(120)
+        assert stuck.wait(deadline(120))
         replies = tmp_path / "job" / "replies.jsonl"
-        while replies.read_text().count("\n") < 5:
-            stuck.wait(0.01)
+        until(lambda: replies.read_text().count("\n") >= 5, alive=lambda: process.poll() is None)
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait()
         before = len(chats.bodies)
         open_.set()
         assert run(tmp_path / "job", *args, **placed)["ok"]

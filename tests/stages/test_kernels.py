@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import kernel_lab
 import models
@@ -27,7 +26,7 @@ COMPILED = Numerics(kernels="compiled", threads=1)
 IN_PARTS = COMPILED.model_copy(update={"device": "cuda"})
 """What is compiled for a GPU; it computes on a CPU as well."""
 LIGER = Numerics().model_copy(update={"kernels": "liger"})
-ROOT = Path(__file__).resolve().parents[2]
+nightly = pytest.mark.nightly
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +47,15 @@ def fused(architecture, kind="policy", numerics=COMPILED, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(6)
 @pytest.mark.parametrize(
     ("architecture", "kind", "numerics"),
     [
-        ("qwen3", "policy", COMPILED),
-        ("llama", "adapters", COMPILED),
-        ("gemma2", "value", COMPILED),
-        ("qwen3_moe", "policy", COMPILED),
         ("qwen3", "value", IN_PARTS),
-        ("llama", "adapters", IN_PARTS),
+        pytest.param("qwen3", "policy", COMPILED, marks=nightly),
+        pytest.param("llama", "adapters", COMPILED, marks=nightly),
+        pytest.param("gemma2", "value", COMPILED, marks=nightly),
+        pytest.param("qwen3_moe", "policy", COMPILED, marks=nightly),
+        pytest.param("llama", "adapters", IN_PARTS, marks=nightly),
     ],
 )
 def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind, numerics):
@@ -86,8 +84,7 @@ def lengths_of(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(2)
-@pytest.mark.parametrize("numerics", [COMPILED, IN_PARTS], ids=["layers", "parts"])
+@pytest.mark.parametrize("numerics", [pytest.param(COMPILED, id="layers"), pytest.param(IN_PARTS, id="parts", marks=nightly)])
 def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before(numerics):
     plain, module = made("llama"), fused("llama", numerics=numerics)
     before = outputs(plain, row())
@@ -108,8 +105,13 @@ def in_process(folder, policy, data, numerics, **fields):
 
 
 @pytest.mark.slow
-@pytest.mark.rotated(2)
-@pytest.mark.parametrize("numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}])
+@pytest.mark.parametrize(
+    "numerics",
+    [
+        {"gradient_checkpointing": True, "micro_batch_tokens": 64},
+        pytest.param({"packing": False, "zero_stage": 2}, marks=nightly),
+    ],
+)
 def test_a_stage_trains_as_without(tmp_path, numerics):
     policy = models.tiny_policy(tmp_path / "policy")
     data = models.dataset(tmp_path / "data", "conversation", models.arithmetic(28))
@@ -190,17 +192,15 @@ def test_models_that_liger_does_not_know_are_refused_before_they_are_loaded(tmp_
 
 @pytest.mark.slow
 @pytest.mark.proves("numerics.kernels", on_gpus="liger outside of Triton's interpreter: `make gpu-check`")
-def test_ligers_kernels_give_the_same_values_and_gradients():
+@pytest.mark.parametrize("cases", [kernel_lab.SOME_CASES, pytest.param(kernel_lab.ALL_CASES, marks=nightly)], ids=["some", "all"])
+def test_ligers_kernels_give_the_same_values_and_gradients(cases):
     """In Triton's interpreter, which a process has to be started with."""
-    environment = {
-        **os.environ,
-        "TRITON_INTERPRET": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
-    answer = subprocess.run([sys.executable, kernel_lab.__file__], env=environment, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": models.IMPORTS}
+    command = [sys.executable, kernel_lab.__file__, json.dumps(cases)]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr[-3000:]
     found = json.loads(answer.stdout.splitlines()[-1])
-    assert set(found) == {" ".join(case) for case in kernel_lab.cases()}
+    assert set(found) == {" ".join(case) for case in cases}
     for case, numbers in found.items():
         assert numbers["values"] < 1e-5 and numbers["gradients"] < 1e-5, case
         assert numbers["norms"] >= 4 and numbers["mlps"] == 2 and numbers["rotated"] == 2 and numbers["untouched"], case

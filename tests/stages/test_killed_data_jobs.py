@@ -4,15 +4,14 @@ fewer processes, ends in the same bytes."""
 import multiprocessing
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import pytest
 from data_lab import run_stage
-from models import alive, dataset, run_job, start_job
+from models import alive, dataset, run, start_job
+from waiting import deadline, until
 
 from configs.execution import Numerics
 from data import columns, records
@@ -36,14 +35,6 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def awaited(what: Callable[[], Any], seconds: float = 120) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert found, "it did not happen in time"
-    return found
-
-
 def payload(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "out" / "payload").iterdir()}
 
@@ -51,10 +42,10 @@ def payload(folder: Path) -> dict[str, bytes]:
 def killed(folder: Path, *args: Any) -> None:
     """Starts a job and kills its first process, and no other, once it has two more."""
     process = start_job(folder, *args)
-    workers = awaited(lambda: found if len(found := children(process.pid)) >= 2 else [])
+    workers = until(lambda: found if len(found := children(process.pid)) >= 2 else [], alive=lambda: process.poll() is None)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    awaited(lambda: not any(map(alive, workers)), 20)
+    until(lambda: not any(map(alive, workers)))
     assert not (folder / "done.json").exists()
 
 
@@ -62,14 +53,14 @@ def killed(folder: Path, *args: Any) -> None:
 def raw(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Artifact]:
     """(the folder of a quiet job that prepared rows, an artifact of them)."""
     folder = tmp_path_factory.mktemp("raw")
-    assert run_job(folder / "quiet", "prepare_data", PREPARE, {}, Numerics(threads=1))["ok"]
+    assert run(folder / "quiet", "prepare_data", PREPARE, {}, Numerics(threads=1))["ok"]
     return folder / "quiet", dataset(folder / "rows", "conversation", list(records.stream(folder / "quiet" / "out" / "payload")))
 
 
 @pytest.mark.slow
 def test_rows_that_are_prepared_again_are_the_same(raw: tuple[Path, Artifact], tmp_path: Path) -> None:
     killed(tmp_path / "job", "prepare_data", PREPARE, {}, TWO)
-    assert run_job(tmp_path / "job", "prepare_data", PREPARE, {}, TWO)["ok"]
+    assert run(tmp_path / "job", "prepare_data", PREPARE, {}, TWO)["ok"]
     assert payload(tmp_path / "job") == payload(raw[0]) and not (tmp_path / "job" / "drafts").exists()
 
 
@@ -82,9 +73,9 @@ def test_rows_that_are_compared_again_are_the_same(raw: tuple[Path, Artifact], t
     ]
     inputs = {"data": {"d": raw[1]}, "benchmarks": {"b": dataset(tmp_path / "suite", "item", items)}}
     config = {"max_contaminated_share": 1.0}
-    assert run_job(tmp_path / "quiet", "decontaminate", config, inputs, Numerics(threads=1))["metrics"]["removed"] >= 20
+    assert run(tmp_path / "quiet", "decontaminate", config, inputs, Numerics(threads=1))["metrics"]["removed"] >= 20
     killed(tmp_path / "job", "decontaminate", config, inputs, TWO)
-    assert run_job(tmp_path / "job", "decontaminate", config, inputs, TWO)["ok"]
+    assert run(tmp_path / "job", "decontaminate", config, inputs, TWO)["ok"]
     assert payload(tmp_path / "job") == payload(tmp_path / "quiet")
 
 
@@ -139,7 +130,7 @@ def attempted(folder: Path, kind: str, threads: int, ports: dict[str, Artifact])
     args = (folder, kind, KINDS[kind], None, threads)
     process = multiprocessing.get_context("fork").Process(target=run_stage, args=args, kwargs=ports)
     process.start()
-    process.join(60)
+    process.join(deadline(60))
     return process.exitcode
 
 

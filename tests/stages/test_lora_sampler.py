@@ -81,7 +81,6 @@ def test_the_file_holds_the_bits_that_the_trainer_computes_with(policy, tmp_path
     trainer.close()
 
 
-@pytest.mark.timeout(300)
 def test_the_sampler_computes_what_the_trainer_does_after_every_load(policy, tmp_path):
     """In fp32, with another scale and with layers that vLLM fuses: q, but not k and v."""
     lora = Lora(rank=3, alpha=8.0, rslora=True, targets=("q_proj", "up_proj", "down_proj"))
@@ -118,7 +117,6 @@ def test_a_rank_that_vllm_has_no_room_for_is_refused_in_the_recipe():
     assert models.config_of("rlvr", **FIELDS, lora={"rank": 512}).lora.rank == 512
 
 
-@pytest.mark.timeout(600)
 def test_rollouts_come_from_the_adapters_that_are_trained(policy, tmp_path):
     """The whole stage; what it leaves is a plain model."""
     pool = models.dataset(tmp_path / "pool", "prompt", [prompt(number) for number in range(10)])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from waiting import deadline, until
 
 from configs.rehearsal_models import Dialogue, ModelPlan, families, family_of
 from data import rehearsal
@@ -131,7 +132,7 @@ def test_the_command_says_of_each_model_why_it_could_not_be_made(tmp_path):
     good = plan_of("meta-llama/Llama-3.1-8B", steps=1)
     lame = good.model_copy(update={"family": good.family.model_copy(update={"model_type": "lama"})})
     process, folders = begun(tmp_path, lame, good)
-    problem, none = json.loads(process.communicate(timeout=120)[0].splitlines()[-1])
+    problem, none = json.loads(process.communicate(timeout=deadline(120))[0].splitlines()[-1])
     assert problem.startswith("ValueError: Unrecognized model identifier: lama") and len(problem) == 300 and none is None
     assert process.returncode == 0 and (folders[1] / "config.json").is_file()
 
@@ -140,12 +141,10 @@ def test_processes_that_make_models_die_with_the_one_that_began_them(tmp_path):
     endless = plan_of("meta-llama/Llama-3.1-8B", steps=1_000_000)
     process, _ = begun(tmp_path, endless, endless)
     task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := [int(pid) for pid in task.read_text().split()]):
-        assert process.poll() is None
-        select.select([], [], [], 0.05)
+    workers = until(lambda: [int(pid) for pid in task.read_text().split()], alive=lambda: process.poll() is None)
     watched = [os.pidfd_open(pid) for pid in workers]
     process.send_signal(signal.SIGKILL)
     for one in watched:
-        assert select.select([one], [], [], 20)[0], "a worker outlived its parent"
+        assert select.select([one], [], [], deadline(20))[0], "a worker outlived its parent"
         os.close(one)
     process.communicate()

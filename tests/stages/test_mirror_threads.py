@@ -2,14 +2,15 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import s3fs
 from faulty_store import KEYS, FaultyStore, faulty_store, s3_server
 from models import a_job
+from waiting import until
 
 from data import storage
 from data.artifacts import scan, write_json
@@ -28,11 +29,18 @@ URL = "s3://bucket/runs"
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     monkeypatch.setattr(storage, "PAUSES_S", (0.05,))
     monkeypatch.setattr(mirroring, "AGAIN_S", 0.3)
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)  # with pauses that take seconds
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     with s3_server("bucket") as url, faulty_store(url) as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
         yield store
+
+
+@pytest.fixture
+def plain_store(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A store that never fails, in a folder: `URL` is its own."""
+    monkeypatch.setitem(globals(), "URL", f"file://{tmp_path_factory.mktemp('store')}")
 
 
 def job_in(folder: Path, **placement: Any) -> Job:
@@ -60,19 +68,18 @@ def test_only_the_first_rank_of_a_job_with_a_place_for_it_has_a_mirror(tmp_path)
     assert open_mirror(job) is None
 
 
-def test_nobody_waits_and_the_newest_is_sent_when_the_one_before_has_arrived(store, tmp_path):
+def test_nobody_waits_and_the_newest_is_sent_when_the_one_before_has_arrived(plain_store, tmp_path, monkeypatch):
+    arriving, upload = threading.Event(), Mirror.upload_checkpoint
+    monkeypatch.setattr(Mirror, "upload_checkpoint", lambda *given: (arriving.wait(), upload(*given))[1])
     job = job_in(tmp_path, keep_checkpoints=9)
     with job:
         mirror = mirror_of(job)
-        store.delay(3.0, 1, matching="state.json")
-        began = time.monotonic()
         mirror.offer(checkpoint(job, 5))
-        while mirror.busy is None:
-            time.sleep(0.01)
-        assert mirror.busy == "step-000005"
+        until(lambda: mirror.busy == "step-000005")
         for step in (10, 15, 20):
             mirror.offer(checkpoint(job, step))
-        assert time.monotonic() - began < 2.9
+        assert mirror.busy == "step-000005" and mirror.mirror.checkpoints() == []
+        arriving.set()
         mirror.flush()
         assert mirror.mirror.checkpoints() == ["step-000005", "step-000020"]
     assert job.checkpoint_cost["mirrored"] == 2 and job.checkpoint_cost["mirror_bytes"] > 0
@@ -85,10 +92,7 @@ def test_a_failure_is_said_once_counted_and_tried_again(store, tmp_path, capsys)
         mirror = mirror_of(job)
         store.throttle(100_000, matching="state.json")
         mirror.offer(checkpoint(job, 5))
-        deadline = time.monotonic() + 60
-        while job.checkpoint_cost.get("mirror_failures", 0) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: job.checkpoint_cost.get("mirror_failures", 0) >= 2)
         said = capsys.readouterr().out
         assert said.count("WARNING: step-000005 could not be mirrored; the job goes on") == 1 and "busy" in said
         store.forget()
@@ -103,22 +107,18 @@ def test_an_upload_cut_in_the_middle_is_no_checkpoint_until_it_is_whole(store, t
     mirror = mirror_of(job)
     store.cut_uploads(100_000, matching="manifest.json")
     mirror.offer(checkpoint(job, 5))
-    while not job.checkpoint_cost.get("mirror_failures"):
-        time.sleep(0.05)
+    until(lambda: job.checkpoint_cost.get("mirror_failures"))
     assert "step-000005/state.json" in [entry.name for entry in storage.entries(f"{URL}/k")]
     assert mirror.fetch_newer(None, tmp_path / "b") is None
     store.forget()
     job.__exit__(None)
 
 
-def test_a_machine_that_was_silent_for_too_long_sends_nothing_more(store, tmp_path, capsys):
+def test_a_machine_that_was_silent_for_too_long_sends_nothing_more(plain_store, tmp_path, capsys):
     job = job_in(tmp_path, heartbeat_timeout_s=2.0)
     mirror = mirror_of(job)
     storage.write(f"{URL}/k/lease/000002.json", json.dumps({"token": "other", "what": "another", "silence_s": 60.0}).encode())
-    deadline = time.monotonic() + 20
-    while "another machine has taken over" not in capsys.readouterr().out:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: "another machine has taken over" in capsys.readouterr().out)
     mirror.offer(checkpoint(job, 5))
     (tmp_path / "abc.json").write_text("[]")
     mirror.offer_chunk(tmp_path / "abc.json")
@@ -128,13 +128,13 @@ def test_a_machine_that_was_silent_for_too_long_sends_nothing_more(store, tmp_pa
     assert Mirror(f"{URL}/k").clear("other")  # whose lease it still is
 
 
-def test_while_another_lives_a_job_is_refused(store, tmp_path):
+def test_while_another_lives_a_job_is_refused(plain_store, tmp_path):
     other = Lease(f"{URL}/k", "other", "process 7 on elsewhere", 60.0)
     other.acquire(print)
     ended = threading.Event()
 
     def live() -> None:
-        while not ended.wait(0.5):
+        while not ended.wait(0.05):
             other.beat()
 
     heart = threading.Thread(target=live)
@@ -161,7 +161,7 @@ def test_a_first_attempt_needs_the_store_and_a_further_one_goes_on_without(store
     job.__exit__(None)
 
 
-def test_a_damaged_checkpoint_and_chunk_are_named_and_only_what_is_damaged_is_left_aside(store, tmp_path, capsys):
+def test_a_damaged_checkpoint_and_chunk_are_named_and_only_what_is_damaged_is_left_aside(plain_store, tmp_path, capsys):
     with job_in(tmp_path / "a") as job:
         for step in (5, 10):
             mirror_of(job).offer(checkpoint(job, step))
@@ -195,11 +195,8 @@ def test_chunks_that_a_killed_attempt_had_no_time_to_send_are_sent_by_the_next_o
     Mirror(f"{URL}/k").upload_chunk(folder / "x.json")
     store.throttle(100_000, matching="chunks")
     with job_in(tmp_path / "a") as job:
-        deadline = time.monotonic() + 60
         mirror = mirror_of(job)
-        while not job.checkpoint_cost.get("mirror_failures"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: job.checkpoint_cost.get("mirror_failures"))
         store.forget()
         mirror.flush()
         assert set(mirror.mirror.chunks()) == {"x", "y", "z"} and job.checkpoint_cost["mirrored"] == 2
@@ -223,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_fetched_is_not_taken_for_a_damaged_one(stor
         assert mirror.fetch_newer(None, job.checkpoints) == "step-000005"
 
 
-def test_attempts_travel_with_the_work(store, tmp_path):
+def test_attempts_travel_with_the_work(plain_store, tmp_path):
     one, two, three, four = ({"started_at": f"2026-01-01T00:00:0{second}+00:00"} for second in range(1, 5))
 
     def known(attempts):
@@ -240,7 +237,7 @@ def test_attempts_travel_with_the_work(store, tmp_path):
 
 
 @pytest.mark.parametrize("torn", ["[{", '[{"cause": 1}]', "{}", "7"])
-def test_attempts_that_cannot_be_read_here_or_there_are_forgotten(store, tmp_path, torn):
+def test_attempts_that_cannot_be_read_here_or_there_are_forgotten(plain_store, tmp_path, torn):
     (tmp_path / "attempts.json").write_text(torn)
     storage.write(f"{URL}/k/attempts.json", torn.encode())
     with job_in(tmp_path) as job:
@@ -266,7 +263,7 @@ def test_the_curve_is_on_the_disk_before_a_checkpoint_that_goes_on_behind_its_li
     assert done == ["curve.jsonl", "step-000001"]
 
 
-def test_work_that_was_sent_by_other_code_after_a_job_was_prepared_marks_its_result(store, tmp_path, capsys):
+def test_work_that_was_sent_by_other_code_after_a_job_was_prepared_marks_its_result(plain_store, tmp_path, capsys):
     """Its runner had found nothing there, and could not ask which code is to go on."""
     with job_in(tmp_path / "a") as job:
         job.code = code_sha256(code_files())
@@ -285,7 +282,7 @@ def test_work_that_was_sent_by_other_code_after_a_job_was_prepared_marks_its_res
     assert set(Mirror(f"{URL}/k").code(job.code)) == set(code_files())
 
 
-def test_what_says_by_which_code_work_was_made_is_read_strictly(store):
+def test_what_says_by_which_code_work_was_made_is_read_strictly(plain_store):
     mirror = Mirror(f"{URL}/k")
     assert mirror.made() is None
     for text in (b"{", b'{"code": "../x"}', b'{"code": "' + b"0" * 64 + b'", "run": "me"}', b"[" * 1000):

@@ -1,10 +1,7 @@
 """Fields of `numerics` by what they do: passes, tokens, calls, bytes, exchanges between ranks. Equal losses are shown elsewhere."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,73 +178,96 @@ def test_a_gpu_that_is_not_there_is_no_cpu(policy):
 
 TWO = {"world_size": 2}
 STAGES = (0, 1, 2, 3)
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
-    **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
-    **{
+Cases = dict[str, tuple[str, dict[str, Any]]]
+DECAYS = [(stage, False, "matrices") for stage in STAGES] + [(2, True, "matrices"), (2, False, "all")]
+RECOMPUTED = [(0, False), (2, True), (3, False)]
+
+
+def decays(cases: Iterable[tuple[int, bool, str]]) -> Cases:
+    return {
         f"decay {stage} {lora} {decayed}": ("decay", {**TWO, "zero_stage": stage, "lora": lora, "decayed": decayed})
-        for stage in STAGES
-        for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))
-    },
-    **{
+        for stage, lora, decayed in cases
+    }
+
+
+def recomputations(cases: Iterable[tuple[int, bool]]) -> Cases:
+    return {
         f"recomputation {stage} {lora} {on}": (
             "recomputation",
             {**TWO, "zero_stage": stage, "lora": lora, "gradient_checkpointing": on, "dtype": "bf16" if stage else "fp32"},
         )
-        for stage in STAGES
-        for lora in (False, True)
+        for stage, lora in cases
         for on in (False, True)
-    },
+    }
+
+
+def offloadings(*stages: int) -> Cases:
+    return {
+        f"offloading {on} {stage}": ("offloading", {**TWO, "zero_stage": stage, "offload": on}) for stage in stages for on in (False, True)
+    }
+
+
+DAILY: Cases = {
+    **{f"held {stage}": ("held", {**TWO, "zero_stage": stage}) for stage in STAGES},
+    **{f"collectives {stage}": ("collectives", {**TWO, "zero_stage": stage}) for stage in STAGES},
+    **decays(DECAYS),
+    **recomputations(RECOMPUTED),
+    **offloadings(2),
 }
+ALL_DECAYS = [(stage, lora, decayed) for stage in STAGES for lora, decayed in ((False, "matrices"), (True, "matrices"), (False, "all"))]
+ALL_RECOMPUTED = [(stage, lora) for stage in STAGES for lora in (False, True)]
+ALL_OTHERS = {**decays(ALL_DECAYS), **recomputations(ALL_RECOMPUTED), **offloadings(1, 2, 3)}
+NIGHTLY = {name: case for name, case in ALL_OTHERS.items() if name not in DAILY}
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> dict[str, Any]:
-    """All cases in one start of two ranks; the model's largest matrices are above what ZeRO-3 leaves on every rank."""
+def measured(tmp_path_factory) -> Callable[[str], Any]:
+    """The model's largest matrices are above what ZeRO-3 leaves on every rank."""
     folder = tmp_path_factory.mktemp("two")
-    policy = models.tiny_policy(folder / "policy", hidden=512)
-    (folder / "cases.json").write_text(json.dumps(list(CASES.values())))
-    script = Path(effects_lab.__file__)
-    command = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", str(script), str(policy.path)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{script.parents[2]}{os.pathsep}{script.parent}"}
-    done = subprocess.run(
-        [sys.executable, *command, str(folder / "cases.json")], cwd=folder, env=env, capture_output=True, text=True, timeout=600
-    )
-    found = [json.loads(line.removeprefix("numbers ")) for line in done.stdout.splitlines() if line.startswith("numbers ")]
-    assert len(found) == len(CASES), done.stderr[-3000:]
-    return dict(zip(CASES, found, strict=True))
+    return models.measuring(effects_lab.__file__, models.tiny_policy(folder / "policy", hidden=512), folder, DAILY, NIGHTLY)
+
+
+def chosen(cases: Sequence[tuple[Any, ...]], daily: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return [pytest.param(*case, marks=[pytest.mark.nightly] * (case not in daily)) for case in cases]
 
 
 @pytest.mark.proves("numerics.zero_stage")
 def test_each_zero_stage_parts_one_thing_more(measured):
     """Moments from 1 on, gradients from 2 on, weights with 3: half of them on each of two ranks, up to what fills the last block."""
-    whole = measured["held 0"]
+    whole = measured("held 0")
     assert len(set(whole.values())) == 1
     for stage in STAGES:
         for part, first in (("moments", 1), ("gradients", 2), ("weights", 3)):
-            share = measured[f"held {stage}"][part] / whole[part]
+            share = measured(f"held {stage}")[part] / whole[part]
             assert share == pytest.approx(0.5 if stage >= first else 1.0, rel=2e-3), (stage, part)
 
 
 def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_batch_above(measured):
     for stage in STAGES:
-        found = measured[f"collectives {stage}"]
+        found = measured(f"collectives {stage}")
         assert all(found["step"]) and len(found["backward"]) == 4
         assert all(found["backward"]) if stage >= 2 else not any(found["backward"]), stage
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["whole", "adapters"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "lora"), chosen(ALL_RECOMPUTED, RECOMPUTED))
 def test_layers_are_recomputed_on_two_ranks_in_the_same_bits(measured, stage, lora):
-    plain, recomputed = (measured[f"recomputation {stage} {lora} {on}"] for on in (False, True))
+    plain, recomputed = (measured(f"recomputation {stage} {lora} {on}") for on in (False, True))
     assert (plain["computed"], recomputed["computed"]) == (1, 2)
     assert recomputed["kept"] < plain["kept"] / 4
     assert recomputed["losses"] == plain["losses"] and recomputed["weights"] == plain["weights"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage):
-    """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays."""
-    assert measured[f"decay {stage} False matrices"] == {"vectors": [1.0], "matrices": [0.95]}
-    assert measured[f"decay {stage} True matrices"] == {"vectors": [], "matrices": [0.95]}  # adapters are matrices
-    assert measured[f"decay {stage} False all"] == {"vectors": [0.95], "matrices": [0.95]}
+@pytest.mark.parametrize(("stage", "lora", "decayed"), chosen(ALL_DECAYS, DECAYS))
+def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage, lora, decayed):
+    """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays. Adapters are matrices."""
+    vectors = [] if lora else [1.0 if decayed == "matrices" else 0.95]
+    assert measured(f"decay {stage} {lora} {decayed}") == {"vectors": vectors, "matrices": [0.95]}
+
+
+@pytest.mark.proves("numerics.offload_optimizer", on_gpus="that the bytes leave the GPU: here all memory is the host's")
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_update(measured, stage):
+    plain, offloaded = (measured(f"offloading {on} {stage}") for on in (False, True))
+    assert (plain["on_host"], offloaded["on_host"]) == (False, True)
+    for first, second in zip(plain["losses"], offloaded["losses"], strict=True):
+        assert second == pytest.approx(first, rel=1e-3)

@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import models
 import policy_lab
@@ -144,7 +140,9 @@ def agree(found, expected):
         assert found[name] == pytest.approx(value, rel=2e-3, abs=2e-4), name
 
 
-@pytest.mark.parametrize("cut", ALL_CUTS.values(), ids=ALL_CUTS.keys())
+@pytest.mark.parametrize(
+    "cut", [pytest.param(cut, id=name, marks=[pytest.mark.nightly] * ("zero_stage" in cut)) for name, cut in ALL_CUTS.items()]
+)
 def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
     for case, expected in zip(CASES, whole, strict=True):
         for ours, theirs in zip(policy_lab.numbers_of(policy, case, Numerics(threads=1, **cut)), expected, strict=True):
@@ -154,18 +152,9 @@ def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
 def test_two_ranks_change_nothing(policy, whole, tmp_path):
     """Ratios of answers, exchanged penalties, whitening, two engines: all that more than a sum of gradients."""
     asked = [i for i, case in enumerate(CASES) if case["type"] in ("grpo", "gspo", "rloo", "reinforce_pp_baseline", "ppo")]
-    (tmp_path / "cases.json").write_text(json.dumps([(CASES[i], {"threads": 1, "world_size": 2}) for i in asked]))
-    script = Path(policy_lab.__file__)
-    root = script.parents[2]
-    command = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", str(script), str(policy.path)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root}{os.pathsep}{script.parent}"}
-    done = subprocess.run(
-        [sys.executable, *command, str(tmp_path / "cases.json")], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
-    )
-    found = [json.loads(line.removeprefix("numbers ")) for line in done.stdout.splitlines() if line.startswith("numbers ")]
-    assert len(found) == len(asked), done.stderr[-3000:]
-    for i, rows in zip(asked, found, strict=True):
-        for ours, theirs in zip(rows, whole[i], strict=True):
+    measured = models.measuring(policy_lab.__file__, policy, tmp_path, {str(i): (CASES[i], {"threads": 1, "world_size": 2}) for i in asked})
+    for i in asked:
+        for ours, theirs in zip(measured(str(i)), whole[i], strict=True):
             agree(ours, theirs)
 
 

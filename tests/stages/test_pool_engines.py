@@ -65,7 +65,6 @@ def generated(job):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_engines_generate_the_drawn_answers_and_no_others(sampled, pool, prompts):
     job, metrics = sampled
     rows = list(records.stream(job / "out" / "payload"))
@@ -82,7 +81,6 @@ def test_engines_generate_the_drawn_answers_and_no_others(sampled, pool, prompts
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_policy_rates_answers_and_the_best_is_paired_with_a_lower_one(sampled, tmp_path):
     """One question is too long for the judge, and one answer would forge a turn of its own: both have no rating, and the others have."""
     given = list(records.stream(sampled[0] / "out" / "payload"))
@@ -125,7 +123,7 @@ def test_a_policy_rates_answers_and_the_best_is_paired_with_a_lower_one(sampled,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_judge_that_only_babbles_gives_no_scores(sampled, tmp_path):
     rows = list(records.stream(sampled[0] / "out" / "payload"))
     make(tmp_path / "babbler" / "payload", context=8192)
@@ -138,7 +136,6 @@ def test_a_judge_that_only_babbles_gives_no_scores(sampled, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_policy_writes_prompts_and_no_attempt_asks_again(prompts, tmp_path):
     """Each request is drawn by itself; equal prompts are kept once."""
     make_writer(tmp_path / "writer" / "payload")

@@ -9,6 +9,7 @@ import pytest
 from chat_lab import Gate, chat_server, say, send
 from models import a_job, config_of, dataset, run, start_job, told
 from pydantic import TypeAdapter
+from waiting import deadline
 
 from configs.execution import Numerics
 from configs.problems import PedigreeError
@@ -239,7 +240,7 @@ def test_neither_concurrency_nor_the_order_of_answers_changes_a_byte(tmp_path):
     turn = threading.Barrier(4)
 
     def shuffled(chats, handler, body):
-        turn.wait(10)
+        turn.wait(deadline(10))
         rated_by_number(chats, handler, body)
 
     with chat_server(rated_by_number) as chats, chat_server(shuffled) as other:
@@ -331,7 +332,7 @@ def test_the_key_stands_in_nothing_that_a_job_leaves(tmp_path, spec, monkeypatch
 
     with chat_server(echoes) as chats:
         process = start_job(tmp_path / "job", *spec(chats.base_url), **PLACED)
-        process.wait(timeout=120)
+        process.wait(timeout=deadline(120))
     assert told(tmp_path / "job")["ok"]
     files = [path for path in (tmp_path / "job").rglob("*") if path.is_file()]
     assert len(files) > 8 and not [path for path in files if KEY.encode() in path.read_bytes()]

@@ -43,6 +43,9 @@ ALGORITHMS = {
     "ppo": {"type": "ppo", "critic": {"optimizer": {"learning_rate": 1e-2}}},
 }
 
+ADAPTERS = {"rank": 4}
+SOME_STAGES = [("sft", None, "varlen"), ("preference_train", ADAPTERS, "varlen"), ("reward_model", None, "sdpa")]
+
 
 @pytest.fixture
 def counts(monkeypatch):
@@ -71,9 +74,15 @@ LAYERS = 2
 
 
 @pytest.mark.proves("numerics.gradient_checkpointing")
-@pytest.mark.parametrize("attention", ["varlen", "sdpa"])
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "adapters"])
-@pytest.mark.parametrize("kind", SUPERVISED)
+@pytest.mark.parametrize(
+    ("kind", "lora", "attention"),
+    [
+        pytest.param(kind, lora, attention, marks=[pytest.mark.nightly] * ((kind, lora, attention) not in SOME_STAGES))
+        for kind in SUPERVISED
+        for lora in (None, ADAPTERS)
+        for attention in ("varlen", "sdpa")
+    ],
+)
 def test_stages_compute_each_layer_twice_and_the_same(tmp_path, policy, conversations, preferences, counts, kind, lora, attention):
     stage, fields = SUPERVISED[kind]
     given = {"data": {"d": conversations}} if kind == "sft" else {"preferences": {"d": preferences}}
@@ -88,8 +97,15 @@ def test_stages_compute_each_layer_twice_and_the_same(tmp_path, policy, conversa
     assert curves[0] == curves[1]
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "adapters"])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    [
+        ("grpo", None),
+        ("ppo", ADAPTERS),
+        pytest.param("grpo", ADAPTERS, marks=pytest.mark.nightly),
+        pytest.param("ppo", None, marks=pytest.mark.nightly),
+    ],
+)
 def test_policy_gradients_and_value_models_compute_each_layer_twice_and_the_same(tmp_path, policy, counts, name, lora):
     config = models.config_of(
         "rlvr",

@@ -15,6 +15,7 @@ import torch
 from chat_lab import chat_server, say
 from models import a_job, config_of, dataset, publish, run, start_job
 from tiny_models import make_reward_model
+from waiting import deadline
 
 from configs.execution import Numerics
 from data import records
@@ -258,7 +259,7 @@ def test_a_job_that_was_killed_scores_nothing_twice_and_ends_in_the_same_bytes(t
     os.environ[FAULTS] = str(faults)
     try:
         process = start_job(tmp_path / "job", *args)
-        assert process.wait(timeout=120) == -signal.SIGKILL
+        assert process.wait(timeout=deadline(120)) == -signal.SIGKILL
     finally:
         del os.environ[FAULTS]
     (first,) = (tmp_path / "job" / "chunks").iterdir()

@@ -20,7 +20,7 @@ COUNTING = {"overoptimization", "prepare_data", "decontaminate", "pair", "best_a
 def loaded_after(script: str) -> set[str]:
     """All modules of a fresh process after `script`."""
     command = [sys.executable, "-c", f"{script}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "stages")]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": models.IMPORTS, "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr[-3000:]
     return set(json.loads(answer.stdout.splitlines()[-1]))

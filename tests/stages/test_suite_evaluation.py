@@ -2,13 +2,13 @@
 
 import json
 import threading
-import time
 from typing import Any
 
 import pytest
 from models import dataset, run
 from test_suites import ROWS, SHOTS, made
 from tiny_models import make
+from waiting import deadline
 
 from configs.answers import Evaluate, evaluate_problem
 from configs.datasets import PrepareData
@@ -207,14 +207,11 @@ def test_an_answer_that_ended_at_its_stop_was_not_cut_off():
 
 def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_is_a_sign_of_work(monkeypatch):
     """A watcher ends jobs that are silent for minutes, as long as a few programs may sleep one after the other."""
-    running, most, beats = 0, 0, []
+    side_by_side, beats, seen = threading.Barrier(10), [], threading.Event()
 
     def slow(item: Any, metrics: Any, text: str) -> Any:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.2)
-        running -= 1
+        side_by_side.wait(deadline(20))
+        assert seen.wait(deadline(20))
         return {"text": text, "answer": None, "scores": dict.fromkeys(metrics, 1.0), "reason": "right"}
 
     monkeypatch.setattr(evaluate, "score_answer", slow)
@@ -225,8 +222,7 @@ def test_many_slow_programs_of_one_item_run_side_by_side_and_each_second_there_i
     chat: Any = Letters()
     with evaluate.Scoring(10) as scoring:
         scoring.begin("p", given, [drawn(text) for text in texts], chat)
-        (row,) = scoring.rows("p", given, lambda: beats.append(time.monotonic()))
-    assert most == 10 and len(beats) >= 4
+        (row,) = scoring.rows("p", given, lambda: (beats.append("beat"), len(beats) < 4 or seen.set()))
     assert [answer["text"] for answer in row.get("answers", [])] == texts
 
 
@@ -237,7 +233,7 @@ def test_what_ends_a_verification_ends_all_that_wait(monkeypatch):
     def without(item: Any, metrics: Any, text: str) -> Any:
         asked.append(text)
         if text == "b":
-            ended.wait(20)
+            ended.wait(deadline(20))
         raise sandbox.NoSandbox("none")
 
     monkeypatch.setattr(evaluate, "score_answer", without)
@@ -357,7 +353,6 @@ def evaluated(policy, tmp_path_factory):
 
 @locked
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_suites_of_all_kinds_are_asked_by_one_engine(evaluated):
     metrics, rows, table, _ = evaluated
     assert {task: entry["samples"] for task, entry in table["tasks"].items()} == {
@@ -375,7 +370,6 @@ def test_suites_of_all_kinds_are_asked_by_one_engine(evaluated):
 
 @locked
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_choices_are_compared_by_the_likelihood_that_transformers_finds_too(evaluated, policy):
     import torch
     from transformers import AutoModelForCausalLM
@@ -403,7 +397,6 @@ def test_choices_are_compared_by_the_likelihood_that_transformers_finds_too(eval
 
 @locked
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_all_samples_of_an_item_are_kept_cut_at_their_stops_and_different(evaluated):
     _, rows, _, _ = evaluated
     (row,) = [row for row in rows if (row["task"], row["policy"]) == ("humaneval", "one")]
@@ -413,7 +406,6 @@ def test_all_samples_of_an_item_are_kept_cut_at_their_stops_and_different(evalua
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_without_a_sandbox_an_evaluation_of_programs_is_refused_before_its_engine_starts(policy, tmp_path, monkeypatch):
     monkeypatch.setattr(sandbox, "program", lambda: None)
     sandbox.require.cache_clear()

@@ -8,6 +8,7 @@ import threading
 import pytest
 from chat_lab import Gate, chat_server, say, send
 from models import a_job, config_of, dataset, run
+from waiting import deadline
 
 from configs.execution import Numerics
 from data import records
@@ -168,7 +169,7 @@ def test_neither_concurrency_nor_the_order_of_replies_changes_a_byte(tmp_path):
     turn = threading.Barrier(4)
 
     def shuffled(chats, handler, body):
-        turn.wait(10)
+        turn.wait(deadline(10))
         by_person(chats, handler, body)
 
     with chat_server(by_person) as chats, chat_server(shuffled) as other:

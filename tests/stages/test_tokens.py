@@ -2,11 +2,10 @@
 
 import ast
 import json
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,13 +15,14 @@ from pathlib import Path
 import models
 import numpy as np
 import pytest
-from data_lab import until
+from waiting import deadline, until
 
 from data import encoding, tokenising
 from data.chat import Chat, ChatError
 from data.documents import Conversations, pack
 from data.faults import FAULTS
 from data.token_files import Damaged, TokenFile, written
+from stages import job as jobs
 from stages.engines import tokens
 from stages.engines.tokens import Units, units_of
 from stages.job import Job
@@ -320,46 +320,57 @@ def test_a_document_that_a_disk_has_changed_fails_the_attempt_and_is_made_again_
 
 # --- several processes -------------------------------------------------------------------------------------------------
 
-MAKER = """
-import sys
-from dataclasses import replace
-from datetime import date, timedelta
-from pathlib import Path
-sys.path[:0] = [{tests!r}]
-import models
-from data.artifacts import open_artifact
-from data.chat import Chat
-from data import tokenising
-from data.documents import Conversations
-from stages.engines import tokens
-real, made = tokenising.tokenised, []
-def slowly(rows, *args):
-    made.extend(rows)
-    if {stop}:
-        print("making", flush=True)
-        sys.stdin.readline()
-    return real(rows, *args)
-tokenising.tokenised = slowly
-policy = open_artifact(Path({policy!r}))
-job = replace(models.a_job(Path({folder!r})), tokens=Path({shared!r}), rank={rank})
-data, chat = open_artifact(Path({data!r})), Chat(policy.payload)
-units = tokens.units_of(models.arithmetic(200), Conversations("assistant"), chat, job, policy, [data])
-print(len(made), sum(len(doc) for unit in units for doc in unit), flush=True)
-"""
+
+class Maker:
+    """A process that makes the file, or waits for who does; forked, since all imports take seconds."""
+
+    def __init__(self, folder: Path, policy, data, name: str, stop: bool = False, rank: int = 0) -> None:
+        """
+        Args:
+            folder: of all jobs, with what they share.
+            policy: whose tokenizer is used.
+            data: the rows.
+            name: of the job.
+            stop: whether it stops before it tokenises, until it is told to `go`.
+            rank: in its job.
+        """
+        context = multiprocessing.get_context("fork")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_make, args=(theirs, folder, policy, data, name, stop, rank))
+        self._process.start()
+        theirs.close()
+
+    def said(self):
+        assert self._pipe.poll(deadline(60))
+        return self._pipe.recv()
+
+    def go(self) -> int | None:
+        """Lets it go on to its end, which has this exit code."""
+        self._pipe.send("go")
+        self._process.join()
+        return self._process.exitcode
+
+    def lives(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
 
 
-def maker(tmp_path, policy, data, name, stop=False, rank=0, **environment):
-    told = {"policy": policy.path, "data": data.path, "folder": tmp_path / name, "shared": tmp_path / "shared"}
-    script = MAKER.format(tests=str(Path(__file__).parent), stop=stop, rank=rank, **{key: str(value) for key, value in told.items()})
-    return subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment, cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+def _make(pipe, folder, policy, data, name, stop, rank):
+    real, made = tokenising.tokenised, []
 
+    def slowly(rows, *args):
+        made.extend(rows)
+        if stop:
+            pipe.send("making")
+            pipe.recv()
+        return real(rows, *args)
 
-def said(process) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+    tokenising.tokenised = slowly
+    units = read(sharing(folder / name, folder / "shared", rank), Chat(policy.payload), policy, data)
+    pipe.send((len(made), sum(len(doc) for unit in units for doc in unit)))
 
 
 def waits(tmp_path, name) -> bool:
@@ -368,53 +379,48 @@ def waits(tmp_path, name) -> bool:
     return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenising", "done": 0, "of": 200, "unit": "rows"}
 
 
-@pytest.mark.slow
 def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, policy, data):
-    first = maker(tmp_path, policy, data, "a", stop=True, rank=1)
-    assert said(first) == "making"
-    second = maker(tmp_path, policy, data, "b")
-    until(lambda: waits(tmp_path, "b"))
-    first.communicate("\n" * 10)
-    rows, length = said(second).split()
-    second.wait()
-    assert rows == "0" and int(length) > 200
+    first = Maker(tmp_path, policy, data, "a", stop=True, rank=1)
+    assert first.said() == "making"
+    second = Maker(tmp_path, policy, data, "b")
+    until(lambda: waits(tmp_path, "b"), alive=second.lives)
+    assert first.go() == 0
+    rows, length = second.said()
+    assert rows == 0 and length > 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", [None, "tokens written"])
-def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left_is_swept(tmp_path, policy, data, fault):
+def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left_is_swept(tmp_path, policy, data, fault, monkeypatch):
     (tmp_path / "faults").mkdir()
     if fault:
         (tmp_path / "faults" / fault).write_text("0")
-    first = maker(tmp_path, policy, data, "a", stop=True, **{FAULTS: str(tmp_path / "faults")})
-    assert said(first) == "making"
-    second = maker(tmp_path, policy, data, "b")
-    until(lambda: waits(tmp_path, "b"))
+    with monkeypatch.context() as dying:
+        dying.setenv(FAULTS, str(tmp_path / "faults"))
+        first = Maker(tmp_path, policy, data, "a", stop=True)
+    assert first.said() == "making"
+    second = Maker(tmp_path, policy, data, "b")
+    until(lambda: waits(tmp_path, "b"), alive=second.lives)
     if fault:
-        first.communicate("\n" * 10)
-        assert first.returncode == -signal.SIGKILL
+        assert first.go() == -signal.SIGKILL
     else:
         first.kill()
-        first.wait()
-    rows, length = said(second).split()
-    second.wait()
-    assert rows == "200" and int(length) > 200
+    rows, length = second.said()
+    assert rows == 200 and length > 200
     assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".tokens"]
 
 
-@pytest.mark.slow
-def test_one_that_hangs_is_not_taken_for_work(tmp_path, policy, data):
+def test_one_that_hangs_is_not_taken_for_work(tmp_path, policy, data, monkeypatch):
     """Its progress stands still, and so does that of those who wait: whoever watches heartbeats ends them."""
-    first = maker(tmp_path, policy, data, "a", stop=True)
-    assert said(first) == "making"
-    second = maker(tmp_path, policy, data, "b")
-    until(lambda: waits(tmp_path, "b"))
+    monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
+    first = Maker(tmp_path, policy, data, "a", stop=True)
+    assert first.said() == "making"
+    second = Maker(tmp_path, policy, data, "b")
+    until(lambda: waits(tmp_path, "b"), alive=second.lives)
     before = (tmp_path / "b" / "progress.json").read_text()
-    time.sleep(2.5)  # beats are a second apart
+    time.sleep(0.5)  # nothing is to happen, in the time of ten heartbeats
     assert (tmp_path / "b" / "progress.json").read_text() == before
     for process in (first, second):
         process.kill()
-        process.wait()
 
 
 def test_files_of_dead_writers_go_and_those_of_living_ones_of_other_machines_stay(tmp_path):
@@ -436,7 +442,7 @@ def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, poli
     both, one, results, real = threading.Barrier(2), threading.Lock(), [], tokenising.tokenised
 
     def together(*args):
-        both.wait(timeout=60)
+        both.wait(timeout=deadline(60))
         with one:  # Jinja renders for one thread at a time
             return real(*args)
 
@@ -508,32 +514,24 @@ def test_the_first_bad_row_is_told_by_however_many_processes(chat, processes):
         list(tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, processes))
 
 
-ORPHANS = """
-import sys, os, time
-sys.path[:0] = [{tests!r}]
-import numpy as np
-import models
-from pathlib import Path
-from data import tokenising
-from data.chat import Chat
-from data.documents import Conversations
-real = tokenising.tokenised
-def noted(*args):
-    os.write(1, b"%d\\n" % os.getpid())  # at once: two processes write into one pipe
-    time.sleep(600)
-tokenising.tokenised = noted
-list(tokenising.packed(models.arithmetic(3000), Chat(Path({policy!r})), Conversations("all"), np.dtype("<u2"), True, 2))
-"""
+def test_processes_die_with_the_one_that_started_them(policy, monkeypatch):
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
 
+    def noted(*args):
+        theirs.send(os.getpid())  # less than a pipe takes at once, so that two processes may write
+        threading.Event().wait()
 
-@pytest.mark.slow
-def test_processes_die_with_the_one_that_started_them(policy):
-    script = ORPHANS.format(tests=str(Path(__file__).parent), policy=str(policy.payload))
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    workers = [int(said(process)) for _ in range(2)]
-    assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+    def work():
+        list(tokenising.packed(models.arithmetic(3000), Chat(policy.payload), ASSISTANT, np.dtype("<u2"), True, 2))
+
+    monkeypatch.setattr(tokenising, "tokenised", noted)
+    process = context.Process(target=work)
+    process.start()
+    workers = [ours.recv() for _ in range(2) if ours.poll(deadline(60))]
+    assert len(set(workers)) == 2 and all(models.alive(pid) for pid in workers)
     process.kill()
-    process.wait()
+    process.join()
     until(lambda: not any(models.alive(pid) for pid in workers))
 
 

@@ -5,11 +5,11 @@ import math
 import os
 import shutil
 import signal
-import time
 
 import models
 import pytest
 from effects_lab import trainer_of
+from waiting import deadline, until
 
 from configs.execution import Numerics
 from data.assets import extensions_folder
@@ -40,18 +40,22 @@ CUTS = {
     "two ranks, ZeRO 3, padded": {"world_size": 2, "zero_stage": 3, "packing": False},
 }
 LONG = {**SFT, "epochs": 12}
+WITHOUT_LOSS = {name: value for name, value in dpo().items() if name != "loss"}
 KILLED = {
-    "sft bf16": ("sft", {**LONG, "dtype": "bf16"}, {}),
     "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
+    "dpo bf16": ("preference_train", dpo(), {}),
+    "reward model": ("reward_model", WITHOUT_LOSS, {}),
+}
+KILLED_AT_NIGHT = {
+    "sft bf16": ("sft", {**LONG, "dtype": "bf16"}, {}),
     "sft with adapters, two ranks ZeRO 2": ("sft", {**LONG, "dtype": "bf16", "lora": {"rank": 4}}, {"world_size": 2, "zero_stage": 2}),
     "sft compiled": ("sft", {**LONG, "dtype": "bf16"}, {"kernels": "compiled"}),
-    "dpo bf16": ("preference_train", dpo(), {}),
     "kto fp32 two ranks ZeRO 2": (
         "preference_train",
         dpo(loss={"type": "kto"}, dtype="fp32"),
         {"world_size": 2, "zero_stage": 2},
     ),
-    "reward model two ranks": ("reward_model", {name: value for name, value in dpo().items() if name != "loss"}, {"world_size": 2}),
+    "reward model two ranks": ("reward_model", WITHOUT_LOSS, {"world_size": 2}),
 }
 THREE = {**SFT, "epochs": 3}
 WITH_CHECKPOINTS = {"checkpoint_every_steps": 5}
@@ -61,41 +65,45 @@ RESHAPES = {
     "two ranks to one, ZeRO 3": ({"world_size": 2, "zero_stage": 3}, {"zero_stage": 3}),
     "smaller micro-batches": ({}, {"micro_batch_tokens": 48}),
 }
+UNEQUAL = {**SFT, "global_batch": 2, "epochs": 3}
+CALLED_IN_PIECES = {"world_size": 2, "zero_stage": 3, "logprob_chunk": 8}
 TWO_RANKS = [
-    *(case for case in (*(("sft", SFT, cut) for cut in CUTS.values()), *KILLED.values()) if "world_size" in case[2]),
-    ("sft", LONG, {"world_size": 2}),
+    *(("sft", SFT, cut) for cut in CUTS.values() if "world_size" in cut),
+    *(case for case in KILLED.values() if "world_size" in case[2]),
     *(("sft", THREE, before, WITH_CHECKPOINTS) for before, _ in RESHAPES.values() if before),
+    ("sft", UNEQUAL, CALLED_IN_PIECES),
 ]
-"""Kind, config, numerics and placement of all runs of two ranks that nobody disturbs: they share one start."""
+"""Kind, config, numerics and placement of runs of two ranks that nobody disturbs: they share one start."""
 
 
 @pytest.fixture(scope="module")
-def args_of(policy, conversations, preferences):
+def unequal(tmp_path_factory):
+    """What SFT takes whose head is large enough to be partitioned; one answer is much longer than the other."""
+    folder = tmp_path_factory.mktemp("unequal")
+    rows = models.arithmetic(2)
+    rows[0]["messages"][1]["content"] = "1 2 3 4 5 6 7 8 9 " * 2
+    return inputs(models.tiny_policy(folder / "policy", hidden=512), models.dataset(folder / "data", "conversation", rows))
+
+
+@pytest.fixture(scope="module")
+def args_of(policy, conversations, preferences, unequal):
     """What a job takes: kind, config, inputs and numerics."""
 
     def args(kind, config, numerics):
         given = inputs(policy, conversations) if kind == "sft" else {"policy": {"p": policy}, "preferences": {"d": preferences}}
-        return kind, config, given, Numerics(threads=1, **numerics)
+        return kind, config, unequal if config is UNEQUAL else given, Numerics(threads=1, **numerics)
 
     return args
 
 
 @pytest.fixture(scope="module")
-def left_out(request):
-    """Kills that are not rotated in: no start is shared with them."""
-    given = (getattr(item, "callspec", None) for item in request.session.items)
-    due = [one.params["case"] for one in given if one and "case" in one.params]
-    return [case for case in KILLED.values() if case not in due]
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory, args_of, left_out):
+def quiet(tmp_path_factory, args_of):
     """Runs a stage that nobody disturbs, each case once: (folder, done.json)."""
     known = {}
 
     def run(*case):
         if str(case) not in known:
-            cases = [one for one in TWO_RANKS if one not in left_out] if "world_size" in case[2] else [case]
+            cases = TWO_RANKS if case in TWO_RANKS else [case]
             folders = [tmp_path_factory.mktemp("quiet") for _ in cases]
             for folder, (kind, config, numerics, *placed) in zip(folders, cases, strict=True):
                 models.write_spec(folder, *args_of(kind, config, numerics), **dict(*placed))
@@ -138,18 +146,9 @@ def test_the_sum_loss_is_divided_by_the_global_batch(sft_curve):
     assert sum_norm == pytest.approx(norm * tokens / SFT["global_batch"], rel=1e-4)
 
 
-def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(tmp_path):
-    """The head is large enough to be partitioned, and is called once per piece of logits: 40 tokens are 5 pieces, 3 are one."""
-    policy = models.tiny_policy(tmp_path / "policy", hidden=512)
-    rows = models.arithmetic(2)
-    rows[0]["messages"][1]["content"] = "1 2 3 4 5 6 7 8 9 " * 2
-    data = models.dataset(tmp_path / "data", "conversation", rows)
-    losses = []
-    for name, numerics in (("one", {}), ("two", {"world_size": 2, "zero_stage": 3})):
-        config = {**SFT, "global_batch": 2, "epochs": 3}
-        done = models.run(tmp_path / name, "sft", config, inputs(policy, data), Numerics(threads=1, logprob_chunk=8, **numerics))
-        assert done["ok"], done
-        losses.append([row["loss"] for row in rows_of(tmp_path / name)])
+def test_ranks_with_unequal_answers_make_equally_many_collectives_under_zero_3(quiet):
+    """The head is called once per piece of logits: 40 tokens are 5 pieces, 3 are one."""
+    losses = [[row["loss"] for row in rows_of(quiet("sft", UNEQUAL, ranks)[0])] for ranks in ({"logprob_chunk": 8}, CALLED_IN_PIECES)]
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 
 
@@ -158,51 +157,39 @@ def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
     assert sft_curve()[0][0] == pytest.approx(math.log(vocabulary), rel=0.05)
 
 
-@pytest.fixture(scope="module")
-def resumed(tmp_path_factory, args_of, left_out):
-    """Kills a job and goes on with it: (folder, done.json). All of two ranks go on in one start."""
-    known = {}
-
-    def killed(case):
-        folder = tmp_path_factory.mktemp("killed")
-        victim = models.start_job(folder, *args_of(*case), checkpoint_every_steps=5)
-        wait_until(lambda: any((folder / "checkpoints").glob("step-*1[05]")), victim)
-        models.kill(victim, folder)
-        assert not (folder / "done.json").exists(), "the job ended before it was killed: make it longer"
-        return folder
-
-    def run(case):
-        if str(case) not in known:
-            due = [one for one in KILLED.values() if "world_size" in one[2] and one not in left_out]
-            cases = due if "world_size" in case[2] else [case]
-            folders = [killed(one) for one in cases]
-            done = models.run_written(folders, apart="kernels" in case[2])
-            known.update(zip(map(str, cases), zip(folders, done, strict=True), strict=True))
-        return known[str(case)]
-
-    return run
+def killed_with_checkpoints(folder, *args):
+    """Starts a job, and kills it between its 10th step and its end."""
+    victim = models.start_job(folder, *args, checkpoint_every_steps=5)
+    until(lambda: any((folder / "checkpoints").glob("step-*1[05]")), 300, alive=lambda: victim.poll() is None)
+    models.kill(victim, folder)
+    assert not (folder / "done.json").exists(), "the job ended before it was killed: make it longer"
 
 
-@pytest.mark.rotated(3)
-@pytest.mark.parametrize("case", KILLED.values(), ids=KILLED.keys())
-def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(quiet, resumed, case):
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=name) for name, case in KILLED.items()),
+        *(pytest.param(case, id=name, marks=pytest.mark.nightly) for name, case in KILLED_AT_NIGHT.items()),
+    ],
+)
+def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(tmp_path, quiet, args_of, case):
     _, undisturbed = quiet(*case)
-    folder, done = resumed(case)
+    killed_with_checkpoints(tmp_path, *args_of(*case))
+    (done,) = models.run_written([tmp_path], apart="kernels" in case[2])
     assert done["resumed_from"] >= "step-000010"
     assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
-    assert [row["step"] for row in rows_of(folder)] == list(range(1, undisturbed["metrics"]["steps"] + 1))
+    assert [row["step"] for row in rows_of(tmp_path)] == list(range(1, undisturbed["metrics"]["steps"] + 1))
 
 
-@pytest.mark.rotated(2)
-@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), (2, signal.SIGUSR1)])
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), pytest.param(2, signal.SIGUSR1, marks=pytest.mark.nightly)])
 def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, quiet, args_of, ranks, number):
     case = ("sft", LONG, {"world_size": 2} if ranks == 2 else {})
     args = args_of(*case)
     _, undisturbed = quiet(*case)
     job = models.start_job(tmp_path / "b", *args, checkpoint_every_steps=5)
-    wait_until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*10")), job)
+    until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*10")), alive=lambda: job.poll() is None)
     os.kill(job.pid, number)  # of two ranks torchrun alone hears it
-    assert job.wait(timeout=60) == (75 if ranks == 1 else 1)  # torchrun keeps exit codes to itself
+    assert job.wait(timeout=deadline(60)) == (75 if ranks == 1 else 1)  # torchrun keeps exit codes to itself
     told = json.loads((tmp_path / "b" / "done.json").read_text())
     assert told["cause"] == "preempted" and told["checkpoints"]["written"] > 1 and told["checkpoints"]["bytes"] > 0
     newest = max((tmp_path / "b" / "checkpoints").glob("step-*"))
@@ -223,7 +210,10 @@ def test_a_checkpoint_of_other_numerics_is_refused_with_what_changed(tmp_path, p
     assert not done["ok"] and done["cause"] == "refused" and "micro_batch_tokens 1024 -> 64" in done["message"]
 
 
-@pytest.mark.parametrize(("before", "after"), RESHAPES.values(), ids=RESHAPES.keys())
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.nightly] * ("world_size" in case[1])) for name, case in RESHAPES.items()],
+)
 def test_a_checkpoint_is_resharded_when_asked_and_the_record_says_so(tmp_path, quiet, args_of, before, after):
     """The loss goes on as if nothing had happened: weights, moments and step of Adam have all come along."""
     whole, _ = quiet("sft", THREE, {}, WITH_CHECKPOINTS)
@@ -250,7 +240,7 @@ def test_dpo_begins_at_log_two_and_bradley_terry_separates(tmp_path, policy, pre
 
 def test_a_loss_that_is_no_number_ends_the_job_and_leaves_no_checkpoint_of_it(tmp_path, policy, conversations):
     config = {**LONG, "optimizer": {"learning_rate": 1.0, "weight_decay": 1e3, "schedule": "constant"}}
-    done = models.run_job(tmp_path, "sft", config, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=1)
+    done = models.run(tmp_path, "sft", config, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=1)
     assert not done["ok"] and done["cause"] == "not_finite" and "lower optimizer.learning_rate (1.0)" in done["message"]
     logged = (tmp_path / "curve.jsonl").read_text().splitlines()
     assert max(int(path.name[5:]) for path in (tmp_path / "checkpoints").glob("step-*")) <= len(logged)
@@ -263,7 +253,7 @@ def test_what_a_killed_job_leaves_behind_holds_up_nobody(tmp_path, policy, conve
     guard.touch()
     (tmp_path / "checkpoints" / ".step-000002").mkdir(parents=True)
     (tmp_path / "curve.jsonl").write_text('{"step": 1, "loss": 9.0}\n')
-    done = models.run_job(tmp_path, "sft", SFT, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=3)
+    done = models.run(tmp_path, "sft", SFT, inputs(policy, conversations), Numerics(threads=1), checkpoint_every_steps=3)
     assert done["ok"] and not guard.exists(), done
     assert [row["step"] for row in rows_of(tmp_path)] == [1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
@@ -294,11 +284,3 @@ def test_as_many_checkpoints_are_kept_as_asked_for(tmp_path, policy, count, kept
 def test_rows_that_do_not_fit_are_counted_and_none_left_is_an_error(tmp_path, policy, conversations):
     done = models.run(tmp_path, "sft", {**SFT, "max_length": 8}, inputs(policy, conversations), Numerics(threads=1))
     assert not done["ok"] and "none of 28 rows is left" in done["message"]
-
-
-def wait_until(condition, process):
-    deadline = time.monotonic() + 300  # compiling layers takes half a minute on an idle machine, and CI's is not
-    while not condition():
-        assert process.poll() is None, "the job ended too early"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -94,10 +94,8 @@ def test_without_minervas_sentence_strict_takes_a_reply_that_is_the_answer_and_n
 
 def test_what_takes_too_long_is_no_verdict_and_the_next_question_is_answered(monkeypatch):
     monkeypatch.setattr(maths, "SECONDS", 1.0)
-    began = time.monotonic()
     with pytest.raises(VerifierError, match="no answer within 1 s"):
         verify({"name": "math", "answer": "5"}, r"\boxed{9^{9^{9^{9}}}}")
-    assert time.monotonic() - began < 30
     monkeypatch.undo()
     assert verify({"name": "math", "answer": "5"}, r"\boxed{\frac{10}{2}}").score == 1.0
 
@@ -117,13 +115,13 @@ def test_the_process_outlives_the_thread_that_asked_first():
             given = [r"\boxed{0.50}", r"\boxed{2/4}"]
             assert [verdict.score for verdict in threads.map(lambda text: verify(half, text), given)] == [1.0, 1.0]
             pids.append(threads.submit(apart.ask, "os:getpid", (), 10.0).result())
-        time.sleep(0.2)  # signals of a thread's death need not be there at once
+        time.sleep(0.2)  # nothing is to happen, and a signal of a thread's death need not be there at once
     assert len(set(pids)) == 1
 
 
 def test_a_process_that_was_killed_between_questions_says_nothing_about_the_next():
     os.kill(apart.ask("os:getpid", (), 10.0), signal.SIGKILL)
-    time.sleep(0.2)
+    apart._running[0].process.join()
     assert apart.ask("operator:add", (1, 2), 10.0) == 3
 
 
