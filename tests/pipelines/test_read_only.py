@@ -1,4 +1,4 @@
-"""Commands that look touch nothing, and work where nothing can be touched; without git they say what to type."""
+"""Typeds that look touch nothing, and work where nothing can be touched; without git they say what to type."""
 
 import re
 import shutil
@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Typed
 from hostile_lab import snapshot
 from running_lab import Lab
-from test_cli import Command
 
 LOOKING = [
     ["plan", "lab"], ["plan", "lab", "--set", "cleaner.ngram=7"], ["status", "lab"], ["jobs"], ["scratch"], ["verify"],
@@ -20,11 +20,9 @@ READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" 
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Command:
+def made(_template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Typed:
     """A lab whose recipe has been run once; nobody writes in it after that."""
-    command = Command(Lab(tmp_path_factory.mktemp("read")))
-    command("run", "lab")
-    return command
+    return Typed(_template.twin(tmp_path_factory.mktemp("read")))
 
 
 def read_only(root: Path, *command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,7 +32,7 @@ def read_only(root: Path, *command: str, environment: dict[str, str] | None = No
 
 
 @pytest.fixture
-def locked_away(made: Command):
+def locked_away(made: Typed):
     """`pedigree` in the lab, mounted read-only."""
     if shutil.which("unshare") is None or read_only(made.lab.root, "true").returncode:
         pytest.skip("this machine gives nobody a mount of their own")
@@ -45,7 +43,7 @@ def locked_away(made: Command):
     return call
 
 
-def test_commands_that_look_touch_nothing(made: Command):
+def test_commands_that_look_touch_nothing(made: Typed):
     before = snapshot(made.lab.root)
     for line in LOOKING:
         made(*line)
@@ -54,7 +52,7 @@ def test_commands_that_look_touch_nothing(made: Command):
 
 
 def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_path):
-    command = Command(Lab(tmp_path))
+    command = Typed(Lab(tmp_path))
     before = snapshot(command.lab.root)
     assert "4 of 4 stages to run" in command("plan", "lab")
     assert "not built" in command("status", "lab")
@@ -62,12 +60,12 @@ def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_pat
     assert snapshot(command.lab.root) == before and not (command.lab.root / ".dvc/tmp").exists()
 
 
-def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: Command, tmp_path):
+def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: Typed, tmp_path):
     lab = copy_of(made.lab, tmp_path)
     lab.shell(f"dvc remote add -q --local -d store {tmp_path / 'store'} && dvc push -q --run-cache")
     lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm made")
     lab.shell("rm -r .dvc/cache artifacts/lab/*/")
-    command = Command(lab)
+    command = Typed(lab)
     before = snapshot(lab.root)
     for line, code in (
         (["plan", "lab"], 0), (["status", "lab"], 0), (["lineage", "lab/cleaner@HEAD"], 0), (["models"], 0), (["verify"], 0),
@@ -91,7 +89,7 @@ def of_any_disk(said: str) -> str:
     return re.sub(r"[\d.]+ \w?B are free", "", said)
 
 
-def test_commands_that_look_work_in_a_read_only_project(made: Command, locked_away):
+def test_commands_that_look_work_in_a_read_only_project(made: Typed, locked_away):
     for line in LOOKING:
         done = locked_away(*line)
         assert done.returncode == 0, (line, done.stdout, done.stderr)
@@ -100,7 +98,7 @@ def test_commands_that_look_work_in_a_read_only_project(made: Command, locked_aw
     assert "all as recorded" in locked_away("verify").stdout
 
 
-def test_commands_that_write_name_the_folder_that_must_be_writable(made: Command, locked_away):
+def test_commands_that_write_name_the_folder_that_must_be_writable(made: Typed, locked_away):
     change = ["--set", "cleaner.ngram=7"]
     for line in (["run", "lab"], ["run", "lab", *change], ["compile", "lab", *change], ["report", "lab"]):
         done = locked_away(*line)
@@ -109,7 +107,7 @@ def test_commands_that_write_name_the_folder_that_must_be_writable(made: Command
 
 
 def test_without_git_every_command_says_what_to_type(tmp_path):
-    command = Command(Lab(tmp_path))
+    command = Typed(Lab(tmp_path))
     shutil.rmtree(command.lab.root / ".git")
     for line in (["plan", "lab"], ["status", "lab"], ["run", "lab"], ["verify"], ["gc"], ["scratch"]):
         if line != ["scratch"]:

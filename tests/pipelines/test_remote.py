@@ -242,7 +242,7 @@ def test_a_remote_that_cannot_be_used_is_named_with_its_remedy(
     assert any("cannot be used" in notice for notice in run.ledger.notices)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(store: FaultyStore, tmp_path: Path) -> None:
     made = Clone.first(tmp_path)
     made.shell(f"{sys.executable} -m dvc remote modify -q store url s3://{BUCKET}/store")

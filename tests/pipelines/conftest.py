@@ -1,0 +1,27 @@
+"""What the tests of the orchestrator share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from in_process import in_process
+from running_lab import Lab, outcomes
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _jobs_may_run_in_this_process() -> Iterator[None]:
+    with in_process():
+        yield
+
+
+@pytest.fixture(scope="package")
+def _template(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("finished"))
+    assert outcomes(lab) == dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
+    return lab
+
+
+@pytest.fixture
+def finished(_template: Lab, tmp_path: Path) -> Lab:
+    """A lab whose recipe has run."""
+    return _template.twin(tmp_path)
