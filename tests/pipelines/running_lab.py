@@ -67,7 +67,7 @@ stages:
 PROFILE = """
 slots: 2
 numerics: {threads: 1}
-placement: {slots: 1, retries: 1, heartbeat_timeout_s: 20}
+placement: {slots: 1, retries: 1, heartbeat_timeout_s: 120}
 """
 STAGE = '''
 """Rows without meaning."""
@@ -198,7 +198,8 @@ JOB_CODE = {"__init__", "__main__", "job", "inputs", "postconditions", "statisti
 """Modules of `stages` behind every job."""
 
 
-def _unneeded(folder: str, names: list[str]) -> set[str]:
+def unneeded(folder: str, names: list[str]) -> set[str]:
+    """What of our packages no job of a lab's stages reads, for `shutil.copytree`."""
     path = Path(folder).relative_to(REPOSITORY)
     if path == Path("configs"):
         return {"rehearsal"}
@@ -216,7 +217,7 @@ class Lab:
         self.processes = processes
         self._settle(folder)
         for package in ("configs", "data", "pipelines", "stages"):  # with its bytecode, which every process would make anew
-            shutil.copytree(REPOSITORY / package, self.code / package, ignore=None if whole else _unneeded)
+            shutil.copytree(REPOSITORY / package, self.code / package, ignore=None if whole else unneeded)
         for kind, body in KINDS.items():
             (self.code / "stages" / f"{kind}.py").write_text(STAGE + textwrap.dedent(body))
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):

@@ -47,7 +47,7 @@ def test_help_teaches_and_is_instant():
     for word in ("run", "plan", "status", "jobs", "logs", "cancel", "lineage", "export", "report", "recipes", "doctor", "An example"):
         assert word in done.stdout
     assert "stage  " not in done.stdout.split("Commands:")[1]  # the command of dvc.yaml is hidden
-    assert min(times) < 1.0  # 0.2 s on an idle machine
+    assert min(times) < deadline(1.0)  # 0.2 s on an idle machine
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "status", "logs", "cancel", "lineage", "diff", "export", "report", "compile"])

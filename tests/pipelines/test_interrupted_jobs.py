@@ -75,10 +75,11 @@ def test_retries_end(lab: Lab) -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.proves("placement.heartbeat_timeout_s")
 def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
-    lab.knobs(raw={"seconds": 60, "silent": True})
-    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 20", "retries: 0, heartbeat_timeout_s: 4")
+    lab.knobs(raw={"seconds": 600, "silent": True})
+    seconds = round(deadline(4))  # within which it is at work, for sure
+    lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", f"retries: 0, heartbeat_timeout_s: {seconds}")
     run = lab.run()
-    said = r"no sign of work for \d+ s, though its process lives; placement.heartbeat_timeout_s allows 4\b"
+    said = rf"no sign of work for \d+ s, though its process lives; placement.heartbeat_timeout_s allows {seconds}\b"
     with pytest.raises(StageFailed, match=said) as failed:
         ensure(run, run.graph.find("raw"))
     scratch = running_scratch(lab, "raw")
@@ -90,13 +91,13 @@ def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.proves("placement.timeout_s")
 def test_a_job_that_takes_too_long_is_ended_though_it_works(lab: Lab) -> None:
-    lab.knobs(raw={"seconds": 60})
+    lab.knobs(raw={"seconds": 600})
     lab.edit("configs/execution/lab.yaml", "retries: 1,", "retries: 0, timeout_s: 2,")
     run = lab.run()
     with pytest.raises(StageFailed, match=r"still running after \d+ s; placement.timeout_s allows 2"):
         ensure(run, run.graph.find("raw"))
-    scratch = running_scratch(lab, "raw")
-    assert scratch and not list(processes_of(scratch))
+    (scratch,) = (lab.root / ".pedigree" / "scratch").iterdir()  # it may not have come to the stage's code
+    assert not list(processes_of(scratch))
 
 
 @pytest.mark.usefixtures("processes")
@@ -129,7 +130,7 @@ def test_cancel_leaves_no_process_and_the_next_run_resumes(lab: Lab) -> None:
 
 
 def test_ctrl_c_ends_the_jobs(lab: Lab) -> None:
-    lab.knobs(raw={"seconds": 60})
+    lab.knobs(raw={"seconds": 600})
     orchestrator = lab.orchestrator("run_graph(run)")
     until(lambda: running_scratch(lab, "raw"))
     scratch = running_scratch(lab, "raw")

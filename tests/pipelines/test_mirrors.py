@@ -66,7 +66,7 @@ def lab_with(folder: Path, url: str | None) -> Lab:
     placement = (
         f"placement: {{checkpoint_url: {json.dumps(url)}, heartbeat_timeout_s: 3, " if url else "placement: {heartbeat_timeout_s: 3, "
     )
-    lab.write("configs/execution/lab.yaml", PROFILE.replace("placement: {", placement).replace(", heartbeat_timeout_s: 20", ""))
+    lab.write("configs/execution/lab.yaml", PROFILE.replace("placement: {", placement).replace(", heartbeat_timeout_s: 120", ""))
     lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm placed")
     return lab
 

@@ -38,7 +38,7 @@ def test_a_schedule_that_never_fires_is_refused(option: str, text: str) -> None:
 def test_a_rule_whose_next_date_is_not_found_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """No second holds two: Prefect would look at each to the year 9999, which takes days, and do nothing else meanwhile."""
     monkeypatch.setattr(deployments, "SEARCH_S", 1)
-    with pytest.raises(UsageProblem, match="never fires .1 s are not enough to find its next dates"):
+    with pytest.raises(UsageProblem, match=r"never fires .1 s are not enough to find its next dates"):
         schedule_of(None, None, "FREQ=SECONDLY;BYSETPOS=2", None)
 
 
