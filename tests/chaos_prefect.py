@@ -34,7 +34,8 @@ class PrefectServer:
         self.url = f"http://127.0.0.1:{self.port}/api"
         folder.mkdir()
         quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-        self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder)}
+        self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder), "PYTHONFAULTHANDLER": "1"}
+        self.log = folder / "server.log"
         self.environment = quiet | {"PREFECT_HOME": str(folder), "PREFECT_API_URL": self.url, "PEDIGREE_PREFECT": "auto"}
         """What a run needs in its environment to be shown here."""
         self.start()
@@ -42,9 +43,8 @@ class PrefectServer:
     def start(self) -> None:
         """Also after `kill`; returns when it answers."""
         command = [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            command, env=self._own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self._own, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + START_S
         while not self.healthy():
             assert self.process.poll() is None and time.monotonic() < deadline, "the Prefect server did not start"
@@ -63,6 +63,12 @@ class PrefectServer:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         self.process.wait(30)
+
+    def stacks(self) -> str:
+        """Ends a server that hangs; returns where its threads stood."""
+        self.signal(signal.SIGABRT)
+        self.process.wait()
+        return self.log.read_text(errors="replace")[-20_000:]
 
     def stop(self) -> None:
         self.signal(signal.SIGTERM)

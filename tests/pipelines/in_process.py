@@ -21,7 +21,7 @@ from configs.execution import Numerics
 from data.artifacts import read_json, write_json
 from data.fence import Fence, Overtaken
 from pipelines.jobs import attempts, launcher, lease, processes, slots
-from pipelines.jobs.launcher import Handle, LocalLauncher, Status
+from pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
 from pipelines.jobs.processes import Process
 from pipelines.jobs.scratch_state import JOB, SPEC
 from stages import __main__ as entry
@@ -99,7 +99,7 @@ class InProcessLauncher(LocalLauncher):
                 running.exit_code = entry.RESUME_ME
 
     def poll(self, handle: Handle) -> Status:
-        running = self._running.get(handle.scratch)
+        running = self._own(handle)
         if running is None:
             return super().poll(handle)
         if running.thread.is_alive():
@@ -108,7 +108,7 @@ class InProcessLauncher(LocalLauncher):
         return Status("succeeded" if done is not None and done.ok else "failed", running.exit_code)
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
-        running = self._running.get(handle.scratch)
+        running = self._own(handle)
         if running is None:
             return super().cancel(handle, grace_s, stacks)
         running.job.stopped = True
@@ -118,6 +118,10 @@ class InProcessLauncher(LocalLauncher):
     def find(self, scratch: Path) -> Handle | None:
         running = self._running.get(str(scratch))
         return self._known_as(scratch, 0) if running and running.thread.is_alive() else super().find(scratch)
+
+    def _own(self, handle: Handle) -> _Running | None:
+        process = process_of(handle)
+        return self._running.get(handle.scratch) if process and process.started == 0 else None
 
     def _known_as(self, scratch: Path, attempt: int) -> Handle:
         nobody = Process(os.getpid(), 0, Process.here().machine)  # whoever looks for a process finds none that lives

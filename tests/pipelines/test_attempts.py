@@ -261,7 +261,7 @@ def test_what_force_has_made_is_not_replaced_by_what_it_was_to_replace(lab: Lab,
     killed = lab.orchestrator("run_graph(run, {'lab/raw'}, forced={'lab/raw'})")
     assert killed.wait(deadline(60)) == -signal.SIGKILL, killed.communicate()[0]
     del lab.environment["PEDIGREE_FAULTS"]
-    until(lambda: not (scratch := scratch_of(lab)) or not list(processes_of(scratch)))
+    until(lambda: not any(list(processes_of(scratch)) for scratch in (lab.root / ".pedigree/scratch").iterdir()))
     published = point in ("publish renamed", "commit cached", "publish set aside")
     assert make(lab) in (("attached", "restored") if published else ("unchanged",))
     if not published:  # the old one stands, and the same command takes what was made meanwhile

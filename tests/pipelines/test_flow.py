@@ -50,8 +50,12 @@ class Server(PrefectServer):
                 if error.code != 503:
                     raise
                 return []
+            except TimeoutError as error:
+                stacks = self.stacks()
+                self.start()  # for the other tests
+                raise AssertionError(f"the Prefect server hangs at {method} {path}\n{stacks}") from error
 
-        return until(lambda: seen(answer))[0]
+        return (answer() or until(lambda: seen(answer)))[0]
 
     def until_shown(self, run: dict[str, Any], stages: int) -> None:
         """Waits until a flow run has all its task runs."""
