@@ -21,7 +21,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def shared(_template: Lab, tmp_path_factory) -> Typed:
     """A lab whose recipe has been run once."""
-    return Typed(_template.twin(tmp_path_factory.mktemp("cli")))
+    command = Typed(_template.twin(tmp_path_factory.mktemp("cli")))
+    command("report", "lab")
+    return command
 
 
 @pytest.fixture
@@ -165,7 +167,7 @@ def test_cancel_of_a_recipe_ends_the_run_too(fresh):
 
 
 def test_logs_follow_a_job_to_its_end(fresh):
-    fresh.lab.knobs(clean={"crash": 2, "seconds": 1})
+    fresh.lab.knobs(clean={"errors": [5]})
     fresh.lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
     fresh("run", "lab", code=1)
     fresh.lab.knobs()
