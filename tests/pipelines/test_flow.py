@@ -318,6 +318,7 @@ def test_a_server_that_is_killed_under_a_worker_ends_no_job_and_is_told_all_when
     assert sorted(command.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
 
 
+@pytest.mark.nightly
 def test_a_flow_process_that_is_killed_ends_no_job_and_the_next_run_goes_on_with_it(command, server, worker):
     command.lab.knobs(clean={"hold": "go"})
     run, process = worker()
