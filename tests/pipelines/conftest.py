@@ -14,6 +14,12 @@ def _jobs_may_run_in_this_process() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_other_test_takes_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails may leave a job that holds some for ever."""
+    monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "slots"))
+
+
 @pytest.fixture(scope="package")
 def _template(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("finished"))
