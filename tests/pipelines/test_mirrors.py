@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from faulty_store import KEYS, s3_server
 from running_lab import PROFILE, Lab
-from waiting import until
+from waiting import deadline, until
 
 from data import mirror as mirrors
 from data import storage
@@ -63,9 +63,8 @@ def lab_with(folder: Path, url: str | None) -> Lab:
     folder.mkdir()
     lab = Lab(folder, processes=True, whole=True)
     (lab.code / "stages" / "prepare_data.py").write_text(CHUNKED)
-    placement = (
-        f"placement: {{checkpoint_url: {json.dumps(url)}, heartbeat_timeout_s: 3, " if url else "placement: {heartbeat_timeout_s: 3, "
-    )
+    silence = round(deadline(3))  # it counts as gone then; the start of a job must take less
+    placement = f"placement: {{heartbeat_timeout_s: {silence}, " + (f"checkpoint_url: {json.dumps(url)}, " if url else "")
     lab.write("configs/execution/lab.yaml", PROFILE.replace("placement: {", placement).replace(", heartbeat_timeout_s: 120", ""))
     lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm placed")
     return lab
@@ -211,7 +210,7 @@ def test_force_begins_again_whatever_was_sent(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     one = lab_with(tmp_path / "one", url)
     killed(one, url)
-    time.sleep(4)  # until it counts as gone
+    time.sleep(deadline(4))  # until it counts as gone
     (one.root / "wait").unlink()
     one.forget_runs()
     ran_well(one, "lab/raw")
