@@ -1,5 +1,6 @@
 """Typeds that look touch nothing, and work where nothing can be touched; without git they say what to type."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +17,21 @@ LOOKING = [
     ["lineage", "lab/cleaner"], ["diff", "lab/raw", "lab/raw"], ["variants"], ["models"], ["recipes"], ["show", "lab"],
     ["validate", "lab"], ["logs", "raw"],
 ]  # fmt: skip
+MANY = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from pipelines.cli.main import main
+said = []
+for line in json.loads(sys.argv[1]):
+    sys.argv, out, err = ["pedigree", *line], io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        said.append((end.code or 0, out.getvalue(), err.getvalue()))
+print(json.dumps(said))
+"""
+"""Types command lines one after the other, without a start for each."""
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" && shift && exec "$@"'
 
 
@@ -37,8 +53,10 @@ def locked_away(made: Typed):
     if shutil.which("unshare") is None or read_only(made.lab.root, "true").returncode:
         pytest.skip("this machine gives nobody a mount of their own")
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return read_only(made.lab.root, sys.executable, "-m", "pipelines.cli", *arguments, environment=made.environment)
+    def call(lines: list[list[str]]) -> list[tuple[int, str, str]]:
+        done = read_only(made.lab.root, sys.executable, "-c", MANY, json.dumps(lines), environment=made.environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     return call
 
@@ -90,20 +108,18 @@ def of_any_disk(said: str) -> str:
 
 
 def test_commands_that_look_work_in_a_read_only_project(made: Typed, locked_away):
-    for line in LOOKING:
-        done = locked_away(*line)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
+    for line, (code, out, err) in zip(LOOKING, locked_away(LOOKING), strict=True):
+        assert code == 0, (line, out, err)
         if line[0] not in ("verify", "jobs"):  # which tell of time
-            assert of_any_disk(done.stdout) == of_any_disk(made(*line)), line
-    assert "all as recorded" in locked_away("verify").stdout
+            assert of_any_disk(out) == of_any_disk(made(*line)), line
+        assert line != ["verify"] or "all as recorded" in out
 
 
 def test_commands_that_write_name_the_folder_that_must_be_writable(made: Typed, locked_away):
     change = ["--set", "cleaner.ngram=7"]
-    for line in (["run", "lab"], ["run", "lab", *change], ["compile", "lab", *change], ["report", "lab"]):
-        done = locked_away(*line)
-        assert done.returncode in (1, 2) and done.stdout == ""
-        assert str(made.lab.root) in done.stderr and "must be writable" in done.stderr and ".tmp" not in done.stderr, done.stderr
+    for code, out, err in locked_away([["run", "lab"], ["run", "lab", *change], ["compile", "lab", *change], ["report", "lab"]]):
+        assert code in (1, 2) and out == ""
+        assert str(made.lab.root) in err and "must be writable" in err and ".tmp" not in err, err
 
 
 def test_without_git_every_command_says_what_to_type(tmp_path):
