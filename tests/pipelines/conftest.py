@@ -21,13 +21,13 @@ def _no_other_test_takes_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="package")
-def _template(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("finished"))
     assert outcomes(lab) == dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
     return lab
 
 
 @pytest.fixture
-def finished(_template: Lab, tmp_path: Path) -> Lab:
+def finished(template: Lab, tmp_path: Path) -> Lab:
     """A lab whose recipe has run."""
-    return _template.twin(tmp_path)
+    return template.twin(tmp_path)

@@ -19,9 +19,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def shared(_template: Lab, tmp_path_factory) -> Typed:
+def shared(template: Lab, tmp_path_factory) -> Typed:
     """A lab whose recipe has been run once."""
-    command = Typed(_template.twin(tmp_path_factory.mktemp("cli")))
+    command = Typed(template.twin(tmp_path_factory.mktemp("cli")))
     command("report", "lab")
     return command
 

@@ -36,9 +36,9 @@ READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" 
 
 
 @pytest.fixture(scope="module")
-def made(_template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Typed:
+def made(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Typed:
     """A lab whose recipe has been run once; nobody writes in it after that."""
-    return Typed(_template.twin(tmp_path_factory.mktemp("read")))
+    return Typed(template.twin(tmp_path_factory.mktemp("read")))
 
 
 def read_only(root: Path, *command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -39,9 +39,9 @@ def lab(tmp_path: Path) -> Lab:
 
 
 @pytest.fixture(scope="module")
-def built(_template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def built(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A lab whose recipe has run; for tests that only look, or that leave it built."""
-    return _template.twin(tmp_path_factory.mktemp("built"))
+    return template.twin(tmp_path_factory.mktemp("built"))
 
 
 def test_second_run_does_nothing_and_dvc_agrees(built: Lab) -> None:
@@ -412,9 +412,9 @@ def test_remote_serves_a_fresh_clone(finished: Lab, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def sent(_template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def sent(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A lab whose artifacts lie in the remote alone: those of two versions of its recipe, the second of which is recorded."""
-    lab = _template.twin(tmp_path_factory.mktemp("sent"))
+    lab = template.twin(tmp_path_factory.mktemp("sent"))
     lab.shell(f"dvc remote add -q --local -d store {lab.root.parent / 'remote'}")
     lab.shell("dvc push -q --run-cache && cp artifacts/lab/dvc.lock before.lock")
     lab.edit("configs/recipes/lab.yaml", "ngram: 5", "ngram: 7")

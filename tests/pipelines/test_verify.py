@@ -23,10 +23,10 @@ STAGES = ("suite", "raw", "clean", "cleaner")
 
 
 @pytest.fixture(scope="module")
-def built(_template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def built(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """A lab whose recipe has run and was pushed to a remote."""
     folder = tmp_path_factory.mktemp("verify")
-    lab = _template.twin(folder)
+    lab = template.twin(folder)
     with (lab.root / ".dvc/config.local").open("a") as stream:
         stream.write(f"    remote = store\n['remote \"store\"']\n    url = {folder / 'remote'}\n")
     lab.shell("dvc push -q --run-cache")
