@@ -64,7 +64,6 @@ class Server(PrefectServer):
     def last_run(self, command: Command) -> dict[str, Any]:
         """The last flow run of a lab: its first one comes when Prefect has been imported, a while after the first job has started."""
 
-
         def found() -> list[dict[str, Any]]:
             runs = self.post("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 10})
             return [run for run in runs if run["parameters"]["project"] == str(command.lab.root)]
@@ -73,7 +72,6 @@ class Server(PrefectServer):
 
     def states(self, run: dict[str, Any]) -> dict[str, str]:
         """Task name → state, once Prefect has stored the last event of each of a lab's stages."""
-
 
         def found() -> dict[str, str]:
             states = {task["name"]: task["state_name"] for task in self.ask("task_runs", flow_runs=run["id"])}
