@@ -160,7 +160,13 @@ def cpu_name() -> str:
 @functools.lru_cache(maxsize=2048)
 def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[Path, ...]]:
     """Hash of a module's syntax tree without docstrings, and the modules of ours that it imports."""
-    text = path.read_text()
+    found, imports = _parsed_text(path.read_text())
+    return found, tuple(sorted({file for name in imports for file in _ours(name, root)}))
+
+
+@functools.lru_cache(maxsize=2048)
+def _parsed_text(text: str) -> tuple[str, tuple[str, ...]]:
+    """The same of a text, with the names of all that it imports. A snapshot of our code is mostly text that was parsed before."""
     try:
         with uncollected():  # other threads may parse: those of Prefect's import
             tree = ast.parse(text)
@@ -175,7 +181,7 @@ def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[Path, ...
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             node.body = [part for part in node.body if not _is_text(part)]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(sorted({path for name in imports for path in _ours(name, root)}))
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest(), tuple(imports)
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -72,9 +72,10 @@ FORMS = {
 SEARCH_S = 10
 """Seconds of a processor within which a schedule has to say when it fires next; Prefect's server stands still while it looks."""
 SEARCH = """
-import asyncio, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, ({limit}, {limit} + 1))
+import asyncio, resource, time
 from prefect.server.schemas.actions import DeploymentScheduleCreate
+until = int(time.process_time()) + 1 + {limit}  # the import, which takes many seconds on a slow machine, is not the search
+resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1))
 try:
     made = DeploymentScheduleCreate.model_validate_json({made!r})  # a rule that has no begin is given one
     dates = asyncio.run(made.schedule.get_dates(n=3))

@@ -24,7 +24,8 @@ class PrefectServer:
         self.url = f"http://127.0.0.1:{self.port}/api"
         folder.mkdir(parents=True, exist_ok=True)
         quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
-        self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder)}
+        self._own = {**os.environ, **quiet, "PREFECT_HOME": str(folder), "PYTHONFAULTHANDLER": "1"}
+        self.log = folder / "server.log"
         self.environment = quiet | {"PREFECT_HOME": str(folder), "PREFECT_API_URL": self.url, "PEDIGREE_PREFECT": "auto"}
         """What a run needs in its environment to be shown here."""
         self.start()
@@ -32,9 +33,8 @@ class PrefectServer:
     def start(self) -> None:
         """Also after `kill`; returns when it answers."""
         command = [PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            command, env=self._own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=self._own, stdout=log, stderr=log, start_new_session=True)
         until(self.healthy, START_S, alive=lambda: self.process.poll() is None)
 
     def healthy(self) -> bool:
@@ -50,6 +50,12 @@ class PrefectServer:
     def kill(self) -> None:
         self.signal(signal.SIGKILL)
         self.process.wait(deadline(30))
+
+    def stacks(self) -> str:
+        """Ends a server that hangs; returns where its threads stood."""
+        self.signal(signal.SIGABRT)
+        self.process.wait()
+        return self.log.read_text(errors="replace")[-20_000:]
 
     def stop(self) -> None:
         self.signal(signal.SIGTERM)

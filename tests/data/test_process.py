@@ -67,9 +67,9 @@ def foreign():
     with uncollected():
         ast.parse(text)
 
-path, text = Path(provenance.__file__), Path(provenance.__file__).read_text()
+text = Path(provenance.__file__).read_text()
 sys.setswitchinterval(1e-5)
-ours = lambda: provenance._parsed.__wrapped__(path, 0, provenance.CODE_ROOT)
+ours = lambda: provenance._parsed_text.__wrapped__(text)
 threads = [threading.Thread(target=beside, args=[parse]) for parse in (ours, foreign, ours)]
 for thread in threads:
     thread.start()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from running_lab import RECIPE
+from running_lab import RECIPE, unneeded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROFILE = "{slots: 2, numerics: {threads: 1}, placement: {slots: 1, retries: 0}}"
@@ -41,6 +41,10 @@ ROWS = {
 }
 
 
+def _unneeded(folder: str, names: list[str]) -> set[str]:
+    return unneeded(folder, names) | {name for name in names if name == "__pycache__" or name.endswith(".yaml")}
+
+
 class Clone:
     """A clone and what tests do in it."""
 
@@ -59,7 +63,7 @@ class Clone:
         """The repository, with a DVC remote, committed."""
         clone = cls(folder, folder / "first")
         for package in ("configs", "data", "pipelines", "stages"):
-            shutil.copytree(REPOSITORY / package, clone.root / package, ignore=shutil.ignore_patterns("__pycache__", "*.yaml"))
+            shutil.copytree(REPOSITORY / package, clone.root / package, ignore=_unneeded)
         for kind, rows in ROWS.items():
             clone.write(f"stages/{kind}.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
         for name in (".gitignore", ".dvcignore", ".dvc/.gitignore"):

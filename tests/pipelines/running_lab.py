@@ -15,15 +15,17 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+
+from dvc.repo import Repo
+from in_process import InProcessLauncher
 
 from configs.project import Project
 from pipelines.ensure import Result
 from pipelines.jobs.context import RunContext
+from pipelines.jobs.launcher import LocalLauncher
 from pipelines.runs import open_run, run_graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -65,7 +67,7 @@ stages:
 PROFILE = """
 slots: 2
 numerics: {threads: 1}
-placement: {slots: 1, retries: 1, heartbeat_timeout_s: 20}
+placement: {slots: 1, retries: 1, heartbeat_timeout_s: 120}
 """
 STAGE = '''
 """Rows without meaning."""
@@ -83,9 +85,20 @@ from data.records import load, save
 from stages.job import StageError, only
 
 
+def project(job):
+    """A process works in the project's folder; a thread is told it."""
+    return getattr(job, "root", Path())
+
+
+def knobs_of(job):
+    knobs = json.loads((project(job) / "knobs.json").read_text()).get(job.address, {})
+    assert not hasattr(job, "root") or not knobs.keys() & {"child", "crash"}, "that takes a process: Lab(folder, processes=True)"
+    return knobs
+
+
 def work(job, rows):
-    knobs = json.loads(Path("knobs.json").read_text()).get(job.address, {})
-    runs = Path("runs.log")
+    knobs = knobs_of(job)
+    runs = project(job) / "runs.log"
     with runs.open("a") as stream:
         stream.write(job.address + "\\n")
     attempt = runs.read_text().split().count(job.address)
@@ -97,7 +110,7 @@ def work(job, rows):
     if attempt <= knobs.get("crash", 0):
         os.kill(os.getpid(), signal.SIGKILL)
     if attempt <= knobs.get("preempt", 0):
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM) if not hasattr(job, "root") else setattr(job, "stopped", True)
     for error in knobs.get("errors", [])[attempt - 1 : attempt]:
         raise MemoryError("cannot allocate") if error == "memory" else OSError(error, os.strerror(error))
     if "bug" in knobs:
@@ -122,16 +135,17 @@ def work(job, rows):
 
 
 def hold(job):
-    asked = json.loads(Path("knobs.json").read_text()).get(job.address, {}).get("hold")
+    asked = knobs_of(job).get("hold")
     if asked:
-        Path(f"{asked}.waiting").touch()
-        while not Path(asked).exists():
+        (project(job) / f"{asked}.waiting").touch()
+        while not (project(job) / asked).exists():
             job.progress(0, 0)
             time.sleep(0.02)
 
 
 def work_model(job, weight):
     """A model of one weight."""
+    hold(job)
     numbers = work(job, [{"weights": 1}])
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (job.out / "payload" / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", weight))
@@ -141,8 +155,8 @@ def work_model(job, weight):
 
 
 def work_beside(job):
-    knobs = json.loads(Path("knobs.json").read_text()).get(job.address, {})
-    with Path("runs.log").open("a") as stream:
+    knobs = knobs_of(job)
+    with (project(job) / "runs.log").open("a") as stream:
         stream.write(job.address + "\\n")
     time.sleep(knobs.get("seconds", 0))
     return {}
@@ -158,6 +172,7 @@ KINDS = {
         """,
     "prepare_data": """
         def run(config, inputs, job):
+            hold(job)
             return work(job, [{"n": n, "seed": config.sources[0].seed} for n in range(config.sources[0].count)])
         """,
     "decontaminate": """
@@ -179,22 +194,52 @@ except StageFailed as error:
 """
 
 
+JOB_CODE = {"__init__", "__main__", "job", "inputs", "postconditions", "statistics", "updates", "ranks"}
+"""Modules of `stages` behind every job."""
+
+
+def unneeded(folder: str, names: list[str]) -> set[str]:
+    """What of our packages no job of a lab's stages reads, for `shutil.copytree`."""
+    path = Path(folder).relative_to(REPOSITORY)
+    if path == Path("configs"):
+        return {"rehearsal"}
+    return {name for name in names if path.parts[0] == "stages" and ".py" in name and name.partition(".")[0] not in JOB_CODE}
+
+
 class Lab:
     """The project, its copy of our code, and what tests do with them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.code, self.root = folder / "code", folder / "project"
-        for package in ("configs", "data", "pipelines", "stages"):
-            shutil.copytree(REPOSITORY / package, self.code / package)  # with its bytecode, which every process would make anew
+    processes = False
+    """Whether runs of this process start their jobs as processes too, instead of as threads."""
+
+    def __init__(self, folder: Path, *, processes: bool = False, whole: bool = False) -> None:
+        """`whole`: with the code of all stages and the rows of rehearsals, which are copied and hashed again and again."""
+        self.processes = processes
+        self._settle(folder)
+        for package in ("configs", "data", "pipelines", "stages"):  # with its bytecode, which every process would make anew
+            shutil.copytree(REPOSITORY / package, self.code / package, ignore=None if whole else unneeded)
         for kind, body in KINDS.items():
             (self.code / "stages" / f"{kind}.py").write_text(STAGE + textwrap.dedent(body))
-        self.root.mkdir()
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):
             self.write(name, (REPOSITORY / name).read_text())
-        self.write(".dvc/config.local", f"[core]\n    site_cache_dir = {folder / 'site'}\n")
+        self._give_dvc_a_cache()
         self.write("configs/recipes/lab.yaml", RECIPE)
         self.write("configs/execution/lab.yaml", PROFILE)
         self.knobs()
+        self.shell("git init -q && git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm lab")
+
+    def twin(self, folder: Path) -> "Lab":
+        """A copy, in the same state and with code of its own."""
+        twin = object.__new__(Lab)
+        twin.processes = self.processes
+        twin._settle(folder)
+        for source, target in ((self.code, twin.code), (self.root, twin.root)):
+            subprocess.run(["cp", "-a", source, target], check=True)
+        twin._give_dvc_a_cache()
+        return twin
+
+    def _settle(self, folder: Path) -> None:
+        self.code, self.root = folder / "code", folder / "project"
         shim = folder / "bin" / "pedigree"
         shim.parent.mkdir()
         shim.write_text(SHIM.format(python=sys.executable, code=str(self.code)))
@@ -204,11 +249,17 @@ class Lab:
             "PYTHONPATH": str(self.code),
             "DVC_NO_ANALYTICS": "1",
         }
-        self.shell("git init -q && git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm lab")
+
+    def _give_dvc_a_cache(self) -> None:
+        self.write(".dvc/config.local", f"[core]\n    site_cache_dir = {self.root.parent / 'site'}\n")
 
     @property
     def project(self) -> Project:
         return Project(self.root)
+
+    @property
+    def launcher(self) -> LocalLauncher:
+        return LocalLauncher(self.project) if self.processes else InProcessLauncher(self.project)
 
     def write(self, name: str, text: str) -> None:
         path = self.root / name
@@ -226,7 +277,7 @@ class Lab:
     def run(self, *overrides: str, cancelled: threading.Event | None = None, watch: Any = None) -> RunContext:
         told = {"watch": watch} if watch else {}
         run = open_run(self.project, "lab", overrides, cancelled=cancelled, **told)
-        run.code_root = self.code
+        run.code_root, run.launcher = self.code, self.launcher
         return run
 
     def runs(self) -> list[str]:
@@ -259,15 +310,6 @@ def outcomes(lab: Lab, *overrides: str, forced: tuple[str, ...] = ()) -> dict[st
     return {end.address.partition("/")[2]: end.outcome if isinstance(end, Result) else type(end).__name__ for end in ends}
 
 
-def until(condition: Callable[[], Any], seconds: float = 40.0) -> Any:
-    """Waits for something true, and returns it."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-    return found
-
-
 def running_scratch(lab: Lab | Project, name: str) -> Path | None:
     """The scratch folder of the stage's job, once the stage's code has begun."""
     for spec in lab.root.glob(".pedigree/scratch/*/spec.json"):
@@ -278,7 +320,10 @@ def running_scratch(lab: Lab | Project, name: str) -> Path | None:
 
 
 def status(lab: Lab) -> str:
-    return lab.shell("dvc status").stdout.strip()
+    """What `dvc status` says, without a process of its own."""
+    with closing(Repo(str(lab.root))) as repo:
+        found = repo.status()
+    return json.dumps(found) if found else CLEAN
 
 
 def read(lab: Lab, name: str, file: str) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status, until
+from commands import Typed
+from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
+from waiting import deadline, until
 
 from configs.compile import write_compiled
 from configs.execution import Numerics
@@ -52,7 +54,7 @@ def working(lab: Lab, name: str, run: RunContext | None = None) -> Iterator[list
         yield ends
     finally:
         (lab.root / "go").touch()
-        thread.join(timeout=90)
+        thread.join(deadline(90))
     assert not thread.is_alive()
 
 
@@ -78,7 +80,7 @@ def no_mixture(lab: Lab) -> None:
 
 def test_a_recipe_edited_under_a_run_is_not_what_its_results_are_recorded_under(lab: Lab) -> None:
     """The fault that was seen: `cleaner` was made with the old value, and recorded as made with the new one."""
-    lab.knobs(raw={"seconds": 1.5})
+    lab.knobs(raw={"hold": "go"})
     with working(lab, "raw") as ends:
         lab.edit(RECIPE, "ngram: 5", "ngram: 6")
         write_compiled(lab.root, load_recipes(lab.project.recipes, "lab"))  # as `pedigree run` and `compile` do, and `plan` did
@@ -94,7 +96,7 @@ def test_a_recipe_edited_under_a_run_is_not_what_its_results_are_recorded_under(
 
 
 def test_the_config_of_the_running_stage_itself_may_be_edited(lab: Lab) -> None:
-    lab.knobs(raw={"seconds": 1.5})
+    lab.knobs(raw={"hold": "go"})
     with working(lab, "raw") as ends:
         lab.edit(RECIPE, "count: 5", "count: 6")
         lab.run()
@@ -106,7 +108,7 @@ def test_the_config_of_the_running_stage_itself_may_be_edited(lab: Lab) -> None:
 
 
 def test_a_profile_edited_under_a_run_is_not_what_its_jobs_run_with(lab: Lab) -> None:
-    lab.knobs(raw={"seconds": 1.5})
+    lab.knobs(raw={"hold": "go"})
     with working(lab, "raw") as ends:
         lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 2")
     assert set(made(ends).values()) == {"ran"}
@@ -122,11 +124,12 @@ def test_a_template_edited_under_a_run_is_not_what_its_results_are_recorded_unde
     lab.write(RECIPE, (lab.root / RECIPE).read_text() + f"  model: {{kind: source_model, in: {{corpus: [raw]}}, source: {llama}}}\n")
     template = lab.code / "configs/templates/chatml.jinja"
     before = sha256_path(template)
-    lab.knobs(model={"seconds": 1.5})
+    lab.knobs(model={"hold": "go"})
     orchestrator = lab.orchestrator("print(sorted(type(end).__name__ for end in run_graph(run)))")
-    until(lambda: running_scratch(lab, "model"))
+    until((lab.root / "go.waiting").exists, alive=lambda: orchestrator.poll() is None)
     template.write_text(template.read_text() + "{# edited #}")
-    said, _ = orchestrator.communicate(timeout=90)
+    (lab.root / "go").touch()
+    said, _ = orchestrator.communicate(timeout=deadline(90))
     assert "StageFailed" not in said and read(lab, "model", "record.json")["config"]["chat_template_sha256"] == before, said
     no_mixture(lab)
     assert f"chat_template_sha256 {before}" in lab.shell("python -m pipelines.cli plan lab").stdout
@@ -332,10 +335,11 @@ def test_commands_that_look_write_nothing(lab: Lab) -> None:
     lab.edit(RECIPE, "ngram: 5", "ngram: 6")
     before = files()
     looks = ("plan lab", "plan lab --set cleaner.ngram=7", "status lab", "lineage lab/cleaner", "diff lab/clean lab/cleaner", "jobs")
+    typed = Typed(lab)
     for command in looks:
-        lab.shell(f"python -m pipelines.cli {command}", check=False)  # `diff` ends with 1 where there is a difference
+        typed(*command.split(), code=int(command.startswith("diff")))
         assert files() == before, command
-    lab.shell("python -m pipelines.cli report lab")
+    typed("report", "lab")
     assert files().keys() - before.keys() == {str(lab.root / "artifacts/lab/report.html")} and before.items() <= files().items()
 
 
@@ -350,7 +354,7 @@ def left_behind(lab: Lab, command: str) -> Iterator[Path]:
     lab.write("knobs.json", json.dumps({"clean": {"hold": "go"}}))
     runner = lab.orchestrator(command)
     try:
-        until((lab.root / "go.waiting").exists)
+        until((lab.root / "go.waiting").exists, alive=lambda: runner.poll() is None)
         runner.kill()
         runner.communicate()
         (scratch,) = [spec.parent for spec in lab.root.glob(".pedigree/scratch/*/spec.json") if '/clean"' in spec.read_text()]
@@ -405,6 +409,7 @@ def other_code(lab: Lab) -> None:
 
 
 def test_an_edit_reaches_no_job_that_has_been_submitted(lab: Lab) -> None:
+    lab.processes = True
     lab.knobs(clean={"hold": "go"}, cleaner={"seconds": 0.1})
     run = lab.run()
     with working(lab, "clean", run):
@@ -479,13 +484,13 @@ def test_a_log_that_holds_nothing_leaves_the_code_of_now(lab: Lab) -> None:
 
 @pytest.mark.parametrize("choice", ["keep", "rerun"])
 def test_a_result_that_nobody_took_before_the_code_was_edited(lab: Lab, choice: Any) -> None:
-    lab.knobs(clean={"seconds": 1.0})
+    lab.knobs(clean={"hold": "go"})
     orchestrator = lab.orchestrator("run_graph(run)")
-    until(lambda: running_scratch(lab, "clean"))
+    until((lab.root / "go.waiting").exists, alive=lambda: orchestrator.poll() is None)
     orchestrator.kill()
     orchestrator.communicate()
-    scratch = running_scratch(lab, "clean")
-    assert scratch
+    (scratch,) = [path.parent for path in lab.root.glob(".pedigree/scratch/*/inputs.json")]
+    (lab.root / "go").touch()
     until(lambda: (scratch / "done.json").exists() and not list(processes_of(scratch)))
     other_code(lab)
     run = lab.run()
@@ -514,6 +519,7 @@ def test_a_snapshot_that_is_gone_is_named_before_work_is_lost(lab: Lab) -> None:
 
 
 def test_a_job_refuses_a_snapshot_that_was_changed(lab: Lab) -> None:
+    lab.processes = True
     taken = snapshot(lab.project, lab.code)
     path = taken.folder / STAGE
     path.chmod(0o644)
@@ -544,11 +550,11 @@ def test_snapshots_go_with_gc_unless_an_unfinished_job_began_with_them(lab: Lab)
     interrupted(lab)
     (kept,) = lab.root.glob(".pedigree/code/*")
     snapshot(lab.project, lab.code)  # of the edited code, for nobody
-    assert "1 snapshot of the code" in lab.shell("python -m pipelines.cli gc").stdout
-    lab.shell("python -m pipelines.cli gc --yes")
+    assert "1 snapshot of the code" in Typed(lab)("gc")
+    Typed(lab)("gc", "--yes")
     assert list(lab.root.glob(".pedigree/code/*")) == [kept]
     assert outcomes(lab)["clean"] == "ran"
-    lab.shell("python -m pipelines.cli gc --yes")
+    Typed(lab)("gc", "--yes")
     assert list(lab.root.glob(".pedigree/code/*")) == []
 
 
@@ -560,13 +566,14 @@ def test_jobs_share_a_folder_of_tokens_and_gc_deletes_what_no_unfinished_one_rea
     for name in ("read.tokens", "unread.tokens", ".half.unfinished"):
         (lab.project.tokens / name).write_bytes(b"x")
     (scratch / "tokens.json").write_text('{"file": "read.tokens"}')
-    assert "2 files of tokenised rows, 2 bytes" in lab.shell("python -m pipelines.cli gc").stdout
-    lab.shell("python -m pipelines.cli gc --yes")
+    assert "2 files of tokenised rows, 2 bytes" in Typed(lab)("gc")
+    Typed(lab)("gc", "--yes")
     assert [path.name for path in lab.project.tokens.iterdir()] == ["read.tokens"]
 
 
 def test_machine_and_environment_are_those_of_the_job(lab: Lab) -> None:
     """The job sees one core and another lock; the orchestrator has all cores and its own."""
+    lab.processes = True
     path = lab.code / "stages/prepare_data.py"
     path.write_text(path.read_text() + "\n\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n")
     (lab.code / "requirements").mkdir()

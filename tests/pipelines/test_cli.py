@@ -1,4 +1,4 @@
-"""The command as a user types it: real processes in a small project with real jobs."""
+"""The command as a user types it, in a small project; in processes of its own where it is interrupted or ended from elsewhere."""
 
 import json
 import os
@@ -11,81 +11,30 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import Typed, step_of
 from running_lab import Lab
+from waiting import deadline
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-class Command:
-    """`pedigree` in a lab."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.environment = {**lab.environment, "COLUMNS": "160"}
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "pipelines.cli", *arguments],
-            cwd=self.lab.root,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def __call__(self, *arguments: str, code: int = 0) -> str:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == code, f"{arguments} ended with {process.returncode}\n{out}\n{err}"
-        assert "Traceback" not in err
-        return out + err
-
-    def until(self, *arguments: str, ready) -> subprocess.Popen[str]:
-        """Starts the command and waits until `ready()`."""
-        process = self.start(*arguments)
-        deadline = time.monotonic() + 120  # Prefect alone may take a minute to be imported beside other tests
-        while not ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                process.kill()  # else nobody would be told before the test's own time is over
-                raise AssertionError(process.communicate())
-            time.sleep(0.05)
-        return process
-
-    def jobs(self) -> list[int]:
-        """Processes that carry this lab's scratch folder in their command line."""
-        mark = str(self.lab.root / ".pedigree").encode()
-        found = []
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    if mark in (folder / "cmdline").read_bytes():
-                        found.append(int(folder.name))
-                except OSError:
-                    continue
-        return found
-
-
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory) -> Command:
+def shared(template: Lab, tmp_path_factory) -> Typed:
     """A lab whose recipe has been run once."""
-    command = Command(Lab(tmp_path_factory.mktemp("cli")))
-    command("run", "lab")
+    command = Typed(template.twin(tmp_path_factory.mktemp("cli")))
+    command("report", "lab")
     return command
 
 
 @pytest.fixture
-def fresh(tmp_path) -> Command:
-    return Command(Lab(tmp_path))
+def fresh(tmp_path) -> Typed:
+    return Typed(Lab(tmp_path))
 
 
-def step_of(lab: Lab, stage: str) -> int:
-    for path in (lab.root / ".pedigree" / "scratch").glob("*/progress.json"):
-        try:
-            if json.loads((path.parent / "spec.json").read_text())["address"] == f"lab/{stage}":
-                return json.loads(path.read_text())["step"]
-        except (OSError, ValueError):
-            continue
-    return 0
+@pytest.fixture
+def done(finished: Lab) -> Typed:
+    """The same, when its recipe has run."""
+    return Typed(finished)
 
 
 # --- help and errors ---------------------------------------------------------------------------------------------------
@@ -100,7 +49,7 @@ def test_help_teaches_and_is_instant():
     for word in ("run", "plan", "status", "jobs", "logs", "cancel", "lineage", "export", "report", "recipes", "doctor", "An example"):
         assert word in done.stdout
     assert "stage  " not in done.stdout.split("Commands:")[1]  # the command of dvc.yaml is hidden
-    assert min(times) < 1.0  # 0.2 s on an idle machine
+    assert min(times) < deadline(1.0)  # 0.2 s on an idle machine
 
 
 @pytest.mark.parametrize("command", ["run", "plan", "status", "logs", "cancel", "lineage", "diff", "export", "report", "compile"])
@@ -171,7 +120,7 @@ def test_ctrl_c_ends_the_jobs_and_the_same_command_goes_on(fresh):
     process = fresh.until("run", "lab", ready=lambda: step_of(fresh.lab, "clean") > 5)
     assert fresh.jobs()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=deadline(30))
     assert process.returncode == 130 and "The same command goes on from there" in out and "Traceback" not in err
     assert not fresh.jobs()
     fresh.lab.knobs()
@@ -189,7 +138,7 @@ def test_jobs_that_were_kept_go_on_and_the_next_run_re_attaches(fresh):
     fresh.lab.knobs(clean={"seconds": 6})
     process = fresh.until("run", "lab", "--keep-jobs", ready=lambda: step_of(fresh.lab, "clean") > 1)
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=deadline(30))
     assert process.returncode == 130 and "the same command re-attaches to them" in out
     assert len(fresh.jobs()) == 1 and "no command: `pedigree run lab` takes it over" in fresh("jobs")
     text = fresh("run", "lab")
@@ -203,7 +152,7 @@ def test_cancel_ends_a_job_for_good(fresh):
     assert re.search(r"lab/clean +decontaminate +\d+ +\d+/300 .*pedigree run lab", fresh("jobs"))
     assert "running, step" in fresh("status", "lab")
     assert fresh("cancel", "clean").startswith("ended lab/clean; `pedigree run lab` goes on")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=deadline(30))
     assert process.returncode == 1 and "lab/clean failed (cancelled)" in err
     assert fresh.lab.runs().count("clean") == 1 and not fresh.jobs()
     assert "no job of 'clean' is running" in fresh("cancel", "clean", code=2)
@@ -213,12 +162,12 @@ def test_cancel_of_a_recipe_ends_the_run_too(fresh):
     fresh.lab.knobs(clean={"seconds": 30})
     process = fresh.until("run", "lab", ready=lambda: step_of(fresh.lab, "clean") > 1)
     fresh("cancel", "lab")
-    process.communicate(timeout=30)
+    process.communicate(timeout=deadline(30))
     assert process.returncode in (1, 130) and not fresh.jobs() and fresh.lab.runs().count("clean") == 1
 
 
 def test_logs_follow_a_job_to_its_end(fresh):
-    fresh.lab.knobs(clean={"crash": 2, "seconds": 1})
+    fresh.lab.knobs(clean={"errors": [5]})
     fresh.lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
     fresh("run", "lab", code=1)
     fresh.lab.knobs()
@@ -249,12 +198,11 @@ def test_plan_says_what_runs_and_why(shared):
     assert re.search(r"raw +prepare_data +will run +never run", changed)
 
 
-def test_plan_knows_what_the_cache_holds(fresh):
-    fresh("run", "lab")
-    subprocess.run(["rm", "-r", fresh.lab.root / "artifacts/lab/cleaner"], check=True)
-    text = fresh("plan", "lab")
+def test_plan_knows_what_the_cache_holds(done):
+    subprocess.run(["rm", "-r", done.lab.root / "artifacts/lab/cleaner"], check=True)
+    text = done("plan", "lab")
     assert re.search(r"cleaner +decontaminate +cached +its artifact is missing", text)
-    assert "restored" in fresh("run", "lab")
+    assert "restored" in done("run", "lab")
 
 
 def test_what_lies_in_the_remote_is_done_and_comes_when_asked_for(fresh, tmp_path):
@@ -276,29 +224,27 @@ def test_pull_without_a_remote_says_how_to_name_one(shared):
     assert "there is no remote to pull from: name one with `dvc remote add" in shared("pull", "lab", code=1)
 
 
-def test_status_shows_changed_code_with_its_file(fresh):
-    fresh("run", "lab")
-    assert "code has changed" not in fresh("status", "lab")
-    path = fresh.lab.code / "stages" / "decontaminate.py"
+def test_status_shows_changed_code_with_its_file(done):
+    assert "code has changed" not in done("status", "lab")
+    path = done.lab.code / "stages" / "decontaminate.py"
     path.write_text(path.read_text() + "\n\n# a comment is no change\n")
-    assert "code has changed" not in fresh("status", "lab")
+    assert "code has changed" not in done("status", "lab")
     path.write_text(path.read_text() + "\n\nANSWER = 42\n")
-    text = fresh("status", "lab")
+    text = done("status", "lab")
     assert "cleaner: code has changed since it was made: stages/decontaminate.py" in text and "suite: code" not in text
-    assert "nothing to do" in fresh("run", "lab")
+    assert "nothing to do" in done("run", "lab")
 
 
-def test_rerun_makes_finished_stages_again_whose_code_has_changed_and_no_others(fresh):
-    fresh("run", "lab")
-    path = fresh.lab.code / "stages" / "decontaminate.py"
+def test_rerun_makes_finished_stages_again_whose_code_has_changed_and_no_others(done):
+    path = done.lab.code / "stages" / "decontaminate.py"
     path.write_text(path.read_text() + "\n\nANSWER = 42\n")
-    fresh.lab.forget_runs()
-    assert "nothing to do" in fresh("run", "lab", "--on-code-change", "take") and fresh.lab.runs() == []
-    fresh("run", "lab", "--on-code-change", "rerun", "--only", "cleaner")
-    assert fresh.lab.runs() == ["cleaner"]
-    fresh("run", "lab", "--on-code-change", "rerun")
-    assert fresh.lab.runs() == ["cleaner", "clean"]
-    assert "code has changed" not in fresh("status", "lab") and "nothing to do" in fresh("run", "lab", "--on-code-change", "rerun")
+    done.lab.forget_runs()
+    assert "nothing to do" in done("run", "lab", "--on-code-change", "take") and done.lab.runs() == []
+    done("run", "lab", "--on-code-change", "rerun", "--only", "cleaner")
+    assert done.lab.runs() == ["cleaner"]
+    done("run", "lab", "--on-code-change", "rerun")
+    assert done.lab.runs() == ["cleaner", "clean"]
+    assert "code has changed" not in done("status", "lab") and "nothing to do" in done("run", "lab", "--on-code-change", "rerun")
 
 
 def test_status_asks_for_results_to_be_committed(shared):

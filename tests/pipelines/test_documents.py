@@ -4,11 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
-from running_lab import Lab, running_scratch, until
+from running_lab import Lab, running_scratch
+from waiting import deadline, until
 
 HEAD = {"schema_version", "command", "recipe", "source", "overrides"}
 
@@ -27,7 +27,7 @@ class Programs:
 
     def __call__(self, *arguments: str, code: int = 0) -> tuple[Any, str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=deadline(120))
         assert process.returncode == code, out + err
         return json.loads(out, parse_constant=not_json) if out else None, err
 
@@ -84,17 +84,15 @@ def test_an_interrupted_run_says_so(fresh: Programs):
         "waited_for_by",
     }  # fmt: skip
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=deadline(30))
     assert process.returncode == 130 and json.loads(out)["outcome"] == "interrupted" and "interrupted." in err
 
 
 def test_numbers_that_are_none_are_null_in_documents_and_in_what_jobs_write(fresh: Programs):
     fresh.lab.knobs(suite={"seconds": 60, "nan": True})
     process = fresh.start("run", "lab", "--only", "suite")
-    deadline = time.monotonic() + 60
-    while not any('"rows"' in path.read_text() for path in (fresh.lab.root / ".pedigree").glob("scratch/*/progress.json")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+    written = (fresh.lab.root / ".pedigree").glob
+    until(lambda: any('"rows"' in path.read_text() for path in written("scratch/*/progress.json")), alive=lambda: process.poll() is None)
     try:
         (told,) = fresh("jobs")[0]["jobs"]
         assert told["address"] == "lab/suite" and told["numbers"] == {"rows": None} and told["step"] > 0
@@ -106,7 +104,7 @@ def test_numbers_that_are_none_are_null_in_documents_and_in_what_jobs_write(fres
         assert json.loads(written.read_text(), parse_constant=not_json)["numbers"] == {"rows": None}
     finally:
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=deadline(30))
     assert json.loads(out, parse_constant=not_json)["outcome"] == "interrupted" and "Traceback" not in err
 
 

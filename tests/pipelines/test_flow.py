@@ -8,17 +8,26 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from chaos_prefect import PREFECT, PrefectServer
-from running_lab import Lab, until
-from test_cli import REPOSITORY, Command, step_of
+from commands import Command, step_of
+from running_lab import REPOSITORY, Lab
+from waiting import deadline, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(deadline(400))]
 STAGES = 4
+T = TypeVar("T")
+
+
+def seen(condition: Callable[[], T]) -> T:
+    """Asks the server a question, after a pause that leaves it time for other work: it has no way to call back."""
+    time.sleep(0.2)
+    return condition()
 
 
 class Server(PrefectServer):
@@ -32,43 +41,43 @@ class Server(PrefectServer):
 
     def call(self, method: str, path: str, data: bytes | None = None) -> bytes:
         request = urllib.request.Request(f"{self.url}/{path}", data, {"Content-Type": "application/json"}, method=method)
-        for busy in range(10):
+
+        def answer() -> list[bytes]:
             try:
-                with urllib.request.urlopen(request, timeout=20) as answer:
-                    return answer.read()
+                with urllib.request.urlopen(request, timeout=deadline(60)) as found:
+                    return [found.read()]
             except urllib.error.HTTPError as error:  # its database is locked for a moment, now and then
-                if error.code != 503 or busy == 9:
+                if error.code != 503:
                     raise
-                time.sleep(0.5)
-            except TimeoutError:  # the machine is busy; what only looks may look again
-                if busy == 9 or not (method == "GET" or path.endswith("/filter")):
-                    raise
-        raise AssertionError
+                return []
+            except TimeoutError as error:
+                stacks = self.stacks()
+                self.start()  # for the other tests
+                raise AssertionError(f"the Prefect server hangs at {method} {path}\n{stacks}") from error
+
+        return (answer() or until(lambda: seen(answer)))[0]
 
     def until_shown(self, run: dict[str, Any], stages: int) -> None:
         """Waits until a flow run has all its task runs."""
-        until(lambda: len(self.ask("task_runs", flow_runs=run["id"])) == stages)
+        until(lambda: seen(lambda: len(self.ask("task_runs", flow_runs=run["id"])) == stages))
 
     def last_run(self, command: Command) -> dict[str, Any]:
         """The last flow run of a lab: its first one comes when Prefect has been imported, a while after the first job has started."""
-        project, deadline = str(command.lab.root), time.monotonic() + 30
-        while True:
-            found = self.post("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 10})
-            for run in found:
-                if run["parameters"]["project"] == project:
-                    return run
-            assert time.monotonic() < deadline, "no flow run"
-            time.sleep(0.1)
+
+        def found() -> list[dict[str, Any]]:
+            runs = self.post("flow_runs/filter", {"sort": "START_TIME_DESC", "limit": 10})
+            return [run for run in runs if run["parameters"]["project"] == str(command.lab.root)]
+
+        return until(lambda: seen(found))[0]
 
     def states(self, run: dict[str, Any]) -> dict[str, str]:
         """Task name → state, once Prefect has stored the last event of each of a lab's stages."""
-        found: dict[str, str] = {}
-        for _ in range(60):
-            found = {task["name"]: task["state_name"] for task in self.ask("task_runs", flow_runs=run["id"])}
-            if len(found) == STAGES and not {"Pending", "Running"} & set(found.values()):
-                break
-            time.sleep(0.5)
-        return found
+
+        def found() -> dict[str, str]:
+            states = {task["name"]: task["state_name"] for task in self.ask("task_runs", flow_runs=run["id"])}
+            return states if len(states) == STAGES and not {"Pending", "Running"} & set(states.values()) else {}
+
+        return until(lambda: seen(found))
 
     def messages(self, run: dict[str, Any]) -> str:
         rows = self.post("logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
@@ -99,9 +108,9 @@ def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(comma
     run = server.last_run(command)
     assert run["name"] == "lab" and run["state_type"] == "FAILED" and "these rows are bad" in run["state"]["message"]
     assert server.states(run) == {"suite": "Completed", "raw": "Failed", "clean": "NotReady", "cleaner": "NotReady"}
-    until(lambda: "last lines of its log" in (log := server.messages(run)) and "StageError: these rows are bad" in log)
+    until(lambda: seen(lambda: "last lines of its log" in (log := server.messages(run)) and "StageError: these rows are bad" in log))
 
-    command.lab.knobs(clean={"seconds": 14})
+    command.lab.knobs(clean={"seconds": 12})  # long enough to have its progress shown
     command("run", "lab")
     run = server.last_run(command)
     assert run["state_type"] == "COMPLETED"
@@ -113,18 +122,19 @@ def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(comma
     assert server.last_run(command)["id"] == run["id"]  # nothing to do is no flow run
 
 
+@pytest.mark.nightly
 def test_a_retry_is_told_with_its_reason(command, server):
     command.lab.knobs(raw={"crash": 1})
     text = command("run", "lab", "--until", "raw")
     assert "attempt 2 after: it was killed by signal 9" in text
-    until(lambda: "attempt 2 after: it was killed by signal 9" in server.messages(server.last_run(command)))
+    until(lambda: seen(lambda: "attempt 2 after: it was killed by signal 9" in server.messages(server.last_run(command))))
 
 
 def test_ctrl_c_cancels_the_flow_run_and_leaves_no_process(command, server):
     command.lab.knobs(clean={"seconds": 60, "child": True})
     process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=deadline(60))
     assert process.returncode == 130 and "The same command goes on from there" in out and "Traceback" not in err
     run = server.last_run(command)
     assert not command.jobs() and run["state_type"] == "CANCELLED" and run["state"]["message"].startswith("interrupted")
@@ -136,18 +146,19 @@ def test_cancelling_in_prefect_ends_the_jobs(command, server):
     process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
     run = server.last_run(command)
     server.post(f"flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True})
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=deadline(60))
     assert process.returncode == 1 and "lab/clean failed (cancelled)" in err
     assert not command.jobs() and server.last_run(command)["state_type"] == "CANCELLED"
 
 
 def test_a_run_that_was_killed_is_told_to_have_crashed_and_its_job_is_taken_over(command, server):
-    command.lab.knobs(clean={"seconds": 25})
-    process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
+    command.lab.knobs(clean={"hold": "go"})
+    process = command.until("run", "lab", ready=(command.lab.root / "go.waiting").exists)
     killed = server.last_run(command)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate()
     assert killed["state_type"] == "RUNNING" and command.jobs()
+    (command.lab.root / "go").touch()
     assert "job of an earlier run" in command("run", "lab")
     assert command.lab.runs().count("clean") == 1
     (found,) = server.ask("flow_runs", flow_runs=killed["id"])
@@ -158,16 +169,24 @@ def test_a_run_that_was_killed_is_told_to_have_crashed_and_its_job_is_taken_over
 # --- a server that goes away --------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_killed_ends_no_job_and_is_told_all_when_it_is_back(command, server):
-    command.lab.knobs(raw={"seconds": 3}, clean={"seconds": 30})
-    process = command.until("run", "lab", ready=lambda: step_of(command.lab, "raw") > 1)
+def test_a_server_that_is_killed_ends_no_job_and_is_told_all_when_it_is_back(command, server, tmp_path):
+    text = tmp_path / "said"
+    command.environment["PYTHONUNBUFFERED"] = "1"
+    command.lab.knobs(raw={"hold": "raw goes"}, clean={"hold": "clean goes"})
+    with text.open("w") as stdout:
+        process = command.until("run", "lab", ready=(command.lab.root / "raw goes.waiting").exists, stdout=stdout)
     run = server.last_run(command)
     server.kill()
     try:
-        until(lambda: step_of(command.lab, "clean") > 100, 60)  # a stage has ended and another has begun meanwhile
+        (command.lab.root / "raw goes").touch()
+        until((command.lab.root / "clean goes.waiting").exists)  # a stage has ended and another has begun meanwhile
+        until(lambda: "Prefect does not answer" in text.read_text())
     finally:
         server.start()
-    out, err = process.communicate(timeout=120)
+    until(lambda: "Prefect answers again" in text.read_text())
+    (command.lab.root / "clean goes").touch()
+    _, err = process.communicate(timeout=deadline(120))
+    out = text.read_text()
     assert process.returncode == 0, out + err
     assert out.count("Prefect does not answer") == 1 and out.count("Prefect answers again") == 1 and "Traceback" not in out + err
     assert sorted(command.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
@@ -175,6 +194,7 @@ def test_a_server_that_is_killed_ends_no_job_and_is_told_all_when_it_is_back(com
     assert set(server.states(run).values()) == {"Completed"} and len(server.states(run)) == 4
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs_holds_nothing_up_and_the_next_run_tells_it_the_end(command, server):
     command.lab.knobs(clean={"seconds": 10})
     process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
@@ -182,7 +202,7 @@ def test_a_server_that_hangs_holds_nothing_up_and_the_next_run_tells_it_the_end(
     server.until_shown(run, 4)
     server.signal(signal.SIGSTOP)
     try:
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=deadline(90))
     finally:
         server.kill()  # with the requests that it has not read
         server.start()
@@ -194,6 +214,7 @@ def test_a_server_that_hangs_holds_nothing_up_and_the_next_run_tells_it_the_end(
     assert not list((command.lab.root / ".pedigree" / "flows").glob("*.json"))
 
 
+@pytest.mark.nightly
 def test_a_server_that_has_lost_its_memory_is_told_the_run_anew(command, server):
     command.lab.knobs(clean={"hold": "go"})
     process = command.until("run", "lab", ready=(command.lab.root / "go.waiting").exists)
@@ -201,7 +222,7 @@ def test_a_server_that_has_lost_its_memory_is_told_the_run_anew(command, server)
     server.call("DELETE", f"flow_runs/{lost}")
     until(lambda: server.last_run(command)["id"] != lost)
     (command.lab.root / "go").touch()
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=deadline(120))
     assert process.returncode == 0, out + err
     run = server.last_run(command)
     assert run["id"] != lost and run["state_type"] == "COMPLETED" and set(server.states(run).values()) == {"Completed"}
@@ -236,7 +257,7 @@ def worker(command, server):
             cwd=command.lab.code, env=command.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         started.append(process)
-        until(lambda: step_of(command.lab, "clean") > 1 or process.poll() is not None, 90)
+        until(lambda: is_at_work(command) or process.poll() is not None, 90)
         assert process.poll() is None, process.communicate()[0].decode()
         return run, process
 
@@ -246,20 +267,26 @@ def worker(command, server):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def is_at_work(command: Command) -> bool:
+    return step_of(command.lab, "clean") > 1 or (command.lab.root / "go.waiting").exists()
+
+
 def flow_process(run: str) -> int:
     """The process that a worker has started for a flow run."""
     (pid,) = [int(line.split()[0]) for line in processes_with(run) if "prefect.engine" in line or "prefect.flow_engine" in line]
     return pid
 
 
+@pytest.mark.nightly
 def test_a_deployments_run_is_cancelled_with_its_jobs(command, server, worker):
     command.lab.knobs(clean={"seconds": 60})
     run, process = worker()
     server.post(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}, "force": True})
-    process.communicate(timeout=90)
+    process.communicate(timeout=deadline(90))
     assert not command.jobs() and server.state(run)["type"] == "CANCELLED"
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_ends_no_job(command, server, worker):
     """What its flow run writes to then is a broken pipe."""
     command.lab.knobs(clean={"seconds": 8})
@@ -267,10 +294,11 @@ def test_a_worker_that_is_killed_ends_no_job(command, server, worker):
     process.kill()
     assert process.stdout is not None
     process.stdout.close()
-    until(lambda: server.state(run)["type"] not in ("RUNNING", "PENDING"), 90)
+    until(lambda: seen(lambda: server.state(run)["type"] not in ("RUNNING", "PENDING")), 90)
     assert server.state(run)["type"] == "COMPLETED" and command.lab.runs().count("clean") == 1
 
 
+@pytest.mark.nightly
 def test_a_server_that_is_killed_under_a_worker_ends_no_job_and_is_told_all_when_it_is_back(command, server, worker):
     """The process of the worker and that of the flow run lose it; a stage ends and another begins meanwhile."""
     command.lab.knobs(clean={"seconds": 5}, cleaner={"hold": "go"})
@@ -282,18 +310,20 @@ def test_a_server_that_is_killed_under_a_worker_ends_no_job_and_is_told_all_when
     finally:
         server.start()
     (command.lab.root / "go").touch()
-    said = process.communicate(timeout=120)[0].decode()
+    said = process.communicate(timeout=deadline(120))[0].decode()
     assert process.returncode == 0 and "Prefect does not answer" in said and "Prefect answers again" in said, said
     assert server.state(run)["type"] == "COMPLETED" and set(server.states({"id": run}).values()) == {"Completed"}
     assert sorted(command.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
 
 
+@pytest.mark.nightly
 def test_a_flow_process_that_is_killed_ends_no_job_and_the_next_run_goes_on_with_it(command, server, worker):
-    command.lab.knobs(clean={"seconds": 25})
+    command.lab.knobs(clean={"hold": "go"})
     run, process = worker()
     os.kill(flow_process(run), signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=deadline(60))
     assert server.state(run)["name"] == "AwaitingRetry" and command.jobs()
+    (command.lab.root / "go").touch()
     assert "job of an earlier run" in command("run", "lab")
     assert command.lab.runs().count("clean") == 1
 
@@ -310,7 +340,7 @@ def test_without_a_server_no_server_is_started_and_prefect_is_not_imported(tmp_p
     process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
     ours = [line for line in processes_with(str(command.lab.code)) if " -m " in line]
     assert sorted(line.split(" -m ")[1].split()[0] for line in ours) == ["pipelines.cli", "stages"]
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=deadline(60))
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in err.splitlines() if line.startswith("import time:")}
     assert process.returncode == 0 and out.count("✓") == 4
     assert "pipelines" in imported and not imported & {"prefect", "httpx", "sqlalchemy", "fastapi"}
@@ -334,6 +364,7 @@ WAYS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 }
 
 
+@pytest.mark.nightly
 def test_a_configured_server_is_found_where_prefect_finds_it(tmp_path):
     script = (
         "from pipelines.cli.quiet import prefect_server; ours = prefect_server()\n"

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from elsewhere import needs_elsewhere, python_elsewhere
-from running_lab import until
+from waiting import deadline, until
 
 from configs.project import Project
 from data import pulse
@@ -70,7 +70,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server. Silence is over after two seconds, and everything is looked at often."""
     server = Server()
     monkeypatch.setattr(flow, "get_client", lambda *_, **__: nullcontext(server))
-    monkeypatch.setattr(pulse, "SILENCE_S", 2.0)
+    monkeypatch.setattr(pulse, "SILENCE_S", deadline(2.0))
     monkeypatch.setattr(pulse, "BEAT_S", 0.2)
     monkeypatch.setattr(observer, "TICK_S", 0.1)
     monkeypatch.setattr(observer, "SWEEP_S", 0.2)
@@ -96,7 +96,7 @@ def test_a_flow_run_of_another_machine_lives_as_long_as_its_runner_is_heard(tmp_
     assert other.stdout and other.stdout.readline() == "runs\n"
     with observed(project):
         with pytest.raises(subprocess.TimeoutExpired):  # longer than silence may last
-            other.wait(4)
+            other.wait(2 * pulse.SILENCE_S)
         assert server.told == []
         other.kill()
         other.communicate()
@@ -123,4 +123,4 @@ def test_a_flow_run_of_this_machine_is_ended_at_once(tmp_path: Path, server: Ser
     record.write()
     with observed(project):
         until(lambda: server.told)
-    assert server.told[0][:2] == (name, "CRASHED") and time.monotonic() - began < 10
+    assert server.told[0][:2] == (name, "CRASHED") and time.monotonic() - began < deadline(10)

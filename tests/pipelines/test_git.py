@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -87,10 +86,8 @@ def test_without_git_there_is_no_repository_and_no_bug(project: Project, tmp_pat
 
 
 def test_a_git_that_does_not_end_is_named(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    (tmp_path / "git").write_text("#!/bin/sh\nexec /bin/sleep 3600\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    began = time.monotonic()
     with pytest.raises(GitSilent, match="`git status` has not ended after 1 s"):
         run_git(project.root, "status", timeout_s=1)
-    assert time.monotonic() - began < 20

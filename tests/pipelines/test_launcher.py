@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from running_lab import RANKS, Lab, outcomes, running_scratch, until
+from running_lab import RANKS, Lab, outcomes, running_scratch
+from waiting import deadline, until
 
 from configs.execution import Numerics
 from pipelines.jobs.context import StageFailed
@@ -20,7 +21,7 @@ from pipelines.runs import run_graph
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
-    return Lab(tmp_path)
+    return Lab(tmp_path, processes=True)
 
 
 def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
@@ -36,7 +37,7 @@ def test_launcher_ends_a_group_that_ignores_sigterm(lab: Lab) -> None:
     numerics, _ = run.execution.of("prepare_data", "raw")
     (scratch / "spec.json").write_text('{"code": "none"}')
     handle = launcher.submit(scratch, numerics, 1, ["0"])  # sweeps what an earlier attempt has left
-    assert child.wait(timeout=5) == -9
+    assert child.wait(deadline(30)) == -9
     until(lambda: launcher.poll(handle).state != "running")
     assert launcher.poll(handle).state == "failed"  # there is no such code
 
@@ -75,7 +76,7 @@ def test_two_ranks_run_under_torchrun_and_cancel_reaches_them(lab: Lab) -> None:
     scratch = running_scratch(lab, "sft")
     assert scratch and len(list(processes_of(scratch))) == 3
     cancelled.set()
-    thread.join(timeout=60)
+    thread.join(deadline(60))
     assert not list(processes_of(scratch)) and isinstance(ends[-1], StageFailed)
     assert [name for name in lab.runs() if name != "sft"].count("raw") == 1  # data stages have one rank whatever the profile
     lab.knobs()
@@ -127,6 +128,7 @@ def test_a_job_on_a_cpu_starts_as_many_threads_as_it_may(tmp_path: Path) -> None
 @pytest.mark.proves("placement.slots")
 def test_stages_run_side_by_side_while_their_slots_fit(lab: Lab) -> None:
     """`raw` and `suite` need nothing of each other, and the machine has two slots."""
+    lab.processes = False
     lab.knobs(raw={"seconds": 0.5}, suite={"seconds": 0.5})
     waited: list[str] = []
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from waiting import until
 
 from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, with_heartbeat
 from pipelines.quantities import duration, number
@@ -146,7 +147,7 @@ def test_without_a_terminal_nothing_but_lines_is_written():
     board = Board("tiny", [("tiny/sft", "sft", "sft")])
     with Display(board, stream, interval_s=0.05):
         board.tell("tiny/sft", "running")
-        time.sleep(0.2)
+        until(stream.getvalue)
         board.tell("tiny/sft", "ran", seconds=1.0)
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].startswith("✓ sft")

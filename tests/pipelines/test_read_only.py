@@ -1,5 +1,6 @@
-"""Commands that look touch nothing, and work where nothing can be touched; without git they say what to type."""
+"""Typeds that look touch nothing, and work where nothing can be touched; without git they say what to type."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -7,24 +8,37 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import Typed
 from hostile_lab import snapshot
 from running_lab import Lab
-from test_cli import Command
 
 LOOKING = [
     ["plan", "lab"], ["plan", "lab", "--set", "cleaner.ngram=7"], ["status", "lab"], ["jobs"], ["scratch"], ["verify"],
     ["lineage", "lab/cleaner"], ["diff", "lab/raw", "lab/raw"], ["variants"], ["models"], ["recipes"], ["show", "lab"],
     ["validate", "lab"], ["logs", "raw"],
 ]  # fmt: skip
+MANY = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from pipelines.cli.main import main
+said = []
+for line in json.loads(sys.argv[1]):
+    sys.argv, out, err = ["pedigree", *line], io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        said.append((end.code or 0, out.getvalue(), err.getvalue()))
+print(json.dumps(said))
+"""
+"""Types command lines one after the other, without a start for each."""
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" && shift && exec "$@"'
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Command:
+def made(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Typed:
     """A lab whose recipe has been run once; nobody writes in it after that."""
-    command = Command(Lab(tmp_path_factory.mktemp("read")))
-    command("run", "lab")
-    return command
+    return Typed(template.twin(tmp_path_factory.mktemp("read")))
 
 
 def read_only(root: Path, *command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,18 +48,20 @@ def read_only(root: Path, *command: str, environment: dict[str, str] | None = No
 
 
 @pytest.fixture
-def locked_away(made: Command):
+def locked_away(made: Typed):
     """`pedigree` in the lab, mounted read-only."""
     if shutil.which("unshare") is None or read_only(made.lab.root, "true").returncode:
         pytest.skip("this machine gives nobody a mount of their own")
 
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return read_only(made.lab.root, sys.executable, "-m", "pipelines.cli", *arguments, environment=made.environment)
+    def call(lines: list[list[str]]) -> list[tuple[int, str, str]]:
+        done = read_only(made.lab.root, sys.executable, "-c", MANY, json.dumps(lines), environment=made.environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     return call
 
 
-def test_commands_that_look_touch_nothing(made: Command):
+def test_commands_that_look_touch_nothing(made: Typed):
     before = snapshot(made.lab.root)
     for line in LOOKING:
         made(*line)
@@ -54,7 +70,7 @@ def test_commands_that_look_touch_nothing(made: Command):
 
 
 def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_path):
-    command = Command(Lab(tmp_path))
+    command = Typed(Lab(tmp_path))
     before = snapshot(command.lab.root)
     assert "4 of 4 stages to run" in command("plan", "lab")
     assert "not built" in command("status", "lab")
@@ -62,12 +78,12 @@ def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_pat
     assert snapshot(command.lab.root) == before and not (command.lab.root / ".dvc/tmp").exists()
 
 
-def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: Command, tmp_path):
+def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: Typed, tmp_path):
     lab = copy_of(made.lab, tmp_path)
     lab.shell(f"dvc remote add -q --local -d store {tmp_path / 'store'} && dvc push -q --run-cache")
     lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm made")
     lab.shell("rm -r .dvc/cache artifacts/lab/*/")
-    command = Command(lab)
+    command = Typed(lab)
     before = snapshot(lab.root)
     for line, code in (
         (["plan", "lab"], 0), (["status", "lab"], 0), (["lineage", "lab/cleaner@HEAD"], 0), (["models"], 0), (["verify"], 0),
@@ -91,25 +107,23 @@ def of_any_disk(said: str) -> str:
     return re.sub(r"[\d.]+ \w?B are free", "", said)
 
 
-def test_commands_that_look_work_in_a_read_only_project(made: Command, locked_away):
-    for line in LOOKING:
-        done = locked_away(*line)
-        assert done.returncode == 0, (line, done.stdout, done.stderr)
+def test_commands_that_look_work_in_a_read_only_project(made: Typed, locked_away):
+    for line, (code, out, err) in zip(LOOKING, locked_away(LOOKING), strict=True):
+        assert code == 0, (line, out, err)
         if line[0] not in ("verify", "jobs"):  # which tell of time
-            assert of_any_disk(done.stdout) == of_any_disk(made(*line)), line
-    assert "all as recorded" in locked_away("verify").stdout
+            assert of_any_disk(out) == of_any_disk(made(*line)), line
+        assert line != ["verify"] or "all as recorded" in out
 
 
-def test_commands_that_write_name_the_folder_that_must_be_writable(made: Command, locked_away):
+def test_commands_that_write_name_the_folder_that_must_be_writable(made: Typed, locked_away):
     change = ["--set", "cleaner.ngram=7"]
-    for line in (["run", "lab"], ["run", "lab", *change], ["compile", "lab", *change], ["report", "lab"]):
-        done = locked_away(*line)
-        assert done.returncode in (1, 2) and done.stdout == ""
-        assert str(made.lab.root) in done.stderr and "must be writable" in done.stderr and ".tmp" not in done.stderr, done.stderr
+    for code, out, err in locked_away([["run", "lab"], ["run", "lab", *change], ["compile", "lab", *change], ["report", "lab"]]):
+        assert code in (1, 2) and out == ""
+        assert str(made.lab.root) in err and "must be writable" in err and ".tmp" not in err, err
 
 
 def test_without_git_every_command_says_what_to_type(tmp_path):
-    command = Command(Lab(tmp_path))
+    command = Typed(Lab(tmp_path))
     shutil.rmtree(command.lab.root / ".git")
     for line in (["plan", "lab"], ["status", "lab"], ["run", "lab"], ["verify"], ["gc"], ["scratch"]):
         if line != ["scratch"]:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from pyarrow import Table, parquet
-from running_lab import Lab, running_scratch, until
+from running_lab import Lab, running_scratch
 from typer.testing import CliRunner
+from waiting import deadline, until
 
 from configs.problems import PedigreeError
 from configs.project import Project
@@ -32,7 +33,7 @@ class Rehearsed:
     """A lab and its rehearsal."""
 
     def __init__(self, folder: Path) -> None:
-        self.lab = Lab(folder)
+        self.lab = Lab(folder, whole=True)
         self.environment = self.lab.environment | {"PEDIGREE_PREFECT": "never", "PEDIGREE_CACHE": str(folder / "cache"), "COLUMNS": "200"}
         self.project = self.lab.project.rehearsal("lab")
         self.knobs()
@@ -48,7 +49,7 @@ class Rehearsed:
 
     def call(self, *arguments: str, cwd: Path | None = None, code: int = 0) -> str:
         process = self.start(*arguments, cwd=cwd)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=deadline(300))
         assert process.returncode == code, out + err
         return out
 
@@ -112,7 +113,7 @@ def test_the_second_time_there_is_nothing_to_do_until_code_changes(rehearsed):
     assert sorted(lab.runs()[len(before) :]) == ["clean", "cleaner"] and lab.contents() == contents
 
 
-@pytest.mark.parametrize("stage", ["suite", "clean"])
+@pytest.mark.parametrize("stage", ["clean", pytest.param("suite", marks=pytest.mark.nightly)])
 def test_killed_anywhere_and_typed_again_it_ends_in_the_same_bytes(rehearsed, tmp_path, stage):
     quiet, _, _ = rehearsed
     lab = Rehearsed(tmp_path)

@@ -170,6 +170,7 @@ def test_a_damaged_object_is_neither_served_nor_silent(lab: Lab, store: FaultySt
     assert clone.contents()["suite"] == lab.contents()["suite"]
 
 
+@pytest.mark.nightly
 def test_a_lost_object_makes_its_stage_run_again(lab: Lab, store: FaultyStore, tmp_path: Path) -> None:
     clone = cloned(lab, tmp_path / "two")
     with changed(object_of(store, lab.root / "artifacts/lab/raw/record.json"), None):
@@ -242,7 +243,7 @@ def test_a_remote_that_cannot_be_used_is_named_with_its_remedy(
     assert any("cannot be used" in notice for notice in run.ledger.notices)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(store: FaultyStore, tmp_path: Path) -> None:
     made = Clone.first(tmp_path)
     made.shell(f"{sys.executable} -m dvc remote modify -q store url s3://{BUCKET}/store")
@@ -276,6 +277,7 @@ def test_a_message_names_no_password(tmp_path: Path) -> None:
     assert "127.0.0.1:9/store" in str(raised.value) and "hunter2" not in str(raised.value)
 
 
+@pytest.mark.nightly
 def test_no_cache_is_needed_beside_the_remote(lab: Lab, tmp_path: Path) -> None:
     clone = cloned(lab, tmp_path / "two")
     assert set(outcomes(clone.run(), pull(clone.run())).values()) == {"restored"}

@@ -7,11 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from reproduction_lab import Clone
+from waiting import deadline, until
 
 from configs.declarations import DECLARATIONS
 from configs.project import Project
@@ -120,6 +120,7 @@ def test_a_changed_tree_is_checked_out_with_its_patch_and_its_new_files(first, t
     assert clone.verdicts()["clean"] == "different", "the patch made no difference: it was not needed"
 
 
+@pytest.mark.nightly
 def test_a_patch_that_was_not_kept_is_told_before_anything_runs(first, tmp_path):
     clone = fresh(first, tmp_path)
     clone.write("stages/core/extra.py", 'TOKEN = "ghp_' + "a1B2" * 9 + '"\n')
@@ -148,6 +149,7 @@ def test_new_files_are_no_part_of_a_record_unless_asked_for(first, tmp_path):
     assert clone.verdicts() == {"raw": "identical"}
 
 
+@pytest.mark.nightly
 def test_a_commit_that_no_branch_reaches_comes_out_of_the_remote(first, tmp_path):
     lost = fresh(first, tmp_path)
     lost.edit("stages/decontaminate.py", "save(job.out", 'rows.append({"id": "lost"})\n    save(job.out')
@@ -209,6 +211,7 @@ def test_another_environment_is_listed_and_refused_when_strict(first, tmp_path):
     clone.pedigree("reproduce", str(first.folder / "exported"), "--strict", "--stage", "raw")
 
 
+@pytest.mark.nightly
 def test_the_curves_of_an_exported_model_come_out_of_the_remote(first, tmp_path):
     clone = fresh(first, tmp_path)
     said = clone.pedigree("reproduce", str(first.folder / "exported"), "--stage", "cleaner", code=1, LAB_NOISE="x")
@@ -226,6 +229,7 @@ def test_one_stage_runs_alone_from_its_recorded_inputs(first, tmp_path):
     assert "lab/raw" in said and "neither this project nor its cache and remote hold it" in said
 
 
+@pytest.mark.nightly
 def test_ancestors_come_from_the_remote_when_asked_and_the_model_never(first, tmp_path):
     clone = fresh(first, tmp_path)
     clone.pedigree("reproduce", "lab/cleaner", "--from-cache")
@@ -236,6 +240,7 @@ def test_ancestors_come_from_the_remote_when_asked_and_the_model_never(first, tm
     assert again.ran() == ALL and set(again.verdicts().values()) == {"identical"}
 
 
+@pytest.mark.nightly
 def test_a_damaged_copy_is_not_taken(first, tmp_path):
     clone = fresh(first, tmp_path, remote=False)
     shutil.copytree(first.root / "artifacts/lab", clone.root / "artifacts/lab", dirs_exist_ok=True)
@@ -266,17 +271,16 @@ def test_an_interrupted_reproduction_goes_on(first, tmp_path):
     running = subprocess.Popen(
         command, cwd=clone.root, env=clone.environment | {"LAB_SECONDS": "1.5"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (clone.runs_log.exists() and "clean" in clone.runs_log.read_text()):
-        time.sleep(0.05)
+    until(lambda: clone.runs_log.exists() and "clean" in clone.runs_log.read_text(), alive=lambda: running.poll() is None)
     running.send_signal(signal.SIGTERM)
-    said, _ = running.communicate(timeout=60)
+    said, _ = running.communicate(timeout=deadline(60))
     assert running.returncode == 130 and "type the same command again" in said
     assert clone.ran() == ["clean", "raw", "suite"] and not (clone.root / ".pedigree/reproductions").exists()
     clone.pedigree("reproduce", "lab/cleaner")
     assert clone.ran() == ["clean", "cleaner"] and clone.verdicts() == dict.fromkeys(ALL, "identical")
 
 
+@pytest.mark.nightly
 def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_path):
     clone = fresh(first, tmp_path)
     text = (clone.root / "configs/declarations.py").read_text()
@@ -289,6 +293,7 @@ def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_
     assert clone.ran() == []
 
 
+@pytest.mark.nightly
 def test_a_failed_stage_leaves_what_is_below_it_unmade(first, tmp_path):
     clone = fresh(first, tmp_path)
     clone.edit("stages/decontaminate.py", "rows = load", "raise RuntimeError('broken')\n    rows = load")

@@ -7,7 +7,6 @@ import queue
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,14 +17,15 @@ from uuid import UUID, uuid4
 
 import pytest
 from chaos_prefect import PREFECT
+from commands import Command
 from prefect._internal.concurrency.cancellation import WatcherThreadCancelScope
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from running_lab import Lab, until
-from test_cli import Command
-from test_flow import Server, flow_process
+from running_lab import Lab
+from test_flow import Server, flow_process, seen
 from typer.testing import CliRunner
+from waiting import deadline, until
 
 from configs.problems import PedigreeError
 from pipelines.cli.main import app
@@ -34,16 +34,10 @@ from pipelines.flow import _undisturbed, connected
 from pipelines.publish.falls import Fall
 from pipelines.request import Request, opened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(deadline(600))]
 POOL = "here"
-PATIENCE_S = 300.0
+PATIENCE_S = 120.0
 QUICK = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
-
-
-def seen(condition: Callable[[], bool]) -> bool:
-    """Asks the server a question, at an interval that leaves it time for other work."""
-    time.sleep(0.5)
-    return condition()
 
 
 def until_seen(condition: Callable[[], bool]) -> None:
@@ -148,7 +142,7 @@ def worker(start_worker: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Po
 def lab(tmp_path: Path, server: Server) -> Iterator[Deployed]:
     made = Deployed(tmp_path, server)
     yield made
-    with suppress(HTTPError):
+    with suppress(HTTPError):  # nothing is deployed
         server.call("DELETE", f"deployments/{made.deployment['id']}")
 
 
@@ -184,6 +178,7 @@ def test_a_schedule_fires_and_what_has_not_changed_is_not_run_again(lab: Deploye
         print(lab.deployment)
 
 
+@pytest.mark.nightly
 def test_a_schedule_fires_rehearsals_which_touch_nothing_real(lab: Deployed, worker: object) -> None:
     rehearsal = lab.lab.project.rehearsal("lab").root
     rehearsal.mkdir(parents=True)
@@ -333,7 +328,7 @@ class Listener:
 
     def until_heard(self, text: str) -> str:
         """The next call with this text; Prefect may make a call twice."""
-        while text not in (heard := self.heard.get(timeout=PATIENCE_S)):
+        while text not in (heard := self.heard.get(timeout=deadline(PATIENCE_S))):
             pass
         return heard
 
@@ -345,6 +340,7 @@ def listener(server: Server) -> Iterator[Listener]:
     made.server.shutdown()
 
 
+@pytest.mark.nightly
 def test_a_failure_and_a_score_that_fell_are_told_to_the_block_that_was_named(lab: Deployed, worker: object, listener: Listener) -> None:
     lab.lab.knobs(raw={"fail": "these rows are bad"})
     lab.deploy_here(notify="custom-webhook/team")
@@ -379,6 +375,7 @@ def test_a_schedule_that_the_dashboard_switched_off_is_paused_until_it_is_resume
     assert switched_on() and "paused" not in lab.here("deployments")
 
 
+@pytest.mark.nightly
 def test_a_run_that_dies_in_silence_is_taken_for_crashed_and_frees_its_slot(lab: Deployed, server: Server) -> None:
     """Nobody is left to say that it died: its worker died with it."""
     server.post("work_pools/", {"name": "nobody", "type": "process"})
@@ -399,6 +396,7 @@ def test_a_run_that_dies_in_silence_is_taken_for_crashed_and_frees_its_slot(lab:
     until_seen(lambda: json.loads(server.call("GET", limit))["active_slots"] == 0)
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
     wrong = {
         ("--cron", "61 * * * *"): "--cron '61 * * * *' cannot be read",
@@ -437,36 +435,37 @@ def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: 
     assert f"{lab.name} is deployed on this server for {lab.lab.root}" in said
 
 
-def test_without_a_server_schedules_say_so(lab: Deployed) -> None:
+def test_without_a_server_schedules_say_so(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(lab.lab.root)
-        patch.setenv("PREFECT_HOME", str(lab.lab.root / "no-prefect"))
+        patch.chdir(lab.root)
+        patch.setenv("PREFECT_HOME", str(lab.root / "no-prefect"))
         for words in (["deploy", "lab", "--work-pool", POOL], ["serve", "lab"], ["deployments"], ["pause", "lab"], ["resume", "lab"]):
             said = str(CliRunner().invoke(app, words).exception)
             assert "no Prefect server is configured" in said and "prefect config set PREFECT_API_URL" in said
 
 
-def test_a_server_that_does_not_answer_is_said(lab: Deployed) -> None:
+def test_a_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
     nobody = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
     with nobody, pytest.raises(ServerAway, match=r"127\.0\.0\.1:9/api does not answer"):
-        deployments(lab.lab.project)
+        deployments(Lab(tmp_path).project)
 
 
-def test_a_lost_lease_of_prefect_ends_no_run(lab: Deployed) -> None:
+def test_a_lost_lease_of_prefect_ends_no_run(tmp_path: Path) -> None:
     """What Prefect does when it cannot renew the slot of a deployment: its server was away, or has been started anew."""
     begun, go = threading.Event(), threading.Event()
 
     def work() -> str:
         begun.set()
-        assert go.wait(20)
+        assert go.wait(deadline(20))
         return "done"
 
     def lose(scope: WatcherThreadCancelScope) -> None:
-        assert begun.wait(20)
+        assert begun.wait(deadline(20))
         scope.cancel()
         go.set()
 
-    context = lab.lab.run()
+    context = Lab(tmp_path).run()
     with WatcherThreadCancelScope() as scope:
         thread = threading.Thread(target=lose, args=(scope,))
         thread.start()
@@ -475,13 +474,14 @@ def test_a_lost_lease_of_prefect_ends_no_run(lab: Deployed) -> None:
     assert scope.cancelled() and not context.cancelled.is_set()
 
 
+@pytest.mark.nightly
 def test_serving_works_runs_off_until_ctrl_c_and_pauses_the_schedule(lab: Deployed) -> None:
     lab.environment |= QUICK
     options = ("--interval", "10s", "--name", lab.name, "--until", "suite")
     process = lab.until("serve", "lab", *options, ready=lambda: seen(lambda: bool(lab.flow_runs("COMPLETED"))))
     assert lab.lab.runs() == ["suite"] and not lab.deployment["paused"]
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=deadline(PATIENCE_S))
     assert process.returncode == 0 and f"The schedule of {lab.name} is paused" in out, out + err
     assert lab.deployment["paused"]
     until_seen(lambda: not lab.flow_runs("SCHEDULED"))
@@ -494,6 +494,7 @@ def ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", [signal.SIGHUP, signal.SIGKILL])
 def test_a_worker_ends_with_the_command_that_serves_by_it(lab: Deployed, end: signal.Signals) -> None:
     """A closed terminal tells only the command, as the worker is in a session of its own; a kill tells nobody."""
@@ -506,7 +507,7 @@ def test_a_worker_ends_with_the_command_that_serves_by_it(lab: Deployed, end: si
     process = lab.until("serve", "lab", "--interval", "1h", "--name", lab.name, ready=lambda: seen(lambda: bool(workers())))
     (worker,) = (int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     process.send_signal(end)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=deadline(PATIENCE_S))
     until(lambda: ended(worker), PATIENCE_S)
     if end == signal.SIGHUP:
         assert process.returncode == 0 and lab.deployment["paused"], out + err
@@ -525,6 +526,7 @@ def test_a_deployment_is_removed_by_the_path_of_its_recipe_and_nothing_else_is_a
         print(lab.deployment)
 
 
+@pytest.mark.nightly
 def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_killed_worker_ends_nothing(
     lab: Deployed, worker: subprocess.Popen[bytes], start_worker: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
@@ -538,7 +540,7 @@ def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_kil
     until_seen(lambda: "job of an earlier run" in lab.server.messages({"id": run}))
     assert lab.jobs() == job
     worker.kill()
-    worker.wait(30)
+    worker.wait()
     assert lab.jobs() == job and flow_process(run)
     lab.go()
     assert lab.ended(run)["message"] == "4 stages are current"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from running_lab import Lab
+from waiting import deadline
 
 from pipelines.cli import main as cli
 from pipelines.cli import scratch
@@ -142,5 +143,5 @@ def test_under_a_live_job_or_a_held_lease_nothing_goes(lab: Lab, type_):
         code, _, err = type_("scratch", name, "--clean")
         assert code == 2 and "`pedigree cancel` ends it" in err
         assert type_("cancel", "clean")[0] == 0
-        process.communicate(timeout=30)
+        process.communicate(timeout=deadline(30))
     assert Path(lab.project.private / "scratch" / key_of(lab)).is_dir()

@@ -104,7 +104,7 @@ class Unfinished:
     """A lab whose stage `clean` was killed after its checkpoint, when all but its report was written; as often as wanted."""
 
     def __init__(self, base: Path) -> None:
-        self.lab, self.kept = Lab(base), base / "kept"
+        self.lab, self.kept = Lab(base, processes=True), base / "kept"
         self.lab.edit("configs/execution/lab.yaml", "retries: 1", "retries: 0")
         faults = base / "faults"
         faults.mkdir()
@@ -114,6 +114,7 @@ class Unfinished:
             (faults / "job finished").write_text("0")
             end = self.run()
             assert isinstance(end, StageFailed) and end.cause == "crashed", end
+        self.lab.processes = False
         self._copy(self.lab.root, self.kept)
 
     def again(self) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running_lab import CLEAN, Lab, outcomes, status, until
+from running_lab import CLEAN, Lab, outcomes, status
 from typer.testing import CliRunner
+from waiting import until
 
 from data import artifacts, hashing
 from data.artifacts import KnownHashes, sha256_path

@@ -1,0 +1,33 @@
+"""What the tests of the orchestrator share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from in_process import in_process
+from running_lab import Lab, outcomes
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _jobs_may_run_in_this_process() -> Iterator[None]:
+    with in_process():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_other_test_takes_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails may leave a job that holds some for ever."""
+    monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "slots"))
+
+
+@pytest.fixture(scope="package")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    lab = Lab(tmp_path_factory.mktemp("finished"))
+    assert outcomes(lab) == dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
+    return lab
+
+
+@pytest.fixture
+def finished(template: Lab, tmp_path: Path) -> Lab:
+    """A lab whose recipe has run."""
+    return template.twin(tmp_path)

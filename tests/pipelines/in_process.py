@@ -1,0 +1,174 @@
+"""Jobs that run as threads of the test's own process: everything of a job but its process, so nothing is imported anew for each.
+
+Tests about processes (kills, signals, re-attaching, environments, limits) use real ones: `Lab(folder, processes=True)`.
+"""
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs.execution import Numerics
+from data.artifacts import read_json, write_json
+from data.fence import Fence, Overtaken
+from pipelines.jobs import attempts, launcher, lease, processes, slots
+from pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
+from pipelines.jobs.processes import Process
+from pipelines.jobs.scratch_state import JOB, SPEC
+from stages import __main__ as entry
+from stages.job import Job, JobSpec, Preempted, read_done
+
+POLL_S = 0.01
+"""A job takes milliseconds here, so it is looked at more often than every tenth of a second."""
+
+
+@dataclass
+class ThreadJob(Job):
+    """A job that ends itself without ending the process."""
+
+    root: Path = Path()
+    """The project's folder, which is a process's working directory."""
+    stopped: bool = False
+
+    def _go_on(self) -> None:
+        if self.stopped:
+            raise Preempted("asked to stop by SIGTERM")
+        super()._go_on()
+
+    def _end(self, error: Overtaken) -> None:
+        self.stopped = True
+        raise Preempted(str(error))
+
+
+@dataclass
+class _Running:
+    job: ThreadJob
+    thread: threading.Thread
+    exit_code: int | None = None
+
+
+class InProcessLauncher(LocalLauncher):
+    """Runs jobs in threads; those that other launchers have started are looked after as ever."""
+
+    name = "local"
+    _running: dict[str, _Running] = {}  # noqa: RUF012
+    """By scratch folder, for all runs of this process: one finds the jobs of another."""
+
+    def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
+        processes.kill_all(scratch)
+        spec = JobSpec.model_validate(read_json(scratch / SPEC))
+        job = ThreadJob(
+            folder=scratch,
+            address=spec.address,
+            key=spec.key,
+            numerics=spec.numerics,
+            placement=spec.placement,
+            source_files={name: scratch / given.path for name, given in spec.source_files.items()},
+            code=spec.code,
+            tokens=scratch / spec.tokens,
+            allow_numerics_change=spec.allow_numerics_change,
+            require_checkpoint=spec.require_checkpoint,
+            marks=list(spec.marks),
+            fence=fence,
+            root=self.project.root,
+        )
+        running = _Running(job, threading.Thread(target=lambda: self._work(spec, running), name=spec.address, daemon=True))
+        self._running[str(scratch)] = running
+        running.thread.start()
+        launcher.fault_point("job started")
+        handle = self._known_as(scratch, attempt)
+        write_json(scratch / JOB, asdict(handle))
+        return handle
+
+    def _work(self, spec: JobSpec, running: _Running) -> None:
+        job, scratch = running.job, running.job.folder
+        with _code(self.project.code(spec.code), scratch / "log.txt"), job.beating():
+            try:
+                job.progress(0, 0)
+                running.exit_code = entry.work(spec, job)
+            except Preempted:
+                running.exit_code = entry.RESUME_ME
+
+    def poll(self, handle: Handle) -> Status:
+        running = self._own(handle)
+        if running is None:
+            return super().poll(handle)
+        if running.thread.is_alive():
+            return Status("running")
+        done = read_done(Path(handle.scratch))
+        return Status("succeeded" if done is not None and done.ok else "failed", running.exit_code)
+
+    def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
+        running = self._own(handle)
+        if running is None:
+            return super().cancel(handle, grace_s, stacks)
+        running.job.stopped = True
+        running.thread.join()
+        return []
+
+    def find(self, scratch: Path) -> Handle | None:
+        running = self._running.get(str(scratch))
+        return self._known_as(scratch, 0) if running and running.thread.is_alive() else super().find(scratch)
+
+    def _own(self, handle: Handle) -> _Running | None:
+        process = process_of(handle)
+        return self._running.get(handle.scratch) if process and process.started == 0 else None
+
+    def _known_as(self, scratch: Path, attempt: int) -> Handle:
+        nobody = Process(os.getpid(), 0, Process.here().machine)  # whoever looks for a process finds none that lives
+        return Handle(self.name, str(scratch), attempt, {"process": asdict(nobody)}, time.time())
+
+
+_here = threading.local()
+
+
+@contextmanager
+def _code(folder: Path, log: Path) -> Iterator[None]:
+    """This thread runs the stages of this snapshot, and its failures go to this log."""
+    with log.open("a") as _here.log:
+        _here.code = folder
+        try:
+            yield
+        finally:
+            del _here.code
+
+
+def _load_stage(kind: str, *, load: Any = entry.load_stage) -> ModuleType:
+    code = getattr(_here, "code", None)
+    if code is None:
+        return load(kind)
+    found = spec_from_file_location(f"snapshot_{kind}", code / "stages" / f"{kind}.py")
+    assert found and found.loader
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def _check_code(spec: JobSpec, *, check: Any = entry.check_code) -> None:
+    if getattr(_here, "code", None) is None:  # the code around a stage is that of the test's process, not the snapshot's
+        check(spec)
+
+
+def _print_exc() -> None:
+    traceback.print_exc(file=_here.log if hasattr(_here, "code") else None)
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Lets jobs run in threads, and be looked at often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "load_stage", _load_stage)
+        patch.setattr(entry, "check_code", _check_code)
+        patch.setattr(entry, "traceback", SimpleNamespace(print_exc=_print_exc))
+        for module in (attempts, lease, processes, slots):
+            patch.setattr(module, "POLL_S", POLL_S)
+        yield
