@@ -170,8 +170,8 @@ def _demo(project: Project) -> list[Diagnosis]:
         return []
     graph = load_recipe(project.recipes, DEMO)
     execution = load_execution(project, graph.execution)
-    found = expected(Project(project.private / "nothing"), graph, execution, graph.nodes)
-    return [Diagnosis("demo", True, f"{time_text(found, execution.numerics.device)}", slow_text(found, execution.numerics.device))]
+    found = expected(Project(project.private / "nothing"), graph, execution, graph.nodes, known)
+    return [Diagnosis("demo", True, time_text(found, execution.numerics.device), slow_text(found, execution.numerics.device))]
 
 
 def _disk(root: Path) -> Diagnosis:

@@ -8,7 +8,7 @@ from configs.execution import Execution
 from configs.graph import Graph
 from configs.project import Project
 from pipelines.estimate.estimates import Estimates, Time
-from pipelines.estimate.rates import Rates, known
+from pipelines.estimate.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,7 @@ def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None]
     return Outlook(makespan(tasks, execution.slots), unknown, max(shares, key=lambda how: shares[how], default=""))
 
 
-def expected(
-    project: Project, graph: Graph, execution: Execution, due: Collection[str], rates: Callable[[], Rates | None] = known
-) -> Outlook:
+def expected(project: Project, graph: Graph, execution: Execution, due: Collection[str], rates: Callable[[], Rates | None]) -> Outlook:
     """Of a run that has not begun. `rates`: of this machine's cores."""
     estimates = Estimates(project, graph, execution, rates)
     return outlook(graph, execution, {address: estimates.of(graph.nodes[address]).time for address in due})
