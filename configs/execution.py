@@ -184,7 +184,8 @@ class Machine(Frozen):
     """Memory of one machine, in GiB. With device cpu, and nothing said, it is that of the machine that plans."""
     utilization: float = Field(default=0.3, gt=0, le=1)
     """Share of the peak that training reaches, recomputed layers counted. 0.4 and more is good for long, full passes, 0.2 usual for short
-    ones. Where finished stages of the same kind ran on such a machine, their speed is taken instead."""
+    ones; on CPUs 0.6 of the measured rate, where nothing is said. Where finished stages of the same kind ran on such a machine, their
+    speed is taken instead."""
     bandwidth_utilization: float = Field(default=0.5, gt=0, le=1)
     """Share of the bandwidth that generation reaches."""
 

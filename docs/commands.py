@@ -40,7 +40,9 @@ All begin with `schema_version` (1) and `command`, and all but `jobs`, `trace` a
 | `state` | `up_to_date`, `in_the_remote`, `cached` (it will be restored), `will_run`, `depends` (on a stage that will run) |
 | `to_run` | how many stages are neither `up_to_date` nor `in_the_remote` |
 | `disk` | `needed_bytes` (of artifacts: without reflinks DVC's cache takes as much again), `stages_of_unknown_size`, `free_bytes` |
-| `time` | of the stages to run, one after another: `seconds`, `gpu_hours`, `stages_of_unknown_time` |
+| `time` | of the stages to run: `seconds` one after another, `wall_seconds` with those side by side that have room, `gpu_hours`, |
+| | `stages_of_unknown_time` |
+| `slots` | that the profile has, here: how many stages may run side by side |
 | `published` | what the recipe says of the work that it follows (`sources`, `harness`, `scores`, `hardware`, `differs`, `lacks`), or null |
 | `fits` | whether no stage to run needs more memory than the profile's machine has; else the exit code is 1 |
 | `estimate` of a stage | `parameters`, `memory` (where a model takes part, unless `unknown` says why not), `amounts`, `time`, `gpus`, |

@@ -25,6 +25,16 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
 
 
+def rough(seconds: float) -> str:
+    """An estimate of a time: `less than a minute`, `about 14 minutes`, `about 2.5 hours`."""
+    minutes = round(seconds / 60)
+    if seconds < 45:
+        return "less than a minute"
+    if minutes < 100:
+        return f"about {counted(max(1, minutes), 'minute')}"
+    return f"about {seconds / 3600:.1f} hours" if seconds < 36_000 else f"about {seconds / 3600:.0f} hours"
+
+
 def number(value: float) -> str:
     """A number in at most about six characters."""
     if value != value or value in (float("inf"), float("-inf")):

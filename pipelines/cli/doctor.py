@@ -3,7 +3,6 @@
 import configparser
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -17,10 +16,17 @@ from packaging.requirements import Requirement
 
 from configs.assets import ASSETS
 from configs.project import Project
-from data import assets
+from configs.recipe import load_recipe
+from data import assets, machine
 from data.provenance import gpus
 from pipelines.cli.console import say
+from pipelines.cli.plan import slow_text, time_text
+from pipelines.estimate.rates import known
+from pipelines.estimate.schedule import expected
+from pipelines.quantities import counted
+from pipelines.runs import load_execution
 
+DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")
 SET_UP = "run `make setup`"
 FEW_GB = 20
@@ -60,7 +66,9 @@ def examine(project: Project) -> list[Diagnosis]:
         lambda: [_engine(bool(found))],
         lambda: [_asset(name) for name in ASSETS],
         lambda: [Diagnosis("GPUs", True, "; ".join(found) or "none: stages run on the CPU")],
-        lambda: [_determinism(bool(found)), _machine(), _disk(project.root), _remote(project.root)],
+        lambda: [_determinism(bool(found)), _cpu()],
+        lambda: _demo(project),
+        lambda: [_disk(project.root), _remote(project.root)],
     )
     return [finding for check in checks for finding in _safely(check)]
 
@@ -156,10 +164,23 @@ def _determinism(gpu: bool) -> Diagnosis:
     return Diagnosis("determinism", True, value)
 
 
-def _machine() -> Diagnosis:
-    memory = dict(re.findall(r"^(\w+): +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE))
-    total, free = (int(memory[key]) / 2**20 for key in ("MemTotal", "MemAvailable"))
-    return Diagnosis("machine", True, f"{len(os.sched_getaffinity(0))} cores, {free:.0f} of {total:.0f} GiB memory free")
+def _cpu() -> Diagnosis:
+    """Cores and memory that jobs may use, and how fast the cores multiply, where a plan has measured it."""
+    total, rates = machine.memory(), known()
+    memory = f", {total / machine.GIB:.1f} GiB memory" if total else ""
+    units = "with bf16 units" if machine.has_bf16_units() else "without bf16 units: products of bf16 go through fp32"
+    speed = f"; a core computes {rates.fp32 / 1e9:.0f} GFLOP/s in fp32, {rates.bf16 / 1e9:.0f} in bf16" if rates else ""
+    return Diagnosis("CPU", True, f"{counted(machine.cores(), 'core')}{memory}; {units}{speed}")
+
+
+def _demo(project: Project) -> list[Diagnosis]:
+    """How long the demo takes here from its beginning, where that can be told without measuring."""
+    if known() is None or not (project.recipes / f"{DEMO}.yaml").exists():
+        return []
+    graph = load_recipe(project.recipes, DEMO)
+    execution = load_execution(project, graph.execution)
+    found = expected(Project(project.private / "nothing"), graph, execution, graph.nodes, known)
+    return [Diagnosis("demo", True, time_text(found, execution.numerics.device), slow_text(found, execution.numerics.device))]
 
 
 def _disk(root: Path) -> Diagnosis:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.compile import overrides_of
 from data.artifacts import ArtifactError
-from pipelines.cli.plan import SETTLED, PlanRow, disk_total, misfits, totals
+from pipelines.cli.plan import SETTLED, PlanRow, beforehand, disk_total, misfits, totals
 from pipelines.cli.status import StageStatus
 from pipelines.ensure import Result
 from pipelines.estimate.estimates import document_of
@@ -51,7 +51,13 @@ def plan_document(run: RunContext, rows: Sequence[PlanRow]) -> dict[str, Any]:
         "stages": stages,
         "to_run": sum(row.state not in SETTLED for row in rows),
         "disk": {"needed_bytes": known, "stages_of_unknown_size": unknown, "free_bytes": free},
-        "time": {"seconds": round(seconds, 1), "gpu_hours": round(hours, 3), "stages_of_unknown_time": untimed},
+        "time": {
+            "seconds": round(seconds, 1),
+            "wall_seconds": round(beforehand(run, rows).seconds, 1),
+            "gpu_hours": round(hours, 3),
+            "stages_of_unknown_time": untimed,
+        },
+        "slots": run.execution.slots,
         "fits": not misfits(rows),
         "published": run.graph.published.model_dump(mode="json") if run.graph.published else None,
     }

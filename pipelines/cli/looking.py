@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from configs.graph import Graph
-    from configs.project import Project
     from pipelines.cli.plan import PlanRow
     from pipelines.cli.status import StageStatus
     from pipelines.jobs.context import RunContext
@@ -53,17 +52,17 @@ def plan(
     """
     from pipelines.cli import plan as planning
     from pipelines.cli.documents import plan_document
-    from pipelines.cli.telling import Telling
+    from pipelines.cli.telling import Telling, measured_by
 
     with for_programs(as_json) as tell:
         project = project_here()
         with Telling() as telling:
             context = opened_run(project, recipe, overrides, execution, compiled=False, watch=telling.watch)
             chosen, forced = selection(context, only, start, until, force)
-            rows = planning.plan(context, chosen, forced)
+            rows = planning.plan(context, chosen, forced, measured_by(telling))
         tell(plan_document(context, rows))
         if not as_json:
-            _print_plan(project, recipe, rows)
+            _print_plan(context, recipe, rows)
             _print_published(context.graph, rows)
             _print_unpinned(context, chosen)
         missing = planning.misfits(rows)
@@ -73,11 +72,11 @@ def plan(
             raise typer.Exit(1)
 
 
-def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> None:
+def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -> None:
     import shutil
 
     from pipelines.cli import plan as planning
-    from pipelines.quantities import counted, duration, size
+    from pipelines.quantities import counted, size
     from pipelines.request import all_done
 
     cells = [
@@ -101,13 +100,17 @@ def _print_plan(project: "Project", recipe: str, rows: "Sequence[PlanRow]") -> N
     known, unknown = planning.disk_total(rows)
     sized = [f"about {size(known)}"] if len(rows) > unknown else []
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
-    free = size(shutil.disk_usage(project.root).free)
+    free = size(shutil.disk_usage(context.project.root).free)
     say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}, without DVC's cache; {free} are free.")
-    seconds, hours, untimed = planning.totals(rows)
-    if untimed < sum(row.state not in planning.JOBLESS for row in rows):
-        gpus = f", {hours:.2f} GPU-hours" if hours else ""
-        others = f"; {counted(untimed, 'stage')} of unknown time come on top" if untimed else ""
-        say(f"Time: about {duration(seconds)} one after another{gpus}{others}.")
+    device = context.execution.numerics.device
+    if device == "cpu":
+        say(f"This machine: {planning.machine_text(context.execution)}.")
+    found = planning.beforehand(context, rows)
+    if found.how:
+        _, hours, _ = planning.totals(rows)
+        say(f"Time: {planning.time_text(found, device)}{f'. GPU-hours: {hours:.2f}' if hours else ''}.")
+        if slow := planning.slow_text(found, device):
+            say(slow)
     for note in planning.notes(rows):
         say(note)
     if needed:

@@ -2,21 +2,26 @@
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from configs.execution import Numerics
+from configs.execution import Execution, Numerics
 from configs.graph import Graph, Node, shown_name
 from configs.preference import Kto
 from configs.project import Project
+from configs.texts import command
 from configs.training import PreferenceTrain, Rlvr, Training
 from pipelines import runs
 from pipelines.estimate.amounts import Amount, count_of
 from pipelines.estimate.estimates import Estimate, Estimates
+from pipelines.estimate.machines import this_cpu, this_memory
+from pipelines.estimate.memory import GIB
+from pipelines.estimate.rates import Rates, known
+from pipelines.estimate.schedule import Outlook, outlook
 from pipelines.jobs.context import RunContext
 from pipelines.lineage.ancestry import opened
-from pipelines.quantities import duration, size
+from pipelines.quantities import counted, duration, rough, size
 
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")
@@ -36,6 +41,10 @@ HOW_ESTIMATED = (
 HOW_NEEDED = (
     "Memory: the peak of one rank. `~` is estimated, `<` an upper bound, `?` unknown; docs/plan.md has the formulas and their error."
 )
+SHORT_S = 60.0
+"""Stages without a model that take less have no line of their own."""
+LONG_S = 3600.0
+"""From which time on a plan on a CPU says what would help."""
 UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
 """From which amount on one is told in a unit."""
 MARKS = {"counted": "", "estimated": "~", "at most": "<"}
@@ -93,9 +102,11 @@ class Sizes:
         return sum(entry.size for entry in artifact.record.files) if artifact else None
 
 
-def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[PlanRow]:
-    """One row per selected stage, in order."""
-    estimates = Estimates(run.project, run.graph, run.execution)
+def plan(
+    run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
+) -> list[PlanRow]:
+    """One row per selected stage, in order. `rates`: of this machine's cores, for times on a CPU."""
+    estimates = Estimates(run.project, run.graph, run.execution, rates)
     sizes = Sizes(run.project, run.graph, estimates)
     planned = runs.plan(run, selection, forced)
     stale = {entry.node.address for entry in planned if entry.reasons}
@@ -112,7 +123,8 @@ def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
     """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage whose job runs; None where
     there is nothing to say."""
     estimate = row.estimate
-    if row.state in JOBLESS or (estimate.needs is None and estimate.time is None and not estimate.unknown):
+    short = estimate.time is None or estimate.time.seconds < SHORT_S
+    if row.state in JOBLESS or (estimate.facts is None and short and not estimate.unknown):
         return None
     time = f"~{duration(estimate.time.seconds)}" if estimate.time else "?"  # no bound, also where the tokens are one: the speed is none
     hours = f"~{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
@@ -137,6 +149,41 @@ def _amount(amount: Amount | None) -> str:
         if value >= least:
             return f"{MARKS[amount.how]}{value / unit:.3g}{letter}"
     return f"{MARKS[amount.how]}{amount.value:.0f}"
+
+
+def beforehand(run: RunContext, rows: Collection[PlanRow]) -> Outlook:
+    """How long the jobs take that will run, those side by side that have room."""
+    times = {row.node.address: row.estimate.time for row in rows if row.state not in JOBLESS}
+    return outlook(run.graph, run.execution, times)
+
+
+def time_text(found: Outlook, device: str) -> str:
+    """`about 14 minutes on this machine, estimated from ...`."""
+    where = " on this machine" if device == "cpu" else ""
+    how = f", estimated from {found.how}" if found.how else ""
+    others = f"; {counted(found.unknown, 'stage')} of unknown time come on top" if found.unknown else ""
+    return f"{rough(found.seconds)}{where}{how}{others}"
+
+
+def machine_text(execution: Execution) -> str:
+    """What a profile for CPUs takes of this machine: `2 cores, 22.9 GiB: 2 slots, 2 threads a training job`."""
+    _, cores = this_cpu()
+    memory = this_memory()
+    numerics, placement = execution.of("sft", "")
+    shown = f"{counted(cores, 'core')}, {memory / GIB:.1f} GiB" if memory else counted(cores, "core")
+    taken = f", which take {counted(placement.slots, 'slot')}" if placement.slots != execution.slots else ""
+    ranks = f"{numerics.world_size} x " if numerics.world_size > 1 else ""
+    return f"{shown}: {counted(execution.slots, 'slot')}, {ranks}{counted(numerics.threads, 'thread')} a training job{taken}"
+
+
+def slow_text(found: Outlook, device: str) -> str:
+    """What helps where a CPU takes long; empty where it does not."""
+    if device != "cpu" or found.seconds < LONG_S:
+        return ""
+    return (
+        "That is long for a CPU. More cores help, and cores with bf16 units (AMX, AVX512-BF16) or a GPU (`--execution gpu`) most; "
+        f"{command('run', 'tiny')} goes through the whole chain in minutes."
+    )
 
 
 def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:

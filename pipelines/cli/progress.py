@@ -22,11 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.graph import shown_name
+from configs.problems import PedigreeError
 from pipelines.cli.console import one_line, say
+from pipelines.estimate.schedule import Forecast
 from pipelines.jobs.context import MOVING, RunContext
-from pipelines.quantities import duration, number, reported
+from pipelines.quantities import counted, duration, number, reported, rough
 
 PLAIN_INTERVAL_S = 15.0
+OUTLOOK_INTERVAL_S = 2.0
 REFRESH_INTERVAL_S = 0.25
 
 ICONS = {
@@ -47,7 +50,13 @@ ICONS = {
     "failed": ("✗", "bold red"),
     "skipped": ("–", "dim"),
 }
+LONG_STEP_S = 30.0
+"""A step that takes longer is told for how long it has been going on."""
+ALARMING = 0.7
+"""Share of the heartbeat time-out after which silence is called so."""
 DONE = ("unchanged", "remote", "sent", "restored", "ran", "attached")
+BEGUN = ("running", "waiting", "restored", "ran", "attached", "failed")
+"""States of a stage with which a run has something to do."""
 SAID = {
     "unchanged": "up to date",
     "remote": "done, its files are in the remote",
@@ -84,6 +93,8 @@ class StageView:
     """What it does beside its steps: loading, tokenising, hashing."""
     seconds: float | None = None
     """How long it took, once it has ended."""
+    timeout: float | None = None
+    """Seconds without a heartbeat after which its job is ended."""
 
 
 def with_heartbeat(view: StageView, beat: Mapping[str, object], now: float) -> StageView:
@@ -137,11 +148,28 @@ def doing(view: StageView, now: float) -> str:
         parts = [f"step {view.step}/{view.total}", numbers_text(view.numbers)]
         left = eta_seconds(view)
         parts.append(view.work or (f"{duration(left)} left" if left is not None else ""))
-        silent = now - view.heard if view.heard is not None else 0.0
-        parts.append(f"no heartbeat for {duration(silent)}" if silent > 30 else "")
+        parts.append(_silence(view, now))
         parts.append(view.detail)
         return "  ".join(part for part in parts if part)
     return view.detail or SAID.get(view.state, "")
+
+
+def _silence(view: StageView, now: float) -> str:
+    """How long the step has been going on, where it is a long one: a job says something after each. A warning where that may end it."""
+    silent = now - view.heard if view.heard is not None else 0.0
+    if view.timeout is not None and silent > ALARMING * view.timeout:
+        return f"no heartbeat for {duration(silent)}, the job is ended after {duration(view.timeout)}"
+    return f"{duration(silent)} into this step" if silent > LONG_STEP_S else ""
+
+
+def time_left(view: StageView, whole: float | None, now: float) -> float | None:
+    """Seconds that are left of a stage that runs; None for others, or where nobody knows."""
+    if view.state != "running" or view.started is None:
+        return None
+    measured = eta_seconds(view)
+    if measured is not None and view.heard is not None:
+        return max(0.0, measured - (now - view.heard))
+    return max(0.0, whole - (now - view.started)) if whole is not None else None
 
 
 def took(view: StageView, now: float) -> str:
@@ -150,7 +178,7 @@ def took(view: StageView, now: float) -> str:
     return duration(now - view.started) if view.started is not None and view.state in ("running", "waiting", *MOVING) else ""
 
 
-def render(title: str, views: Sequence[StageView], now: float, note: str = "", height: int = 50) -> RenderableType:
+def render(title: str, views: Sequence[StageView], now: float, note: str = "", height: int = 50, left: str = "") -> RenderableType:
     """The tree of stages at one moment; where it is higher than the screen, finished and coming stages fold into a line each."""
     table = Table.grid(padding=(0, 2), expand=False)
     for _ in range(4):
@@ -166,7 +194,9 @@ def render(title: str, views: Sequence[StageView], now: float, note: str = "", h
             table.add_row(*_cells(view, now))
     if fold_coming and coming:
         table.add_row(Text("·", "dim"), Text(f"{len(coming)} stages", "dim"), Text("to come", "dim"), Text(""))
-    head = Text.assemble((f"{title}  {len(done)}/{len(views)} stages", "bold"), (f"  {note}" if note else "", "dim"))
+    head = Text.assemble(
+        (f"{title}  {len(done)}/{len(views)} stages", "bold"), f"  {left}" if left else "", (f"  {note}" if note else "", "dim")
+    )
     return Group(head, table)
 
 
@@ -179,9 +209,10 @@ def _cells(view: StageView, now: float) -> tuple[Text, Text, Text, Text]:
 class Board:
     """The state of all stages of a run; safe to tell from several threads."""
 
-    def __init__(self, title: str, stages: Iterable[tuple[str, str, str]]) -> None:
+    def __init__(self, title: str, stages: Iterable[tuple[str, str, str]], forecast: Forecast | None = None) -> None:
         """`stages` are (address, shown name, kind) in the order of the graph."""
         self.title = title
+        self._forecast, self._outlook = forecast, (0.0, "")
         self._views = {address: StageView(name, kind) for address, name, kind in stages}
         self.note = ""
         """What is to be said of the run itself."""
@@ -204,6 +235,10 @@ class Board:
                 seconds = now - view.started
             self._views[address] = replace(view, state=state, detail=one_line(detail), seconds=seconds)
 
+    def allow(self, address: str, timeout: float) -> None:
+        """Says for how long a stage's job may be silent."""
+        self._views[address] = replace(self._views[address], timeout=timeout)
+
     def read_heartbeats(self) -> None:
         """Takes in what running jobs have written since the last look."""
         with self._lock:
@@ -220,11 +255,31 @@ class Board:
         with self._lock:
             return dict(self._views)
 
+    def left(self, now: float) -> str:
+        """How long the rest of the run takes: `about 14 minutes left`; empty before its first stage runs, and where nobody knows."""
+        looked, text = self._outlook
+        if self._forecast is None or now - looked < OUTLOOK_INTERVAL_S:
+            return text
+        views = self.views
+        due = {address for address, view in views.items() if view.state not in (*DONE, "failed", "skipped")}
+        if not any(view.state in BEGUN for view in views.values()):
+            return ""
+        try:
+            found = self._forecast.left(frozenset(views) - due, due, lambda address, whole: time_left(views[address], whole, now))
+        except (PedigreeError, OSError):  # what a stage has just left may be moving; the next look finds it
+            found = None
+        text = f"{rough(found.seconds)} left" if found and due and found.how else ""
+        self._outlook = now, text + (f", and {counted(found.unknown, 'stage')} of unknown time" if text and found and found.unknown else "")
+        return self._outlook[1]
+
 
 def watching(context: RunContext, addresses: Collection[str]) -> Board:
     """The state of some stages of a run, which tells it what changes from now on."""
     nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
-    board = Board(context.graph.recipe, [(node.address, shown_name(context.graph, node), node.kind) for node in nodes])
+    stages = [(node.address, shown_name(context.graph, node), node.kind) for node in nodes]
+    board = Board(context.graph.recipe, stages, Forecast(context.project, context.graph, context.execution))
+    for node in nodes:
+        board.allow(node.address, context.execution.of(node.kind, node.name)[1].heartbeat_timeout_s)
     context.watch = board.tell
     return board
 
@@ -251,6 +306,8 @@ class Display:
         self._last: dict[str, tuple[str, str]] = {}
         self._spoken: dict[str, float] = {}
         self._said = ""
+        self._left = (0.0, "")
+        """When the time left was told last, and how."""
 
     def __enter__(self) -> "Display":
         if self._live:
@@ -273,7 +330,9 @@ class Display:
         self.board.read_heartbeats()
         if self._live:
             views = list(self.board.views.values())
-            self._live.update(render(self.board.title, views, time.monotonic(), self.board.note, self.console.height), refresh=True)
+            now = time.monotonic()
+            tree = render(self.board.title, views, now, self.board.note, self.console.height, self.board.left(now))
+            self._live.update(tree, refresh=True)
         else:
             for line in self.lines(time.monotonic()):
                 say(line, file=self.stream, flush=True)
@@ -281,6 +340,10 @@ class Display:
     def lines(self, now: float) -> list[str]:
         """Plain lines that are due: every change of state, and running stages every `interval_s`."""
         due = []
+        left, (told, words) = self.board.left(now), self._left
+        if left and left != words and now - told >= 4 * self.interval_s:
+            self._left = now, left
+            due.append(f"{self.board.title}: {left}")
         if self.board.note != self._said:
             self._said = self.board.note
             due += [self._said] if self._said else []

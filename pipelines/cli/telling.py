@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -14,6 +15,7 @@ from rich.text import Text
 from data.hashing import Beat
 from pipelines.cli.console import one_line, say
 from pipelines.cli.progress import PLAIN_INTERVAL_S
+from pipelines.estimate.rates import Rates, known, measured
 from pipelines.jobs.context import MOVING
 from pipelines.quantities import transferred
 
@@ -78,3 +80,14 @@ class Telling:
             if self._words != said:
                 said = self._words
                 say(said, file=self.stream, flush=True)
+
+
+def measured_by(telling: Telling) -> Callable[[], Rates | None]:
+    """How fast this machine's cores are; where that has to be measured it says so."""
+
+    def rates() -> Rates | None:
+        if known() is None:
+            telling("measuring how fast this machine multiplies matrices, once: a few seconds")
+        return measured()
+
+    return rates

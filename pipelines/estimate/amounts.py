@@ -1,5 +1,6 @@
 """How much there is to do: rows, tokens and steps, from what earlier stages made, else an upper bound from the configs."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,9 @@ from typing import Any, Literal
 from configs.answers import Evaluate, Judge, Sample, Scorers
 from configs.asking import ByPolicy
 from configs.constraining import Constrain
-from configs.datasets import ROWS, Hub, MadeRows, PrepareData
+from configs.datasets import ROWS, Arithmetic, Constraints, Hub, Leaks, MadeRows, Packaged, PrepareData
 from configs.decontamination import Decontaminate
+from configs.filters import MaxCharacters
 from configs.graph import Graph, Node
 from configs.keeping import AllAbove, BestAnswers, SelectPrompts, SelectRows, TopShare
 from configs.pairing import AllPairs, Pair
@@ -23,6 +25,7 @@ from configs.rephrasing import FindRephrased
 from configs.suite_forms import Form
 from configs.synthesis import SelfInstruct, Synthesize
 from configs.training import PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from data import assets
 from data.artifacts import Artifact
 from data.records import row_files, rows_in
 from data.tools import OFFERED
@@ -49,6 +52,10 @@ TURN = 5.0
 """Tokens that a template adds to a message."""
 PROMPT_TOKENS = 256
 """Of a prompt whose set is not there yet, and for which no config has a bound."""
+SHARE_OF_A_BOUND = 0.5
+"""What comes to be, on average, where an upper bound alone is known (an assumption): answers end before their limit, ties make no pairs."""
+TOKENS_OF_MADE_ROWS = {"item": 11.0, "prompt": 11.0, "conversation": 18.0, "preference": 25.0}
+"""Record → tokens of a row with a sum of two numbers, by `tokens_of`."""
 ROWS_OF_THE_HUB = {
     "allenai/tulu-3-sft-mixture": 939_343,
     "allenai/tulu-3-sft-olmo-2-mixture-0225": 866_138,
@@ -144,7 +151,7 @@ def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
 def _asked(project: Project, graph: Graph, node: Node, config: Synthesize) -> tuple[Amount | None, float]:
     """(requests to a writer, tokens that each shows it)."""
     material = graph.nodes[next(edge.source for edge in node.edges if edge.port == "prompts")]
-    tokens = _mean_tokens(opened(project, material)) or PROMPT_TOKENS
+    tokens = _row_tokens(project, graph, material) or PROMPT_TOKENS
     if isinstance(config.method, SelfInstruct):
         return Amount(config.method.requests, "counted"), tokens * config.method.shots
     return _rows(project, graph, material), tokens
@@ -194,7 +201,7 @@ def _evaluation(project: Project, graph: Graph, node: Node, config: Evaluate) ->
             return Amounts(drawing=drawing)
         asked = items.times(requests_of_item(form) * _edges(node, "policies"))
         requests = Amount(requests.value + asked.value, requests.times(asked).how)
-        prompts += asked.value * (_mean_tokens(opened(project, suite)) or PROMPT_TOKENS * (1 + (form.prompt.shots if form else 0)))
+        prompts += asked.value * (_row_tokens(project, graph, suite) or PROMPT_TOKENS * (1 + (form.prompt.shots if form else 0)))
         sampling = config.sampling_of(form)
         answers += asked.value * (sampling.max_tokens if sampling else 0)
     if not requests.value:
@@ -233,7 +240,7 @@ def _at_ports(
     for edge in node.edges:
         if edge.port in ports:
             source = graph.nodes[edge.source]
-            count, mean = _rows(project, graph, source), _mean_tokens(opened(project, source))
+            count, mean = _rows(project, graph, source), _row_tokens(project, graph, source)
             if count is None:
                 return None, Amount(longest, "at most") if longest else None
             known = known and mean is not None
@@ -259,7 +266,7 @@ def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
         case PrepareData(form=str(form)) if all(getattr(source, "count", None) is None for source in config.sources):
             return Amount(ITEMS_OF_FORMS[form], "estimated") if form in ITEMS_OF_FORMS else None
         case PrepareData():
-            counts = [_source_rows(project, graph, node, source) for source in config.sources]
+            counts = [_source_rows(project, graph, node, source, _most_characters(config)) for source in config.sources]
             known = [count for count in counts if count is not None]
             return Amount(sum(known), "at most") if len(known) == len(counts) else None
         case Decontaminate() | FindRephrased():
@@ -299,17 +306,26 @@ def _pairs(graph: Graph, answered: Node, config: Pair) -> Amount:
 
 def _sampled(graph: Graph, node: Node) -> tuple[int, int]:
     """(prompts, answers to each) of completions, or of what was judged of them."""
+    drawn, config = _drawn(graph, node)
+    return config.prompts.count, answers_of_prompt(config, _edges(drawn, "policies"))
+
+
+def _drawn(graph: Graph, node: Node) -> tuple[Node, Sample]:
+    """The stage that drew the answers, with its config."""
     while not isinstance(node.config, Sample):
         node = graph.nodes[next(edge.source for edge in node.edges if edge.port == "completions")]
-    return node.config.prompts.count, answers_of_prompt(node.config, _edges(node, "policies"))
+    return node, node.config
 
 
 def _bound(rows: Amount | None) -> Amount | None:
     return Amount(rows.value, "at most") if rows else None
 
 
-def _source_rows(project: Project, graph: Graph, node: Node, source: Any) -> int | None:
-    """Rows that a source gives at most; None where nobody knows."""
+def _source_rows(project: Project, graph: Graph, node: Node, source: Any, longest: int | None = None) -> int | None:
+    """Rows that a source gives at most; None where nobody knows. Of a packaged file those pass that are not longer."""
+    if isinstance(source, Packaged) and (rows := packaged_rows(source.asset)):
+        passing = sum(longest is None or len(text) <= longest for text in rows)
+        return passing if source.count is None else math.ceil(source.count * passing / len(rows))
     if source.count is not None:
         return source.count
     there = None
@@ -321,6 +337,84 @@ def _source_rows(project: Project, graph: Graph, node: Node, source: Any) -> int
         there = int(known.value) if known else None
     epochs = getattr(source, "epochs", None)
     return there if there is None or epochs is None else int(there * epochs)
+
+
+def _most_characters(config: PrepareData) -> int | None:
+    """That a row may have, by the filters."""
+    return min((one.limit for one in config.filters if isinstance(one, MaxCharacters)), default=None)
+
+
+@lru_cache(maxsize=8)
+def packaged_rows(asset: str) -> tuple[str, ...]:
+    """The text of each row of a packaged file; none where the file is not here, or is no list of JSON."""
+    try:
+        rows = json.loads(assets.path(asset).read_bytes())
+    except (assets.AssetError, OSError, ValueError):
+        return ()
+    return tuple("".join(_strings(row)) for row in rows) if isinstance(rows, list) else ()
+
+
+def _strings(value: Any) -> Iterable[str]:
+    """All texts inside a JSON value, but the names of roles, which are short."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _strings(inner)
+
+
+def _row_tokens(project: Project, graph: Graph, node: Node) -> float | None:
+    """Tokens of a row that a stage makes: from its rows, before they are here from what they will be made of; None where nobody knows."""
+    found = _mean_tokens(opened(project, node))
+    if found is not None:
+        return found
+    config, above = node.config, {edge.port: graph.nodes[edge.source] for edge in node.edges}
+
+    def of(port: str, more: float = 0.0) -> float | None:
+        tokens = _row_tokens(project, graph, above[port]) if port in above else None
+        return None if tokens is None else tokens + more
+
+    match config:
+        case PrepareData():
+            return _expected_tokens(project, graph, node, config)
+        case Decontaminate() | FindRephrased() | SelectRows():
+            return of("data")
+        case Constrain():
+            return of("prompts")
+        case Sample():
+            return of("prompts", _answer_tokens(config))
+        case Judge():
+            return of("completions")
+        case BestAnswers():
+            return of("judgments")
+        case Pair():
+            answered = above.get("judgments") or above["completions"]
+            second = _answer_tokens(_drawn(graph, answered)[1])
+            return of("judgments" if "judgments" in above else "completions", second)
+    return None
+
+
+def _answer_tokens(config: Sample) -> float:
+    return SHARE_OF_A_BOUND * config.sampling.max_tokens + TURN
+
+
+def _expected_tokens(project: Project, graph: Graph, node: Node, config: PrepareData) -> float | None:
+    """Of sources that are made here or packaged; None where one of them is another."""
+    longest = _most_characters(config)
+    rows = tokens = 0.0
+    for source in config.sources:
+        count, mean = _source_rows(project, graph, node, source, longest), None
+        if isinstance(source, Arithmetic | Constraints):
+            mean = TOKENS_OF_MADE_ROWS.get(config.record)
+        elif isinstance(source, Leaks):
+            continue  # a few, planted to be found
+        elif isinstance(source, Packaged):
+            lengths = [len(text) for text in packaged_rows(source.asset) if longest is None or len(text) <= longest]
+            mean = sum(lengths) / len(lengths) / CHARACTERS + 2 * TURN if lengths else None
+        if count is None or mean is None:
+            return None
+        rows, tokens = rows + count, tokens + count * mean
+    return tokens / rows if rows else None
 
 
 def count_of(metrics: Mapping[str, Any]) -> int | None:

@@ -1,7 +1,7 @@
 """The estimate of each stage of a recipe under a profile: memory, tokens, steps, time, disk, and what does not fit."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from statistics import median
@@ -19,21 +19,27 @@ from configs.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
 from data.artifacts import Run, read_run
 from data.untrusted import ArtifactError
 from pipelines.estimate import work
-from pipelines.estimate.amounts import Amounts, amounts_of
+from pipelines.estimate.amounts import SHARE_OF_A_BOUND, Amounts, amounts_of
 from pipelines.estimate.drawing import engines_of, opens_engines
 from pipelines.estimate.facts import Unknown, facts_of
 from pipelines.estimate.fit import Misfit, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import SIZES
 from pipelines.estimate.needs import Facts, Needs, dtype_of, trained_parameters
+from pipelines.estimate.rates import Rates, known
 from pipelines.lineage.ancestry import opened
 
 START_S = 60.0
-"""Until libraries and models are loaded, of stages that have not run yet on such a machine (an assumption)."""
+"""Until libraries and models are loaded, of stages that have not run yet on GPUs (an assumption)."""
+CPU_START_S = {"none": 5.0, "torch": 12.0, "deepspeed": 20.0, "vllm": 20.0, "deepspeed+vllm": 35.0}
+"""The same on a CPU, for a model of 135M parameters, by what the stage loads."""
+ROWS_A_SECOND = 5000.0
+"""Of stages without a model: on the low side of docs/benchmarks.md."""
 DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
 """Numerics of which a stage that has run tells nothing about another one's time, unless they are equal."""
 ASSUMED = (Sample, Evaluate, Scorers, Synthesize, FindRephrased, ReferenceLogprobs, Training, Rlvr)
-"""Stages whose time on a GPU follows from their operations."""
+"""Stages whose time follows from their operations."""
+MEASURED = "how fast this machine multiplies matrices"
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,8 @@ class Estimates:
     project: Project
     graph: Graph
     execution: Execution
+    rates: Callable[[], Rates | None] = known
+    """Of the cores of this machine, for stages on CPUs that have not run; `measured` takes seconds where nobody has measured."""
     _made: dict[str, Estimate] = field(default_factory=dict)
     _known: dict[str, tuple[Amounts, Facts | Unknown | None]] = field(default_factory=dict)
 
@@ -137,12 +145,29 @@ class Estimates:
         rates = [past.rate for past in others if past.rate and past.alike(setting)]
         if rates and size:
             return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine")
+        if setting.hardware.device == "cpu":
+            return self._on_this_cpu(node, setting, size)
         assumed = self._assumed(node.config, amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
         return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak") if assumed else None
 
+    def _on_this_cpu(self, node: Node, setting: Setting, size: float | None) -> Time | None:
+        """By the speed at which this machine multiplies matrices; None where that, or how much there is to do, is not known."""
+        amounts, facts = self._facts(node)
+        start = CPU_START_S[node.declaration.engine]
+        if facts is None or not isinstance(node.config, ASSUMED):
+            rows = amounts.rows.value if amounts.rows else 0
+            return Time(start + rows / ROWS_A_SECOND, "rows of stages without a model, as they were counted elsewhere")
+        rates = self.rates() if isinstance(facts, Facts) and size else None
+        if rates is None or not isinstance(facts, Facts) or size is None:
+            return None
+        hardware = setting.hardware.at(rates, amounts.drawing.dtype if amounts.drawing else dtype_of(node.config), setting.numerics.threads)
+        seconds = self._assumed(node.config, amounts, facts, replace(setting, hardware=hardware), size)
+        bounded = amounts.tokens is not None and amounts.tokens.how == "at most"
+        return Time(start + seconds * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds else None
+
     @staticmethod
     def _assumed(config: Frozen, amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
-        """Seconds by the data sheet of the GPU."""
+        """Seconds by the speed of the hardware."""
         hardware, numerics, seconds = setting.hardware, setting.numerics, 0.0
         if hardware.peak is None or not isinstance(config, ASSUMED):
             return None
@@ -204,7 +229,8 @@ class Past:
             return False
         if hardware.device == "cuda":
             return bool(ran.gpus) and hardware.gpu is not None and gpu_named(ran.gpus[0])[0] == hardware.gpu
-        return (ran.cpu, ran.cores) == (hardware.cpu, hardware.cores)
+        threads = self.run.numerics.get("threads") == setting.numerics.threads
+        return threads and (ran.cpu, ran.cores) == (hardware.cpu, hardware.cores)
 
 
 def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpointing: bool) -> float | None:

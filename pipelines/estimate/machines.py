@@ -1,17 +1,16 @@
 """What a profile runs on: from the profile, from a table of GPUs, else from the machine that plans."""
 
 import functools
-import os
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from configs.execution import GPUS, Gpu, Machine
+from configs.frozen import Dtype
+from data import machine as resources
 from data import provenance
 from pipelines.estimate.memory import GIB
-
-MEMINFO = Path("/proc/meminfo")
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+from pipelines.estimate.rates import Rates
+from pipelines.estimate.work import CPU_UTILIZATION, speedup
 
 
 @dataclass(frozen=True)
@@ -21,9 +20,9 @@ class Hardware:
     device: str
     gpu_bytes: int | None = None
     peak: float | None = None
-    """Operations a second of one GPU."""
+    """Operations a second of one GPU, or of the threads of one rank."""
     bandwidth: float | None = None
-    """Bytes a second that a GPU reads of its memory."""
+    """Bytes a second that it reads of its memory."""
     gpus_per_node: int = 8
     host_bytes: int | None = None
     utilization: float = 0.3
@@ -39,6 +38,11 @@ class Hardware:
     def bytes_per_rank(self) -> int | None:
         return self.gpu_bytes if self.device == "cuda" else self.host_bytes
 
+    def at(self, rates: Rates, dtype: Dtype, threads: int) -> "Hardware":
+        """A CPU whose cores have such rates, as so many threads see it."""
+        times = speedup(threads)
+        return replace(self, peak=times * rates.of(dtype), bandwidth=times * rates.bandwidth, bandwidth_utilization=1.0)
+
 
 def hardware_of(device: str, machine: Machine) -> Hardware:
     """Of a profile; the driver and the kernel are asked only for what the profile leaves open."""
@@ -46,7 +50,8 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
     if device == "cpu":
         cpu, cores = this_cpu()
         return Hardware(
-            "cpu", gpus_per_node=1, host_bytes=host or host_memory(), cpu=cpu, cores=cores,
+            "cpu", gpus_per_node=1, host_bytes=host or this_memory(), cpu=cpu, cores=cores,
+            utilization=machine.utilization if "utilization" in machine.model_fields_set else CPU_UTILIZATION,
             source="the profile" if host else "this machine",
         )  # fmt: skip
     said = bool(machine.gpu or machine.gpu_memory_gb or machine.peak_tflops)
@@ -100,19 +105,11 @@ def this_gpu() -> tuple[str | None, Gpu] | None:
 
 @functools.cache
 def this_cpu() -> tuple[str | None, int]:
-    """(name, cores) of the machine that plans, as jobs record them."""
-    return provenance.cpu_name(), len(os.sched_getaffinity(0))
+    """(name, physical cores) of the machine that plans, as jobs record them."""
+    return provenance.cpu_name(), resources.cores()
 
 
-def host_memory() -> int | None:
-    """Bytes of this machine, or of the control group that is smaller."""
-    try:
-        found = re.search(r"^MemTotal:\s+(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    whole = int(found[1]) * 1024 if found else None
-    try:
-        limit = CGROUP_LIMIT.read_text().strip()
-    except OSError:
-        limit = "max"
-    return min(whole, int(limit)) if whole and limit.isdigit() else whole
+@functools.cache
+def this_memory() -> int | None:
+    """Bytes of the machine that plans."""
+    return resources.memory()

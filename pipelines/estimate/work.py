@@ -29,12 +29,23 @@ FORMULAS = (
     Formula(
         "time of generation",
         "longest answer · (chunks · eN + requests · (prompt + answer/2) · KV bytes) / (P · bandwidth · "
-        "bandwidth_utilization) + prompts' operations / (P · peak · utilization); requests: those of one of "
-        "`engines`; chunks: of so many as are submitted together, at most 256, the last of what is left",
+        "bandwidth_utilization), or the answers' operations / (P · peak · utilization) where that is longer; + prompts' operations / "
+        "(P · peak · utilization); requests: those of one of `engines`; chunks: of so many as are submitted together, at most 256, the "
+        "last of what is left",
         "Pope et al. 2022, arXiv 2211.05102, §2: a token of each request reads all weights and its own keys "
-        "and values",
+        "and values; Williams et al. 2009, CACM 52(4): the slower of memory and arithmetic decides",
+    ),
+    Formula(
+        "peak of a CPU",
+        "rate of one core · t / (1 + σ(t - 1)), t = `threads`, σ = 0.06",
+        "the rate is measured (`stages/engines/product_rate.py`); Amdahl 1967, AFIPS 30; σ measured, as told above",
     ),
 )
+CPU_UTILIZATION = 0.6
+"""Share of the products' rate that a job reaches on a CPU. SFT of SmolLM2-135M: 0.53 in bf16 on two cores of an AMD EPYC with bf16 units
+(docs/benchmarks.md), 0.95 by the processor time of a step in fp32 on a Xeon without; sampling by vLLM on the EPYC: 0.43."""
+SERIAL_SHARE = 0.06
+"""Of a step of SmolLM2-135M in fp32, by the processor time of two threads: what the first one computes alone."""
 MAX_RUNNING = 256
 """Requests that vLLM runs at the same time (`stages.engines.sampler.MAX_RUNNING`)."""
 
@@ -53,6 +64,11 @@ def training(shape: Shape, document: float, *, checkpointing: bool, adapters: bo
 def seconds(operations: float, gpus: int, peak: float, utilization: float) -> float:
     """Args: operations of all; ranks; operations a second of one GPU; the share of it that is reached."""
     return operations / (gpus * peak * utilization)
+
+
+def speedup(threads: int) -> float:
+    """How many times as fast as one thread so many are."""
+    return threads / (1 + SERIAL_SHARE * (threads - 1))
 
 
 def generation(
@@ -76,5 +92,6 @@ def generation(
     whole, rest = divmod(math.ceil(requests), max(1, together))
     chunks = whole * math.ceil(together / MAX_RUNNING) + math.ceil(rest / MAX_RUNNING)
     cache = requests * (prompt + answer / 2) * kv_bytes_per_token(shape, size)
-    decoding = answer * (chunks * size * shape.multiplied + cache) / ranks / bandwidth
-    return decoding + seconds(requests * prompt * forward(shape, prompt), ranks, peak, utilization)
+    reading = answer * (chunks * size * shape.multiplied + cache) / ranks / bandwidth
+    computing = seconds(requests * answer * forward(shape, prompt + answer), ranks, peak, utilization)
+    return max(reading, computing) + seconds(requests * prompt * forward(shape, prompt), ranks, peak, utilization)

@@ -1,14 +1,17 @@
 """The examination names what is missing and how to get it, loads no engine, and never shows a password."""
 
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
+from projects import pin_threads
 
 from configs.assets import ASSETS
 from configs.project import Project
 from pipelines.cli import doctor
+from pipelines.estimate.rates import Rates
 
 
 @pytest.fixture
@@ -74,6 +77,29 @@ def test_remotes_are_listed_without_their_passwords(project):
         "[core]\n    remote = store\n['remote \"store\"']\n    url = https://user:secret@host/path\n    jobs = 3\n"
     )
     assert finding(project, "DVC remote").value == "store (https://host/path)"
+
+
+def test_the_cpu_is_told_with_what_it_lacks(project, monkeypatch):
+    monkeypatch.setattr(doctor.machine, "cores", lambda: 4)
+    monkeypatch.setattr(doctor.machine, "memory", lambda: 8 << 30)
+    monkeypatch.setattr(doctor.machine, "has_bf16_units", lambda: False)
+    said = "4 cores, 8.0 GiB memory; without bf16 units: products of bf16 go through fp32"
+    assert finding(project, "CPU").value == said  # nobody has measured its rates in this cache
+    monkeypatch.setattr(doctor, "known", lambda: Rates(fp32=38.4e9, bf16=6e9, bandwidth=1e10))
+    assert finding(project, "CPU").value == f"{said}; a core computes 38 GFLOP/s in fp32, 6 in bf16"
+
+
+def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root, monkeypatch):
+    assert not [found for found in doctor.examine(project) if found.name == "demo"]
+    for name in ("recipes", "execution"):
+        shutil.copytree(root / "configs" / name, project.root / "configs" / name)
+    pin_threads(project.root)
+    for rate, slow in ((1e9, True), (1e12, False)):
+        rates = Rates(fp32=rate, bf16=rate, bandwidth=rate)
+        monkeypatch.setattr(doctor, "known", lambda rates=rates: rates)
+        found = finding(project, "demo")
+        assert found.ok and "on this machine" in found.value
+        assert bool(found.remedy) == slow == ("hours" in found.value) and (not slow or "bf16 units" in found.remedy)
 
 
 def test_the_examination_loads_no_engine(root):

@@ -437,15 +437,6 @@ def test_the_profile_says_what_a_gpu_has_before_the_driver_is_asked(monkeypatch)
         Machine(gpu="h1000")
 
 
-def test_a_control_group_bounds_the_machine(tmp_path, monkeypatch):
-    (tmp_path / "meminfo").write_text("MemTotal:       16000000 kB\nMemFree: 1 kB\n")
-    monkeypatch.setattr(machines, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(machines, "CGROUP_LIMIT", tmp_path / "memory.max")
-    assert machines.host_memory() == 16_000_000 * 1024
-    (tmp_path / "memory.max").write_text("4294967296\n")
-    assert machines.host_memory() == 4 << 30
-
-
 @pytest.mark.parametrize("name", ["olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy"])
 def test_the_recipes_of_published_work_fit_their_profile_even_with_the_longest_prompts(name):
     project = Project(Path(__file__).parents[2])

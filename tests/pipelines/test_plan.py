@@ -18,7 +18,7 @@ from configs.graph import Node
 from configs.project import Project
 from configs.recipe import load_recipe
 from pipelines.cli.plan import _amount, batch_text, plan
-from pipelines.estimate import machines
+from pipelines.estimate import machines, rates
 from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates
 from pipelines.publish.report import write_report
@@ -82,6 +82,12 @@ def project(tmp_path_factory) -> Path:
     profile = "slots: 2\nmachine: {host_memory_gb: 0.5}\nnumerics: {zero_stage: 1, threads: 1}\n"
     (root / "configs" / "execution" / "narrow.yaml").write_text(profile)
     return root
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(tmp_path, monkeypatch) -> None:
+    """No rates that this machine was once measured to have."""
+    monkeypatch.setattr(rates, "_place", lambda: tmp_path / "rates.json")
 
 
 def pedigree(project: Path, *arguments: str, code: int = 0) -> tuple[str, str]:

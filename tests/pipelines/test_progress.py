@@ -9,8 +9,10 @@ import pytest
 from rich.console import Console
 from waiting import until
 
-from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, with_heartbeat
-from pipelines.quantities import duration, number
+from data.untrusted import ArtifactError
+from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, with_heartbeat
+from pipelines.estimate.schedule import Outlook
+from pipelines.quantities import duration, number, rough
 
 RUNNING = StageView("sft", "sft", "running", started=1000.0)
 
@@ -47,6 +49,14 @@ def test_durations(seconds, text):
 
 
 @pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(20, "less than a minute"), (50, "about 1 minute"), (840, "about 14 minutes"), (9000, "about 2.5 hours"), (90_000, "about 25 hours")],
+)
+def test_rough_times(seconds, text):
+    assert rough(seconds) == text
+
+
+@pytest.mark.parametrize(
     ("value", "text"),
     [(0.0, "0"), (1e-4, "1e-4"), (-2.5e-7, "-2.5e-7"), (0.123456, "0.123"), (12.345, "12.3"), (1234.5, "1234"), (56_789.0, "57k"),
      (float("nan"), "nan")],
@@ -59,11 +69,71 @@ def test_loss_or_reward_comes_first_and_the_rate_last():
     assert numbers_text({"tokens_per_second": 1500.0, "grad_norm": 2.0, "loss": 0.5}) == "loss 0.5  grad norm 2  1500 tok/s"
 
 
-def test_a_stage_that_only_loads_says_so_and_a_silent_one_says_for_how_long():
+def test_a_stage_that_only_loads_says_so_and_a_long_step_for_how_long_it_goes_on():
     assert doing(RUNNING, 1010.0).startswith("starting")
-    view = with_heartbeat(RUNNING, beat(3, 10, loss=1.5), 1010.0)
-    assert "step 3/10" in doing(view, 1011.0) and "heartbeat" not in doing(view, 1011.0)
-    assert "no heartbeat for 1m 10s" in doing(view, 1080.0)
+    view = with_heartbeat(replace(RUNNING, timeout=600.0), beat(3, 10, loss=1.5), 1010.0)
+    assert "step 3/10" in doing(view, 1011.0) and "into this step" not in doing(view, 1011.0)
+    assert "1m 10s into this step" in doing(view, 1080.0) and "heartbeat" not in doing(view, 1080.0)
+
+
+def test_silence_is_a_warning_only_where_the_job_may_soon_be_ended_for_it():
+    view = with_heartbeat(replace(RUNNING, timeout=600.0), beat(3, 10), 1000.0)
+    assert "heartbeat" not in doing(view, 1400.0)
+    assert "no heartbeat for 7m 10s, the job is ended after 10m 00s" in doing(view, 1430.0)
+
+
+def test_the_time_left_of_a_stage_is_measured_and_before_that_estimated():
+    view = with_heartbeat(with_heartbeat(RUNNING, beat(1, 50), 1090.0), beat(5, 50), 1098.0)  # two seconds a step
+    assert time_left(view, 500.0, 1099.0) == pytest.approx(45 * 2.0 - 1.0)
+    assert time_left(RUNNING, 500.0, 1020.0) == 480.0
+    assert time_left(RUNNING, 10.0, 1020.0) == 0.0  # it should be over
+    assert time_left(RUNNING, None, 1020.0) is None
+    assert time_left(replace(RUNNING, state="pending"), 500.0, 1020.0) is None
+
+
+class Told:
+    """A forecast that adds up what it is told, and counts how often stages have ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[frozenset[str]] = []
+
+    def left(self, ended, due, left):
+        self.ended.append(ended)
+        return Outlook(sum(left(address, 600.0) or 600.0 for address in due), how="a test")
+
+
+def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_whole_run(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    forecast = Told()
+    board = Board("tiny", [("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")], forecast)  # pyright: ignore[reportArgumentType]
+    display = Display(board, io.StringIO(), interval_s=15)
+    assert board.left(1000.0) == ""  # it may be that all is up to date
+    board.tell("tiny/sft", "running")
+    assert display.lines(1000.0)[0] == "tiny: about 20 minutes left"
+    assert not any("left" in line for line in display.lines(1030.0))
+    assert display.lines(1300.0)[0] == "tiny: about 15 minutes left"
+    board.tell("tiny/sft", "ran", seconds=330.0)
+    assert board.left(1330.0) == "about 10 minutes left" and forecast.ended[-1] == {"tiny/sft"}
+    assert "tiny  1/2 stages  about 10 minutes left" in shown_with(board.left(1330.0), list(board.views.values()))
+    board.tell("tiny/eval", "ran", seconds=1.0)
+    assert board.left(1400.0) == ""
+
+
+def shown_with(left: str, views) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(render("tiny", views, 1000.0, left=left))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_forecast_that_cannot_be_made_leaves_the_display_alone():
+    class Broken:
+        def left(self, *_):
+            raise ArtifactError("it was moved")
+
+    board = Board("tiny", [("tiny/sft", "sft", "sft")], Broken())  # pyright: ignore[reportArgumentType]
+    board.tell("tiny/sft", "running")
+    assert board.left(1e9) == ""
 
 
 def test_the_tree_shows_every_state():
@@ -134,12 +204,12 @@ def test_silence_of_a_job_is_timed_by_who_looks_whatever_its_clock_says(tmp_path
             (tmp_path / "progress.json").write_text(json.dumps(beat(step, 8) | {"time": time.time() + 3600 * hours}))
             now[0] += 20.0
             board.read_heartbeats()
-    assert "step 5/8" in stream.getvalue() and "no heartbeat" not in stream.getvalue()
+    assert "step 5/8" in stream.getvalue() and "into this step" not in stream.getvalue()
     stream = io.StringIO()
     with Display(board, stream, interval_s=60):
         now[0] += 70.0
         board.read_heartbeats()
-    assert "no heartbeat for 1m 10s" in stream.getvalue()
+    assert "1m 10s into this step" in stream.getvalue()
 
 
 def test_without_a_terminal_nothing_but_lines_is_written():

@@ -1,0 +1,104 @@
+"""How long stages take together, on a machine with so many slots: independent ones run side by side while their slots fit."""
+
+import heapq
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from configs.execution import Execution
+from configs.graph import Graph
+from configs.project import Project
+from pipelines.estimate.estimates import Estimates, Time
+from pipelines.estimate.rates import Rates
+
+
+@dataclass(frozen=True)
+class Task:
+    """A stage that is still to run, or to end."""
+
+    seconds: float
+    slots: int = 1
+    parents: Collection[str] = ()
+
+
+def makespan(tasks: Mapping[str, Task], slots: int) -> float:
+    """Seconds until the last of the tasks ends. Each starts as soon as its parents among them have ended and its slots are free, the first
+    of the mapping first, as a run does it."""
+    waiting, free, now = dict(tasks), slots, 0.0
+    running: list[tuple[float, str]] = []
+    while waiting or running:
+        unfinished = waiting.keys() | {name for _, name in running}
+        for name, task in list(waiting.items()):
+            needed = min(task.slots, slots)
+            if needed <= free and unfinished.isdisjoint(task.parents):
+                del waiting[name]
+                free -= needed
+                heapq.heappush(running, (now + task.seconds, name))
+        assert running, "stages of a recipe wait for each other"
+        now, ended = heapq.heappop(running)
+        free += min(tasks[ended].slots, slots)
+    return now
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Of what is left of a run."""
+
+    seconds: float
+    unknown: int = 0
+    """Stages of which nobody knows how long they take; they come on top."""
+    how: str = ""
+    """Where most of the time is known from."""
+
+
+def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None], left: Mapping[str, float] | None = None) -> Outlook:
+    """Of stages that have not ended.
+
+    Args:
+        graph: of the run.
+        execution: its profile.
+        times: address → how long the whole stage takes.
+        left: address → seconds that are left of a stage that runs, where that is known.
+    """
+    tasks: dict[str, Task] = {}
+    shares: dict[str, float] = {}
+    for address, node in graph.nodes.items():
+        if address not in times:
+            continue
+        time = times[address]
+        seconds = (left or {}).get(address, time.seconds if time else 0.0)
+        if time is not None:
+            shares[time.how] = shares.get(time.how, 0.0) + seconds
+        slots = execution.of(node.kind, node.name)[1].slots
+        tasks[address] = Task(seconds, slots, [parent for parent in node.parents if parent in times])
+    unknown = sum(time is None and address not in (left or {}) for address, time in times.items())
+    return Outlook(makespan(tasks, execution.slots), unknown, max(shares, key=lambda how: shares[how], default=""))
+
+
+def expected(project: Project, graph: Graph, execution: Execution, due: Collection[str], rates: Callable[[], Rates | None]) -> Outlook:
+    """Of a run that has not begun. `rates`: of this machine's cores."""
+    estimates = Estimates(project, graph, execution, rates)
+    return outlook(graph, execution, {address: estimates.of(graph.nodes[address]).time for address in due})
+
+
+class Forecast:
+    """How long the rest of a run takes. What has ended meanwhile tells how fast the machine is and how many rows there are."""
+
+    def __init__(self, project: Project, graph: Graph, execution: Execution) -> None:
+        self._run = project, graph, execution
+        self._ended: frozenset[str] | None = None
+        self._estimates = Estimates(project, graph, execution)
+
+    def left(self, ended: frozenset[str], due: Collection[str], left: Callable[[str, float | None], float | None]) -> Outlook:
+        """Of the stages that are due.
+
+        Args:
+            ended: stages that are over.
+            due: those that are not.
+            left: (address, seconds that the whole stage takes) → what is left of it; None where it has not begun, or nobody knows.
+        """
+        project, graph, execution = self._run
+        if ended != self._ended:
+            self._ended, self._estimates = ended, Estimates(project, graph, execution)
+        times = {address: self._estimates.of(graph.nodes[address]).time for address in due}
+        found = {address: left(address, time.seconds if time else None) for address, time in times.items()}
+        return outlook(graph, execution, times, {address: seconds for address, seconds in found.items() if seconds is not None})

@@ -1,0 +1,215 @@
+"""How long a run takes on this machine: from the measured rate of its cores, before and while it runs."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from handmade import everything, project_at
+
+from configs.execution import Machine
+from configs.recipe import load_recipe
+from pipelines.cli import plan as planning
+from pipelines.cli.telling import Telling, measured_by
+from pipelines.estimate import machines, rates, work
+from pipelines.estimate.amounts import packaged_rows
+from pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates
+from pipelines.estimate.machines import hardware_of
+from pipelines.estimate.rates import Rates
+from pipelines.estimate.schedule import Forecast, Outlook, Task, expected, makespan, outlook
+from pipelines.estimate.shapes import KNOWN
+from pipelines.runs import load_execution
+
+MADE = Rates(fp32=50e9, bf16=5e9, bandwidth=1e10)
+SMOLLM = KNOWN["HuggingFaceTB/SmolLM2-135M"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    path = tmp_path / "cache" / "rates.json"
+    monkeypatch.setattr(rates, "_place", lambda: path)
+    return path
+
+
+# --- the machine -------------------------------------------------------------------------------------------------------
+
+
+def test_products_of_bf16_go_the_faster_way():
+    assert MADE.of("fp32") == MADE.of("bf16") == 50e9
+    assert Rates(fp32=50e9, bf16=200e9, bandwidth=1).of("bf16") == 200e9
+
+
+def test_threads_are_a_little_less_than_so_many_times_as_fast():
+    # Amdahl's law with 0.06 of a step in one thread: 1 / (0.06 + 0.94 / 8) = 5.63
+    assert work.speedup(1) == 1 and work.speedup(8) == pytest.approx(1 / (0.06 + 0.94 / 8))
+    hardware = hardware_of("cpu", Machine()).at(MADE, "bf16", 8)
+    assert hardware.peak == pytest.approx(5.634 * 50e9, rel=1e-3) and hardware.utilization == work.CPU_UTILIZATION
+    assert hardware_of("cpu", Machine(utilization=0.25)).utilization == 0.25
+
+
+def test_answers_are_computed_no_faster_than_their_operations():
+    # 256 requests that run together, 10 tokens each of 2 · 134,515,008 operations, on 10¹¹ a second of which half is reached; reading the
+    # weights ten times at 10¹² bytes a second would take no 3 ms
+    told = {"requests": 256, "together": 256, "prompt": 0, "answer": 10, "size": 2, "ranks": 1, "peak": 1e11, "utilization": 0.5}
+    found = work.generation(SMOLLM, **told, bandwidth=1e12)
+    assert found == pytest.approx(2560 * 2 * SMOLLM.multiplied / 5e10, rel=0.01)
+
+
+def test_rates_are_measured_once_in_a_process_of_their_own(place, root):
+    assert rates.known() is None
+    found = rates.measured()
+    assert found is not None and 1e8 < found.fp32 < 1e13 and 1e7 < found.bf16 < 1e13 and 1e8 < found.bandwidth < 1e13
+    assert rates.known() == found
+    place.write_text(MADE.model_dump_json())
+    assert rates.measured() == MADE
+    assert "torch" not in subprocess.run(
+        [sys.executable, "-c", "import sys, pipelines.estimate.rates; print([name for name in sys.modules if name == 'torch'])"],
+        cwd=root, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"fp32": 1e9}', '{"fp32": 0, "bf16": 1e9, "bandwidth": 1e9}'])
+def test_a_damaged_measurement_is_none(place, text):
+    place.parent.mkdir()
+    place.write_text(text)
+    assert rates.known() is None
+
+
+def test_without_torch_nothing_is_known(place, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert rates.measured() is None and not place.exists()
+
+
+# --- side by side ------------------------------------------------------------------------------------------------------
+
+
+def test_stages_run_side_by_side_while_their_slots_fit():
+    tasks = {"a": Task(10), "b": Task(4), "c": Task(3, parents=["b"]), "d": Task(5, slots=2, parents=["a", "c"])}
+    assert makespan(tasks, 2) == 15  # a beside b and c, then d alone
+    assert makespan(tasks, 1) == 22  # one after another, and d takes what there is
+    assert makespan({}, 2) == 0
+
+
+def test_a_stage_waits_for_slots_that_another_one_holds():
+    tasks = {"large": Task(10, slots=2), "small": Task(1), "next": Task(1)}
+    assert makespan(tasks, 3) == 10  # one beside the large one, and then the other
+    assert makespan(tasks, 2) == 11
+
+
+# --- a recipe ----------------------------------------------------------------------------------------------------------
+
+
+def demo(folder: Path) -> Estimates:
+    project = project_at(folder)
+    graph, execution = load_recipe(project.recipes, "demo"), load_execution(project, "cpu")
+    return Estimates(project, graph, execution, lambda: MADE)
+
+
+def test_every_stage_of_the_demo_has_a_time_before_anything_has_run(tmp_path):
+    estimates = demo(tmp_path)
+    for node in estimates.graph.nodes.values():
+        time = estimates.of(node).time
+        assert time is not None and time.seconds >= CPU_START_S["none"], node.name
+    sft = estimates.of(estimates.graph.find("sft"))
+    assert sft.amounts.tokens and sft.time and sft.facts and sft.time.how == MEASURED
+    operations = work.training(sft.facts.policy, sft.amounts.document.value, checkpointing=False) * sft.amounts.tokens.value  # pyright: ignore[reportOptionalMemberAccess]
+    # half of the bound of its rows, on two threads
+    assert sft.time.seconds == pytest.approx(CPU_START_S["deepspeed"] + operations / 2 / (0.6 * 2 / 1.06 * 50e9))
+
+
+def test_a_machine_twice_as_fast_computes_in_half_the_time(tmp_path):
+    estimates = demo(tmp_path)
+    faster = Estimates(estimates.project, estimates.graph, estimates.execution, lambda: Rates(fp32=100e9, bf16=5e9, bandwidth=2e10))
+    for name in ("sft", "sample_0", "dpo_1", "rlvr", "scores"):
+        node = estimates.graph.find(name)
+        slow, fast = (found.of(node).time.seconds - CPU_START_S[node.declaration.engine] for found in (estimates, faster))  # pyright: ignore[reportOptionalMemberAccess]
+        assert slow == pytest.approx(2 * fast), name
+
+
+def test_without_rates_times_of_stages_with_models_are_unknown(tmp_path):
+    estimates = demo(tmp_path)
+    found = expected(estimates.project, estimates.graph, estimates.execution, estimates.graph.nodes, lambda: None)
+    assert found.unknown > 5 and found.seconds > 0
+    assert "stages of unknown time come on top" in planning.time_text(found, "cpu")
+
+
+def test_rows_of_a_packaged_file_are_counted_as_far_as_filters_let_them_pass(tmp_path):
+    estimates = demo(tmp_path)
+    short = sum(len(text) <= 600 for text in packaged_rows("dpo-en-demo"))
+    assert 0 < short < 50
+    amounts = estimates.of(estimates.graph.find("preferences")).amounts
+    assert amounts.rows is not None and amounts.rows.value == 400 + short
+
+
+def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, place):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    execution = load_execution(project, "cpu")
+    due = {node.address for node in graph.nodes.values() if node.kind == "preference_train"}
+    forecast = Forecast(project, graph, execution)
+    assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # they ran on another machine
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": execution.of("", "")[0].model_dump(mode="json")}))
+    assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # nothing has ended since
+    found = forecast.left(frozenset({"x"}), due, lambda address, whole: None)
+    assert found == Outlook(125.0 * len(due), 0, "its last run")
+    assert forecast.left(frozenset({"x"}), due, lambda address, whole: 5.0).seconds == 5.0 * len(due)
+
+
+def test_threads_decide_whether_a_finished_stage_tells_anything(tmp_path, monkeypatch, place):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    execution = load_execution(project, "cpu")
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": execution.of("", "")[0].model_dump(mode="json")}))
+    node = graph.find("dpo_1")
+    numerics, placement = execution.of(node.kind, node.name)
+    estimates = Estimates(project, graph, execution)
+    assert estimates.under(node, numerics, placement).time is not None
+    assert estimates.under(node, numerics.model_copy(update={"threads": 1}), placement).time is None
+
+
+# --- in words ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_what_it_takes_of_the_machine_and_how_long(tmp_path, monkeypatch):
+    estimates = demo(tmp_path)
+    monkeypatch.setattr(planning, "this_cpu", lambda: ("A processor", 2))
+    monkeypatch.setattr(planning, "this_memory", lambda: int(22.9 * 2**30))
+    assert planning.machine_text(estimates.execution) == "2 cores, 22.9 GiB: 2 slots, 2 threads a training job"
+    found = Outlook(840.0, how=MEASURED)
+    assert planning.time_text(found, "cpu") == f"about 14 minutes on this machine, estimated from {MEASURED}"
+    assert not planning.slow_text(found, "cpu")
+    assert "`pedigree run tiny`" in planning.slow_text(replace(found, seconds=4000.0), "cpu")
+    assert not planning.slow_text(replace(found, seconds=4000.0), "cuda")
+
+
+def test_whoever_has_to_measure_says_so(place):
+    told = []
+
+    class Listening(Telling):
+        def __call__(self, words: str) -> None:
+            told.append(words)
+
+    place.parent.mkdir()
+    place.write_text(MADE.model_dump_json())
+    assert measured_by(Listening())() == MADE and not told
+    place.unlink()
+    measured_by(Listening())()
+    assert "measuring how fast this machine multiplies" in told[0]
+
+
+def test_the_order_of_a_recipe_is_kept(tmp_path):
+    estimates = demo(tmp_path)
+    graph, execution = estimates.graph, estimates.execution
+    times = {address: estimates.of(node).time for address, node in graph.nodes.items()}
+    found = outlook(graph, execution, times)
+    whole = sum(time.seconds for time in times.values() if time)
+    longest = max(time.seconds for time in times.values() if time)
+    assert longest < found.seconds < whole  # stages that read rows run two at a time
