@@ -71,6 +71,7 @@ def same_graph(real: Graph, small: Graph) -> None:
     assert told(small) == told(real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names(RECIPES))
 def test_the_graph_is_the_same_and_every_difference_is_told(shipped, name):
     real, small, changes = shipped(name)
@@ -267,6 +268,7 @@ def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
     assert Reduced("it: it", "threads", 5, 1, "machine") in changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names(RECIPES))
 def test_every_rehearsed_batch_can_be_shared_by_two_ranks(shipped, name):
     _, small, _ = shipped(name)
