@@ -30,6 +30,7 @@ help: ## Shows this list
 
 setup: ## Makes .venv with everything in it; instant when nothing has changed
 
+WORKERS ?= 2
 # A change is what differs from BASE.
 BASE ?= $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
 quick: setup ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
@@ -37,11 +38,10 @@ quick: setup ## Checks style and spelling, the types of what a change affects, a
 	codespell
 	affected=$$(python tests/affected.py '$(BASE)')
 	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
-	pytest -m unit -q || failed=1
+	pytest -m unit -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder || failed=1
 	wait $${types:-} || failed=1
 	exit $${failed:-0}
 
-WORKERS ?= 2
 test: lint ## Checks style, spelling and types and runs the tests, WORKERS=2 files of them at a time
 	pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 

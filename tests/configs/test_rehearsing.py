@@ -2,6 +2,8 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ def rehearsal_of(folder: Path, name: str, *overrides: str, recipes: Path = RECIP
     return graphs[-1], load_recipe(folder, rehearsed_name(graphs[-1].recipe)), changes
 
 
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Graph, Graph, list[Reduced]]]:
+    """`rehearsal_of` a recipe that is shipped, loaded once."""
+    return cache(lambda name: rehearsal_of(tmp_path_factory.mktemp(name), name))
+
+
 def fields_of(value: Any, place: str = "") -> dict[str, Any]:
     """Path with dots → value, of everything in a config's dump."""
     if isinstance(value, dict) and value:
@@ -63,9 +71,10 @@ def same_graph(real: Graph, small: Graph) -> None:
     assert told(small) == told(real)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names(RECIPES))
-def test_the_graph_is_the_same_and_every_difference_is_told(tmp_path, name):
-    real, small, changes = rehearsal_of(tmp_path, name)
+def test_the_graph_is_the_same_and_every_difference_is_told(shipped, name):
+    real, small, changes = shipped(name)
     same_graph(real, small)
     told = {(change.where, change.setting) for change in changes}
     untold = {(where, path) for where, path in changed_fields(real, small)
@@ -74,8 +83,8 @@ def test_the_graph_is_the_same_and_every_difference_is_told(tmp_path, name):
     assert all(change.real != change.rehearsed for change in changes)
 
 
-def test_what_makes_a_recipe_what_it_is_stays(tmp_path):
-    real, small, changes = rehearsal_of(tmp_path, "tulu3_8b")
+def test_what_makes_a_recipe_what_it_is_stays(shipped):
+    real, small, changes = shipped("tulu3_8b")
     kept = {
         "sft": ("loss_reduction", "too_long", "max_length", "seed", "train_on"),
         "dpo": ("loss", "too_long", "max_length", "seed"),
@@ -92,9 +101,9 @@ def test_what_makes_a_recipe_what_it_is_stays(tmp_path):
     assert base.source.revision == COMMIT and base.chat_template == "tulu" and base.dtype == "bf16"
 
 
-def test_a_rehearsal_has_other_identities_than_any_real_run(tmp_path):
+def test_a_rehearsal_has_other_identities_than_any_real_run(shipped):
     """Whatever comes from outside has another revision, so that no key can be that of a real stage."""
-    real, small, _ = rehearsal_of(tmp_path, "tulu3_8b")
+    real, small, _ = shipped("tulu3_8b")
     assert small.find("base").spec != real.find("base").spec and not {node.spec for node in small.own} & {node.spec for node in real.own}
 
 
@@ -106,8 +115,8 @@ def test_a_variant_is_a_recipe_that_extends_what_it_varies(tmp_path):
     assert small.nodes["tiny/sft"].recipe == "tiny"  # shared, as the real one shares it
 
 
-def test_stages_that_a_recipe_leaves_out_stay_out(tmp_path):
-    _, small, _ = rehearsal_of(tmp_path, "tulu31_8b")
+def test_stages_that_a_recipe_leaves_out_stay_out(shipped):
+    _, small, _ = shipped("tulu31_8b")
     assert "tulu3_8b/sft" in small.nodes and not {node.name for node in small.nodes.values()} & {"reward", "rlvr_ppo"}
 
 
@@ -263,9 +272,10 @@ def test_the_list_of_what_a_rehearsal_changes_in_a_profile_is_complete():
     assert Reduced("it: it", "threads", 5, 1, "machine") in changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", recipe_names(RECIPES))
-def test_every_rehearsed_batch_can_be_shared_by_two_ranks(tmp_path, name):
-    _, small, _ = rehearsal_of(tmp_path, name)
+def test_every_rehearsed_batch_can_be_shared_by_two_ranks(shipped, name):
+    _, small, _ = shipped(name)
     for profile in ("cpu", "gpu8"):
         real = profile_of_two_cores(profile)
         made = Execution.model_validate(yaml.safe_load(rehearsed_profile(real, profile, cores=2)[0]))
