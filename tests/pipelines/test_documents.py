@@ -38,10 +38,8 @@ def not_json(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Programs:
-    programs = Programs(Lab(tmp_path_factory.mktemp("json")))
-    programs("run", "lab")
-    return programs
+def made(template: Lab, tmp_path_factory) -> Programs:
+    return Programs(template.twin(tmp_path_factory.mktemp("json")))
 
 
 @pytest.fixture

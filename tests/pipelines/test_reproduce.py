@@ -169,6 +169,7 @@ def test_a_commit_that_no_branch_reaches_comes_out_of_the_remote(first, tmp_path
     assert clone.shell(f"git cat-file -t {commit}").stdout == "commit\n", "history came with it"
 
 
+@pytest.mark.nightly
 def test_each_stage_runs_under_the_code_that_made_it(first, tmp_path):
     made = fresh(first, tmp_path)
     nine = "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 2}]"
