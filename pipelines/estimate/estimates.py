@@ -156,7 +156,7 @@ class Estimates:
         start = CPU_START_S[node.declaration.engine]
         if facts is None or not isinstance(node.config, ASSUMED):
             rows = amounts.rows.value if amounts.rows else 0
-            return Time(start + rows / ROWS_A_SECOND, "rows of stages without a model, as they were counted elsewhere")
+            return Time(start + rows / ROWS_A_SECOND, "the number of rows")
         rates = self.rates() if isinstance(facts, Facts) and size else None
         if rates is None or not isinstance(facts, Facts) or size is None:
             return None

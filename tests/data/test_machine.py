@@ -1,10 +1,12 @@
 """Cores, memory and instruction sets that a process may use, from folders made as Linux has them."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from data import machine
+from data import machine, provenance
+from data.runs import Hardware
 
 GIB = machine.GIB
 
@@ -101,6 +103,11 @@ def test_instruction_sets_that_decide_how_matrices_are_multiplied(tmp_path, cpui
 
 def test_a_machine_that_tells_nothing_has_one_core_for_each_cpu(tmp_path):
     assert machine.cores(tmp_path, [3]) == 1 and machine.memory(tmp_path) is None and machine.instruction_sets(tmp_path) == ()
+
+
+def test_a_record_of_the_machine_names_its_instruction_sets_and_can_be_read():
+    found = Hardware.model_validate_json(json.dumps(provenance.hardware()))
+    assert found.instruction_sets == machine.instruction_sets() and found.cores == machine.cores()
 
 
 def test_this_machine_has_cores_and_memory():

@@ -92,6 +92,10 @@ def test_stages_run_side_by_side_while_their_slots_fit():
     assert makespan({}, 2) == 0
 
 
+def test_a_stage_waits_for_what_it_is_made_from_though_slots_are_free():
+    assert makespan({"b": Task(4), "c": Task(3, parents=["b"])}, 2) == 7
+
+
 def test_a_stage_waits_for_slots_that_another_one_holds():
     tasks = {"large": Task(10, slots=2), "small": Task(1), "next": Task(1)}
     assert makespan(tasks, 3) == 10  # one beside the large one, and then the other
