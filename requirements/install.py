@@ -96,7 +96,7 @@ def _followed(process: subprocess.Popen[str]) -> str:
     lines = []
     for line in process.stdout or ():
         lines.append(line)
-        if step:
+        if step and not line.startswith("WARNING"):
             Path(step).write_text(f" {Path(step).name} ({line.strip()[:50]})\n")
     return "".join(lines) or "no word"
 

@@ -23,7 +23,6 @@ from data import memory
 from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from data.durable import sync_tree
 from data.faults import fault_point
-from data.machine import settled
 from data.process import leave, uncollected
 from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.storage import StoreError
@@ -41,20 +40,7 @@ def main(folder: Path) -> int:
     spec = JobSpec.model_validate(json.loads((folder / "spec.json").read_text()))
     os.environ.setdefault("OMP_NUM_THREADS", str(spec.numerics.threads))
     rank = int(os.environ.get("RANK", "0"))
-    job = Job(
-        folder=folder,
-        address=spec.address,
-        key=spec.key,
-        numerics=settled(spec.numerics) if DECLARATIONS[spec.kind].engine != "none" else spec.numerics,
-        placement=spec.placement,
-        source_files={name: folder / given.path for name, given in spec.source_files.items()},
-        code=spec.code,
-        rank=rank,
-        tokens=folder / spec.tokens,
-        allow_numerics_change=spec.allow_numerics_change,
-        require_checkpoint=spec.require_checkpoint,
-        marks=list(spec.marks),
-    )
+    job = Job.of(spec, folder, rank=rank)
     with job.beating():
         job.progress(0, 0)
         return work(spec, job)

@@ -24,10 +24,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Protocol
+from typing import Annotated, Any, BinaryIO, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from configs.declarations import DECLARATIONS
 from configs.execution import Numerics, Placement
 from configs.frozen import Frozen, finite
 from configs.paths import RelativePath
@@ -36,6 +37,7 @@ from data.artifacts import Artifact, ArtifactError, FileEntry, Input, read_json,
 from data.effort import Effort
 from data.fence import OVERTAKEN, Fence, Overtaken
 from data.hashing import Hashed
+from data.machine import settled
 from data.memory import share_left
 from data.pulse import Pulse
 from data.runs import Fingerprint, MadeBy, Setting
@@ -278,6 +280,25 @@ class Job:
     _last_beat: float = field(default=float("-inf"), repr=False)
     _told: dict[str, Any] = field(default_factory=dict, repr=False)
     _doing: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, spec: JobSpec, folder: Path, **more: Any) -> Self:
+        """The job of a spec, on the machine that runs it."""
+        computes = DECLARATIONS[spec.kind].engine != "none"
+        return cls(
+            folder=folder,
+            address=spec.address,
+            key=spec.key,
+            numerics=settled(spec.numerics) if computes else spec.numerics,
+            placement=spec.placement,
+            source_files={name: folder / given.path for name, given in spec.source_files.items()},
+            code=spec.code,
+            tokens=folder / spec.tokens,
+            allow_numerics_change=spec.allow_numerics_change,
+            require_checkpoint=spec.require_checkpoint,
+            marks=list(spec.marks),
+            **more,
+        )
 
     def __enter__(self) -> "Job":
         return self

@@ -13,6 +13,7 @@ from configs.rephrasing import FindRephrased
 from configs.suite_forms import Form
 from configs.synthesis import Synthesize
 from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from data.machine import settled
 from pipelines.estimate import memory
 from pipelines.estimate.drawing import Drawing, drawing_of
 from pipelines.estimate.memory import GIB, SIZES, Trained
@@ -66,6 +67,8 @@ class Engine:
     """Bytes that it may take in all; None where the GPU's memory is unknown."""
     room: int | None
     """Bytes that are left for its KV cache."""
+    width: int = 1
+    """How many times as many bytes weights and cache take: 2 where vLLM computes in fp32 in place of bf16."""
 
     @property
     def terms(self) -> dict[str, int]:
@@ -251,13 +254,15 @@ def _engine(
     caches = [memory.kv_cache(shape, size, chunk, int(tokens) + drawing.answer, ranks) for tokens in (prompt, 1)]
     share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None
     room = int(placement.sampler_memory_gb * GIB) if not cuda else max(0, share - weights - overhead) if share is not None else None
-    return Engine(ranks, weights, overhead, caches[0], caches[1], share, room)
+    width = 2 if drawing.dtype == "bf16" and settled(numerics).bf16_products == "fp32" else 1
+    return Engine(ranks, weights, overhead, caches[0], caches[1], share, room, width)
 
 
 def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:
     """Memory that vLLM takes: on a GPU all of its share, on a CPU the cache that the profile gives it."""
     if numerics.device == "cpu":
-        return {"weights": engine.weights, "kv_cache": engine.room or 0, "overhead": engine.overhead}
+        cache = engine.room or 0
+        return {"weights": engine.width * engine.weights, "kv_cache": engine.width * cache, "overhead": engine.overhead}
     if engine.share is None:
         return engine.terms
     return {"weights": engine.weights, "overhead": engine.overhead, "kv_cache": max(0, engine.share - engine.weights - engine.overhead)}

@@ -66,21 +66,7 @@ class InProcessLauncher(LocalLauncher):
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
         processes.kill_all(scratch)
         spec = JobSpec.model_validate(read_json(scratch / SPEC))
-        job = ThreadJob(
-            folder=scratch,
-            address=spec.address,
-            key=spec.key,
-            numerics=spec.numerics,
-            placement=spec.placement,
-            source_files={name: scratch / given.path for name, given in spec.source_files.items()},
-            code=spec.code,
-            tokens=scratch / spec.tokens,
-            allow_numerics_change=spec.allow_numerics_change,
-            require_checkpoint=spec.require_checkpoint,
-            marks=list(spec.marks),
-            fence=fence,
-            root=self.project.root,
-        )
+        job = ThreadJob.of(spec, scratch, fence=fence, root=self.project.root)
         running = _Running(job, threading.Thread(target=lambda: self._work(spec, running), name=spec.address, daemon=True))
         self._running[str(scratch)] = running
         running.thread.start()
