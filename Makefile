@@ -35,6 +35,7 @@ WORKERS ?= 2
 BASE ?= $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
 quick: setup ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
 	ruff check .
+	ruff format --quiet --check .
 	codespell
 	affected=$$(python tests/affected.py '$(BASE)')
 	if [ -n "$$affected" ]; then pyright $$affected & types=$$!; fi
@@ -50,6 +51,7 @@ test-all: test ## The same with the nightly cases: whole matrices, all rehearsal
 
 lint: setup ## Checks style, spelling and types
 	ruff check .
+	ruff format --quiet --check .
 	codespell
 	pyright
 

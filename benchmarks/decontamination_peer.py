@@ -59,7 +59,10 @@ def decon(folder: Path) -> Answer:
             stream.write(json.dumps(row) + "\n")
     tool.detect(
         tool.Config(
-            training_dir=str(folder / "rows"), evals_dir=str(made), report_output_dir=str(report), contamination_score_threshold=0.5,
+            training_dir=str(folder / "rows"),
+            evals_dir=str(made),
+            report_output_dir=str(report),
+            contamination_score_threshold=0.5,
             worker_threads=1,
         )
     )

@@ -143,9 +143,7 @@ class _Words(dict[str, bytes]):
         added = self._added[plain]
         if added is None or added.search(text) is None:
             return self._plain_ids(text)
-        return b"".join(
-            self._added_ids[part] if place % 2 else self._plain_ids(part) for place, part in enumerate(added.split(text))
-        )
+        return b"".join(self._added_ids[part] if place % 2 else self._plain_ids(part) for place, part in enumerate(added.split(text)))
 
     def _plain_ids(self, text: str) -> bytes:
         return b"".join(map(self.__getitem__, self._cut(text)))

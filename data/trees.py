@@ -1,6 +1,6 @@
 """Trees of conversations, as OpenAssistant exports them (Köpf et al. 2023, arXiv 2304.07327): every turn has several replies.
 
-    {"message_tree_id": ..., "prompt": {"text": ..., "role": "prompter", "replies": [{"text": ..., "role": "assistant", "rank": 0, ...}]}}
+{"message_tree_id": ..., "prompt": {"text": ..., "role": "prompter", "replies": [{"text": ..., "role": "assistant", "rank": 0, ...}]}}
 """
 
 from collections.abc import Iterator

@@ -371,5 +371,3 @@ def _run_cache_entry(path: Path) -> MadeBefore | None:
         return _entry(read_run_entry(path) or {}, path.name, "the run cache")
     except (ValidationError, AttributeError, KeyError, TypeError):
         return None
-
-

@@ -76,9 +76,7 @@ def run(config: Decontaminate, inputs: Inputs, job: Job) -> dict[str, Any]:
     return metrics
 
 
-def compared(
-    comparison: Comparison, benchmarks: Benchmarks, data: Artifact, config: Decontaminate, job: Job
-) -> tuple[Compared, Scattered]:
+def compared(comparison: Comparison, benchmarks: Benchmarks, data: Artifact, config: Decontaminate, job: Job) -> tuple[Compared, Scattered]:
     """What is found in all rows, and where they lie. Hits come from other processes with the ids of items: they would bring a copy of the
     item with each overlap."""
     items = {(label, item["id"]): item for label, some in benchmarks.items() for item in some}

@@ -171,9 +171,7 @@ def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: 
 
     if suite.sampling is None:
         return Score(policy, [Continuation(prompt, chat.said(choice)) for item, prompt in prompts() for choice in item["choices"]])
-    requests = (
-        Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples)
-    )
+    requests = (Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples))
     return Ask(policy, chat, Prepared(requests, folder), suite.sampling)
 
 

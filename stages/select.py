@@ -40,9 +40,7 @@ def run(config: Select, inputs: Inputs, job: Job) -> dict[str, Any]:
     return {"chosen": chosen, "chosen_content": choice["content"], "scores": scored}
 
 
-def score_of(
-    label: str, candidate: Artifact, scores: Artifact, table: dict[str, Any], task: str | Sequence[str] | None
-) -> float:
+def score_of(label: str, candidate: Artifact, scores: Artifact, table: dict[str, Any], task: str | Sequence[str] | None) -> float:
     """The development score of exactly this model: it must have been evaluated with these bytes, under whatever label."""
     evaluated = {edge.label: edge.content for edge in scores.record.inputs if edge.port == "policies"}
     content = candidate.record.content

@@ -1,8 +1,8 @@
 """Prompts to prompts: those whose answers were neither all right nor all wrong, or as the bounds have it.
 
-    payload/rows-*.parquet  the prompts that stay, unchanged and in their order
-    evidence/counts.json    prompts read and kept, and why the others are left out
-    evidence/rates.jsonl    every prompt that was judged: mean score, how many answers, and whether it stays
+payload/rows-*.parquet  the prompts that stay, unchanged and in their order
+evidence/counts.json    prompts read and kept, and why the others are left out
+evidence/rates.jsonl    every prompt that was judged: mean score, how many answers, and whether it stays
 """
 
 from collections import Counter

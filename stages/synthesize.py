@@ -1,10 +1,10 @@
 """Prompts by a language model: from personas, after examples, or by rewriting others.
 
-    payload/rows-*.parquet   prompts in the order in which they were asked for. The id of one that was made of a persona or a prompt is that
-                             id with `/METHOD-TASK/NUMBER`; one that was made after examples has an id of its own
-    evidence/requests.jsonl  what was asked and shown each time, all that was said, and what became of each prompt in it
-    evidence/counts.json     requests, prompts that were read and kept, and why the others are left out
-    evidence/validation.json
+payload/rows-*.parquet   prompts in the order in which they were asked for. The id of one that was made of a persona or a prompt is that
+                         id with `/METHOD-TASK/NUMBER`; one that was made after examples has an id of its own
+evidence/requests.jsonl  what was asked and shown each time, all that was said, and what became of each prompt in it
+evidence/counts.json     requests, prompts that were read and kept, and why the others are left out
+evidence/validation.json
 """
 
 import random

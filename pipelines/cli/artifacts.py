@@ -141,9 +141,7 @@ def verify(
 def export(
     artifact: Named,
     folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", show_default=False)],
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="KEY", help="Sign it with this private key (PEM, elliptic curve).")
-    ] = None,
+    sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign it with this private key (PEM, elliptic curve).")] = None,
 ) -> None:
     """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
     from data.artifacts import SIGNATURE, open_artifact

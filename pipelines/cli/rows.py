@@ -107,8 +107,7 @@ def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[
     from pipelines.publish.licences import origins_of_rows
 
     return {
-        (address, source): origins_of_rows(read_pedigree(project.artifact(address)), source, project)
-        for address, source in found.sources()
+        (address, source): origins_of_rows(read_pedigree(project.artifact(address)), source, project) for address, source in found.sources()
     }
 
 

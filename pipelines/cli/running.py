@@ -153,9 +153,7 @@ def run_what_is_due(
     return ends
 
 
-def _watched(
-    project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
-) -> "list[StageEnd]":
+def _watched(project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd]":
     """The run itself, with a display of its progress."""
     from pipelines.cli.progress import Display, watching
 

@@ -62,9 +62,7 @@ class Telling:
     def _start(self) -> None:
         console = Console(file=self.stream, highlight=False)
         if console.is_terminal:  # what the command prints meanwhile is its result, and none of ours
-            self._live = Live(
-                console=console, get_renderable=self._shown, transient=True, redirect_stdout=False, redirect_stderr=False
-            )
+            self._live = Live(console=console, get_renderable=self._shown, transient=True, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
         else:
             self._thread = threading.Thread(target=self._speak, daemon=True, name="telling")

@@ -90,8 +90,7 @@ FORMULAS = (
     ),
     Formula(
         "sampler",
-        "vLLM takes `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = "
-        "`tensor_parallel`",
+        "vLLM takes `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = `tensor_parallel`",
         "vLLM 0.32",
     ),
     Formula(
@@ -101,8 +100,7 @@ FORMULAS = (
     ),
     Formula(
         "loading",
-        "eΨ on the device, 2eΨ with ZeRO-1 in bf16, unless `offload_optimizer`: the model arrives whole, whatever "
-        "parts it later",
+        "eΨ on the device, 2eΨ with ZeRO-1 in bf16, unless `offload_optimizer`: the model arrives whole, whatever parts it later",
         "DeepSpeed 0.19, `_configure_distributed_model`",
     ),
     Formula(

@@ -154,9 +154,7 @@ def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> N
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
 
 
-def _training(
-    facts: Facts, config: Training | Rlvr, numerics: Numerics, placement: Placement, gpu_bytes: int | None
-) -> Needs:
+def _training(facts: Facts, config: Training | Rlvr, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Needs:
     scores, tokens = isinstance(config, RewardModel), tokens_of_a_pass(facts, config, numerics)
     shape = scored(facts.policy) if scores else facts.policy
     model = Trained(shape, config.dtype, trained_parameters(shape, config.lora, scores), facts.finer)
@@ -239,9 +237,7 @@ def scored(shape: Shape) -> Shape:
     return replace(shape, tied=True, stated=headless + shape.hidden)
 
 
-def _engine(
-    facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None
-) -> Engine:
+def _engine(facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine:
     size, ranks, config = SIZES[drawing.dtype], numerics.tensor_parallel, facts.config
     chunk, prompt = 1 if drawing.queues else drawing.together, facts.prompt or 1.0
     if isinstance(config, Rlvr):

@@ -20,6 +20,7 @@ from pipelines.lineage.ancestry import opened
 UNREADABLE = (ArtifactError, ArithmeticError, csv.Error, AttributeError, LookupError, TypeError, ValueError)
 """What a file says that is of another form than our stages write; artifacts may be others' work."""
 
+
 @dataclass(frozen=True)
 class Outcome:
     """Of a stage in which a model took part; None where one side is not known."""

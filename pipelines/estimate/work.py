@@ -17,8 +17,7 @@ FORMULAS = (
     ),
     Formula(
         "operations of training",
-        "three times a forward pass; with LoRA, whose weights get no gradient, twice; one more where layers "
-        "are computed again",
+        "three times a forward pass; with LoRA, whose weights get no gradient, twice; one more where layers are computed again",
         "Kaplan et al. 2020; Korthikanti et al. 2022, arXiv 2205.05198, §4",
     ),
     Formula(
@@ -72,7 +71,16 @@ def speedup(threads: int) -> float:
 
 
 def generation(
-    shape: Shape, *, requests: float, together: int, prompt: float, answer: float, size: int, ranks: int, peak: float, utilization: float,
+    shape: Shape,
+    *,
+    requests: float,
+    together: int,
+    prompt: float,
+    answer: float,
+    size: int,
+    ranks: int,
+    peak: float,
+    utilization: float,
     bandwidth: float,
 ) -> float:
     """Seconds to answer requests in chunks.

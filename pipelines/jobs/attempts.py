@@ -84,9 +84,7 @@ def is_elsewhere(jobs: Launcher, handle: Handle) -> bool:
     return jobs.poll(handle).state == "unknown"
 
 
-def await_elsewhere(
-    run: RunContext, node: Node, handle: Handle, placement: Placement, hold: Hold, heard: pulse.Listener
-) -> bool:
+def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: Hold, heard: pulse.Listener) -> bool:
     """Waits for a job of another machine, which takes no slots of this one; whether it has succeeded.
 
     Args:
@@ -115,9 +113,7 @@ def await_elsewhere(
     return failure is None
 
 
-def run_job(
-    run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: Hold
-) -> None:
+def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: Hold) -> None:
     """Runs the job until it succeeds; failures that may pass are tried again, and every attempt is noted.
 
     Args:

@@ -277,9 +277,7 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
     }
 
 
-def job_environment(
-    scratch: Path, numerics: Numerics, code_root: Path, names: Sequence[str], fence: Fence | None = None
-) -> dict[str, str]:
+def job_environment(scratch: Path, numerics: Numerics, code_root: Path, names: Sequence[str], fence: Fence | None = None) -> dict[str, str]:
     """The job's environment: ours, with our code first, no telemetry, what numerics fix, its fence, and the GPUs of its slots."""
     kept = without_process_group(os.environ).items()
     environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_"))}

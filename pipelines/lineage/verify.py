@@ -400,8 +400,6 @@ def _difference(name: str, promised: dict[str, str], found: dict[str, str]) -> s
     return "has another md5 than dvc.lock says" if name in promised else "is not in dvc.lock"
 
 
-
-
 def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
     """Every object behind the locks, folders' members too."""
     for md5, owner in _objects(owners, lambda md5: _read_bytes(place(md5))):

@@ -67,9 +67,7 @@ def waivers(pedigree: Pedigree) -> list[str]:
     return [f"## Waivers\n\nRows that overlap with items of these benchmarks were kept in training: their scores say less.\n\n{table}"]
 
 
-def metadata(
-    record: Record, ancestors: Sequence[Record], name: str, evaluations: Sequence[Evaluation], licences: Sequence[Origin]
-) -> str:
+def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations: Sequence[Evaluation], licences: Sequence[Origin]) -> str:
     """The YAML at the head of a card, as the hub of Hugging Face reads it."""
     from huggingface_hub.repocard_data import DatasetCardData, ModelCardData
 

@@ -58,6 +58,7 @@ def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
         ArtifactError: a compiled file cannot be read.
         LedgerError: a `dvc.lock` cannot be read.
     """
+
     @cache
     def standing(recipe: str) -> dict[str, State]:
         """Address → state of what lies there, for the stages of a recipe."""

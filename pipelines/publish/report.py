@@ -608,7 +608,11 @@ def _contamination(stage: Stage) -> dict[str, Any]:
     report = stage.evidence("report.json")
     rows = [
         [
-            label, found["items"], found["items_overlapped"], f"{found['share_overlapped']:.1%}", found["rows_removed"],
+            label,
+            found["items"],
+            found["items_overlapped"],
+            f"{found['share_overlapped']:.1%}",
+            found["rows_removed"],
             found.get("items_waived", 0),
         ]
         for label, found in report.get("benchmarks", {}).items()

@@ -204,9 +204,7 @@ def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
     ]
 
 
-def _contradictions(
-    identifier: str, record: Record, run: Run, known: Mapping[str, tuple[Record, Run]]
-) -> Iterator[str]:
+def _contradictions(identifier: str, record: Record, run: Run, known: Mapping[str, tuple[Record, Run]]) -> Iterator[str]:
     shown = run.address or identifier[:12]
     if record.id != identifier:
         yield f"{shown} stands under id {identifier[:12]}, but its record has {record.id[:12]}"

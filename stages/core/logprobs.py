@@ -85,9 +85,7 @@ class PolicyModule(nn.Module):
             entropies.append(spread)
         return torch.cat(logps), torch.cat(entropies)
 
-    def _token_logps(
-        self, kind: type, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
+    def _token_logps(self, kind: type, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
         logits_NV = _own_logits(self.model, kind(last_hidden_state=hidden_NH[None]))
         return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
 

@@ -285,9 +285,7 @@ class MiniBatchPlan:
     """Weight in the loss of every token of an answer, for each of `indices`."""
 
     @classmethod
-    def of(
-        cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]
-    ) -> "MiniBatchPlan":
+    def of(cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]) -> "MiniBatchPlan":
         """Args: `groups` holds, for each prompt of the mini-batch, the indices of its answers; `skipped` those that only count."""
         counted = [index for group in groups for index in group]
         lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
@@ -602,9 +600,7 @@ def rollout_metrics(mini_batch_sums: list[MiniBatchSums]) -> dict[str, float]:
     metric_names |= {name: f"kl_{name}" for name in KL_ESTIMATORS}
     metrics = {metric: total[name] / tokens for name, metric in metric_names.items() if name in total}
     if "return" in total:
-        return_variance, error_variance = (
-            total[f"{name}_squares"] / tokens - (total[name] / tokens) ** 2 for name in ("return", "error")
-        )
+        return_variance, error_variance = (total[f"{name}_squares"] / tokens - (total[name] / tokens) ** 2 for name in ("return", "error"))
         metrics["explained_variance"] = 1 - error_variance / return_variance if return_variance > 0 else 0.0
     return metrics
 

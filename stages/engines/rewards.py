@@ -55,9 +55,7 @@ class FrozenRewardModel:
             probe(module, self._job.numerics, self._device)
         return module
 
-    def rewards(
-        self, answers: Sequence[dict[str, Any]], progress: Callable[[int], None]
-    ) -> tuple[list[float | None], dict[int, str]]:
+    def rewards(self, answers: Sequence[dict[str, Any]], progress: Callable[[int], None]) -> tuple[list[float | None], dict[int, str]]:
         """(raw rewards; index → why there is none).
 
         Batches depend on the answers only, so equal ones give equal bits.

@@ -119,9 +119,7 @@ def _answer(row: Row, place: int) -> Row:
     return {name: row[name] for name in ("id", "source", "messages")} | said | records.context_of(row)
 
 
-def fitting(
-    rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop"
-) -> tuple[Sequence[Row], Units]:
+def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop") -> tuple[Sequence[Row], Units]:
     """The rows whose documents fit, or are cut to fit, and these; what is dropped is counted and listed in the evidence.
 
     Args:

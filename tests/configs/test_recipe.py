@@ -443,7 +443,8 @@ def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
         ("benchmarks: [suite, secret]", "benchmarks: [suite]", "trains on chain/clean, which is not decontaminated against chain/secret"),
         ("record: conversation,", "record: conversation, in: {leak_from: [secret]},", "stage raw: plants items of the unseen suite"),
         (
-            "benchmarks: [suite, secret]}", "benchmarks: [suite, secret]}, waivers: [{benchmark: secret, items: all, because: x}]",
+            "benchmarks: [suite, secret]}",
+            "benchmarks: [suite, secret]}, waivers: [{benchmark: secret, items: all, because: x}]",
             "keeps rows that overlap with the unseen suite chain/secret",
         ),
         ("seed: 7", "seed: 1", "stage raw: makes conversation rows of the same arithmetic source, which the unseen suite chain/secret is"),
@@ -644,9 +645,12 @@ def test_a_tolerance_that_is_none_is_a_problem_with_its_line(recipes, value):
     assert all("chain.yaml:2: reproduce" in problem for problem in recipes.problems("chain"))
 
 
-MEASURED = CHAIN + f"""\
+MEASURED = (
+    CHAIN
+    + f"""\
   more: {{kind: prepare_data, in: {{tokenizer: MODEL}}, record: conversation, sources: [{SUMS}], filters: [{{type: tokens, max: 99}}]}}
 """
+)
 
 
 def test_tokens_are_counted_by_a_model_from_outside_of_rows_that_training_sees(recipes: Recipes):

@@ -341,8 +341,9 @@ def parents_in_a_circle(folder, canary):
     other = record_of({"rows.jsonl": b'{"id":"other"}\n'}, config=CONFIG | {"seed": 7})
     for child, parent in ((folder.record, other), (other, folder.record)):
         child["inputs"] = [{"port": "leak_from", "label": "x", "content": parent["content"], "producer": "0" * 64}]
-    mine, theirs = record_of(folder.files, inputs=folder.record["inputs"]), record_of(
-        {"rows.jsonl": b'{"id":"other"}\n'}, config=CONFIG | {"seed": 7}, inputs=other["inputs"]
+    mine, theirs = (
+        record_of(folder.files, inputs=folder.record["inputs"]),
+        record_of({"rows.jsonl": b'{"id":"other"}\n'}, config=CONFIG | {"seed": 7}, inputs=other["inputs"]),
     )
     mine["inputs"][0]["producer"], theirs["inputs"][0]["producer"] = identifier(theirs), identifier(mine)
     folder.record = mine

@@ -225,11 +225,11 @@ def file_lab(lab: Lab) -> None:
     code = lab.code / "stages/prepare_data.py"
     text = code.read_text()
     body = text[text.index("def run(config, inputs, job):") :]
-    late = '''def run(config, inputs, job):
+    late = """def run(config, inputs, job):
     hold(job)
     texts = [path.read_text() for path in job.source_files.values()]
     return work(job, [{"text": text} for text in texts] or [{"n": 1}])
-'''
+"""
     code.write_text(text.replace(body, late))
     lab.write("rows.jsonl", "one\n")
     lab.write(RECIPE, FILE_RECIPE)

@@ -240,9 +240,7 @@ def test_a_listing_of_a_minute_ago_gives_no_number_that_was_used_before(tmp_path
     assert [who.number for who in seen] == [7]
 
 
-def test_who_was_overtaken_learns_of_it_in_spite_of_a_listing_of_a_minute_ago(
-    tmp_path: Path, other_machine: Callable[[str], None]
-) -> None:
+def test_who_was_overtaken_learns_of_it_in_spite_of_a_listing_of_a_minute_ago(tmp_path: Path, other_machine: Callable[[str], None]) -> None:
     with lease(tmp_path / "a", "x") as hold:
         hold.check()
         fence = Fence.raised(tmp_path / "a", hold.number)

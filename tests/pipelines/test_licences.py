@@ -139,9 +139,10 @@ def test_who_wrote_the_rows_of_a_source_is_no_identity_and_travels_with_its_rows
         (tmp_path / name / "lab.yaml").write_text(text)
     first, second = (load_recipe(tmp_path / name, "lab") for name in ("plain", "told"))
     assert compile_recipe(first) == compile_recipe(second)
-    assert generators_of(second.nodes["lab/theirs"].config) == {"lab/rows": ["gpt-4o", "o1 (preview)"]} and generators_of(
-        first.nodes["lab/theirs"].config
-    ) == {}
+    assert (
+        generators_of(second.nodes["lab/theirs"].config) == {"lab/rows": ["gpt-4o", "o1 (preview)"]}
+        and generators_of(first.nodes["lab/theirs"].config) == {}
+    )
     project = made(tmp_path / "project", "odc-by", metrics={"theirs": {"sources": {"rows": 1200, "sayings": 30}}}, text=told)
     folder = export(project.artifact("lab/sft"), "lab/sft", tmp_path / "out")
     found = {origin.name: (origin.rows, origin.generators) for origin in origins(read_pedigree(folder))}

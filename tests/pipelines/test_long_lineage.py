@@ -44,7 +44,7 @@ def test_the_lineage_of_400_models_stays_in_megabytes_and_holds_a_patch_once(tmp
     latest = two_latest(tmp_path, shape(400, width))[-1]
     text = (latest / "lineage.json").read_text()
     assert len(text.encode()) < mebibytes * 2**20
-    assert text.count(json.dumps(PATCH)[1:-1]) == 1 and "patch\":" not in text
+    assert text.count(json.dumps(PATCH)[1:-1]) == 1 and 'patch":' not in text
     raw = read_json(latest / "lineage.json")
     assert len(raw["artifacts"]) == (399 if width == 1 else 396)
     eras, kinds = 4, 6

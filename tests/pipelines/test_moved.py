@@ -185,8 +185,9 @@ def test_a_copy_leaves_the_original_alone(lab: Lab, with_leases: bool) -> None:
     lab.root = copy
     assert live_jobs(lab.project) == []
     for lease in copy.glob(".pedigree/leases/*"):
-        assert holder_of(lease) is None and (holder_of(original / ".pedigree/leases" / lease.name) is None) == ("clean" not in lease.name
-                                                                                                       and lease.name != scratch.name)
+        assert holder_of(lease) is None and (holder_of(original / ".pedigree/leases" / lease.name) is None) == (
+            "clean" not in lease.name and lease.name != scratch.name
+        )
     for name in ("lab", "clean"):
         with pytest.raises(NoSuchStage):
             cancel(lab.project, name)

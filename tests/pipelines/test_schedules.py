@@ -272,9 +272,7 @@ def test_nothing_that_waits_for_its_turn_begins_after_a_pause_or_a_cancellation(
     assert server.state(by_hand["id"])["type"] == "SCHEDULED"
 
 
-def test_a_run_that_ends_while_it_is_being_cancelled_has_ended(
-    unworked: Deployed, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ends_while_it_is_being_cancelled_has_ended(unworked: Deployed, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     run, read = begin(unworked), SyncPrefectClient.read_flow_runs
 
     def read_too_early(*arguments: Any, **options: Any) -> Any:
@@ -324,7 +322,6 @@ class Listener:
         data = {"name": "team", "url": url, "method": "POST", "json_data": {"subject": "{{subject}}", "body": "{{body}}"}}
         made = {"name": "team", "data": data, "block_type_id": kind["id"], "block_schema_id": schema["id"]}
         server.post("block_documents/", made)
-
 
     def until_heard(self, text: str) -> str:
         """The next call with this text; Prefect may make a call twice."""

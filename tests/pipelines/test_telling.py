@@ -136,9 +136,7 @@ def test_the_first_look_of_a_run_is_told_and_leaves_no_stage_hashing(lab: Lab, m
 
 
 @pytest.mark.parametrize("state", ["hashing", "restoring"])
-def test_what_changes_all_the_time_is_kept_and_told_to_prefect_at_most_once(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_what_changes_all_the_time_is_kept_and_told_to_prefect_at_most_once(lab: Lab, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     run, nobody, kept = lab.run(), Any, list[int]()
     observer = Observer(run, list(run.graph.nodes), nobody, print)
     monkeypatch.setattr(observer, "_keep", lambda: kept.append(1))

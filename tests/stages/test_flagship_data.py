@@ -173,5 +173,3 @@ def test_maths_loses_a_problem_of_the_benchmark(runs):
 def test_configurations_tell_the_parts_of_a_benchmark_apart(runs):
     items = rows_of(runs["tulu3_8b"].made["tulu3_suites/agieval"])
     assert {item["category"] for item in items} == {"aqua_rat", "logiqa-en", "lsat-ar", "lsat-lr", "lsat-rc", "sat-en", "sat-math"}
-
-

@@ -18,7 +18,7 @@ from stages.core import row_programs
 from stages.core.verifiers import sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
-PUZZLES = '''
+PUZZLES = """
 import random
 
 def rows(count, seed, digits=1):
@@ -27,7 +27,7 @@ def rows(count, seed, digits=1):
     for number in range(2 * count):
         a, b = (draw.randrange(10**digits) for _ in range(2))
         yield {"prompt": f"{number}: {a} + {b}?", "completion": str(a + b), "tags": sorted({"x", "y"})}
-'''
+"""
 
 
 def prepared(folder: Path, text: str, count: int = 5, **more: Any) -> Artifact:

@@ -136,9 +136,7 @@ def test_an_answer_that_calls_tools_has_no_reward_and_is_read_whole_by_language_
     assert [one.get("problem") for one in read_rows(evidence["scores.jsonl"])] == [None, reason, reason, None]
     with chat_server(rated) as chats:
         by = {"type": "endpoint", "base_url": chats.base_url, "model": "judge"}
-        _, kept, _ = selected(
-            tmp_path / "ratings", rows, rating={"rubrics": ["honesty"], "by": by}, rating_weight=1.0, keep=ABOVE_ALL
-        )
+        _, kept, _ = selected(tmp_path / "ratings", rows, rating={"rubrics": ["honesty"], "by": by}, rating_weight=1.0, keep=ABOVE_ALL)
     assert kept == rows
     assert sum(f"ha 2\n{call['content']}\n{call['content']}" in text for text in asked) == 1  # what is said in the turn belongs to it
 

@@ -198,9 +198,7 @@ def test_an_evaluation_on_an_unseen_suite_says_how_many_models_it_looked_at(tmp_
     assert (metrics["split"], metrics["looks"]) == ("unseen", 1)  # twice the same bytes
 
 
-def test_judging_shows_how_rows_are_read_verified_and_tokenised_and_the_model_loaded(
-    tmp_path: Path, told: Any, monkeypatch: Any
-) -> None:
+def test_judging_shows_how_rows_are_read_verified_and_tokenised_and_the_model_loaded(tmp_path: Path, told: Any, monkeypatch: Any) -> None:
     from test_judge import a_reward_model, completion, sum_of
 
     model = a_reward_model(tmp_path / "model", seed=0, mean=0.0, std=1.0)

@@ -101,7 +101,7 @@ def test_what_cannot_be_read_and_what_was_said_before_is_left_out_and_counted(tm
         elif number == 3:
             say(handler, "<prompt>Count to 3!</prompt>", finish_reason="length")
         else:
-            say(handler, f"<prompt>{ {4: 'person 4', 5: 'Count to 6!'}.get(number, f'Count to {number}!')}</prompt>")
+            say(handler, f"<prompt>{ {4: 'person 4', 5: 'Count to 6!'}.get(number, f'Count to {number}!') }</prompt>")
 
     with chat_server(odd) as chats:
         metrics, rows, job = written(tmp_path, chats.base_url, people(12), max_unusable_share=0.25)

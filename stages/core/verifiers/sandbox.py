@@ -223,9 +223,7 @@ def _text(stream: BinaryIO) -> str:
     return stream.read(SAID_BYTES).decode(errors="replace")
 
 
-def _start(
-    flags: tuple[str, ...], mode: str, stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO
-) -> "subprocess.Popen[bytes]":
+def _start(flags: tuple[str, ...], mode: str, stdin: BinaryIO | int, stdout: BinaryIO | int, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
     """A sandbox with the runner in it, which comes through a descriptor, so that no mount says where the project lies."""
     with RUNNER.open("rb") as runner:
         before, after = _command(flags)
