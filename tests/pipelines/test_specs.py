@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,9 +10,8 @@ from configs.execution import Numerics, Placement
 from pipelines.jobs.scratch_state import SPEC, read_spec, write_spec
 from stages.job import JobSpec
 
-ASKED = JobSpec(
-    address="lab/sft", kind="sft", version=1, key="k", config={}, inputs={}, source_files={}, code="", numerics=Numerics(), placement=Placement()
-)  # fmt: skip
+EMPTY: dict[str, Any] = {"config": {}, "inputs": {}, "source_files": {}, "code": ""}
+ASKED = JobSpec(address="lab/sft", kind="sft", version=1, key="k", numerics=Numerics(), placement=Placement(), **EMPTY)
 
 
 @pytest.mark.parametrize(("way", "named"), [("auto", False), ("fp32", True)])
