@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Typed, step_of
+from commands import InProcessCommand, step_of
 from running_lab import Lab
 from waiting import deadline
 
@@ -19,22 +19,22 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def shared(template: Lab, tmp_path_factory) -> Typed:
+def shared(template: Lab, tmp_path_factory) -> InProcessCommand:
     """A lab whose recipe has been run once."""
-    command = Typed(template.twin(tmp_path_factory.mktemp("cli")))
+    command = InProcessCommand(template.twin(tmp_path_factory.mktemp("cli")))
     command("report", "lab")
     return command
 
 
 @pytest.fixture
-def fresh(tmp_path) -> Typed:
-    return Typed(Lab(tmp_path))
+def fresh(tmp_path) -> InProcessCommand:
+    return InProcessCommand(Lab(tmp_path))
 
 
 @pytest.fixture
-def done(finished: Lab) -> Typed:
+def done(finished: Lab) -> InProcessCommand:
     """The same, when its recipe has run."""
-    return Typed(finished)
+    return InProcessCommand(finished)
 
 
 # --- help and errors ---------------------------------------------------------------------------------------------------

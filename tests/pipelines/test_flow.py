@@ -19,7 +19,7 @@ from commands import Command, step_of
 from running_lab import REPOSITORY, Lab
 from waiting import deadline, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(deadline(400))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STAGES = 4
 T = TypeVar("T")
 
