@@ -57,12 +57,20 @@ def rows(lab: Lab) -> str:
 
 
 def test_a_clock_that_jumps_kills_no_job(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    lab.knobs(raw={"seconds": 1})
+    """It jumps for the runner alone: the job is another process, which goes on by the right time."""
+    lab.processes = True
+    lab.knobs(raw={"hold": "go"})
     real = time.time
-    jump = threading.Thread(target=lambda: until(lambda: scratch_of(lab)) and monkeypatch.setattr(time, "time", lambda: real() + 1e6))
-    jump.start()
+
+    def jump() -> None:
+        until((lab.root / "go.waiting").exists)
+        monkeypatch.setattr(time, "time", lambda: real() + 1e6)
+        (lab.root / "go").touch()
+
+    jumping = threading.Thread(target=jump)
+    jumping.start()
     assert make(lab) == "ran" and lab.runs() == ["raw"]
-    jump.join()
+    jumping.join()
 
 
 def test_files_of_a_wrong_time_kill_no_job(lab: Lab) -> None:

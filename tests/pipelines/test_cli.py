@@ -135,12 +135,13 @@ def test_ctrl_c_ends_the_jobs_and_the_same_command_goes_on(fresh):
 
 
 def test_jobs_that_were_kept_go_on_and_the_next_run_re_attaches(fresh):
-    fresh.lab.knobs(clean={"seconds": 6})
-    process = fresh.until("run", "lab", "--keep-jobs", ready=lambda: step_of(fresh.lab, "clean") > 1)
+    fresh.lab.knobs(clean={"hold": "go"})
+    process = fresh.until("run", "lab", "--keep-jobs", ready=(fresh.lab.root / "go.waiting").exists)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=deadline(30))
     assert process.returncode == 130 and "the same command re-attaches to them" in out
     assert len(fresh.jobs()) == 1 and "no command: `pedigree run lab` takes it over" in fresh("jobs")
+    (fresh.lab.root / "go").touch()
     text = fresh("run", "lab")
     assert "job of an earlier run" in text and fresh.lab.runs().count("clean") == 1
     assert fresh("jobs") == "no job is running\n"
