@@ -59,18 +59,13 @@ def rows(lab: Lab) -> str:
 def test_a_clock_that_jumps_kills_no_job(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It jumps for the runner alone: the job is another process, which goes on by the right time."""
     lab.processes = True
-    lab.knobs(raw={"hold": "go"})
+    lab.edit("configs/execution/lab.yaml", "retries: 1,", "retries: 0, timeout_s: 3600,")
+    lab.knobs(raw={"seconds": 2})  # with a tenth of a second between its signs of life, which is long enough for the jump to be seen
     real = time.time
-
-    def jump() -> None:
-        until((lab.root / "go.waiting").exists)
-        monkeypatch.setattr(time, "time", lambda: real() + 1e6)
-        (lab.root / "go").touch()
-
-    jumping = threading.Thread(target=jump)
-    jumping.start()
+    jump = threading.Thread(target=lambda: until(lambda: scratch_of(lab)) and monkeypatch.setattr(time, "time", lambda: real() + 1e6))
+    jump.start()
     assert make(lab) == "ran" and lab.runs() == ["raw"]
-    jumping.join()
+    jump.join()
 
 
 def test_files_of_a_wrong_time_kill_no_job(lab: Lab) -> None:
