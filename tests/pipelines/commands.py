@@ -67,7 +67,7 @@ class Command:
         return found
 
 
-class Typed(Command):
+class InProcessCommand(Command):
     """The same in this process, where everything has been imported already; jobs are what the lab's runs start."""
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
@@ -93,8 +93,10 @@ class Typed(Command):
                 patch.delenv(name)
             for name, value in self.environment.items():
                 patch.setenv(name, value)
-            yield
-        signal.signal(signal.SIGTERM, polite)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGTERM, polite)
 
 
 def step_of(lab: Lab, stage: str) -> int:

@@ -8,7 +8,7 @@ from in_process import in_process
 from running_lab import Lab, outcomes
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _jobs_may_run_in_this_process() -> Iterator[None]:
     with in_process():
         yield
@@ -20,10 +20,11 @@ def _no_other_test_takes_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PEDIGREE_SLOTS", str(tmp_path / "slots"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     lab = Lab(tmp_path_factory.mktemp("finished"))
-    assert outcomes(lab) == dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
+    with in_process():  # the first test of the session that asks for it makes it before its module's own fixtures
+        assert outcomes(lab) == dict.fromkeys(("suite", "raw", "clean", "cleaner"), "ran")
     return lab
 
 

@@ -4,8 +4,8 @@ The stages stand under the names of real kinds, in a copy of our code: `prepare_
 passes rows on. Knobs of a stage: `seconds` (works so long, step by step, with a checkpoint per step), `fail` (message of a
 refusal), `errors` (of its first attempts: `memory`, or a number of errno), `crash` (dies by signal in its first attempts),
 `child` (starts a process that ignores SIGTERM), `constant` (same output whatever the config), `silent` (no heartbeat), `preempt` (asks
-itself to stop in its first attempts), `bytes` (of payload beside the rows), `drawn` (other output at each attempt), `nan` (the
-numbers that it reports are none), `hold` (after opening its inputs it waits for a file of this name in the project before it reads them).
+itself to stop in its first attempts), `bytes` (of payload beside the rows), `drawn` (other output at each attempt), `nan` (it
+reports NaN), `hold` (after opening its inputs it waits for a file of this name in the project before it reads them).
 """
 
 import json
@@ -86,7 +86,7 @@ from stages.job import StageError, only
 
 
 def project(job):
-    """A process works in the project's folder; a thread is told it."""
+    """A process works in the project's folder; a thread gets it as `job.root`."""
     return getattr(job, "root", Path())
 
 

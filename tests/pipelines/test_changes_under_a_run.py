@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from commands import Typed
+from commands import InProcessCommand
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
@@ -335,7 +335,7 @@ def test_commands_that_look_write_nothing(lab: Lab) -> None:
     lab.edit(RECIPE, "ngram: 5", "ngram: 6")
     before = files()
     looks = ("plan lab", "plan lab --set cleaner.ngram=7", "status lab", "lineage lab/cleaner", "diff lab/clean lab/cleaner", "jobs")
-    typed = Typed(lab)
+    typed = InProcessCommand(lab)
     for command in looks:
         typed(*command.split(), code=int(command.startswith("diff")))
         assert files() == before, command
@@ -550,11 +550,11 @@ def test_snapshots_go_with_gc_unless_an_unfinished_job_began_with_them(lab: Lab)
     interrupted(lab)
     (kept,) = lab.root.glob(".pedigree/code/*")
     snapshot(lab.project, lab.code)  # of the edited code, for nobody
-    assert "1 snapshot of the code" in Typed(lab)("gc")
-    Typed(lab)("gc", "--yes")
+    assert "1 snapshot of the code" in InProcessCommand(lab)("gc")
+    InProcessCommand(lab)("gc", "--yes")
     assert list(lab.root.glob(".pedigree/code/*")) == [kept]
     assert outcomes(lab)["clean"] == "ran"
-    Typed(lab)("gc", "--yes")
+    InProcessCommand(lab)("gc", "--yes")
     assert list(lab.root.glob(".pedigree/code/*")) == []
 
 
@@ -566,8 +566,8 @@ def test_jobs_share_a_folder_of_tokens_and_gc_deletes_what_no_unfinished_one_rea
     for name in ("read.tokens", "unread.tokens", ".half.unfinished"):
         (lab.project.tokens / name).write_bytes(b"x")
     (scratch / "tokens.json").write_text('{"file": "read.tokens"}')
-    assert "2 files of tokenised rows, 2 bytes" in Typed(lab)("gc")
-    Typed(lab)("gc", "--yes")
+    assert "2 files of tokenised rows, 2 bytes" in InProcessCommand(lab)("gc")
+    InProcessCommand(lab)("gc", "--yes")
     assert [path.name for path in lab.project.tokens.iterdir()] == ["read.tokens"]
 
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import Typed, step_of
+from commands import InProcessCommand, step_of
 from running_lab import Lab
 from waiting import deadline
 
@@ -19,22 +19,22 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def shared(template: Lab, tmp_path_factory) -> Typed:
+def shared(template: Lab, tmp_path_factory) -> InProcessCommand:
     """A lab whose recipe has been run once."""
-    command = Typed(template.twin(tmp_path_factory.mktemp("cli")))
+    command = InProcessCommand(template.twin(tmp_path_factory.mktemp("cli")))
     command("report", "lab")
     return command
 
 
 @pytest.fixture
-def fresh(tmp_path) -> Typed:
-    return Typed(Lab(tmp_path))
+def fresh(tmp_path) -> InProcessCommand:
+    return InProcessCommand(Lab(tmp_path))
 
 
 @pytest.fixture
-def done(finished: Lab) -> Typed:
+def done(finished: Lab) -> InProcessCommand:
     """The same, when its recipe has run."""
-    return Typed(finished)
+    return InProcessCommand(finished)
 
 
 # --- help and errors ---------------------------------------------------------------------------------------------------
@@ -135,12 +135,13 @@ def test_ctrl_c_ends_the_jobs_and_the_same_command_goes_on(fresh):
 
 
 def test_jobs_that_were_kept_go_on_and_the_next_run_re_attaches(fresh):
-    fresh.lab.knobs(clean={"seconds": 6})
-    process = fresh.until("run", "lab", "--keep-jobs", ready=lambda: step_of(fresh.lab, "clean") > 1)
+    fresh.lab.knobs(clean={"hold": "go"})
+    process = fresh.until("run", "lab", "--keep-jobs", ready=(fresh.lab.root / "go.waiting").exists)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=deadline(30))
     assert process.returncode == 130 and "the same command re-attaches to them" in out
     assert len(fresh.jobs()) == 1 and "no command: `pedigree run lab` takes it over" in fresh("jobs")
+    (fresh.lab.root / "go").touch()
     text = fresh("run", "lab")
     assert "job of an earlier run" in text and fresh.lab.runs().count("clean") == 1
     assert fresh("jobs") == "no job is running\n"

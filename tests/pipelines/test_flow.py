@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from commands import Command, step_of
 from running_lab import REPOSITORY, Lab
 from waiting import deadline, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(deadline(400))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 STAGES = 4
 T = TypeVar("T")
 
@@ -79,6 +80,11 @@ class Server(PrefectServer):
 
         return until(lambda: seen(found))
 
+    def artifacts(self, command: Command) -> dict[str, dict[str, Any]]:
+        """Those of a lab's last flow run, by key."""
+        found = self.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [self.last_run(command)["id"]]}}})
+        return {row["key"]: row for row in found}
+
     def messages(self, run: dict[str, Any]) -> str:
         rows = self.post("logs/filter", {"logs": {"flow_run_id": {"any_": [run["id"]]}}, "limit": 200})
         return "\n".join(row["message"] for row in rows)
@@ -101,6 +107,14 @@ def command(tmp_path, server) -> Command:
     return made
 
 
+def show_progress_at_once(lab: Lab) -> None:
+    """Otherwise only a stage that runs for long has its progress shown."""
+    flow = lab.code / "pipelines/flow.py"
+    text, count = re.subn(r"^(LONG_STAGE_S|ARTIFACT_INTERVAL_S) = .*$", r"\1 = 0.1", flow.read_text(), flags=re.MULTILINE)
+    assert count == 2
+    flow.write_text(text)
+
+
 def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(command, server):
     command.lab.knobs(raw={"fail": "these rows are bad"})
     text = command("run", "lab", code=1)
@@ -110,12 +124,16 @@ def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(comma
     assert server.states(run) == {"suite": "Completed", "raw": "Failed", "clean": "NotReady", "cleaner": "NotReady"}
     until(lambda: seen(lambda: "last lines of its log" in (log := server.messages(run)) and "StageError: these rows are bad" in log))
 
-    command.lab.knobs(clean={"seconds": 12})  # long enough to have its progress shown
-    command("run", "lab")
+    show_progress_at_once(command.lab)
+    command.lab.knobs(clean={"hold": "go"})
+    process = command.until("run", "lab", ready=lambda: seen(lambda: "lab-clean" in server.artifacts(command)))
+    (command.lab.root / "go").touch()
+    out, err = process.communicate(timeout=deadline(120))
+    assert process.returncode == 0, out + err
     run = server.last_run(command)
     assert run["state_type"] == "COMPLETED"
     assert server.states(run) == {"suite": "Cached", "raw": "Completed", "clean": "Completed", "cleaner": "Completed"}
-    artifacts = {row["key"]: row for row in server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})}
+    artifacts = server.artifacts(command)
     assert artifacts["lab-clean"]["type"] == "progress" and float(artifacts["lab-clean"]["data"]) == 100.0
     assert artifacts["lab-raw-counts"]["type"] == "table"
     assert "nothing to do" in command("run", "lab")

@@ -585,7 +585,7 @@ with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, jobs=JOBS, job=Path("/nowhe
     looked = time.monotonic()
     while time.monotonic() - looked < 2 * pulse.SILENCE_S:
         assert taken_slots(tmp_path, listeners, JOBS)
-        time.sleep(0.1)  # as above
+        time.sleep(0.1)  # a listener is asked every second or so, not all the time
     other.kill()
     other.wait()
     until(lambda: not taken_slots(tmp_path, listeners, JOBS))

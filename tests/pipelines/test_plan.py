@@ -103,7 +103,6 @@ def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(projec
     memory, share = line.split("8 x ")[1].split(" GB, ")
     assert 30 < float(memory) < 45 and share.startswith(("3", "4", "5"))
     # 939,343 rows / 128, rounded up, twice; the data are not here, so that it is a bound, as are tokens: 4096 each
-    # time and hours are none: nobody knows how fast it is
     assert "<14.7k" in line and "<7.7G" in line and line.count("<") == 2 and re.search(r" ~\d+h \d\dm +~4\d\d\.\d\d ", line)
 
 

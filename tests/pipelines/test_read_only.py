@@ -1,4 +1,4 @@
-"""Typeds that look touch nothing, and work where nothing can be touched; without git they say what to type."""
+"""Commands that only look change nothing, and work where nothing can be changed; without git they say what to type."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import Typed
+from commands import InProcessCommand
 from hostile_lab import snapshot
 from running_lab import Lab
 
@@ -36,9 +36,9 @@ READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && cd "$1" 
 
 
 @pytest.fixture(scope="module")
-def made(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> Typed:
+def made(template: Lab, tmp_path_factory: pytest.TempPathFactory) -> InProcessCommand:
     """A lab whose recipe has been run once; nobody writes in it after that."""
-    return Typed(template.twin(tmp_path_factory.mktemp("read")))
+    return InProcessCommand(template.twin(tmp_path_factory.mktemp("read")))
 
 
 def read_only(root: Path, *command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ def read_only(root: Path, *command: str, environment: dict[str, str] | None = No
 
 
 @pytest.fixture
-def locked_away(made: Typed):
+def locked_away(made: InProcessCommand):
     """`pedigree` in the lab, mounted read-only."""
     if shutil.which("unshare") is None or read_only(made.lab.root, "true").returncode:
         pytest.skip("this machine gives nobody a mount of their own")
@@ -61,7 +61,7 @@ def locked_away(made: Typed):
     return call
 
 
-def test_commands_that_look_touch_nothing(made: Typed):
+def test_commands_that_look_touch_nothing(made: InProcessCommand):
     before = snapshot(made.lab.root)
     for line in LOOKING:
         made(*line)
@@ -70,7 +70,7 @@ def test_commands_that_look_touch_nothing(made: Typed):
 
 
 def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_path):
-    command = Typed(Lab(tmp_path))
+    command = InProcessCommand(Lab(tmp_path))
     before = snapshot(command.lab.root)
     assert "4 of 4 stages to run" in command("plan", "lab")
     assert "not built" in command("status", "lab")
@@ -78,12 +78,12 @@ def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_pat
     assert snapshot(command.lab.root) == before and not (command.lab.root / ".dvc/tmp").exists()
 
 
-def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: Typed, tmp_path):
+def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: InProcessCommand, tmp_path):
     lab = copy_of(made.lab, tmp_path)
     lab.shell(f"dvc remote add -q --local -d store {tmp_path / 'store'} && dvc push -q --run-cache")
     lab.shell("git add -A && git -c user.name=lab -c user.email=lab@example.org commit -qm made")
     lab.shell("rm -r .dvc/cache artifacts/lab/*/")
-    command = Typed(lab)
+    command = InProcessCommand(lab)
     before = snapshot(lab.root)
     for line, code in (
         (["plan", "lab"], 0), (["status", "lab"], 0), (["lineage", "lab/cleaner@HEAD"], 0), (["models"], 0), (["verify"], 0),
@@ -107,7 +107,7 @@ def of_any_disk(said: str) -> str:
     return re.sub(r"[\d.]+ \w?B are free", "", said)
 
 
-def test_commands_that_look_work_in_a_read_only_project(made: Typed, locked_away):
+def test_commands_that_look_work_in_a_read_only_project(made: InProcessCommand, locked_away):
     for line, (code, out, err) in zip(LOOKING, locked_away(LOOKING), strict=True):
         assert code == 0, (line, out, err)
         if line[0] not in ("verify", "jobs"):  # which tell of time
@@ -115,7 +115,7 @@ def test_commands_that_look_work_in_a_read_only_project(made: Typed, locked_away
         assert line != ["verify"] or "all as recorded" in out
 
 
-def test_commands_that_write_name_the_folder_that_must_be_writable(made: Typed, locked_away):
+def test_commands_that_write_name_the_folder_that_must_be_writable(made: InProcessCommand, locked_away):
     change = ["--set", "cleaner.ngram=7"]
     for code, out, err in locked_away([["run", "lab"], ["run", "lab", *change], ["compile", "lab", *change], ["report", "lab"]]):
         assert code in (1, 2) and out == ""
@@ -123,7 +123,7 @@ def test_commands_that_write_name_the_folder_that_must_be_writable(made: Typed, 
 
 
 def test_without_git_every_command_says_what_to_type(tmp_path):
-    command = Typed(Lab(tmp_path))
+    command = InProcessCommand(Lab(tmp_path))
     shutil.rmtree(command.lab.root / ".git")
     for line in (["plan", "lab"], ["status", "lab"], ["run", "lab"], ["verify"], ["gc"], ["scratch"]):
         if line != ["scratch"]:

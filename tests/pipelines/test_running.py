@@ -255,14 +255,12 @@ def test_dvc_repro_of_what_changes_while_it_waits_says_so(lab: Lab, monkeypatch:
     assert outcomes(lab)["clean"] == "restored" and status(lab) == CLEAN
 
 
-NIGHTLY_POINTS = ("record.json written", "publish set aside", "commit cached", "lock replaced", "restore checked out")
-"""The test below these comes by all of them as well, without a process that dies."""
+POINTS = ("publish set aside", "lock written", "restore checked out")
+NIGHTLY_POINTS = ("job started", "record.json written", "publish renamed", "commit cached", "lock replaced")
+"""`make test` kills a runner at each of these elsewhere: in `test_chain` and in the tests of `--force`."""
 
 
-@pytest.mark.parametrize(
-    "point",
-    ["job started", "publish renamed", "lock written", *(pytest.param(point, marks=pytest.mark.nightly) for point in NIGHTLY_POINTS)],
-)
+@pytest.mark.parametrize("point", [*POINTS, *(pytest.param(point, marks=pytest.mark.nightly) for point in NIGHTLY_POINTS)])
 def test_a_kill_at_any_point_of_making_a_stage_current_loses_nothing(finished: Lab, tmp_path: Path, point: str) -> None:
     """The first run is whole; the second, which must run or restore `clean` again, dies at the point; the third puts all right."""
     before = finished.contents()

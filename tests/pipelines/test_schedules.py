@@ -34,7 +34,7 @@ from pipelines.flow import _undisturbed, connected
 from pipelines.publish.falls import Fall
 from pipelines.request import Request, opened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(deadline(600))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 POOL = "here"
 PATIENCE_S = 120.0
 QUICK = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
