@@ -192,7 +192,7 @@ class Machine(Frozen):
     ones; on CPUs 0.6 of the measured rate, where nothing is said. Where finished stages of the same kind ran on such a machine, their
     speed is taken instead."""
     bandwidth_utilization: float = Field(default=0.5, gt=0, le=1)
-    """Share of the bandwidth that generation reaches."""
+    """Share of the bandwidth that generation reaches; on CPUs all that was measured, where nothing is said."""
 
     @field_validator("gpu")
     @classmethod
