@@ -1,7 +1,11 @@
 # `make help` lists the targets; `make setup` says what this machine lacks before it downloads anything.
 
+ifneq ($(shell uname -s), Linux)
+$(error Pedigree runs on Linux. Elsewhere use a container, as docs/quickstart.md shows)
+endif
+# The Python that the environment was made with, else the first of these.
 ifeq ($(origin PYTHON), undefined)
-PYTHON := $(shell for version in 3.11 3.12 3.13; do python$$version -c '' 2>/dev/null && echo python$$version && exit; done; echo python3)
+PYTHON := $(shell cat .venv/made-with 2>/dev/null || for version in 3.11 3.12 3.13; do python$$version -c '' 2>/dev/null && echo python$$version && exit; done; echo python3)
 endif
 ifeq ($(origin DEVICE), undefined)
 DEVICE := $(if $(or $(wildcard /dev/nvidia0),$(shell nvidia-smi -L 2>/dev/null)),gpu,cpu)
@@ -113,12 +117,12 @@ endif
 
 INSTALLED := $$(ls -d .venv/lib/python*/site-packages/*.dist-info 2>/dev/null | wc -l)
 
-# What can goes side by side. Every few seconds a line says which steps are at work: each says so in a file of this folder.
+# Steps run side by side where they can. Every few seconds a line says which steps are at work: each says so in a file of this folder.
 define install
 export AT_WORK=$$(mktemp -d)
 trap 'kill $$! || true; rm -rf $$AT_WORK' EXIT
 while sleep 5 >/dev/null 2>&1 && kill -0 $$$$; do echo "    $$SECONDS s: $$(cat $$AT_WORK/* 2>/dev/null | paste -sd ,); $(INSTALLED) packages"; done &
-$(MAKE) --no-print-directory --jobs=4 SIDE_BY_SIDE=yes steps
+$(MAKE) --no-print-directory --jobs=4 SIDE_BY_SIDE=yes PYTHON='$(PYTHON)' steps
 echo "    set up in $$SECONDS s"
 endef
 setup:
@@ -138,6 +142,7 @@ $(VENV):
 	@$(call begin,.venv with $(PYTHON))
 	requirements/check.sh $(PYTHON) $(DEVICE)
 	$(PYTHON) -m venv --clear .venv
+	echo '$(PYTHON)' >.venv/made-with
 	$(call end)
 
 # Packages without a wheel are built with the lock's setuptools.
@@ -162,15 +167,15 @@ $(PACKAGES): $(TORCH)
 	fi
 	$(call end)
 
-# Some packages ship templates that are no Python.
+# Some packages ship templates that are not valid Python.
 $(BYTECODE): $(PACKAGES)
-	@$(call begin,of all packages: processes start in half the time)
+	@$(call begin,compiling all packages: processes start in half the time)
 	.venv/bin/python -m compileall -qq -j 0 .venv/lib || true
 	$(call end)
 
 $(PROJECT): $(PACKAGES)
 	@$(call begin,the command pedigree)
-	$(INSTALL) '--editable $(CURDIR)'
+	$(INSTALL) '--editable file://$(subst $() ,%20,$(CURDIR))'
 	$(call end)
 
 $(SANDBOX): $(VENV)
@@ -197,6 +202,6 @@ $(ASSETS): $(PACKAGES)
 	$(call end)
 
 $(ENGINE): $(PACKAGES)
-	@$(call begin,the operation of DeepSpeed for CPUs is compiled once a machine)
+	@$(call begin,compiling the CPU op of DeepSpeed (once per machine))
 	.venv/bin/python -m stages.engines.trainer
 	$(call end)

@@ -54,6 +54,10 @@ GPUS: dict[str, Gpu] = {
 """By the name that a profile gives."""
 
 
+FORMERLY = {"bf16_products": "units"}
+"""Numerics of records and checkpoints that do not name them: those of the code that made them."""
+
+
 class Numerics(Frozen):
     """What can change rounding."""
 
@@ -88,7 +92,7 @@ class Numerics(Frozen):
     bf16_products: Literal["auto", "units", "fp32"] = "auto"
     """How a CPU multiplies bf16 matrices: by its bf16 `units` (AMX, AVX-512 BF16, Arm's BF16), or through `fp32` (operands widened, sums
     in fp32, results rounded to bf16), which is many times faster on a CPU without such units; vLLM then computes in fp32 with the bf16
-    weights. `auto`: whichever the machine that runs the job is faster with; `run.json` says which."""
+    weights. `auto`: by its units where the machine that runs the job has them; `run.json` says which."""
     logprob_chunk: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at one time."""
     tensor_parallel: int = Field(default=1, ge=1)
@@ -144,7 +148,7 @@ class Placement(Frozen):
     """Of `sample`, `evaluate` and a policy that judges or writes: vLLM engines that answer side by side, each with `tensor_parallel` GPUs
     or `threads` cores of its own, for all of which `slots` must do. A chunk goes to whoever is idle, and has the same bits on any."""
     sampler_memory_gb: float = Field(default=1.0, gt=0)
-    """KV-cache of a vLLM engine on CPU, in GiB."""
+    """KV-cache of a vLLM engine on CPU, in GiB; it takes twice as much where bf16 is computed through fp32, for as many tokens."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
     """Share of GPU memory that vLLM may take."""
     retries: int = Field(default=2, ge=0)

@@ -16,7 +16,7 @@ INSTRUCTION_SETS = (
 )  # fmt: skip
 """Those by which libraries choose how they multiply matrices, and so how sums are rounded; x86, then aarch64, as Linux names them."""
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
-"""Those that multiply bf16 in hardware: torch, oneDNN and vLLM look for the same ones."""
+"""Those that multiply bf16 in hardware, the ones that vLLM and torch's list of capabilities go by."""
 ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 """What either variable may limit oneDNN to, so that it leaves those alone."""
@@ -60,8 +60,8 @@ def has_bf16_units(root: Path = ROOT) -> bool:
 
 
 def settled(numerics: Numerics) -> Numerics:
-    """The numerics with what they leave to the machine that computes."""
-    if numerics.bf16_products != "auto":
+    """The numerics with what they leave to the machine that computes. GPUs have units for bf16, whatever a profile says of CPUs."""
+    if numerics.bf16_products != "auto" and numerics.device == "cpu":
         return numerics
     units = numerics.device == "cuda" or has_bf16_units()
     return numerics.model_copy(update={"bf16_products": "units" if units else "fp32"})

@@ -12,11 +12,6 @@ missing() { # WHAT PACKAGES_OF_DEBIAN PACKAGES_OF_FEDORA
     fedora+=("$3")
 }
 
-if [ "$(uname -s)" != Linux ]; then
-    echo "Pedigree runs on Linux. Elsewhere use a container, as docs/quickstart.md shows." >&2
-    exit 1
-fi
-
 command -v git >/dev/null || missing "git" git git
 command -v c++ >/dev/null || missing "a C++ compiler (c++), for the operations that DeepSpeed compiles" g++ gcc-c++
 
@@ -25,16 +20,19 @@ case $version in
     3.11 | 3.12 | 3.13)
         headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
         [ -e "$headers/Python.h" ] || missing "the headers of Python $version" "python$version-dev" "python$version-devel"
-        "$python" -c 'import ensurepip, venv' 2>/dev/null || missing "the module venv of Python $version" "python$version-venv" ""
+        "$python" -c 'import ensurepip, venv' 2>/dev/null || missing "the module venv of Python $version" "python$version-venv" "python$version"
         ;;
     *)
-        missing "Python 3.11, 3.12 or 3.13 ($python is ${version:-not here}; name another one by \`make setup PYTHON=...\`)" \
-            "python3 python3-dev python3-venv" "python3.13 python3.13-devel"
+        for offered in python3.11 python3.12 python3.13; do
+            apt-cache show $offered >/dev/null 2>&1 && break
+        done
+        missing "Python 3.11, 3.12 or 3.13 ($python is ${version:-not found}; name another one by \`make setup PYTHON=...\`)" \
+            "$offered $offered-dev $offered-venv" "python3.13 python3.13-devel"
         ;;
 esac
 
 free=$(($(df -Pk . | awk 'END {print $4}') / 1000000))
-[ -e .venv ] || [ "$free" -ge "$gigabytes" ] || problems+=("disk space: $gigabytes GB in this folder, of which $free GB are free")
+[ -e .venv ] || [ "$free" -ge "$gigabytes" ] || problems+=("$gigabytes GB of free disk space here ($free GB available)")
 
 [ ${#problems[@]} -gt 0 ] || exit 0
 echo "This machine lacks:" >&2

@@ -74,8 +74,16 @@ def has_unit_tests(path: Path) -> bool:
     return "pytestmark = pytest.mark.unit\n" in text
 
 
-def pytest_configure() -> None:
-    slowness()  # workers and the processes of tests inherit it
+def pytest_configure(config: pytest.Config) -> None:
+    slowness(getattr(config.option, "numprocesses", None) or 1)  # workers and the processes of tests inherit it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def models_multiply_in_the_same_way_in_every_file() -> Iterator[None]:
+    """A model that a test loads changes how this process multiplies bf16 matrices on a CPU without units for them."""
+    yield
+    if "stages.core.products" in sys.modules:
+        sys.modules["stages.core.products"].through_fp32(False)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,6 +1,7 @@
 """Waiting in tests: for events, never for time. A deadline only ends what hangs, so a slow or busy machine moves it out."""
 
 import os
+import statistics
 import time
 from collections.abc import Callable
 from functools import cache
@@ -9,21 +10,27 @@ from typing import TypeVar
 Found = TypeVar("Found")
 FACTOR = "PEDIGREE_TEST_SLOWNESS"
 """Environment variable: how many times slower than a quiet machine this one is; measured once a session and handed down."""
-LOOPS, USUAL_S = 400_000, 0.02
-"""A loop, and how long it takes on a quiet machine of today."""
+LOOPS, USUAL_S, TRIES = 400_000, 0.02, 9
+"""A loop, how long it takes on a quiet machine of today, and how often it is tried: the median counts."""
 POLL_S = 0.02
 
 
 @cache
-def slowness() -> float:
-    """At least 1. Measured in wall-clock time, so that other work on the machine counts too."""
+def slowness(workers: int = 1) -> float:
+    """At least 1. Measured in wall-clock time, so that other work on the machine counts too; `workers` run tests side by side, each with
+    processes of its own."""
     if FACTOR not in os.environ:
-        started = time.perf_counter()
-        sum(range(LOOPS))
-        for _ in range(LOOPS):
-            pass
-        os.environ[FACTOR] = str(max(1.0, (time.perf_counter() - started) / USUAL_S))
+        crowd = 2 * workers / len(os.sched_getaffinity(0)) if workers > 1 else 1.0
+        os.environ[FACTOR] = str(max(1.0, crowd) * max(1.0, statistics.median(_loop() for _ in range(TRIES)) / USUAL_S))
     return float(os.environ[FACTOR])
+
+
+def _loop() -> float:
+    started = time.perf_counter()
+    sum(range(LOOPS))
+    for _ in range(LOOPS):
+        pass
+    return time.perf_counter() - started
 
 
 def deadline(seconds: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from configs.answers import Evaluate, Sample, Scorers, Select
 from configs.asking import ByEndpoint
 from configs.datasets import PackagedModel, RandomLlama, SourceModel
-from configs.execution import Execution, Numerics, Placement
+from configs.execution import FORMERLY, Execution, Numerics, Placement
 from configs.frozen import Frozen
 from configs.graph import Graph, Node
 from configs.project import Project
@@ -237,7 +237,7 @@ class Past:
     def alike(self, setting: Setting) -> bool:
         """Whether it ran on such a machine, with as many ranks and engines and the same kernels."""
         hardware, ran = setting.hardware, self.run.hardware
-        products = self.run.numerics.get("bf16_products", "units")  # older runs had no other way
+        products = (FORMERLY | self.run.numerics)["bf16_products"]
         if self.node.declaration.engine != "none" and products != settled(setting.numerics).bf16_products:
             return False
         if any(self.run.numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):

@@ -238,16 +238,15 @@ def scored(shape: Shape) -> Shape:
 
 
 def _engine(facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine:
-    ranks, config, cuda = numerics.tensor_parallel, facts.config, numerics.device == "cuda"
-    size = SIZES[engine_dtype(drawing, numerics)]
-    width = 1 if cuda else size // SIZES[drawing.dtype]
-    size //= width
+    size, ranks, config = SIZES[drawing.dtype], numerics.tensor_parallel, facts.config
+    width = SIZES[engine_dtype(drawing, numerics)] // size
     chunk, prompt = 1 if drawing.queues else drawing.together, facts.prompt or 1.0
     if isinstance(config, Rlvr):
         chunk, prompt = min(ROLLOUT_CHUNK, chunk), min(float(config.max_prompt_length), facts.prompt or math.inf)
     if facts.requests:
         chunk = max(1, min(chunk, int(facts.requests)))
     weights = size * shape.parameters // ranks
+    cuda = numerics.device == "cuda"
     overhead = memory.ENGINE_OVERHEAD if cuda else memory.RUNTIME["cpu"]
     caches = [memory.kv_cache(shape, size, chunk, int(tokens) + drawing.answer, ranks) for tokens in (prompt, 1)]
     share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None

@@ -15,7 +15,7 @@ from configs.execution import Numerics, Placement
 from configs.graph import Node
 from configs.texts import command
 from data import pulse
-from data.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json, write_text
+from data.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
 from data.fence import OVERTAKEN, Fence, Overtaken
 from data.hashing import Beat, Hashed, silent
 from pipelines.jobs.context import RunContext, StageFailed
@@ -23,7 +23,7 @@ from pipelines.jobs.kept import kept_here
 from pipelines.jobs.launcher import Handle, Launcher, Status
 from pipelines.jobs.lease import Cancelled, Hold, LeaseLost
 from pipelines.jobs.processes import described
-from pipelines.jobs.scratch_state import ATTEMPTS, SPEC, attempts_here, has_reported, read_code, read_spec
+from pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
 from stages.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
@@ -363,7 +363,7 @@ def _shrink(node: Node, scratch: Path, message: str) -> str:
     change = ", ".join(numerics_changes(spec.numerics, smaller))
     marks = (*spec.marks, f"{change}: memory had run out")
     update = {"numerics": smaller, "asked": spec.asked or spec.numerics, "allow_numerics_change": True, "marks": marks}
-    write_text(scratch / SPEC, spec.model_copy(update=update).model_dump_json(indent=1) + "\n")
+    write_spec(scratch, spec.model_copy(update=update))
     return change
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from configs.execution import Numerics, Placement
 from configs.graph import Node
-from data.artifacts import ArtifactError, open_artifact, sha256_path, write_json, write_text
+from data.artifacts import ArtifactError, open_artifact, sha256_path, write_json
 from data.provenance import fingerprint
 from data.runs import Fingerprint
 from data.storage import StoreError
@@ -24,7 +24,7 @@ from pipelines.jobs.attempts import numerics_changes, resumable
 from pipelines.jobs.code import Code, differing, receive, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.kept import kept_here
-from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec
+from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
 from stages.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
 
 INPUTS = "inputs"
@@ -83,7 +83,7 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
         require_checkpoint=node.address in run.require_checkpoint,
         marks=marks,
     )
-    _write_spec(scratch, spec)
+    write_spec(scratch, spec)
 
 
 def take_over(run: RunContext, node: Node, scratch: Path) -> bool:
@@ -92,7 +92,7 @@ def take_over(run: RunContext, node: Node, scratch: Path) -> bool:
     if spec.address == node.address and (scratch / DEPENDENCIES).exists():
         return False
     (scratch / DEPENDENCIES).unlink(missing_ok=True)  # killed in between, address and dependencies never belong to two stages
-    _write_spec(scratch, spec.model_copy(update={"address": node.address}))
+    write_spec(scratch, spec.model_copy(update={"address": node.address}))
     write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.telling(node.address).hashed))
     return True
 
@@ -102,10 +102,6 @@ def _spec_before(scratch: Path) -> JobSpec | None:
     if not (scratch / SPEC).exists():
         return None
     return read_spec(scratch) if resumable(scratch) else known_spec(scratch)
-
-
-def _write_spec(scratch: Path, spec: JobSpec) -> None:
-    write_text(scratch / SPEC, spec.model_dump_json(indent=1) + "\n")  # inputs in the recipe's order
 
 
 def began_with_other_code(run: RunContext, node: Node, scratch: Path) -> bool:

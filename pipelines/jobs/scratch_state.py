@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from configs.frozen import Frozen
 from configs.problems import PedigreeError
 from configs.project import Project
-from data.artifacts import ArtifactError, read_json
+from data.artifacts import ArtifactError, read_json, write_text
 from data.mirror import ELSEWHERE
 from data.runs import ToldCode, read_attempts
 from data.untrusted import Address, Line, described
@@ -54,6 +54,13 @@ def read_spec(scratch: Path) -> JobSpec:
         raise Damaged(path, described(error)) from error
     except ArtifactError as error:
         raise Damaged(path, "it cannot be read") from error
+
+
+def write_spec(scratch: Path, spec: JobSpec) -> None:
+    """Asks for a job, inputs in the recipe's order. A job may go on with the code that it began with, and older code refuses settings
+    that it does not know: those are left out where they say nothing."""
+    unknown = {"bf16_products"} if spec.numerics.bf16_products == "auto" else set[str]()
+    write_text(scratch / SPEC, spec.model_dump_json(indent=1, exclude={"numerics": unknown, "asked": unknown}) + "\n")
 
 
 def known_spec(scratch: Path) -> JobSpec | None:

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from configs.declarations import DECLARATIONS
+from configs.execution import FORMERLY
 from data.artifacts import Artifact, ArtifactError, Record, Run, read_run
 from data.runs import Environment
 from data.untrusted import LIST_BYTES, open_plain, read_lines, read_plain
@@ -103,8 +104,9 @@ def passes(findings: Sequence[Finding]) -> bool:
 def conditions(before: Run, now: Run) -> list[str]:
     """What of numerics, hardware, libraries and code differs between two runs, one phrase each."""
     found = []
-    for name in sorted(before.numerics.keys() | now.numerics.keys()):
-        old, new = before.numerics.get(name), now.numerics.get(name)
+    then, today = _named(before), _named(now)
+    for name in sorted(then.keys() | today.keys()):
+        old, new = then.get(name), today.get(name)
         if old != new:
             found.append(f"numerics {name} {old} -> {new}")
     for name in ("machine", "cpu", "instruction_sets", "gpus"):
@@ -115,6 +117,11 @@ def conditions(before: Run, now: Run) -> list[str]:
     old, new = before.fingerprint.files, now.fingerprint.files
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     return found + ([f"code differs in {', '.join(changed)}"] if changed else [])
+
+
+def _named(run: Run) -> dict[str, Any]:
+    """Numerics that a stage computed with: what still says `auto` it had no use for."""
+    return FORMERLY | {name: value for name, value in run.numerics.items() if value != "auto"}
 
 
 def environment_differences(before: Environment, now: Environment, *, locks: bool = True) -> list[str]:

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from configs.execution import FORMERLY
 from data.artifacts import scan, write_json
 from data.durable import rename, sync_file, sync_tree
 from data.faults import fault_point
@@ -165,6 +166,7 @@ class Checkpoints:
 
     def _changes(self, chosen: str, guard: dict[str, Any]) -> dict[str, str]:
         """Numerics that differ from those of a checkpoint, each with both values."""
+        guard = FORMERLY | guard
         if guard["key"] != self.job.key:
             raise StageError(f"{chosen} belongs to key {guard['key'][:12]}, {self.job.address} has key {self.job.key[:12]}: delete it")
         now = self._guard()

@@ -82,6 +82,11 @@ def test_other_conditions_are_named():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("now", "named"), [("units", []), ("auto", []), ("fp32", ["numerics bf16_products units -> fp32"])])
+def test_older_records_were_made_with_torchs_own_products_of_bf16(now, named):
+    assert conditions(TOLD, Run.model_validate({**RUN, "numerics": {"threads": 1, "bf16_products": now}})) == named
+
+
 def test_the_first_step_at_which_curves_part_is_found_and_the_clock_does_not_count(tmp_path):
     before, after = tmp_path / "before.csv", tmp_path / "after.csv"
     before.write_text("step,loss,tokens_per_second\n1,3.0,10\n2,2.5,11\n3,2.0,12\n")

@@ -74,6 +74,7 @@ def test_gradients_of_attention_are_near_the_exact_ones():
         assert (found.double() - exact).abs().mean() <= 2 * ULP * exact.abs().mean()
 
 
+@pytest.mark.integration  # torch's compiler starts a C++ compiler
 def test_compiled_code_multiplies_through_fp32_too():
     a, b = made(64, 96), made(96, 48, seed=1)
     torch._dynamo.reset()
