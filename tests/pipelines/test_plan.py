@@ -261,6 +261,22 @@ def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypa
         assert estimates.under(node, numerics.model_copy(update={field: value}), placement).time is None, field
 
 
+def test_a_run_from_before_there_was_a_choice_multiplied_bf16_by_units(tmp_path, monkeypatch):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
+    execution = load_execution(project, "cpu")
+    numerics, placement = execution.of(node.kind, node.name)
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": numerics.model_dump(mode="json", exclude={"bf16_products"})}))
+    estimates = Estimates(project, graph, execution)
+    for way, known in (("units", True), ("fp32", False)):
+        told = estimates.under(node, numerics.model_copy(update={"bf16_products": way}), placement)
+        assert (told.time is not None) == known, way
+
+
 def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, monkeypatch):
     """A profile may say for all stages how many there are."""
     project = project_at(tmp_path)
