@@ -24,6 +24,9 @@ MOST_THREADS = 8
 """That `auto` gives a job: training a small model is no longer much faster with more, and further jobs run beside it instead."""
 SLOT_BYTES = 2 << 30
 """Memory that `auto` keeps for each slot: SFT of a model of 135M parameters takes five GiB, on two slots or more."""
+PARTS = ("numerics", "placement")
+DIVIDE_THREADS = ("threads", "world_size", "engines", "tensor_parallel")
+"""A block of a profile that has one of these works out `threads: auto` for itself."""
 
 
 class Gpu(NamedTuple):
@@ -84,7 +87,8 @@ class Numerics(Frozen):
     torch's compiler, with the log-softmax; or by the Triton kernels of `liger`, on GPUs."""
     threads: int = Field(default=2, ge=1)
     """OpenMP threads per rank on CPU; processes of stages that read rows (`prepare_data`, `decontaminate`, `find_rephrased`). `auto`:
-    the physical cores that may be used, at most 8."""
+    the physical cores that may be used, at most 8 and at most the profile's `slots` where those are a number, divided among ranks or
+    `engines`."""
     bf16_products: Literal["auto", "units", "fp32"] = "auto"
     """How a CPU multiplies bf16 matrices: by its bf16 `units` (AMX, AVX-512 BF16, Arm's BF16), or through `fp32` (operands widened, sums
     in fp32, results rounded to bf16), which is many times faster on a CPU without such units; vLLM then computes in fp32 with the bf16
@@ -136,7 +140,8 @@ class Placement(Frozen):
     """Where it runs and how it is watched."""
 
     slots: int = Field(default=1, ge=1)
-    """Slots of the machine that the stage takes while it runs. `auto`: as many as `threads: auto` gives threads."""
+    """Slots of the machine that the stage takes while it runs. `auto`: as many as `threads: auto` gives all ranks or engines together, but
+    no more than the profile has."""
     sampler_process: Literal["own", "inline"] = "own"
     """RLVR: vLLM in a child process of its own, or inside the trainer's."""
     engines: int = Field(default=1, ge=1)
@@ -191,7 +196,7 @@ class Machine(Frozen):
     ones; on CPUs 0.6 of the measured rate, where nothing is said. Where finished stages of the same kind ran on such a machine, their
     speed is taken instead."""
     bandwidth_utilization: float = Field(default=0.5, gt=0, le=1)
-    """Share of the bandwidth that generation reaches."""
+    """Share of the bandwidth that generation reaches; on CPUs all that was measured, where nothing is said."""
 
     @field_validator("gpu")
     @classmethod
@@ -255,16 +260,47 @@ def fitted(profile: Any, cores: int, memory: int | None) -> Any:
         cores: physical cores that jobs may use.
         memory: bytes that they may use; None where nobody knows.
     """
-    slots = max(1, min(cores, memory // SLOT_BYTES if memory else cores))
-    threads = min(cores, MOST_THREADS)
+    if not isinstance(profile, dict):
+        return profile
+    room = max(1, min(cores, memory // SLOT_BYTES if memory else cores))
+    slots = _count(profile, "slots", room)
+    threads = min(cores, MOST_THREADS, _count(profile, "slots", cores))
+    taken = min(slots, threads)
 
-    def filled(value: Any, numbers: Mapping[str, int]) -> Any:
-        if not isinstance(value, dict):
-            return value
-        inside = {"slots": min(slots, threads), "threads": threads}
-        return {name: numbers[name] if inner == AUTO and name in numbers else filled(inner, inside) for name, inner in value.items()}
+    def filled(block: Any, below: Mapping[str, Any]) -> Any:
+        """The settings of a profile, or of a kind or stage over those of the profile."""
+        own = _settings(block)
+        said = {**below, **own}
+        parts = {part: dict(block[part]) for part in PARTS if isinstance(block.get(part), dict)} if isinstance(block, dict) else {}
+        if said.get("threads") == AUTO and not own.keys().isdisjoint(DIVIDE_THREADS):
+            parts.setdefault("numerics", {})["threads"] = _share(said, threads, taken)
+        if parts.get("placement", {}).get("slots") == AUTO:
+            parts["placement"]["slots"] = taken
+        return {**block, **parts} if parts else block
 
-    return filled(profile, {"slots": slots})
+    found = filled(profile, {})
+    for name in ("kinds", "stages"):
+        if isinstance(profile.get(name), dict):
+            found = found | {name: {key: filled(block, _settings(profile)) for key, block in profile[name].items()}}
+    return found | ({"slots": room} if profile.get("slots") == AUTO else {})
+
+
+def _settings(block: Any) -> dict[str, Any]:
+    """Numerics and placement of a block together; no name is in both."""
+    parts = [block.get(part) for part in PARTS] if isinstance(block, dict) else []
+    return {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+
+
+def _share(said: Mapping[str, Any], threads: int, taken: int) -> int:
+    """Threads of each rank or engine; engines must find room in the slots of their stage."""
+    engines = _count(said, "engines", 1)
+    ranks = max(_count(said, "world_size", 1), engines * _count(said, "tensor_parallel", 1))
+    return max(1, (min(threads, _count(said, "slots", taken)) if engines > 1 else threads) // ranks)
+
+
+def _count(settings: Mapping[str, Any], name: str, otherwise: int) -> int:
+    value = settings.get(name)
+    return value if isinstance(value, int) and value > 0 else otherwise
 
 
 def engines_problem(numerics: Numerics, placement: Placement) -> str | None:

@@ -80,9 +80,10 @@ def _siblings(root: Path, cpu: int) -> frozenset[int]:
 def _groups(root: Path) -> Iterator[Path]:
     """The folders of the process's control groups, of versions 1 and 2, with all that they are in: any of them may have a limit.
 
-    In a container the path may be that of the host, of which nothing is mounted; the mount itself is the container's group then.
+    In a container the path may be that of the host, of which nothing is mounted, or hidden; the mount itself is the container's group then.
     """
     mounted = root / "sys/fs/cgroup"
+    yield from (mounted, *(mounted / controller for controller in ("cpu", "memory")))
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

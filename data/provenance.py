@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,15 +147,15 @@ def gpus() -> list[str]:
     return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
 
 
-def cpu_name() -> str:
-    """The processor's model, as Linux tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor()
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's model, as Linux tells it; on Arm, which has no names there, the numbers of its maker and of the part."""
+    told: dict[str, str] = {}
+    with suppress(OSError):
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            told.setdefault(name.strip(), value.strip())
+    numbers = ", ".join(f"{name} {told[name]}" for name in ("CPU implementer", "CPU part") if name in told)
+    return told.get("model name") or numbers or platform.processor()
 
 
 @functools.lru_cache(maxsize=2048)

@@ -41,28 +41,31 @@ characters of anything else a token, {turn:g} tokens for each turn. `<`: an uppe
 Of data that is not here yet the recipe's `count` is taken, else the number of rows that known data sets and benchmarks are known to have;
 else it is unknown.
 
-**How long.** A stage that has run on such a machine takes as long as it took, by its tokens; another one is as fast as finished stages
-of its kind in the recipe. Otherwise its operations at `utilization` of the peak, and for generation bytes at `bandwidth_utilization` of
-the bandwidth, and the time to start: {start:g} s on GPUs. These are assumptions, which the profile can replace. So times and GPU-hours are
-`~` also where the tokens are a bound. GPU-hours count every GPU that a stage holds. The time of the whole run counts stages as side by
-side that are so, as far as the profile's `slots` allow.
+**How long.** A stage that has run on such a machine takes as long as it took, by its tokens; another one is as fast as finished stages of
+its kind in the recipe. Otherwise its operations at `utilization` of the peak, and for generation bytes at `bandwidth_utilization` of the
+bandwidth, and the time to start: {start:g} s on GPUs; on a CPU {none:g} s without a model, {torch:g} s with torch, {vllm:g} s with
+DeepSpeed or vLLM, {both:g} s with both. A stage without a model on a CPU handles {rows:,.0f} rows a second. These are assumptions; the
+profile can replace both utilizations. How long a download or a server takes is unknown. So times and GPU-hours are `~` also where the
+tokens are a bound. GPU-hours count every GPU that a stage holds. The time of the whole run takes into account that stages run side by side,
+as far as the profile's `slots` allow.
 
 On a CPU the peak is measured: a process of its own multiplies matrices for two seconds, once on a machine, and leaves the rates of a core
 in `~/.cache/pedigree/product-rates` (`pedigree doctor` shows them; a deleted file is measured again). Processor time counts, so that other
 work hardly disturbs it; the estimate is that of a machine with nothing else to do. Products of bf16 are taken to be as fast as those of
-fp32 where the processor has no bf16 units. {share:.0f} % of the peak is taken to be reached: SFT of SmolLM2-135M reached 53 % in bf16 on
-two cores of an AMD EPYC with bf16 units, and 95 %, by processor time, in fp32 on a Xeon without; sampling by vLLM 43 % on the EPYC. Where
-only a bound of the tokens is known, {bound:.0f} % of it is counted. `pedigree run` states the time before it starts and shows what is left
-of the whole run; each stage that ends makes both better.
+fp32 where they go through fp32 (`bf16_products`). Without a `utilization` in the profile, {share:.0f} % of the peak counts: SFT of
+SmolLM2-135M reached 53 % in bf16 on two cores of an AMD EPYC with bf16 units, and 95 %, by processor time, in fp32 on a Xeon without;
+sampling by vLLM 43 % on the EPYC. The bandwidth is measured too, and all of it counts unless the profile gives a `bandwidth_utilization`.
+Where only an upper bound on the tokens is known, {bound:.0f} % of it counts. `pedigree run` states the time before it starts and shows how
+much of the whole run is left; that estimate improves with each stage that ends.
 
 **How a CPU is shared.** With `auto`, as in the profile `cpu`, there is a slot for each physical core that may be used (affinity and the
 quotas of control groups count, hyper-threads do not), but no more than one for each {slot:g} GiB of memory. A stage that computes takes as
-many threads as there are cores, at most {threads}; one that reads rows takes one. Of a step of SFT of SmolLM2-135M in fp32 with 512 tokens
-6 % is computed by one thread alone, measured by the processor time of two threads, which together needed as much of it as one. So by
-Amdahl's law 2, 4, 8 and 16 threads are 1.9, 3.4, 5.6 and 8.4 times as fast as one, memory not counted: two jobs on four cores each do 20 %
-more than one on eight, but each takes 1.7 times as long. As most stages of a recipe wait for the one before, up to eight cores one job on
-all of them ends sooner; with sixteen, two jobs on eight each do 34 % more than one. The measurement is of two cores; what follows for
-more is calculated.
+many threads as there are cores, at most {threads} and at most the `slots` that a profile gives as a number; ranks or `engines` of a stage
+divide them. A stage that reads rows takes one. In a step of SFT of SmolLM2-135M in fp32 with 512 tokens, one thread alone computes 6 %;
+this was measured with two threads, which together used as much processor time as one thread by itself. So by Amdahl's law 2, 4, 8 and 16
+threads are 1.9, 3.4, 5.6 and 8.4 times as fast as one, memory not counted: two jobs on four cores each do 20 % more than one on eight, but
+each takes 1.7 times as long. As most stages of a recipe wait for the one before, up to eight cores one job on all of them ends sooner; with
+sixteen, two jobs on eight each do 34 % more than one. The measurement is of two cores; what follows for more is calculated.
 
 **How much disk.** That of the artifacts. A job moves what it made into its place, and DVC copies it into its cache (`.dvc/cache`), which
 takes as much again: on ext4 an output of 5 MB takes 10 MB. Only where the file system has reflinks (Btrfs, XFS) do both share their blocks.
@@ -155,8 +158,10 @@ name says so (`-Instruct`, `-SFT`, `-DPO`, ...).
 
 def page() -> str:
     """The whole page."""
+    cpu = estimates.CPU_START_S
     head = HEAD.format(
         looked=amounts.LOOKED_AT, characters=amounts.CHARACTERS, turn=amounts.TURN, start=estimates.START_S,
+        none=cpu["none"], torch=cpu["torch"], vllm=cpu["vllm"], both=cpu["deepspeed+vllm"], rows=estimates.ROWS_A_SECOND,
         share=100 * work.CPU_UTILIZATION, bound=100 * amounts.SHARE_OF_A_BOUND, slot=SLOT_BYTES / memory.GIB, threads=MOST_THREADS,
     )  # fmt: skip
     lines = [head]

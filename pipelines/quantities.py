@@ -4,6 +4,11 @@ import math
 
 from rich import filesize
 
+DAY = 86_400
+YEAR = 365 * DAY
+LONG_UNITS = (("hours", 3600, 3 * DAY), ("days", DAY, 2 * YEAR), ("years", YEAR, math.inf))
+"""Name, seconds of one, and until when it is used."""
+
 
 def size(count: int) -> str:
     """`512 bytes`, `1.4 MB`."""
@@ -26,13 +31,15 @@ def duration(seconds: float) -> str:
 
 
 def rough(seconds: float) -> str:
-    """An estimate of a time: `less than a minute`, `about 14 minutes`, `about 2.5 hours`."""
-    minutes = round(seconds / 60)
+    """An estimate of a time: `less than a minute`, `about 14 minutes`, `about 2.5 hours`, `about 12 days`, `about 3.4 years`."""
     if seconds < 45:
         return "less than a minute"
+    minutes = round(seconds / 60)
     if minutes < 100:
         return f"about {counted(max(1, minutes), 'minute')}"
-    return f"about {seconds / 3600:.1f} hours" if seconds < 36_000 else f"about {seconds / 3600:.0f} hours"
+    unit, length = next((unit for unit in LONG_UNITS if seconds < unit[2]), LONG_UNITS[-1])[:2]
+    count = seconds / length
+    return f"about {count:.1f} {unit}" if count < 10 else f"about {count:,.0f} {unit}"
 
 
 def number(value: float) -> str:

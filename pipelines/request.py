@@ -116,7 +116,7 @@ def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
     done = unchanged(run, chosen, forced)
     if len(done) == len(chosen):
         return done
-    due = run.due = chosen - {end.address for end in done}
+    due = chosen - {end.address for end in done}
     refuse_missing_engines(run.graph, due, run.execution)
     refuse_unreachable(run.graph, due)
     refuse_missing_assets(run.graph, due)

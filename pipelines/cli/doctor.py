@@ -17,12 +17,14 @@ from packaging.requirements import Requirement
 from configs.assets import ASSETS
 from configs.project import Project
 from configs.recipe import load_recipe
+from configs.texts import command
 from data import assets, machine
 from data.provenance import gpus
 from pipelines.cli.console import say
 from pipelines.cli.plan import slow_text, time_text
+from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.rates import known
-from pipelines.estimate.schedule import expected
+from pipelines.estimate.schedule import outlook
 from pipelines.quantities import counted
 from pipelines.runs import load_execution
 
@@ -165,7 +167,7 @@ def _determinism(gpu: bool) -> Diagnosis:
 
 
 def _cpu() -> Diagnosis:
-    """Cores and memory that jobs may use, and how fast the cores multiply, where a plan has measured it."""
+    """Cores and memory that jobs may use, and how fast the cores multiply, once a plan has measured it."""
     total, rates = machine.memory(), known()
     memory = f", {total / machine.GIB:.1f} GiB memory" if total else ""
     units = "with bf16 units" if machine.has_bf16_units() else "without bf16 units: products of bf16 go through fp32"
@@ -175,11 +177,14 @@ def _cpu() -> Diagnosis:
 
 def _demo(project: Project) -> list[Diagnosis]:
     """How long the demo takes here from its beginning, where that can be told without measuring."""
-    if known() is None or not (project.recipes / f"{DEMO}.yaml").exists():
+    if not (project.recipes / f"{DEMO}.yaml").exists():
         return []
+    if known() is None:
+        return [Diagnosis("demo", True, f"how long it takes is not measured yet: {command('plan', DEMO)} measures it")]
     graph = load_recipe(project.recipes, DEMO)
     execution = load_execution(project, graph.execution)
-    found = expected(Project(project.private / "nothing"), graph, execution, graph.nodes, known)
+    estimates = Estimates(project, graph, execution, known)
+    found = outlook(graph, execution, {address: estimates.anew(node).time for address, node in graph.nodes.items()})
     return [Diagnosis("demo", True, time_text(found, execution.numerics.device), slow_text(found, execution.numerics.device))]
 
 

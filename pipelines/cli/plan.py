@@ -161,19 +161,19 @@ def time_text(found: Outlook, device: str) -> str:
     """`about 14 minutes on this machine, estimated from ...`."""
     where = " on this machine" if device == "cpu" else ""
     how = f", estimated from {found.how}" if found.how else ""
-    others = f"; {counted(found.unknown, 'stage')} of unknown time come on top" if found.unknown else ""
+    others = f", plus {counted(found.unknown, 'stage')} whose time is unknown" if found.unknown else ""
     return f"{rough(found.seconds)}{where}{how}{others}"
 
 
 def machine_text(execution: Execution) -> str:
-    """What a profile for CPUs takes of this machine: `2 cores, 22.9 GiB: 2 slots, 2 threads a training job`."""
+    """What a profile for CPUs takes of this machine: `2 cores, 22.9 GiB: 2 slots, 2 threads a job`; kinds may have others."""
     _, cores = this_cpu()
     memory = this_memory()
-    numerics, placement = execution.of("sft", "")
+    numerics, placement = execution.numerics, execution.placement
     shown = f"{counted(cores, 'core')}, {memory / GIB:.1f} GiB" if memory else counted(cores, "core")
     taken = f", which take {counted(placement.slots, 'slot')}" if placement.slots != execution.slots else ""
     ranks = f"{numerics.world_size} x " if numerics.world_size > 1 else ""
-    return f"{shown}: {counted(execution.slots, 'slot')}, {ranks}{counted(numerics.threads, 'thread')} a training job{taken}"
+    return f"{shown}: {counted(execution.slots, 'slot')}, {ranks}{counted(numerics.threads, 'thread')} a job{taken}"
 
 
 def slow_text(found: Outlook, device: str) -> str:
@@ -181,7 +181,7 @@ def slow_text(found: Outlook, device: str) -> str:
     if device != "cpu" or found.seconds < LONG_S:
         return ""
     return (
-        "That is long for a CPU. More cores help, and cores with bf16 units (AMX, AVX512-BF16) or a GPU (`--execution gpu`) most; "
+        "This is slow on a CPU. More cores help; bf16 units (AMX, AVX512-BF16) or a GPU (`--execution gpu`) help most. "
         f"{command('run', 'tiny')} goes through the whole chain in minutes."
     )
 

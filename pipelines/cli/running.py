@@ -123,15 +123,14 @@ def run_what_is_due(
     project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
 ) -> "list[StageEnd] | None":
     """Runs what is not up to date, and shows what came of it; returns how each stage ended, None when it was interrupted."""
-    from pipelines.cli.plan import time_text
+    from pipelines.cli.plan import beforehand, plan, time_text
     from pipelines.cli.telling import Telling, measured_by
-    from pipelines.estimate.schedule import expected
     from pipelines.request import all_done, already_made
 
     with Telling() as telling:
         context.watch = telling.watch
         done = already_made(context, chosen, forced)
-        found = expected(context.project, context.graph, context.execution, context.due, measured_by(telling)) if done is None else None
+        found = beforehand(context, plan(context, chosen, forced, measured_by(telling))) if done is None else None
     if done is not None:
         say(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
         _print_scores(project, context)

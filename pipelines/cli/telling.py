@@ -85,7 +85,7 @@ def measured_by(telling: Telling) -> Callable[[], Rates | None]:
 
     def rates() -> Rates | None:
         if known() is None:
-            telling("measuring how fast this machine multiplies matrices, once: a few seconds")
+            telling("measuring this machine's matmul speed, once: a few seconds")
         return measured()
 
     return rates

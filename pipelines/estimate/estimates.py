@@ -7,9 +7,10 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from configs.answers import Evaluate, Sample, Scorers
-from configs.datasets import SourceModel
-from configs.execution import Execution, Numerics, Placement
+from configs.answers import Evaluate, Sample, Scorers, Select
+from configs.asking import ByEndpoint
+from configs.datasets import PackagedModel, RandomLlama, SourceModel
+from configs.execution import FORMERLY, Execution, Numerics, Placement
 from configs.frozen import Frozen
 from configs.graph import Graph, Node
 from configs.project import Project
@@ -17,6 +18,7 @@ from configs.rephrasing import FindRephrased
 from configs.synthesis import Synthesize
 from configs.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
 from data.artifacts import Run, read_run
+from data.machine import settled
 from data.untrusted import ArtifactError
 from pipelines.estimate import work
 from pipelines.estimate.amounts import SHARE_OF_A_BOUND, Amounts, amounts_of
@@ -25,7 +27,7 @@ from pipelines.estimate.facts import Unknown, facts_of
 from pipelines.estimate.fit import Misfit, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import SIZES
-from pipelines.estimate.needs import Facts, Needs, dtype_of, trained_parameters
+from pipelines.estimate.needs import Facts, Needs, dtype_of, engine_dtype, trained_parameters
 from pipelines.estimate.rates import Rates, known
 from pipelines.lineage.ancestry import opened
 
@@ -36,10 +38,10 @@ CPU_START_S = {"none": 5.0, "torch": 12.0, "deepspeed": 20.0, "vllm": 20.0, "dee
 ROWS_A_SECOND = 5000.0
 """Of stages without a model: on the low side of docs/benchmarks.md."""
 DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
-"""Numerics of which a stage that has run tells nothing about another one's time, unless they are equal."""
+"""Numerics of which a stage that has run tells nothing about another one's time, unless they are equal; with `bf16_products`."""
 ASSUMED = (Sample, Evaluate, Scorers, Synthesize, FindRephrased, ReferenceLogprobs, Training, Rlvr)
 """Stages whose time follows from their operations."""
-MEASURED = "how fast this machine multiplies matrices"
+MEASURED = "this machine's measured matmul speed"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ class Estimates:
             self._made[node.address] = self.under(node, numerics, placement)
         return self._made[node.address]
 
+    def anew(self, node: Node) -> Estimate:
+        """Under the profile, as if it had never run."""
+        return self.under(node, *self.execution.of(node.kind, node.name), new=True)
+
     def under(self, node: Node, numerics: Numerics, placement: Placement, new: bool = False) -> Estimate:
         """Under other settings; as if it had never run, where it is taken for `new`."""
         setting = Setting(numerics, engines_of(node.config, placement.engines), hardware_of(numerics.device, self.execution.machine))
@@ -145,6 +151,8 @@ class Estimates:
         rates = [past.rate for past in others if past.rate and past.alike(setting)]
         if rates and size:
             return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine")
+        if asks_endpoint(node.config):
+            return None
         if setting.hardware.device == "cpu":
             return self._on_this_cpu(node, setting, size)
         assumed = self._assumed(node.config, amounts, facts, setting, size) if isinstance(facts, Facts) and size else None
@@ -154,13 +162,15 @@ class Estimates:
         """By the speed at which this machine multiplies matrices; None where that, or how much there is to do, is not known."""
         amounts, facts = self._facts(node)
         start = CPU_START_S[node.declaration.engine]
-        if facts is None or not isinstance(node.config, ASSUMED):
-            rows = amounts.rows.value if amounts.rows else 0
-            return Time(start + rows / ROWS_A_SECOND, "the number of rows")
-        rates = self.rates() if isinstance(facts, Facts) and size else None
+        if isinstance(node.config, Select) or _is_small(node.config):
+            return Time(start, "the time to start")
+        if facts is None:
+            return Time(start + amounts.rows.value / ROWS_A_SECOND, "the number of rows") if amounts.rows else None
+        rates = self._rates if isinstance(facts, Facts) and size and isinstance(node.config, ASSUMED) else None
         if rates is None or not isinstance(facts, Facts) or size is None:
             return None
-        hardware = setting.hardware.at(rates, amounts.drawing.dtype if amounts.drawing else dtype_of(node.config), setting.numerics.threads)
+        dtype = engine_dtype(amounts.drawing, setting.numerics) if amounts.drawing else dtype_of(node.config)
+        hardware = setting.hardware.at(rates, dtype, setting.numerics)
         seconds = self._assumed(node.config, amounts, facts, replace(setting, hardware=hardware), size)
         bounded = amounts.tokens is not None and amounts.tokens.how == "at most"
         return Time(start + seconds * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds else None
@@ -182,7 +192,7 @@ class Estimates:
                 together=drawing.together,
                 prompt=amounts.prompt.value,
                 answer=amounts.answer,
-                size=SIZES[drawing.dtype],
+                size=SIZES[engine_dtype(drawing, numerics)],
                 ranks=numerics.tensor_parallel,
                 peak=hardware.peak,
                 utilization=hardware.utilization,
@@ -192,6 +202,11 @@ class Estimates:
             ranks = numerics.world_size if isinstance(config, Training | Rlvr) else 1
             seconds += work.seconds(size, ranks, hardware.peak, hardware.utilization)
         return seconds
+
+    @cached_property
+    def _rates(self) -> Rates | None:
+        """Asked for once: a measurement that fails takes long, too."""
+        return self.rates()
 
     @cached_property
     def _finished(self) -> Mapping[str, "Past"]:
@@ -222,6 +237,9 @@ class Past:
     def alike(self, setting: Setting) -> bool:
         """Whether it ran on such a machine, with as many ranks and engines and the same kernels."""
         hardware, ran = setting.hardware, self.run.hardware
+        products = (FORMERLY | self.run.numerics)["bf16_products"]
+        if self.node.declaration.engine != "none" and products != settled(setting.numerics).bf16_products:
+            return False
         if any(self.run.numerics.get(name) != getattr(setting.numerics, name) for name in DECIDE_SPEED):
             return False
         engines = self.run.placement.get("engines", 1) if opens_engines(self.node.config) else 1
@@ -259,6 +277,17 @@ def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpoint
             critic = (work.forward(facts.value, document) + epochs * learned) * amounts.tokens.value
         return trained * epochs + looks * forward + critic
     return trained
+
+
+def asks_endpoint(config: Frozen) -> bool:
+    """Whether a server is asked, whose speed nobody knows."""
+    speaker = config.rating and config.rating.by if isinstance(config, Scorers) else getattr(config, "by", None)
+    return isinstance(speaker, ByEndpoint)
+
+
+def _is_small(config: Frozen) -> bool:
+    """Whether it is a model that comes with Pedigree or is made here: of another one nobody knows how long a download takes."""
+    return isinstance(config, SourceModel) and isinstance(config.source, PackagedModel | RandomLlama)
 
 
 def artifact_bytes(config: Frozen, facts: Facts) -> int | None:
@@ -324,8 +353,8 @@ def document_of(estimate: Estimate) -> dict[str, Any]:
         if needs.engine is not None:
             engine = needs.engine
             told["memory"]["engine"] = {
-                "ranks": engine.ranks, **engine.terms, "least_kv_cache": engine.least_cache, "share_bytes": engine.share,
-                "room_for_kv_cache": engine.room,
+                "ranks": engine.ranks, **engine.terms, "least_kv_cache": engine.width * engine.least_cache, "share_bytes": engine.share,
+                "room_for_kv_cache": engine.width * engine.room if engine.room is not None else None,
             }  # fmt: skip
     named = {"rows": amounts.rows, "document_tokens": amounts.document, "steps": amounts.steps, "tokens": amounts.tokens}
     told["parameters"] = estimate.facts.policy.parameters if estimate.facts else None

@@ -4,10 +4,11 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from configs.execution import GPUS, Gpu, Machine
+from configs.execution import GPUS, Gpu, Machine, Numerics
 from configs.frozen import Dtype
 from data import machine as resources
 from data import provenance
+from data.machine import settled
 from pipelines.estimate.memory import GIB
 from pipelines.estimate.rates import Rates
 from pipelines.estimate.work import CPU_UTILIZATION, speedup
@@ -38,10 +39,10 @@ class Hardware:
     def bytes_per_rank(self) -> int | None:
         return self.gpu_bytes if self.device == "cuda" else self.host_bytes
 
-    def at(self, rates: Rates, dtype: Dtype, threads: int) -> "Hardware":
-        """A CPU whose cores have such rates, as so many threads see it."""
-        times = speedup(threads)
-        return replace(self, peak=times * rates.of(dtype), bandwidth=times * rates.bandwidth, bandwidth_utilization=1.0)
+    def at(self, rates: Rates, dtype: Dtype, numerics: Numerics) -> "Hardware":
+        """A CPU whose cores have such rates, as the threads of one rank see it."""
+        times = speedup(numerics.threads)
+        return replace(self, peak=times * rates.of(dtype, settled(numerics).bf16_products), bandwidth=times * rates.bandwidth)
 
 
 def hardware_of(device: str, machine: Machine) -> Hardware:
@@ -52,6 +53,7 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
         return Hardware(
             "cpu", gpus_per_node=1, host_bytes=host or this_memory(), cpu=cpu, cores=cores,
             utilization=machine.utilization if "utilization" in machine.model_fields_set else CPU_UTILIZATION,
+            bandwidth_utilization=machine.bandwidth_utilization if "bandwidth_utilization" in machine.model_fields_set else 1.0,
             source="the profile" if host else "this machine",
         )  # fmt: skip
     said = bool(machine.gpu or machine.gpu_memory_gb or machine.peak_tflops)

@@ -68,11 +68,11 @@ class Engine:
     room: int | None
     """Bytes that are left for its KV cache."""
     width: int = 1
-    """How many times as many bytes weights and cache take: 2 where vLLM computes in fp32 in place of bf16."""
+    """On a CPU, how many times as many bytes weights, cache and room take: 2 where vLLM computes in fp32 in place of bf16."""
 
     @property
     def terms(self) -> dict[str, int]:
-        return {"weights": self.weights, "overhead": self.overhead, "kv_cache": self.cache}
+        return {"weights": self.width * self.weights, "overhead": self.overhead, "kv_cache": self.width * self.cache}
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,7 @@ def scored(shape: Shape) -> Shape:
 
 def _engine(facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine:
     size, ranks, config = SIZES[drawing.dtype], numerics.tensor_parallel, facts.config
+    width = SIZES[engine_dtype(drawing, numerics)] // size
     chunk, prompt = 1 if drawing.queues else drawing.together, facts.prompt or 1.0
     if isinstance(config, Rlvr):
         chunk, prompt = min(ROLLOUT_CHUNK, chunk), min(float(config.max_prompt_length), facts.prompt or math.inf)
@@ -250,8 +251,12 @@ def _engine(facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, pl
     caches = [memory.kv_cache(shape, size, chunk, int(tokens) + drawing.answer, ranks) for tokens in (prompt, 1)]
     share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None
     room = int(placement.sampler_memory_gb * GIB) if not cuda else max(0, share - weights - overhead) if share is not None else None
-    width = 2 if drawing.dtype == "bf16" and settled(numerics).bf16_products == "fp32" else 1
     return Engine(ranks, weights, overhead, caches[0], caches[1], share, room, width)
+
+
+def engine_dtype(drawing: Drawing, numerics: Numerics) -> Dtype:
+    """In which vLLM computes: it has no other way than fp32 to multiply bf16 through fp32."""
+    return "fp32" if settled(numerics).bf16_products == "fp32" else drawing.dtype
 
 
 def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:

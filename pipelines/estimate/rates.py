@@ -30,9 +30,9 @@ class Rates(Frozen):
     bandwidth: float = Field(gt=0)
     """Bytes that are read from memory."""
 
-    def of(self, dtype: Dtype) -> float:
-        """Operations; without bf16 units products of bf16 are computed through fp32."""
-        return self.fp32 if dtype == "fp32" else max(self.bf16, self.fp32)
+    def of(self, dtype: Dtype, bf16_products: str) -> float:
+        """Operations, with products of bf16 computed by `units` or through `fp32`."""
+        return self.bf16 if (dtype, bf16_products) == ("bf16", "units") else self.fp32
 
 
 def known() -> Rates | None:
@@ -67,4 +67,6 @@ def _place() -> Path | None:
         torch = version("torch")
     except PackageNotFoundError:
         return None
-    return cache_folder() / "product-rates" / f"{digest([provenance.cpu_name(), machine.instruction_sets(), torch])[:16]}.json"
+    limits = [os.environ.get(name) for name in machine.ONEDNN_LIMITS]
+    made_of = [provenance.cpu_name(), machine.instruction_sets(), limits, torch]
+    return cache_folder() / "product-rates" / f"{digest(made_of)[:16]}.json"

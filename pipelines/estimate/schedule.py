@@ -8,7 +8,6 @@ from configs.execution import Execution
 from configs.graph import Graph
 from configs.project import Project
 from pipelines.estimate.estimates import Estimates, Time
-from pipelines.estimate.rates import Rates
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,6 @@ def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None]
         tasks[address] = Task(seconds, slots, [parent for parent in node.parents if parent in times])
     unknown = sum(time is None and address not in (left or {}) for address, time in times.items())
     return Outlook(makespan(tasks, execution.slots), unknown, max(shares, key=lambda how: shares[how], default=""))
-
-
-def expected(project: Project, graph: Graph, execution: Execution, due: Collection[str], rates: Callable[[], Rates | None]) -> Outlook:
-    """Of a run that has not begun. `rates`: of this machine's cores."""
-    estimates = Estimates(project, graph, execution, rates)
-    return outlook(graph, execution, {address: estimates.of(graph.nodes[address]).time for address in due})
 
 
 class Forecast:

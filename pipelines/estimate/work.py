@@ -44,7 +44,7 @@ CPU_UTILIZATION = 0.6
 """Share of the products' rate that a job reaches on a CPU. SFT of SmolLM2-135M: 0.53 in bf16 on two cores of an AMD EPYC with bf16 units
 (docs/benchmarks.md), 0.95 by the processor time of a step in fp32 on a Xeon without; sampling by vLLM on the EPYC: 0.43."""
 SERIAL_SHARE = 0.06
-"""Of a step of SmolLM2-135M in fp32, by the processor time of two threads: what the first one computes alone."""
+"""Of a step of SmolLM2-135M in fp32, what one thread computes while the other waits: measured by the processor time of two threads."""
 MAX_RUNNING = 256
 """Requests that vLLM runs at the same time (`stages.engines.sampler.MAX_RUNNING`)."""
 

@@ -74,8 +74,6 @@ class RunContext:
     """Of a rehearsal: all that is otherwise than in the real recipe and profile."""
     require_checkpoint: frozenset[str] = frozenset()
     """Addresses of stages that are refused where there is nothing to go on from."""
-    due: frozenset[str] = frozenset()
-    """Addresses of the stages that were not up to date when the run was asked for."""
     too_large: Mapping[str, str] = field(default_factory=dict)
     """Address → why there is not enough memory for its job, of stages that the cache should give back: refused only where it does not."""
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.document import read_document
-from configs.execution import Execution, Numerics, Placement, batch_problem, fitted
+from configs.execution import Execution, Numerics, Placement, batch_problem, engines_problem, fitted
 from configs.training import Optimizer, Sft
 
 
@@ -86,7 +86,44 @@ def test_a_number_in_a_profile_stands_whatever_the_machine_has():
     assert (numerics.threads, placement.slots) == (2, 3)
 
 
-@pytest.mark.parametrize("profile", [None, [], "auto", {"slots": 1, "kinds": 3}, {"slots": 1, "numerics": {"zero_stage": "auto"}}])
+@pytest.mark.parametrize(
+    ("changes", "cores", "memory", "threads", "taken"),
+    [
+        ({"slots": 2}, 8, None, 2, 2),
+        ({"slots": 20}, 8, None, 8, 8),
+        ({"numerics": {"threads": "auto", "world_size": 2}}, 8, None, 4, 8),
+        ({"placement": {"slots": "auto", "engines": 2}}, 8, None, 4, 8),
+        ({"placement": {"slots": 4, "engines": 2}}, 8, None, 2, 4),
+        ({"placement": {"slots": "auto", "engines": 2}}, 8, 8 * GIB, 2, 4),  # engines must find room in the slots
+        ({"kinds": {"sample": {"placement": {"engines": 2}}}}, 8, None, 4, 8),
+        ({"stages": {"drawn": {"placement": {"engines": 4}}}}, 8, None, 2, 8),
+        ({"kinds": {"sample": {"placement": {"engines": 2}, "numerics": {"tensor_parallel": 2}}}}, 8, None, 2, 8),
+        ({"kinds": {"sample": {"placement": {"engines": 2}, "numerics": {"threads": 3}}}}, 8, None, 3, 8),  # a number stands
+    ],
+)
+def test_ranks_and_engines_share_the_threads_of_the_machine(changes, cores, memory, threads, taken):
+    profile = {"slots": "auto", "numerics": {"threads": "auto"}, "placement": {"slots": "auto"}} | changes
+    numerics, placement = Execution.model_validate(fitted(profile, cores, memory)).of("sample", "drawn")
+    assert (numerics.threads, placement.slots) == (threads, taken) and engines_problem(numerics, placement) is None
+
+
+def test_a_kind_without_ranks_of_its_own_keeps_the_threads_of_the_profile():
+    given = {"slots": "auto", "numerics": {"threads": "auto"}, "kinds": {"sft": {"numerics": {"world_size": 2}}, "pair": {"placement": {}}}}
+    profile = Execution.model_validate(fitted(given, cores=8, memory=None))
+    assert [profile.of(kind, "")[0].threads for kind in ("sft", "pair", "rlvr")] == [4, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        None,
+        [],
+        "auto",
+        {"slots": 1, "kinds": 3},
+        {"slots": 1, "numerics": {"slots": "auto"}},
+        {"slots": 1, "numerics": {"zero_stage": "auto"}},
+    ],
+)
 def test_what_is_wrong_in_a_profile_is_left_for_its_check(profile):
     with pytest.raises(ValidationError):
         Execution.model_validate(fitted(profile, cores=2, memory=None))

@@ -13,7 +13,7 @@ from configs.project import Project
 from configs.recipe import load_recipe
 from configs.rehearsing import reduced, rehearsed
 from configs.synthesis import Synthesize
-from pipelines.estimate.amounts import PROMPT_TOKENS, amounts_of
+from pipelines.estimate.amounts import TOKENS_OF_MADE_ROWS, amounts_of
 from pipelines.estimate.drawing import WRITING_TOKENS
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"
@@ -145,7 +145,7 @@ def test_a_plan_knows_at_most_how_many_there_will_be(tmp_path):
 def test_a_plan_counts_every_example_that_a_writer_is_shown_also_before_they_are_here(tmp_path, shots):
     graph = MADE.load(tmp_path, ("requests: 300}", f"requests: 300, shots: {shots}}}"))
     asked = amounts_of(Project(tmp_path), graph, graph.find("mine"))
-    assert asked.prompt and (asked.prompt.value, asked.prompt.how) == (shots * PROMPT_TOKENS + WRITING_TOKENS, "estimated")
+    assert asked.prompt and (asked.prompt.value, asked.prompt.how) == (shots * TOKENS_OF_MADE_ROWS["prompt"] + WRITING_TOKENS, "estimated")
 
 
 def test_a_rehearsal_asks_for_few_and_verifies_nothing_that_a_made_model_says(tmp_path):

@@ -56,6 +56,7 @@ def test_cores_are_physical_ones_of_the_affinity(tmp_path, files, allowed, expec
         ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/cpu.max": "200000 0"}, 4),
         # the host's path, of which a container sees its own group alone
         ({"proc/self/cgroup": "0::/kubepods/pod7/x", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2),
+        ({"sys/fs/cgroup/cpu.max": "200000 100000"}, 2),  # where the process cannot see its groups
         ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/unified/a/cpu.max": "200000 100000"}, 2),
         ({"proc/self/cgroup": V1, f"{CPU}/pod/it/cpu.cfs_quota_us": "200000", f"{CPU}/pod/it/cpu.cfs_period_us": "100000"}, 2),
         ({"proc/self/cgroup": V1, f"{CPU}/pod/cpu.cfs_quota_us": "350000", f"{CPU}/pod/cpu.cfs_period_us": "100000",
@@ -79,6 +80,8 @@ def test_a_quota_bounds_the_cores(tmp_path, files, expected):
         ({"proc/meminfo": "MemTotal:       16000000 kB", "proc/self/cgroup": V1,
           f"{MEMORY}/pod/it/memory.limit_in_bytes": str(2 * GIB), f"{MEMORY}/memory.limit_in_bytes": "9223372036854771712"}, 2 * GIB),
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": str(3 * GIB)}, 3 * GIB),
+        ({"proc/meminfo": "MemTotal:       16000000 kB", "sys/fs/cgroup/memory.max": str(3 * GIB)}, 3 * GIB),
+        ({"proc/meminfo": "MemTotal:       16000000 kB", "sys/fs/cgroup/memory/memory.limit_in_bytes": str(3 * GIB)}, 3 * GIB),
         ({}, None),
     ],
 )  # fmt: skip
@@ -99,6 +102,18 @@ def test_memory_is_the_least_of_machine_and_control_groups(tmp_path, files, expe
 def test_instruction_sets_that_decide_how_matrices_are_multiplied(tmp_path, cpuinfo, expected, units):
     write(tmp_path, {"proc/cpuinfo": cpuinfo})
     assert machine.instruction_sets(tmp_path) == expected and machine.has_bf16_units(tmp_path) == units
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: A processor @ 2.0GHz\nmodel name\t: another", "A processor @ 2.0GHz"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\nCPU variant\t: 0x3\nCPU part\t: 0xd0c", "CPU implementer 0x41, CPU part 0xd0c"),
+    ],
+)
+def test_processors_of_different_models_have_different_names(tmp_path, cpuinfo, name):
+    write(tmp_path, {"cpuinfo": cpuinfo})
+    assert provenance.cpu_name(tmp_path / "cpuinfo") == name
 
 
 def test_a_machine_that_tells_nothing_has_one_core_for_each_cpu(tmp_path):

@@ -94,6 +94,7 @@ def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root
     for name in ("recipes", "execution"):
         shutil.copytree(root / "configs" / name, project.root / "configs" / name)
     pin_threads(project.root)
+    assert finding(project, "demo").value.endswith("not measured yet: `pedigree plan demo` measures it")
     for rate, slow in ((1e9, True), (1e12, False)):
         rates = Rates(fp32=rate, bf16=rate, bandwidth=rate)
         monkeypatch.setattr(doctor, "known", lambda rates=rates: rates)

@@ -17,6 +17,7 @@ from configs.execution import Numerics
 from configs.graph import Node
 from configs.project import Project
 from configs.recipe import load_recipe
+from data.machine import settled
 from pipelines.cli.plan import _amount, batch_text, plan
 from pipelines.estimate import machines, rates
 from pipelines.estimate.amounts import Amount
@@ -191,7 +192,7 @@ def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path
     monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
     for path in project.artifacts.glob("*/*/run.json"):
         run = json.loads(path.read_text())
-        run["numerics"] = execution.of("preference_train", "dpo_1")[0].model_dump(mode="json")
+        run["numerics"] = settled(execution.of("preference_train", "dpo_1")[0]).model_dump(mode="json")
         path.write_text(json.dumps(run))
     estimates = Estimates(project, graph, execution)
     own = estimates.of(nodes["dpo_1"])
@@ -250,11 +251,29 @@ def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypa
     monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
     for path in project.artifacts.glob("*/*/run.json"):
         run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": run["numerics"] | numerics.model_dump(mode="json") | {"world_size": 1}}))
+        path.write_text(json.dumps(run | {"numerics": run["numerics"] | settled(numerics).model_dump(mode="json") | {"world_size": 1}}))
     estimates = Estimates(project, graph, execution)
     assert estimates.under(node, numerics, placement).time is not None
-    for field, value in (("tensor_parallel", 2), ("offload_optimizer", True), ("deterministic", not numerics.deterministic)):
+    other_way = "fp32" if settled(numerics).bf16_products == "units" else "units"
+    changes = {"tensor_parallel": 2, "offload_optimizer": True, "deterministic": not numerics.deterministic, "bf16_products": other_way}
+    for field, value in changes.items():
         assert estimates.under(node, numerics.model_copy(update={field: value}), placement).time is None, field
+
+
+def test_a_run_from_before_there_was_a_choice_multiplied_bf16_by_units(tmp_path, monkeypatch):
+    project = project_at(tmp_path)
+    graph = everything(project)
+    node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
+    execution = load_execution(project, "cpu")
+    numerics, placement = execution.of(node.kind, node.name)
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": numerics.model_dump(mode="json", exclude={"bf16_products"})}))
+    estimates = Estimates(project, graph, execution)
+    for way, known in (("units", True), ("fp32", False)):
+        told = estimates.under(node, numerics.model_copy(update={"bf16_products": way}), placement)
+        assert (told.time is not None) == known, way
 
 
 def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, monkeypatch):
@@ -266,7 +285,7 @@ def test_engines_of_the_profile_are_no_matter_where_none_is_opened(tmp_path, mon
     monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
     for path in project.artifacts.glob("*/*/run.json"):
         run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": execution.of("", "")[0].model_dump(mode="json")}))
+        path.write_text(json.dumps(run | {"numerics": settled(execution.of("", "")[0]).model_dump(mode="json")}))
     estimates = Estimates(project, graph, execution)
     drawn = next(node for node in nodes.values() if node.kind == "sample")
     for node, known in ((nodes["dpo_1"], True), (drawn, False)):

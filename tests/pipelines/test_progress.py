@@ -50,7 +50,17 @@ def test_durations(seconds, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(20, "less than a minute"), (50, "about 1 minute"), (840, "about 14 minutes"), (9000, "about 2.5 hours"), (90_000, "about 25 hours")],
+    [
+        (20, "less than a minute"),
+        (50, "about 1 minute"),
+        (840, "about 14 minutes"),
+        (5970, "about 1.7 hours"),
+        (9000, "about 2.5 hours"),
+        (90_000, "about 25 hours"),
+        (1e6, "about 12 days"),
+        (1e8, "about 3.2 years"),
+        (1e11, "about 3,171 years"),
+    ],
 )
 def test_rough_times(seconds, text):
     assert rough(seconds) == text

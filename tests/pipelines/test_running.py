@@ -22,6 +22,7 @@ from data.artifacts import PARTS
 from pipelines import ensure as ensure_module
 from pipelines.cli.plan import misfits, needs_cells, totals
 from pipelines.cli.plan import plan as planned_rows
+from pipelines.cli.running import run_what_is_due
 from pipelines.ensure import Result, ensure, identify, log_file, run_under_dvc
 from pipelines.jobs import launcher
 from pipelines.jobs.context import StageFailed
@@ -98,6 +99,18 @@ def test_deleted_artifacts_come_back_from_the_cache(built: Lab) -> None:
         shutil.rmtree(built.root / "artifacts" / "lab" / name)
     assert outcomes(built) == {"suite": "unchanged", "raw": "unchanged", "clean": "restored", "cleaner": "restored"}
     assert built.contents() == before and built.runs() == runs and status(built) == CLEAN
+
+
+def test_a_run_states_the_time_of_jobs_alone_as_its_plan_does(built: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not of what the cache gives back."""
+    run = built.run()
+    chosen = frozenset(run.graph.nodes)
+    stated = f"{run.graph.source}: less than a minute on this machine"
+    shutil.rmtree(built.root / "artifacts" / "lab" / "cleaner")
+    run_what_is_due(built.project, run, chosen, frozenset(), "never")
+    assert stated not in capsys.readouterr().out
+    run_what_is_due(built.project, built.run(), chosen, frozenset({"lab/cleaner"}), "never")
+    assert stated in capsys.readouterr().out
 
 
 def test_lost_lock_is_written_again_without_a_run(built: Lab) -> None:
