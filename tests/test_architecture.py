@@ -70,7 +70,7 @@ DOORS = {
     "s3fs": "data/storage.py",
     "huggingface_hub": "data/hub.py",
     "huggingface_hub.repocard_data": "pipelines/publish/card.py",
-    "packaging": "configs/licences.py",
+    "packaging": {"configs/licences.py", "pipelines/cli/doctor.py"},  # licenses, and markers of the lock
     "model_signing": "pipelines/publish/signing.py",
     "httpx": {"stages/engines/endpoint.py", "pipelines/deployments.py"},  # the second for the errors that Prefect's client raises
 }

@@ -285,8 +285,7 @@ class Inline:
     """vLLM inside this process."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        numerics = Numerics.model_validate(settings["numerics"])
-        placement = Placement.model_validate(settings["placement"])
+        numerics, placement = Numerics.model_validate(settings["numerics"]), Placement.model_validate(settings["placement"])
         _prepare_environment(numerics)
         _import_vllm()
         from vllm import EngineArgs, LLMEngine, SamplingParams
