@@ -22,6 +22,7 @@ from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, 
 from data.chat import Chat
 from data.documents import Documents, Packed, tokenised
 from data.encoding import Encoder
+from data.faults import FAULTS
 from data.provenance import code_files, code_sha256
 from data.token_files import TokenFile, written
 from pipelines.jobs.processes import MARK, kill_all
@@ -144,10 +145,10 @@ def ranks_of(folder: Path) -> int:
     return json.loads((folder / "spec.json").read_text())["numerics"]["world_size"]
 
 
-def _start(folder: Path, ranks: int, *command: str) -> "subprocess.Popen[bytes]":
+def _start(folder: Path, ranks: int, *command: str, faults: str | None = None) -> "subprocess.Popen[bytes]":
     """Starts a process as the launcher does, under torchrun for several ranks; its log and its mark are those of a job in `folder`."""
     torchrun = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS, MARK: str(folder)}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS, MARK: str(folder)} | ({FAULTS: faults} if faults else {})
     with (folder / "log.txt").open("a") as log:
         return subprocess.Popen([sys.executable, *torchrun, *command], cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
 
@@ -162,6 +163,27 @@ def kill(job: "subprocess.Popen[bytes]", folder: Path) -> None:
     """SIGKILL for the job and all its ranks at once, which torchrun starts in sessions of their own."""
     kill_all(folder)
     job.wait()
+
+
+def killed_at(point: str, passes: int, folder: Path, *args: Any, **kwargs: Any) -> None:
+    """Runs a stage in a process of its own until it dies at a fault point.
+
+    Args:
+        point: its name.
+        passes: how often the job passes it before.
+        folder: of the job, which may go on there.
+        args, kwargs: those of `write_spec`.
+    """
+    write_spec(folder, *args, **kwargs)
+    with tempfile.TemporaryDirectory() as faults:
+        (Path(faults) / point).write_text(str(passes))
+        job = _start(folder, ranks_of(folder), "-m", "stages", str(folder), faults=faults)
+        try:
+            job.wait(timeout=deadline(300))
+        finally:
+            kill(job, folder)
+        assert (Path(faults) / "died.log").exists(), (folder / "log.txt").read_text()[-3000:]
+    (folder / "done.json").unlink(missing_ok=True)  # another rank may have written that it lost this one
 
 
 def run_job(folder: Path, *args: Any, **kwargs: Any) -> dict[str, Any]:

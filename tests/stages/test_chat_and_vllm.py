@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sweeps import nightly_unless
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
@@ -76,29 +77,28 @@ TOKENIZERS = {
 HEADERS_END_IN_EMPTY_LINES = {"llama3", "llama3_1"}
 """Templates that only tokenizers that split as Llama 3's can be trained with."""
 DAILY = {
-    *(("chatml", name) for name in TOKENIZERS),
-    *((template, "trained") for template in ("qwen", "smollm3", "zephyr")),
-    *((template, "with BOS") for template in ("gemma", "mistral", "tulu")),
-    *((template, "Llama 3") for template in HEADERS_END_IN_EMPTY_LINES),
+    *(f"chatml, {name}" for name in TOKENIZERS),
+    *(f"{template}, trained" for template in ("qwen", "smollm3", "zephyr")),
+    *(f"{template}, with BOS" for template in ("gemma", "mistral", "tulu")),
+    *(f"{template}, Llama 3" for template in HEADERS_END_IN_EMPTY_LINES),
 }
-"""(template, tokenizer): the other pairs are tried nightly."""
+"""Template and tokenizer: the other pairs are tried nightly."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(
-            (template.stem, name),
-            id=f"{template.stem}, {name}",
-            marks=[pytest.mark.nightly] * ((template.stem, name) not in DAILY),
-        )
-        for template in sorted(TEMPLATES.glob("*.jinja"))
-        for name in TOKENIZERS
-        if name == "Llama 3" or template.stem not in HEADERS_END_IN_EMPTY_LINES
-    ],
+    params=nightly_unless(
+        DAILY,
+        (
+            f"{template.stem}, {name}"
+            for template in sorted(TEMPLATES.glob("*.jinja"))
+            for name in TOKENIZERS
+            if name == "Llama 3" or template.stem not in HEADERS_END_IN_EMPTY_LINES
+        ),
+    ),
 )
 def folder(request, tmp_path_factory) -> Path:
-    return sourced(tmp_path_factory.mktemp("model"), *request.param)
+    return sourced(tmp_path_factory.mktemp("model"), *request.param.split(", "))
 
 
 def sourced(made: Path, template: str, name: str) -> Path:

@@ -1,7 +1,7 @@
 """Fields of `numerics` by what they do: passes, tokens, calls, bytes, exchanges between ranks. Equal losses are shown elsewhere."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import models
 import pytest
 import torch
 from effects_lab import DOCUMENTS, trainer_of
+from sweeps import nightly_unless
 from transformers.integrations import sdpa_attention
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -227,10 +228,6 @@ def measured(tmp_path_factory) -> Callable[[str], Any]:
     return models.measuring(effects_lab.__file__, models.tiny_policy(folder / "policy", hidden=512), folder, DAILY, NIGHTLY)
 
 
-def chosen(cases: Sequence[tuple[Any, ...]], daily: Sequence[tuple[Any, ...]]) -> list[Any]:
-    return [pytest.param(*case, marks=[pytest.mark.nightly] * (case not in daily)) for case in cases]
-
-
 @pytest.mark.proves("numerics.zero_stage")
 def test_each_zero_stage_parts_one_thing_more(measured):
     """Moments from 1 on, gradients from 2 on, weights with 3: half of them on each of two ranks, up to what fills the last block."""
@@ -249,7 +246,7 @@ def test_gradients_are_exchanged_once_a_step_up_to_zero_1_and_after_each_micro_b
         assert all(found["backward"]) if stage >= 2 else not any(found["backward"]), stage
 
 
-@pytest.mark.parametrize(("stage", "lora"), chosen(ALL_RECOMPUTED, RECOMPUTED))
+@pytest.mark.parametrize(("stage", "lora"), nightly_unless(RECOMPUTED, ALL_RECOMPUTED))
 def test_layers_are_recomputed_on_two_ranks_in_the_same_bits(measured, stage, lora):
     plain, recomputed = (measured(f"recomputation {stage} {lora} {on}") for on in (False, True))
     assert (plain["computed"], recomputed["computed"]) == (1, 2)
@@ -257,7 +254,7 @@ def test_layers_are_recomputed_on_two_ranks_in_the_same_bits(measured, stage, lo
     assert recomputed["losses"] == plain["losses"] and recomputed["weights"] == plain["weights"]
 
 
-@pytest.mark.parametrize(("stage", "lora", "decayed"), chosen(ALL_DECAYS, DECAYS))
+@pytest.mark.parametrize(("stage", "lora", "decayed"), nightly_unless(DECAYS, ALL_DECAYS))
 def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage, lora, decayed):
     """A step with zero gradient at learning rate 0.5 and decay 0.1 leaves 0.95 of what decays. Adapters are matrices."""
     vectors = [] if lora else [1.0 if decayed == "matrices" else 0.95]
@@ -265,7 +262,7 @@ def test_norms_do_not_decay_and_matrices_do_on_two_ranks(measured, stage, lora, 
 
 
 @pytest.mark.proves("numerics.offload_optimizer", on_gpus="that the bytes leave the GPU: here all memory is the host's")
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.nightly), 2, pytest.param(3, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("stage", nightly_unless([2], STAGES[1:]))
 def test_an_offloaded_optimizer_is_deepspeeds_on_the_host_and_makes_the_same_update(measured, stage):
     plain, offloaded = (measured(f"offloading {on} {stage}") for on in (False, True))
     assert (plain["on_host"], offloaded["on_host"]) == (False, True)

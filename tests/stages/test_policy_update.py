@@ -8,6 +8,7 @@ import models
 import policy_lab
 import pytest
 import torch
+from sweeps import nightly_unless
 
 from configs.execution import Numerics
 from data.chat import Chat
@@ -141,7 +142,7 @@ def agree(found, expected):
 
 
 @pytest.mark.parametrize(
-    "cut", [pytest.param(cut, id=name, marks=[pytest.mark.nightly] * ("zero_stage" in cut)) for name, cut in ALL_CUTS.items()]
+    "cut", nightly_unless([cut for cut in ALL_CUTS.values() if "zero_stage" not in cut], ALL_CUTS.values()), ids=ALL_CUTS.keys()
 )
 def test_no_cut_into_micro_batches_changes_anything(policy, whole, cut):
     for case, expected in zip(CASES, whole, strict=True):

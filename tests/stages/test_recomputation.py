@@ -1,12 +1,14 @@
 """Gradient checkpointing by what it does: layers computed twice, less kept in between, one function, the same bits."""
 
 from collections import Counter
+from itertools import product
 
 import models
 import policy_lab
 import pytest
 import torch
 from effects_lab import kept_for_backward
+from sweeps import nightly_unless
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -76,12 +78,7 @@ LAYERS = 2
 @pytest.mark.proves("numerics.gradient_checkpointing")
 @pytest.mark.parametrize(
     ("kind", "lora", "attention"),
-    [
-        pytest.param(kind, lora, attention, marks=[pytest.mark.nightly] * ((kind, lora, attention) not in SOME_STAGES))
-        for kind in SUPERVISED
-        for lora in (None, ADAPTERS)
-        for attention in ("varlen", "sdpa")
-    ],
+    nightly_unless(SOME_STAGES, product(SUPERVISED, (None, ADAPTERS), ("varlen", "sdpa"))),
 )
 def test_stages_compute_each_layer_twice_and_the_same(tmp_path, policy, conversations, preferences, counts, kind, lora, attention):
     stage, fields = SUPERVISED[kind]
@@ -99,12 +96,7 @@ def test_stages_compute_each_layer_twice_and_the_same(tmp_path, policy, conversa
 
 @pytest.mark.parametrize(
     ("name", "lora"),
-    [
-        ("grpo", None),
-        ("ppo", ADAPTERS),
-        pytest.param("grpo", ADAPTERS, marks=pytest.mark.nightly),
-        pytest.param("ppo", None, marks=pytest.mark.nightly),
-    ],
+    nightly_unless([("grpo", None), ("ppo", ADAPTERS)], product(ALGORITHMS, (None, ADAPTERS))),
 )
 def test_policy_gradients_and_value_models_compute_each_layer_twice_and_the_same(tmp_path, policy, counts, name, lora):
     config = models.config_of(

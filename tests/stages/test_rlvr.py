@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import a_job, config_of, curve, dataset, kill, publish, run, run_job, start_job
+from models import a_job, config_of, curve, dataset, killed_at, publish, run, run_job, start_job
 from tiny_models import make
 from waiting import deadline, until
 
@@ -38,6 +38,18 @@ FIELDS = {
     "optimizer": {"learning_rate": 1e-3, "schedule": "constant"},
     "seed": 3,
 }
+PPO = {
+    **FIELDS,
+    "steps": 3,
+    "algorithm": {
+        "type": "ppo",
+        "critic": {"optimizer": {"learning_rate": 1e-3}, "warmup_steps": 1},
+        "kl": {"estimator": "k1", "where": "reward", "coefficient": 0.05, "adaptive": {}},
+        "inner_epochs": 2,
+        "correction": {},
+    },
+}
+"""Two engines, a coefficient that adapts, whitening over ranks."""
 WORDS = {"name": "ifeval", "instructions": [{"id": "length_constraints:number_words", "relation": "less than", "num_words": 3}]}
 """The policy's random text has one to four words: unequal rewards in most groups."""
 
@@ -101,13 +113,9 @@ def kill_one(folder: Path, *words: str) -> None:
 
 
 def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs, victim: str) -> None:
-    """Starts the job and kills it, its engine, or one of its ranks, once a checkpoint of the step is there."""
+    """Starts the job and kills its engine or one of its ranks, once a checkpoint of the step is there."""
     process = start_job(folder, "rlvr", fields, inputs, numerics, checkpoint_every_steps=1)
     until(lambda: (folder / "checkpoints" / f"step-{step:06d}").exists(), 300, alive=lambda: process.poll() is None)
-    if victim == "job":
-        kill(process, folder)
-        assert not (folder / "done.json").exists()
-        return
     kill_one(folder, *(("stages.engines.sampler", str(process.pid)) if victim == "engine" else ("-u", "-m", "stages", str(folder))))
     assert process.wait(timeout=deadline(120)) == 1
     told = folder / "done.json"
@@ -115,29 +123,36 @@ def kill_after(step: int, folder: Path, numerics: Numerics, fields: dict, inputs
     told.unlink(missing_ok=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["job", pytest.param("engine", marks=pytest.mark.nightly)])
-def test_a_killed_run_resumes_to_the_same_weights(whole, inputs, tmp_path, victim):
-    kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, victim)
-    done = run(tmp_path / "job", "rlvr", FIELDS, inputs, ONE_THREAD, checkpoint_every_steps=1)
+def goes_on(folder: Path, fields: dict, inputs, undisturbed: Path) -> None:
+    """To the end of a job that nobody interrupted."""
+    done = run(folder, "rlvr", fields, inputs, ONE_THREAD, checkpoint_every_steps=1)
     assert done["ok"], done
-    assert "resumed from step-" in (tmp_path / "job" / "log.txt").read_text()
-    folder, uninterrupted = whole
-    assert weights(tmp_path / "job") == weights(folder)
-    assert done["metrics"] == uninterrupted["metrics"]
+    assert done["resumed_from"] == "step-000002"
+    assert weights(folder) == weights(undisturbed)
+    assert done["metrics"] == json.loads((undisturbed / "done.json").read_text())["metrics"]
     evidence = Path("out/evidence/rollouts.jsonl")
-    assert (tmp_path / "job" / evidence).read_bytes() == (folder / evidence).read_bytes()
+    assert (folder / evidence).read_bytes() == (undisturbed / evidence).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_weights(inputs, tmp_path):
+    """Those of policy and value model; the coefficient of the KL is that of two steps."""
+    assert run(tmp_path / "whole", "rlvr", PPO, inputs, ONE_THREAD)["ok"]
+    killed_at("checkpoint renamed", 1, tmp_path / "job", "rlvr", PPO, inputs, ONE_THREAD, checkpoint_every_steps=1)
+    goes_on(tmp_path / "job", PPO, inputs, tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_run_whose_engine_was_killed_resumes_to_the_same_weights(whole, inputs, tmp_path):
+    kill_after(2, tmp_path / "job", ONE_THREAD, FIELDS, inputs, "engine")
+    goes_on(tmp_path / "job", FIELDS, inputs, whole[0])
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_one_killed_rank_of_two_in_bf16_changes_nothing(inputs, tmp_path):
-    """PPO: two engines, a coefficient that adapts, whitening over ranks."""
-    critic = {"optimizer": {"learning_rate": 1e-3}, "warmup_steps": 1}
-    kl = {"estimator": "k1", "where": "reward", "coefficient": 0.05, "adaptive": {}}
-    algorithm = {"type": "ppo", "critic": critic, "kl": kl, "inner_epochs": 2, "correction": {}}
-    fields = {**FIELDS, "steps": 3, "dtype": "bf16", "max_logprob_gap": 0.2, "algorithm": algorithm}
-    two = Numerics(threads=1, world_size=2)
+    fields, two = {**PPO, "dtype": "bf16", "max_logprob_gap": 0.2}, Numerics(threads=1, world_size=2)
     undisturbed = run_job(tmp_path / "whole", "rlvr", fields, inputs, two)
     assert undisturbed["ok"], undisturbed
     kill_after(1, tmp_path / "job", two, fields, inputs, "rank")

@@ -23,6 +23,7 @@ from stages.engines.engine_processes import Ahead
 from stages.engines.fleet import open_engines, side_by_side
 from stages.engines.sampler import (
     QUEUED,
+    SILENT_SHARE,
     Continuation,
     EngineLost,
     Generation,
@@ -227,9 +228,10 @@ def test_on_a_gpu_vllm_is_given_the_share_of_memory_and_on_a_cpu_the_size_of_its
 
 
 def test_a_silent_engine_is_an_error_and_no_hang(models):
-    with sampler(models["a"], heartbeat_timeout_s=1.5) as opened:
+    patience = deadline(1.5)
+    with sampler(models["a"], heartbeat_timeout_s=patience) as opened:
         os.kill(opened.pid, signal.SIGSTOP)
-        with pytest.raises(EngineLost, match=r"not responded for 1 s.*heartbeat_timeout_s"):
+        with pytest.raises(EngineLost, match=rf"not responded for {SILENT_SHARE * patience:.0f} s.*heartbeat_timeout_s"):
             opened.generate(CHUNK, GREEDY, STOP)
         os.kill(opened.pid, signal.SIGKILL)
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import a_job, alive, dataset, publish, run, start_job
+from models import a_job, alive, dataset, killed_at, publish, run
 from tiny_models import make, make_policies
-from waiting import deadline
 
 from configs.answers import Window
 from configs.execution import Numerics
@@ -73,11 +71,16 @@ def inputs(policies, pool):
 
 @pytest.fixture(scope="module")
 def kept():
-    """Engines that are open, for all tests that take `shared_engines`."""
-    engines: list[Child] = []
+    """Engines that are open, with their settings, for all tests that take `shared_engines`."""
+    engines: list[tuple[Child, dict[str, Any]]] = []
     yield engines
-    for engine in engines:
+    for engine, _ in engines:
         engine.close()
+
+
+def of_each_engine(settings):
+    """What cannot change once it is open."""
+    return settings | {"model_folder": None, "placement": settings["placement"] | {"engines": None}}
 
 
 @pytest.fixture
@@ -90,10 +93,11 @@ def shared_engines(kept, monkeypatch):
             process.kill()
             process.communicate()
         while len(kept) < count:
-            kept.append(Child(settings))
-        for engine in kept[:count]:
+            kept.append((Child(settings), settings))
+        for engine, own in kept[:count]:
+            assert of_each_engine(settings) == of_each_engine(own)
             engine.load(Path(settings["model_folder"]))
-        yield kept[:count]
+        yield [engine for engine, _ in kept[:count]]
 
     monkeypatch.setattr(chunks, "open_engines", opened)
 
@@ -112,12 +116,8 @@ def counted(monkeypatch, method, count):
 
 @pytest.mark.slow
 def test_a_continuous_sample_that_was_killed_asks_only_what_was_not_answered(inputs, tmp_path, monkeypatch, shared_engines):
-    config, faults, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "faults", tmp_path / "job"
-    faults.mkdir()
-    (faults / "answer kept").write_text("40")
-    with monkeypatch.context() as dying:
-        dying.setenv("PEDIGREE_FAULTS", str(faults))
-        assert start_job(job, "sample", config, inputs, ONE_THREAD).wait(timeout=deadline(240)) == -signal.SIGKILL
+    config, job = SAMPLE | {"chunk_size": "continuous"}, tmp_path / "job"
+    killed_at("answer kept", 40, job, "sample", config, inputs, ONE_THREAD)
     log = job / "chunks" / "answers.jsonl"
     kept = [json.loads(line)[1]["response_ids"] for line in log.read_text().splitlines()]
     assert len(kept) == 41
@@ -187,16 +187,14 @@ def test_requests_are_dealt_once_and_those_with_one_prompt_together():
 
 @pytest.mark.slow
 @pytest.mark.proves("placement.engines")
-def test_a_sample_goes_on_with_the_chunks_it_finds_by_two_engines_and_ends_in_the_bytes_of_one(
+def test_a_sample_that_was_killed_goes_on_with_its_chunks_by_two_engines_and_ends_in_the_bytes_of_one(
     inputs, tmp_path, monkeypatch, shared_engines
 ):
     assert run(tmp_path / "whole", "sample", SAMPLE, inputs, ONE_THREAD)["ok"]
 
-    left = tmp_path / "killed" / "chunks"
-    left.mkdir(parents=True)
-    for file in sorted((tmp_path / "whole" / "chunks").glob("[0-9a-f]*.json"))[:5]:
-        shutil.copy(file, left)
-    finished = {file: file.stat().st_mtime_ns for file in left.iterdir()}
+    killed_at("chunk generated", 5, tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD)
+    finished = {file: file.stat().st_mtime_ns for file in (tmp_path / "killed" / "chunks").iterdir()}
+    assert len(finished) == 5
     asked = counted(monkeypatch, "generate", len)
     done = run(tmp_path / "killed", "sample", SAMPLE, inputs, ONE_THREAD, engines=2)
     assert done["ok"]

@@ -3,9 +3,7 @@
 import gc
 import json
 import math
-import os
 import re
-import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,12 @@ from typing import Any
 import pytest
 import torch
 from chat_lab import chat_server, say
-from models import a_job, config_of, dataset, publish, run, start_job
+from models import a_job, config_of, dataset, killed_at, publish, run
 from tiny_models import make_reward_model
-from waiting import deadline
 
 from configs.execution import Numerics
 from data import records
 from data.artifacts import Artifact, read_rows
-from data.faults import FAULTS
 from stages import judge, select_rows
 from stages.engines import rewards
 from stages.job import StageError
@@ -251,15 +247,7 @@ def test_a_job_that_was_killed_scores_nothing_twice_and_ends_in_the_same_bytes(t
         {"data": {"d": dataset(tmp_path / "data", "conversation", some_rows())}, "reward_models": members},
         ONE_THREAD,
     )
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    (faults / "chunk generated").write_text("1")
-    os.environ[FAULTS] = str(faults)
-    try:
-        process = start_job(tmp_path / "job", *args)
-        assert process.wait(timeout=deadline(120)) == -signal.SIGKILL
-    finally:
-        del os.environ[FAULTS]
+    killed_at("chunk generated", 1, tmp_path / "job", *args)
     (first,) = (tmp_path / "job" / "chunks").iterdir()
     before = first.stat().st_mtime_ns
     assert run(tmp_path / "job", *args)["ok"] and run(tmp_path / "whole", *args)["ok"]

@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import date, timedelta
+from functools import partial
 from pathlib import Path
 
 import models
@@ -321,12 +322,30 @@ def test_a_document_that_a_disk_has_changed_fails_the_attempt_and_is_made_again_
 # --- several processes -------------------------------------------------------------------------------------------------
 
 
-class Maker:
-    """A process that makes the file, or waits for who does; forked, since all imports take seconds."""
+@pytest.fixture
+def forked():
+    """Forks a process, since all imports take seconds. None outlives its test: at exit, multiprocessing would wait for it."""
+    processes = []
 
-    def __init__(self, folder: Path, policy, data, name: str, stop: bool = False, rank: int = 0) -> None:
+    def start(target, *args):
+        process = multiprocessing.get_context("fork").Process(target=target, args=args)
+        process.start()
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+class Maker:
+    """A process that makes the file, or waits for who does."""
+
+    def __init__(self, forked, folder: Path, policy, data, name: str, stop: bool = False, rank: int = 0) -> None:
         """
         Args:
+            forked: starts the process.
             folder: of all jobs, with what they share.
             policy: whose tokenizer is used.
             data: the rows.
@@ -334,10 +353,8 @@ class Maker:
             stop: whether it stops before it tokenises, until it is told to `go`.
             rank: in its job.
         """
-        context = multiprocessing.get_context("fork")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_make, args=(theirs, folder, policy, data, name, stop, rank))
-        self._process.start()
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = forked(_make, theirs, folder, policy, data, name, stop, rank)
         theirs.close()
 
     def said(self):
@@ -356,6 +373,11 @@ class Maker:
     def kill(self) -> None:
         self._process.kill()
         self._process.join()
+
+
+@pytest.fixture
+def maker(forked, tmp_path, policy, data):
+    return partial(Maker, forked, tmp_path, policy, data)
 
 
 def _make(pipe, folder, policy, data, name, stop, rank):
@@ -379,10 +401,10 @@ def waits(tmp_path, name) -> bool:
     return path.exists() and json.loads(path.read_text()).get("doing", {}) == {"what": "tokenising", "done": 0, "of": 200, "unit": "rows"}
 
 
-def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, policy, data):
-    first = Maker(tmp_path, policy, data, "a", stop=True, rank=1)
+def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp_path, maker):
+    first = maker("a", stop=True, rank=1)
     assert first.said() == "making"
-    second = Maker(tmp_path, policy, data, "b")
+    second = maker("b")
     until(lambda: waits(tmp_path, "b"), alive=second.lives)
     assert first.go() == 0
     rows, length = second.said()
@@ -390,15 +412,15 @@ def test_one_of_two_processes_makes_the_file_and_the_other_waits_and_says_so(tmp
 
 
 @pytest.mark.parametrize("fault", [None, "tokens written"])
-def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left_is_swept(tmp_path, policy, data, fault, monkeypatch):
+def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left_is_swept(tmp_path, maker, fault, monkeypatch):
     (tmp_path / "faults").mkdir()
     if fault:
         (tmp_path / "faults" / fault).write_text("0")
     with monkeypatch.context() as dying:
         dying.setenv(FAULTS, str(tmp_path / "faults"))
-        first = Maker(tmp_path, policy, data, "a", stop=True)
+        first = maker("a", stop=True)
     assert first.said() == "making"
-    second = Maker(tmp_path, policy, data, "b")
+    second = maker("b")
     until(lambda: waits(tmp_path, "b"), alive=second.lives)
     if fault:
         assert first.go() == -signal.SIGKILL
@@ -409,18 +431,16 @@ def test_where_the_maker_dies_the_one_who_waits_takes_its_place_and_what_it_left
     assert [path.suffix for path in (tmp_path / "shared").iterdir()] == [".tokens"]
 
 
-def test_one_that_hangs_is_not_taken_for_work(tmp_path, policy, data, monkeypatch):
+def test_one_that_hangs_is_not_taken_for_work(tmp_path, maker, monkeypatch):
     """Its progress stands still, and so does that of those who wait: whoever watches heartbeats ends them."""
     monkeypatch.setattr(jobs, "HEARTBEAT_INTERVAL_S", 0.05)
-    first = Maker(tmp_path, policy, data, "a", stop=True)
+    first = maker("a", stop=True)
     assert first.said() == "making"
-    second = Maker(tmp_path, policy, data, "b")
+    second = maker("b")
     until(lambda: waits(tmp_path, "b"), alive=second.lives)
     before = (tmp_path / "b" / "progress.json").read_text()
     time.sleep(0.5)  # nothing is to happen, in the time of ten heartbeats
     assert (tmp_path / "b" / "progress.json").read_text() == before
-    for process in (first, second):
-        process.kill()
 
 
 def test_files_of_dead_writers_go_and_those_of_living_ones_of_other_machines_stay(tmp_path):
@@ -514,9 +534,8 @@ def test_the_first_bad_row_is_told_by_however_many_processes(chat, processes):
         list(tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, processes))
 
 
-def test_processes_die_with_the_one_that_started_them(policy, monkeypatch):
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
+def test_processes_die_with_the_one_that_started_them(policy, monkeypatch, forked):
+    ours, theirs = multiprocessing.Pipe(duplex=False)
 
     def noted(*args):
         theirs.send(os.getpid())  # less than a pipe takes at once, so that two processes may write
@@ -526,8 +545,7 @@ def test_processes_die_with_the_one_that_started_them(policy, monkeypatch):
         list(tokenising.packed(models.arithmetic(3000), Chat(policy.payload), ASSISTANT, np.dtype("<u2"), True, 2))
 
     monkeypatch.setattr(tokenising, "tokenised", noted)
-    process = context.Process(target=work)
-    process.start()
+    process = forked(work)
     workers = [ours.recv() for _ in range(2) if ours.poll(deadline(60))]
     assert len(set(workers)) == 2 and all(models.alive(pid) for pid in workers)
     process.kill()

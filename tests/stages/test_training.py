@@ -9,11 +9,13 @@ import signal
 import models
 import pytest
 from effects_lab import trainer_of
+from sweeps import nightly_unless
 from waiting import deadline, until
 
 from configs.execution import Numerics
 from data.assets import extensions_folder
 from stages.engines.checkpoints import Checkpoints
+from stages.job import checkpoint_names
 
 pytestmark = pytest.mark.slow
 SFT = {"global_batch": 8, "epochs": 1, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
@@ -25,7 +27,7 @@ def inputs(policy, conversations):
 
 def dpo(**changed):
     rate = {"learning_rate": 1e-3, "schedule": "cosine"}
-    return {"global_batch": 8, "max_length": 64, "loss": {"type": "dpo"}, "epochs": 12, "optimizer": rate, **changed}
+    return {"global_batch": 8, "max_length": 64, "loss": {"type": "dpo"}, "epochs": 4, "optimizer": rate, **changed}
 
 
 CUTS = {
@@ -39,11 +41,11 @@ CUTS = {
     "two ranks, ZeRO 2, small packs": {"world_size": 2, "zero_stage": 2, "micro_batch_tokens": 48},
     "two ranks, ZeRO 3, padded": {"world_size": 2, "zero_stage": 3, "packing": False},
 }
-LONG = {**SFT, "epochs": 12}
+LONG = {**SFT, "epochs": 4}
 WITHOUT_LOSS = {name: value for name, value in dpo().items() if name != "loss"}
 KILLED = {
     "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
-    "dpo bf16": ("preference_train", dpo(), {}),
+    "dpo bf16 with adapters": ("preference_train", dpo(lora={"rank": 4}), {}),
     "reward model": ("reward_model", WITHOUT_LOSS, {}),
 }
 KILLED_AT_NIGHT = {
@@ -157,14 +159,6 @@ def test_the_first_loss_of_an_untrained_model_is_log_v(sft_curve, policy):
     assert sft_curve()[0][0] == pytest.approx(math.log(vocabulary), rel=0.05)
 
 
-def killed_with_checkpoints(folder, *args):
-    """Starts a job, and kills it between its 10th step and its end."""
-    victim = models.start_job(folder, *args, checkpoint_every_steps=5)
-    until(lambda: any((folder / "checkpoints").glob("step-*1[05]")), 300, alive=lambda: victim.poll() is None)
-    models.kill(victim, folder)
-    assert not (folder / "done.json").exists(), "the job ended before it was killed: make it longer"
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -174,20 +168,20 @@ def killed_with_checkpoints(folder, *args):
 )
 def test_a_killed_job_goes_on_and_ends_in_the_same_bytes(tmp_path, quiet, args_of, case):
     _, undisturbed = quiet(*case)
-    killed_with_checkpoints(tmp_path, *args_of(*case))
+    models.killed_at("checkpoint renamed", 1, tmp_path, *args_of(*case), checkpoint_every_steps=5)
     (done,) = models.run_written([tmp_path], apart="kernels" in case[2])
-    assert done["resumed_from"] >= "step-000010"
+    assert done["resumed_from"] == "step-000010"
     assert done["content"] == undisturbed["content"] and done["metrics"] == undisturbed["metrics"]
     assert [row["step"] for row in rows_of(tmp_path)] == list(range(1, undisturbed["metrics"]["steps"] + 1))
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGTERM), pytest.param(2, signal.SIGUSR1, marks=pytest.mark.nightly)])
 def test_pre_emption_writes_a_checkpoint_and_damage_falls_back_loudly(tmp_path, quiet, args_of, ranks, number):
-    case = ("sft", LONG, {"world_size": 2} if ranks == 2 else {})
+    case = ("sft", {**SFT, "epochs": 24}, {"world_size": 2} if ranks == 2 else {})
     args = args_of(*case)
     _, undisturbed = quiet(*case)
     job = models.start_job(tmp_path / "b", *args, checkpoint_every_steps=5)
-    until(lambda: any((tmp_path / "b" / "checkpoints").glob("step-*10")), alive=lambda: job.poll() is None)
+    until(lambda: max(checkpoint_names(tmp_path / "b"), default="") >= "step-000010", alive=lambda: job.poll() is None)
     os.kill(job.pid, number)  # of two ranks torchrun alone hears it
     assert job.wait(timeout=deadline(60)) == (75 if ranks == 1 else 1)  # torchrun keeps exit codes to itself
     told = json.loads((tmp_path / "b" / "done.json").read_text())
@@ -212,7 +206,8 @@ def test_a_checkpoint_of_other_numerics_is_refused_with_what_changed(tmp_path, p
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [pytest.param(*case, id=name, marks=[pytest.mark.nightly] * ("world_size" in case[1])) for name, case in RESHAPES.items()],
+    nightly_unless([case for case in RESHAPES.values() if "world_size" not in case[1]], RESHAPES.values()),
+    ids=RESHAPES.keys(),
 )
 def test_a_checkpoint_is_resharded_when_asked_and_the_record_says_so(tmp_path, quiet, args_of, before, after):
     """The loss goes on as if nothing had happened: weights, moments and step of Adam have all come along."""
