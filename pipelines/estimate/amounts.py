@@ -344,13 +344,17 @@ def _most_characters(config: PrepareData) -> int | None:
     return min((one.limit for one in config.filters if isinstance(one, MaxCharacters)), default=None)
 
 
-@lru_cache(maxsize=8)
 def packaged_rows(asset: str) -> tuple[str, ...]:
     """The text of each row of a packaged file; none where the file is not here, or is no list of JSON."""
     try:
-        rows = json.loads(assets.path(asset).read_bytes())
+        return _texts(assets.path(asset))
     except (assets.AssetError, OSError, ValueError):
         return ()
+
+
+@lru_cache(maxsize=8)
+def _texts(path: Path) -> tuple[str, ...]:
+    rows = json.loads(path.read_bytes())
     return tuple("".join(_strings(row)) for row in rows) if isinstance(rows, list) else ()
 
 

@@ -41,8 +41,12 @@ ROWS = {
 }
 
 
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    return {name for name in names if name == "__pycache__" or name.endswith(".yaml")}
+
+
 def _unneeded(folder: str, names: list[str]) -> set[str]:
-    return unneeded(folder, names) | {name for name in names if name == "__pycache__" or name.endswith(".yaml")}
+    return unneeded(folder, names) | _left_out(folder, names)
 
 
 class Clone:
@@ -59,11 +63,11 @@ class Clone:
         }
 
     @classmethod
-    def first(cls, folder: Path) -> "Clone":
-        """The repository, with a DVC remote, committed."""
+    def first(cls, folder: Path, *, whole: bool = False) -> "Clone":
+        """The repository, with a DVC remote, committed. `whole`: with the code of all stages."""
         clone = cls(folder, folder / "first")
         for package in ("configs", "data", "pipelines", "stages"):
-            shutil.copytree(REPOSITORY / package, clone.root / package, ignore=_unneeded)
+            shutil.copytree(REPOSITORY / package, clone.root / package, ignore=_left_out if whole else _unneeded)
         for kind, rows in ROWS.items():
             clone.write(f"stages/{kind}.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
         for name in (".gitignore", ".dvcignore", ".dvc/.gitignore"):

@@ -241,7 +241,7 @@ class Lab:
     def _settle(self, folder: Path) -> None:
         self.code, self.root = folder / "code", folder / "project"
         shim = folder / "bin" / "pedigree"
-        shim.parent.mkdir()
+        shim.parent.mkdir(parents=True)
         shim.write_text(SHIM.format(python=sys.executable, code=str(self.code)))
         shim.chmod(0o755)
         self.environment = os.environ | {
