@@ -78,6 +78,7 @@ bench: setup ## Measures ratios against peers into benchmarks/results and the do
 	$(if $(ONLY),,python -m benchmarks.sampling)
 	$(if $(ONLY),,python -m benchmarks.growth)
 	$(if $(ONLY),,python -m benchmarks.label_noise)
+	$(if $(ONLY),,python -m benchmarks.bf16_products)
 	python -m benchmarks.training --only '$(ONLY)'
 	python -m benchmarks.table
 
