@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -242,7 +243,8 @@ def test_a_record_of_a_run_that_cannot_be_understood_leaves_only_its_row_out(tmp
     assert "<th>dpo_1</th>" in page.split('<section id="plan">')[1]
 
 
-def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypatch):
+def after_dpo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Callable[[dict, Numerics], dict]):
+    """Estimates where all stages ran on this machine under numerics as recorded; with `dpo_1`, its numerics and its placement."""
     project = project_at(tmp_path)
     graph = everything(project)
     node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
@@ -251,8 +253,14 @@ def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypa
     monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
     for path in project.artifacts.glob("*/*/run.json"):
         run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": run["numerics"] | settled(numerics).model_dump(mode="json") | {"world_size": 1}}))
-    estimates = Estimates(project, graph, execution)
+        path.write_text(json.dumps(run | {"numerics": recorded(run["numerics"], numerics)}))
+    return Estimates(project, graph, execution), node, numerics, placement
+
+
+def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypatch):
+    estimates, node, numerics, placement = after_dpo(
+        tmp_path, monkeypatch, lambda run, numerics: run | settled(numerics).model_dump(mode="json") | {"world_size": 1}
+    )
     assert estimates.under(node, numerics, placement).time is not None
     other_way = "fp32" if settled(numerics).bf16_products == "units" else "units"
     changes = {"tensor_parallel": 2, "offload_optimizer": True, "deterministic": not numerics.deterministic, "bf16_products": other_way}
@@ -261,16 +269,9 @@ def test_a_speed_is_another_ones_only_under_the_same_settings(tmp_path, monkeypa
 
 
 def test_a_run_from_before_there_was_a_choice_multiplied_bf16_by_units(tmp_path, monkeypatch):
-    project = project_at(tmp_path)
-    graph = everything(project)
-    node = next(node for node in graph.nodes.values() if node.name == "dpo_1")
-    execution = load_execution(project, "cpu")
-    numerics, placement = execution.of(node.kind, node.name)
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": numerics.model_dump(mode="json", exclude={"bf16_products"})}))
-    estimates = Estimates(project, graph, execution)
+    estimates, node, numerics, placement = after_dpo(
+        tmp_path, monkeypatch, lambda _, numerics: numerics.model_dump(mode="json", exclude={"bf16_products"})
+    )
     for way, known in (("units", True), ("fp32", False)):
         told = estimates.under(node, numerics.model_copy(update={"bf16_products": way}), placement)
         assert (told.time is not None) == known, way
