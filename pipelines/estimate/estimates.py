@@ -148,7 +148,8 @@ class Estimates:
         if own is not None and own.alike(setting):
             return Time(own.seconds * (size / own.operations if size and own.operations else 1), "its last run")
         others = [past for past in self._finished.values() if past.node.kind == node.kind and past.node.address != node.address]
-        rates = [past.rate for past in others if past.rate and past.alike(setting)]
+        of_models = isinstance(facts, Facts)  # a judge without a model is measured in rows
+        rates = [past.rate for past in others if past.rate and past.of_models == of_models and past.alike(setting)]
         if rates and size:
             return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine")
         if asks_endpoint(node.config):
@@ -217,7 +218,8 @@ class Estimates:
             seconds = run_seconds(run)
             if run is not None and seconds:
                 checkpointing = bool(run.numerics.get("gradient_checkpointing"))
-                found[node.address] = Past(node, run, seconds, self._operations(node, checkpointing))
+                of_models = isinstance(self._facts(node)[1], Facts)
+                found[node.address] = Past(node, run, seconds, self._operations(node, checkpointing), of_models)
         return found
 
 
@@ -229,6 +231,8 @@ class Past:
     run: Run
     seconds: float
     operations: float | None
+    of_models: bool
+    """Whether these are operations of a model, and not rows."""
 
     @property
     def rate(self) -> float:

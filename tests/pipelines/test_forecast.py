@@ -10,7 +10,8 @@ import pytest
 from handmade import everything, project_at
 
 from configs.datasets import HubModel
-from configs.execution import Machine, Numerics
+from configs.execution import Execution, Machine, Numerics
+from configs.project import Project
 from configs.recipe import load_recipe
 from data.machine import settled
 from pipelines.cli import plan as planning
@@ -123,6 +124,14 @@ def demo(folder: Path) -> Estimates:
     return Estimates(project, graph, execution, lambda: MADE)
 
 
+def ran_here(project: Project, execution: Execution, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on all artifacts were made on this machine, under the profile."""
+    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
+    for path in project.artifacts.glob("*/*/run.json"):
+        run = json.loads(path.read_text())
+        path.write_text(json.dumps(run | {"numerics": settled(execution.of("", "")[0]).model_dump(mode="json")}))
+
+
 def test_every_stage_of_the_demo_has_a_time_before_anything_has_run(tmp_path):
     estimates = demo(tmp_path)
     for node in estimates.graph.nodes.values():
@@ -221,10 +230,7 @@ def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, pla
     due = {node.address for node in graph.nodes.values() if node.kind == "preference_train"}
     forecast = Forecast(project, graph, execution)
     assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # they ran on another machine
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": settled(execution.of("", "")[0]).model_dump(mode="json")}))
+    ran_here(project, execution, monkeypatch)
     assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # nothing has ended since
     found = forecast.left(frozenset({"x"}), due, lambda address, whole: None)
     assert found == Outlook(125.0 * len(due), 0, "its last run")
@@ -235,15 +241,22 @@ def test_threads_decide_whether_a_finished_stage_tells_anything(tmp_path, monkey
     project = project_at(tmp_path)
     graph = everything(project)
     execution = load_execution(project, "cpu")
-    monkeypatch.setattr(machines, "this_cpu", lambda: ("A processor", 2))
-    for path in project.artifacts.glob("*/*/run.json"):
-        run = json.loads(path.read_text())
-        path.write_text(json.dumps(run | {"numerics": settled(execution.of("", "")[0]).model_dump(mode="json")}))
+    ran_here(project, execution, monkeypatch)
     node = graph.find("dpo_1")
     numerics, placement = execution.of(node.kind, node.name)
     estimates = Estimates(project, graph, execution)
     assert estimates.under(node, numerics, placement).time is not None
     assert estimates.under(node, numerics.model_copy(update={"threads": 1}), placement).time is None
+
+
+def test_rows_that_a_judge_without_a_model_read_say_nothing_of_one_with_a_model(tmp_path, monkeypatch):
+    project = project_at(tmp_path)
+    graph = everything(project, "demo")
+    execution = load_execution(project, "cpu")
+    ran_here(project, execution, monkeypatch)
+    estimates = Estimates(project, graph, execution)
+    found = estimates.anew(graph.find("judge_1")).time
+    assert found is not None and found.how.startswith("finished stages") and found.seconds == pytest.approx(125.0, rel=0.2)  # nearly as judge_2
 
 
 # --- in words ----------------------------------------------------------------------------------------------------------
