@@ -283,12 +283,15 @@ def _finite(text: str) -> float:
 def parse_yaml(text: str, name: str) -> Any:
     """The value in YAML that DVC wrote, or claims to have: without aliases and tags, which it never writes.
 
+    DVC writes YAML 1.2, in which 1e-08 is a number and `yes` a text: PyYAML, which reads YAML 1.1, takes neither for what it is.
+
     Raises:
         ArtifactError: too long, nested too deep, an alias or a tag, or not YAML.
     """
     if len(text) > LOCK_BYTES:
         raise ArtifactError(f"{name} has {len(text)} characters, more than {LOCK_BYTES}: DVC did not write it")
     import yaml  # jobs come through this door too, and read none
+    from ruamel.yaml import YAML, YAMLError
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = 0
@@ -299,8 +302,8 @@ def parse_yaml(text: str, name: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise ArtifactError(f"{name} is nested more than {DEEPEST} levels deep: DVC did not write it")
-        return yaml.load(text, Loader=loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        return YAML(typ="safe").load(text)
+    except (yaml.YAMLError, YAMLError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{name} cannot be read ({shown(' '.join(str(error).split()))[:300]})") from error
 
 

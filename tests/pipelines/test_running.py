@@ -71,6 +71,16 @@ def test_artifact_carries_run_evidence_and_lineage_without_machine(built: Lab) -
         assert str(built.root) not in (folder / part).read_text() and str(built.code) not in (folder / part).read_text()
 
 
+def test_numbers_with_an_exponent_stay_numbers_on_their_way_through_the_run_cache(lab: Lab) -> None:
+    """DVC writes 1e-05, which is a text to whoever reads YAML 1.1: a stage would have other parameters than its recipe ever after."""
+    lab.edit("configs/recipes/lab.yaml", "count: 5, seed: 2}]", "count: 5, seed: 2}]\n    filters: [{type: repetition, lines: 1e-5}]")
+    assert set(outcomes(lab).values()) == {"ran"}
+    shutil.rmtree(lab.root / "artifacts/lab/raw")
+    (lab.root / "artifacts/lab/dvc.lock").unlink()
+    assert set(outcomes(lab).values()) == {"restored"}
+    assert set(outcomes(lab).values()) == {"unchanged"} and status(lab) == CLEAN
+
+
 def test_a_bug_met_by_one_stage_is_its_end_and_leaves_the_others_running(lab: Lab) -> None:
     """The bug is in whoever watches, which is told by each stage on its way; all below the stage is given up, all beside it goes on."""
 
