@@ -16,7 +16,7 @@ from data.hashing import Beat, Hashed, silent
 from data.untrusted import RECORD_BYTES, LockEntry, LockOut, inside, parse_entry, parse_lock
 from pipelines.ledger.git import names_at, text_at
 from pipelines.ledger.lock_files import read_lock, read_run_entry
-from pipelines.ledger.objects import damaged, hash_info, plain, remove
+from pipelines.ledger.objects import damaged, hash_info, plain, remove, set_hash
 from pipelines.ledger.store import LedgerError, RemoteError, Store, dvc_errors, fill, set_deps, set_params, to_lock_entry
 from pipelines.ledger.transfers import UNTOLD, Tell, Told
 
@@ -347,7 +347,7 @@ class Ledger:
                 continue
             known = None if dep.exists else self._recorded_hash(dep.fs_path)
             if known is not None:
-                dep.hash_info, dep.files, dep.obj = hash_info(known), None, None
+                set_hash(dep, known)
             else:
                 dep.save()
         set_params(stage, {node.name: node.identity()})

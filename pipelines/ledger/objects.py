@@ -91,6 +91,12 @@ def hash_info(oid: str | None) -> Any:
     return HashInfo("md5", oid) if oid else HashInfo()
 
 
+def set_hash(dep: Any, md5: str) -> None:
+    """Gives a dependency the hash that is known of it. One that the stage's entry in `dvc.lock` does not have yet is taken by DVC for one
+    of DVC 2, under the name of another hash."""
+    dep.hash_name, dep.hash_info, dep.files, dep.obj = "md5", hash_info(md5), None, None
+
+
 def oid_of(out: Any) -> str:
     return str(out.hash_info.value) if out.hash_info else ""
 

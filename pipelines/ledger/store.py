@@ -28,7 +28,7 @@ from data.faults import fault_point
 from data.hashing import LONG_BYTES, Beat, silent
 from data.untrusted import LIST_BYTES, LOCK_BYTES, ArtifactError, parse_listing, parse_lock, read_plain
 from pipelines.ledger.lock_files import RUN_ENTRY, read_lock, read_run_entry, shared, state_of
-from pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, size_of
+from pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, set_hash, size_of
 from pipelines.ledger.transfers import (
     Aside,
     Bytes,
@@ -678,7 +678,7 @@ def set_deps(stage: "PipelineStage", entries: Mapping[str, Mapping[str, Any]]) -
     for dep in stage.deps:
         if dep not in stage.params:
             entry = dict(entries[dep.def_path])
-            dep.hash_info, dep.files, dep.obj = hash_info(entry["md5"]), None, None
+            set_hash(dep, entry["md5"])
             dep.meta = Meta.from_dict(entry)
 
 

@@ -81,6 +81,22 @@ def test_numbers_with_an_exponent_stay_numbers_on_their_way_through_the_run_cach
     assert set(outcomes(lab).values()) == {"unchanged"} and status(lab) == CLEAN
 
 
+def test_a_stage_with_one_more_input_is_found_again_in_the_run_cache(lab: Lab) -> None:
+    """DVC takes an input that the stage's entry in `dvc.lock` does not have yet for one of DVC 2."""
+    assert set(outcomes(lab).values()) == {"ran"}
+    before, with_one_more = "in: {data: clean, benchmarks: [suite]}", "in: {data: clean, benchmarks: [suite, other]}"
+    source = "{type: arithmetic, operations: [add], digits: [1], count: 3, seed: 9}"
+    other = f"  other: {{kind: prepare_data, record: item, task: b, sources: [{source}]}}\n"
+    lab.edit("configs/recipes/lab.yaml", "  suite:\n", f"{other}  suite:\n")
+    lab.edit("configs/recipes/lab.yaml", before, with_one_more)
+    assert outcomes(lab)["cleaner"] == "ran" and status(lab) == CLEAN
+    lock = yaml.safe_load((lab.root / "artifacts/lab/dvc.lock").read_text())["stages"]["cleaner"]
+    assert all(dep["hash"] == "md5" for dep in lock["deps"])
+    for here, there in ((with_one_more, before), (before, with_one_more)):
+        lab.edit("configs/recipes/lab.yaml", here, there)
+        assert outcomes(lab)["cleaner"] == "restored" and status(lab) == CLEAN
+
+
 def test_a_bug_met_by_one_stage_is_its_end_and_leaves_the_others_running(lab: Lab) -> None:
     """The bug is in whoever watches, which is told by each stage on its way; all below the stage is given up, all beside it goes on."""
 
