@@ -220,7 +220,7 @@ def test_rows_of_a_packaged_file_are_counted_as_far_as_filters_let_them_pass(tmp
     short = sum(len(text) <= 600 for text in packaged_rows("dpo-en-demo"))
     assert 0 < short < 50
     amounts = estimates.of(estimates.graph.find("preferences")).amounts
-    assert amounts.rows is not None and amounts.rows.value == 400 + short
+    assert amounts.rows is not None and amounts.rows.value == 100 + short
 
 
 def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, place):
