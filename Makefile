@@ -37,7 +37,7 @@ setup: ## Makes .venv with everything in it; instant when nothing has changed
 WORKERS ?= 2
 # A change is what differs from BASE.
 BASE ?= $(shell git merge-base HEAD main 2>/dev/null || echo HEAD)
-quick: setup ## Checks style and spelling, the types of what a change affects, and runs the unit tests: two minutes
+quick: setup ## Checks style and spelling, the types of what a change affects, and runs the unit tests: a minute
 	ruff check .
 	ruff format --quiet --check .
 	codespell

@@ -37,10 +37,10 @@ def test_by_hand():
 
 
 def test_many_answers_do_not_overflow():
-    # gold = proxy = rank: E[max of n out of N] = n (N + 1) / (n + 1)
-    ranks = [float(rank) for rank in range(1, 1001)]
-    curve = best_of_n(ranks, ranks, 1000)
-    assert curve[499][1] == pytest.approx(500 * 1001 / 501) and curve[-1] == (1000.0, 1000.0)
+    # a half is right: 1 - C(1000, n) / C(2000, n), in which C(2000, 1000) is about 2e600
+    answers = [0.0] * 1000 + [1.0] * 1000
+    curve = best_of_n(answers, answers, 1000)
+    assert curve[0][1] == 0.5 and curve[1][1] == pytest.approx(1 - (1000 * 999) / (2000 * 1999)) and curve[-1] == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("largest", [0, 3])
