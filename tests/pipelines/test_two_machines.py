@@ -100,7 +100,7 @@ def machine(lab: Lab) -> Iterator[Machine]:
 
 def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process number means nothing here: looked up, it would let a second writer start in the same folder."""
-    monkeypatch.setattr(pulse, "SILENCE_S", deadline(30.0))  # a job on a busy machine may say nothing for two seconds
+    monkeypatch.setattr(pulse, "SILENCE_S", deadline(12.0))  # a job on a busy machine may say nothing for two seconds
     machine.tell("kill runner")
     told: list[str] = []
     run = lab.run(watch=lambda address, state, detail="", **more: told.append(f"{state} {detail}"))
