@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
-from configs.compile import LOADER, pipeline_file
+from configs.compile import pipeline_file
 from configs.document import ConfigError, Problem
 from configs.graph import Graph
 from configs.project import Project
 from configs.texts import shown
+from data.untrusted import ArtifactError, parse_yaml
 from pipelines.ledger.git import run_git
 
 DRIVER = "pedigree-lock"
@@ -126,8 +125,8 @@ def _chosen(before: str | None, one: str | None, other: str | None) -> str | Non
 
 def _entry(block: str) -> Mapping[str, Any]:
     try:
-        (entry,) = yaml.load(block, Loader=LOADER).values()
-    except yaml.YAMLError as error:
+        (entry,) = parse_yaml(block, "an entry").values()
+    except ArtifactError as error:
         raise ValueError("an entry cannot be read without the others") from error
     return entry
 
@@ -147,8 +146,8 @@ def _blocks(text: str) -> tuple[str, dict[str, str]]:
     if not text.strip():
         return "", {}
     try:
-        stages = list((yaml.load(text, Loader=LOADER).get("stages") or {}).items())
-    except (yaml.YAMLError, AttributeError) as error:
+        stages = list((parse_yaml(text, "dvc.lock").get("stages") or {}).items())
+    except (ArtifactError, AttributeError) as error:
         raise ValueError("it cannot be read") from error
     header, *lines = re.split(r"(?m)(?<=^stages:$\n)", text, maxsplit=1)
     blocks: list[str] = []
