@@ -5,7 +5,9 @@ evidence/model.json       parameters, vocabulary, special tokens
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +104,27 @@ def load_gguf(file: Path) -> tuple[Any, Any]:
     Raises:
         StageError: the file says of its tokenizer that it cuts texts in a way that we do not know.
     """
-    tokenizer = gguf_tokenizer(file)
     quantization = GgufConfig(gguf_file=file.name, dequantize=True)
     place = {"gguf_file": file.name, "local_files_only": True}
-    return AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place), tokenizer
+    with gguf_parsed_once():
+        tokenizer = gguf_tokenizer(file)
+        return AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place), tokenizer
+
+
+@contextmanager
+def gguf_parsed_once() -> Iterator[None]:
+    """Gives everybody who reads a GGUF file the same reader: transformers makes one for each thing that it takes out of it.
+
+    A reader is a view of the file, and parsing takes seconds, most of them for the tokens and merges.
+    """
+    import gguf
+
+    reader = gguf.GGUFReader
+    gguf.GGUFReader = cache(reader)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = reader
 
 
 def gguf_tokenizer(file: Path) -> Any:
@@ -118,7 +137,7 @@ def gguf_tokenizer(file: Path) -> Any:
     """
     from gguf import GGUFReader
 
-    field = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+    field = GGUFReader(str(file)).fields.get("tokenizer.ggml.pre")
     name = None if field is None else field.contents()
     if name not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)

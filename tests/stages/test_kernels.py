@@ -47,15 +47,16 @@ def fused(architecture, kind="policy", numerics=COMPILED, **fields):
 
 
 @pytest.mark.slow
+@nightly
 @pytest.mark.parametrize(
     ("architecture", "kind", "numerics"),
     [
         ("qwen3", "value", IN_PARTS),
-        pytest.param("qwen3", "policy", COMPILED, marks=nightly),
-        pytest.param("llama", "adapters", COMPILED, marks=nightly),
-        pytest.param("gemma2", "value", COMPILED, marks=nightly),
-        pytest.param("qwen3_moe", "policy", COMPILED, marks=nightly),
-        pytest.param("llama", "adapters", IN_PARTS, marks=nightly),
+        ("qwen3", "policy", COMPILED),
+        ("llama", "adapters", COMPILED),
+        ("gemma2", "value", COMPILED),
+        ("qwen3_moe", "policy", COMPILED),
+        ("llama", "adapters", IN_PARTS),
     ],
 )
 def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind, numerics):
@@ -64,6 +65,7 @@ def test_compiled_kernels_give_the_same_values_and_gradients(architecture, kind,
 
 
 @pytest.mark.slow
+@nightly
 def test_compiled_kernels_in_bf16_are_as_near_to_fp32_as_torchs():
     exact = made("llama")
     for parameter in exact.parameters():
@@ -84,7 +86,7 @@ def lengths_of(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numerics", [pytest.param(COMPILED, id="layers"), pytest.param(IN_PARTS, id="parts", marks=nightly)])
+@pytest.mark.parametrize("numerics", [pytest.param(COMPILED, id="layers", marks=nightly), pytest.param(IN_PARTS, id="parts")])
 def test_rows_of_all_lengths_run_what_was_compiled_for_the_first_and_other_models_compute_as_before(numerics):
     plain, module = made("llama"), fused("llama", numerics=numerics)
     before = outputs(plain, row())
@@ -105,12 +107,9 @@ def in_process(folder, policy, data, numerics, **fields):
 
 
 @pytest.mark.slow
+@nightly
 @pytest.mark.parametrize(
-    "numerics",
-    [
-        {"gradient_checkpointing": True, "micro_batch_tokens": 64},
-        pytest.param({"packing": False, "zero_stage": 2}, marks=nightly),
-    ],
+    "numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}]
 )
 def test_a_stage_trains_as_without(tmp_path, numerics):
     policy = models.tiny_policy(tmp_path / "policy")

@@ -1,5 +1,6 @@
 import shutil
 
+import gguf
 import pytest
 import torch
 from data_lab import publish, run_stage
@@ -155,8 +156,11 @@ def test_a_random_model_needs_a_corpus(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_packaged_model_speaks(tmp_path):
+def test_the_packaged_model_is_parsed_once_and_speaks(tmp_path, monkeypatch):
+    parsed, parse = [], gguf.GGUFReader.__init__
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", lambda reader, file: (parsed.append(file), parse(reader, file))[1])
     made = run_stage(tmp_path / "x", "source_model", {"source": {"type": "packaged", "asset": "smollm2-135m-instruct"}, "dtype": "bf16"})
+    assert len(parsed) == 1
     assert made.record.metrics["parameters"] == 134_515_008
     chat = Chat(made.payload)
     assert (chat.eos_id, chat.pad_id) == (2, 0)
