@@ -303,7 +303,7 @@ def parse_yaml(text: str, name: str) -> Any:
             if depth > DEEPEST:
                 raise ArtifactError(f"{name} is nested more than {DEEPEST} levels deep: DVC did not write it")
         return YAML(typ="safe").load(text)
-    except (yaml.YAMLError, YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, YAMLError, ValueError, ArithmeticError, RecursionError) as error:
         raise ArtifactError(f"{name} cannot be read ({shown(' '.join(str(error).split()))[:300]})") from error
 
 

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 
 from configs.problems import PedigreeError
 from pipelines.jobs.context import MOVING, RunContext, StageFailed
-from pipelines.runs import NotRun, StageEnd, run_graph
+from pipelines.runs import StageEnd, run_graph
 
 HOW_TO_PREFECT = "Start one with `prefect server start`, and name it: `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
 TICK_S = 1.0
@@ -189,11 +189,9 @@ class Observer:
     def finish(self, ends: Sequence[StageEnd]) -> None:
         """Tells how the run has ended."""
         for end in ends:
-            view = self._views[end.address]
-            if isinstance(end, NotRun):
-                self._change(end.address, replace(view, state="skipped", detail=end.because))
-            elif isinstance(end, StageFailed):
-                self._change(end.address, replace(view, state="cancelled" if end.cause == "cancelled" else "failed", detail=end.message))
+            if isinstance(end, StageFailed):
+                state = "cancelled" if end.cause == "cancelled" else "failed"
+                self._change(end.address, replace(self._views[end.address], state=state, detail=end.message))
         failed = [end for end in ends if isinstance(end, StageFailed)]
         if self.cancelled:
             self._close(("cancelled", "cancelled by whom it was shown to; finished stages and checkpoints are kept"))

@@ -63,6 +63,7 @@ class Progress:
 
     graph: Graph
     selection: frozenset[str]
+    watch: Watch
     ends: dict[str, StageEnd] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
 
@@ -75,10 +76,15 @@ class Progress:
             parents = [parent for parent in node.parents if parent in self.selection]
             lost = [parent for parent in parents if isinstance(self.ends.get(parent), (StageFailed, NotRun))]
             if lost:
-                self.ends[address] = NotRun(address, f"{lost[0]} failed")
+                self.leave_out(address, f"{lost[0]} failed")
             elif all(isinstance(self.ends.get(parent), Result) for parent in parents):
                 found.append(node)
         return found
+
+    def leave_out(self, address: str, because: str) -> None:
+        self.ends[address] = NotRun(address, because)
+        with suppress(Exception):  # a bug of whoever watches ends no run
+            self.watch(address, "skipped", because)
 
 
 def load_run(
@@ -395,7 +401,7 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
     The one scheduling loop, whoever looks on (`pipelines/observer.py`). A failed stage spoils what is below it and nothing else. On
     Ctrl-C running jobs are ended, their checkpoints kept.
     """
-    progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection))
+    progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection), run.watch)
     with closing(run.ledger):
         progress.ends |= {result.address: result for result in unchanged(run, progress.selection, forced)}
     running: dict[Future[Result | StageFailed], Node] = {}
@@ -404,7 +410,7 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
             while True:
                 for node in progress.ready():
                     if run.cancelled.is_set():
-                        progress.ends[node.address] = NotRun(node.address, "the run was cancelled")
+                        progress.leave_out(node.address, "the run was cancelled")
                     else:
                         progress.started.add(node.address)
                         running[pool.submit(_end_of, run, node, node.address in forced)] = node

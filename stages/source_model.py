@@ -98,19 +98,6 @@ def refuse_made_here(what: str, record: Path) -> None:
     )
 
 
-def load_gguf(file: Path) -> tuple[Any, Any]:
-    """A GGUF file's weights, dequantised, and the tokenizer inside it.
-
-    Raises:
-        StageError: the file says of its tokenizer that it cuts texts in a way that we do not know.
-    """
-    quantization = GgufConfig(gguf_file=file.name, dequantize=True)
-    place = {"gguf_file": file.name, "local_files_only": True}
-    with gguf_parsed_once():
-        tokenizer = gguf_tokenizer(file)
-        return AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place), tokenizer
-
-
 @contextmanager
 def gguf_parsed_once() -> Iterator[None]:
     """Gives everybody who reads a GGUF file the same reader: transformers makes one for each thing that it takes out of it.
@@ -127,6 +114,20 @@ def gguf_parsed_once() -> Iterator[None]:
         gguf.GGUFReader = reader
 
 
+@gguf_parsed_once()
+def load_gguf(file: Path) -> tuple[Any, Any]:
+    """A GGUF file's weights, dequantized, and the tokenizer inside it.
+
+    Raises:
+        StageError: the file says of its tokenizer that it cuts texts in a way that we do not know.
+    """
+    quantization = GgufConfig(gguf_file=file.name, dequantize=True)
+    place = {"gguf_file": file.name, "local_files_only": True}
+    tokenizer = gguf_tokenizer(file)
+    return AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, quantization_config=quantization, **place), tokenizer
+
+
+@gguf_parsed_once()
 def gguf_tokenizer(file: Path) -> Any:
     """The tokenizer inside a GGUF file, with the step that cuts a text before merges are applied.
 

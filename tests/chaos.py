@@ -51,7 +51,7 @@ POINT_S = 8.0
 PATIENCE_S = 600.0
 MOST_FAILURES = 10
 """So often in a row the command may fail without having been disturbed in between."""
-PROFILE = "placement: {slots: 2"
+PROFILE = "\nplacement: {slots: 1"
 EDIT = ("    epochs: 2\n", "    epochs: 3\n")
 """What the recipe says, and what it says for a while."""
 DISK = "1500m"

@@ -17,7 +17,7 @@ def fresh_project(root: Path) -> Path:
         (root / folder).mkdir(parents=True)
     shutil.copytree(CODE / "configs" / "recipes", root / "configs" / "recipes")
     shutil.copytree(CODE / "configs" / "execution", root / "configs" / "execution")
-    pin_threads(root)
+    pin_threads(root, 1)  # tests run beside others, and threads that wait for each other cost more than they compute
     for name in (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore"):
         shutil.copy(CODE / name, root / name)
     for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm start"):
@@ -25,10 +25,16 @@ def fresh_project(root: Path) -> Path:
     return root
 
 
-def pin_threads(root: Path) -> None:
-    """Two cores, whatever this machine has: with other threads other bits come out, and other stages run side by side."""
+def pin_threads(root: Path, threads: int = 2) -> None:
+    """Two cores, whatever this machine has: with other threads other bits come out, and other stages run side by side.
+
+    Args:
+        root: the project.
+        threads: of a job that computes, which takes as many slots.
+    """
     profile = root / "configs" / "execution" / "cpu.yaml"
-    profile.write_text(profile.read_text().replace(": auto", ": 2"))
+    text = profile.read_text().replace("\nslots: auto", "\nslots: 2")
+    profile.write_text(text.replace(": auto", f": {threads}"))
 
 
 def environment() -> dict[str, str]:

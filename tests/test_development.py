@@ -91,7 +91,8 @@ def test_what_a_change_affects_is_itself_and_who_imports_it(tmp_path):
     (tmp_path / "configs/changed.py").write_text("FIELD = ''")
     (tmp_path / "pipelines/new.py").write_text("")
     (tmp_path / "configs/other.py").unlink()
-    assert affected(tmp_path, "HEAD") == {"configs/changed.py", "data/reads.py", "stages/reads.py", "pipelines/new.py"}
+    expected = {"configs/changed.py", "data/reads.py", "stages/reads.py", "stages/reads_other.py", "pipelines/new.py"}
+    assert affected(tmp_path, "HEAD") == expected
 
 
 def test_the_devcontainer_is_a_stage_of_the_dockerfile():

@@ -12,6 +12,7 @@ from configs.preference import Kto
 from configs.project import Project
 from configs.texts import command
 from configs.training import PreferenceTrain, Rlvr, Training
+from data.machine import has_bf16_units
 from pipelines import runs
 from pipelines.estimate.amounts import Amount, count_of
 from pipelines.estimate.estimates import Estimate, Estimates
@@ -153,8 +154,13 @@ def _amount(amount: Amount | None) -> str:
 
 def beforehand(run: RunContext, rows: Collection[PlanRow]) -> Outlook:
     """How long the jobs take that will run, those side by side that have room."""
-    times = {row.node.address: row.estimate.time for row in rows if row.state not in JOBLESS}
+    times = {address: row.estimate.time for address, row in with_jobs(rows).items()}
     return outlook(run.graph, run.execution, times)
+
+
+def with_jobs(rows: Collection[PlanRow]) -> dict[str, PlanRow]:
+    """Address → row of the stages whose jobs will run."""
+    return {row.node.address: row for row in rows if row.state not in JOBLESS}
 
 
 def time_text(found: Outlook, device: str) -> str:
@@ -180,8 +186,9 @@ def slow_text(found: Outlook, device: str) -> str:
     """What helps where a CPU takes long; empty where it does not."""
     if device != "cpu" or found.seconds < LONG_S:
         return ""
+    units = "" if has_bf16_units() else "bf16 units (AMX, AVX512-BF16) or "
     return (
-        "This is slow on a CPU. More cores help; bf16 units (AMX, AVX512-BF16) or a GPU (`--execution gpu`) help most. "
+        f"This is slow on a CPU. More cores help; {units}a GPU (`--execution gpu`) {'help' if units else 'helps'} most. "
         f"{command('run', 'tiny')} goes through the whole chain in minutes."
     )
 

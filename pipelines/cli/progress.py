@@ -22,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.graph import shown_name
-from configs.problems import PedigreeError
 from pipelines.cli.console import one_line, say
 from pipelines.estimate.schedule import Forecast
 from pipelines.jobs.context import MOVING, RunContext
@@ -209,10 +208,18 @@ def _cells(view: StageView, now: float) -> tuple[Text, Text, Text, Text]:
 class Board:
     """The state of all stages of a run; safe to tell from several threads."""
 
-    def __init__(self, title: str, stages: Iterable[tuple[str, str, str]], forecast: Forecast | None = None) -> None:
-        """`stages` are (address, shown name, kind) in the order of the graph."""
+    def __init__(
+        self, title: str, stages: Iterable[tuple[str, str, str]], forecast: Forecast | None = None, jobs: Collection[str] = ()
+    ) -> None:
+        """
+        Args:
+            title: the recipe.
+            stages: (address, shown name, kind) in the order of the graph.
+            forecast: of the run.
+            jobs: addresses of the stages that take time: others are there, or are restored.
+        """
         self.title = title
-        self._forecast, self._outlook = forecast, (0.0, "")
+        self._forecast, self._jobs, self._outlook = forecast, frozenset(jobs), (0.0, "")
         self._views = {address: StageView(name, kind) for address, name, kind in stages}
         self.note = ""
         """What is to be said of the run itself."""
@@ -261,23 +268,31 @@ class Board:
         if self._forecast is None or now - looked < OUTLOOK_INTERVAL_S:
             return text
         views = self.views
-        due = {address for address, view in views.items() if view.state not in (*DONE, "failed", "skipped")}
+        ended = frozenset(address for address, view in views.items() if view.state in (*DONE, "failed", "skipped"))
+        due = self._jobs - ended
         if not any(view.state in BEGUN for view in views.values()):
             return ""
         try:
-            found = self._forecast.left(frozenset(views) - due, due, lambda address, whole: time_left(views[address], whole, now))
-        except (PedigreeError, OSError):  # what a stage has just left may be moving; the next look finds it
+            found = self._forecast.left(ended, due, lambda address, whole: time_left(views[address], whole, now))
+        except Exception:  # it reads what runs are changing, and what others have made: none of it may end what is shown
             found = None
         text = f"{rough(found.seconds)} left" if found and due and found.how else ""
         self._outlook = now, text + (f", and {counted(found.unknown, 'stage')} of unknown time" if text and found and found.unknown else "")
         return self._outlook[1]
 
 
-def watching(context: RunContext, addresses: Collection[str]) -> Board:
-    """The state of some stages of a run, which tells it what changes from now on."""
+def watching(context: RunContext, addresses: Collection[str], jobs: Collection[str] = ()) -> Board:
+    """The state of some stages of a run, which tells it what changes from now on.
+
+    Args:
+        context: of the run.
+        addresses: of the stages.
+        jobs: those whose jobs will run; the time left is theirs.
+    """
     nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
     stages = [(node.address, shown_name(context.graph, node), node.kind) for node in nodes]
-    board = Board(context.graph.recipe, stages, Forecast(context.project, context.graph, context.execution))
+    forecast = Forecast(context.project, context.graph, context.execution) if jobs else None
+    board = Board(context.graph.recipe, stages, forecast, jobs)
     for node in nodes:
         board.allow(node.address, context.execution.of(node.kind, node.name)[1].heartbeat_timeout_s)
     context.watch = board.tell
@@ -318,9 +333,11 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         self._thread.join(timeout=5)
-        self._show()
-        if self._live:
-            self._live.stop()
+        try:
+            self._show()
+        finally:
+            if self._live:
+                self._live.stop()
 
     def _loop(self) -> None:
         while not self._stop.wait(REFRESH_INTERVAL_S if self._live else min(1.0, self.interval_s)):

@@ -123,23 +123,23 @@ def run_what_is_due(
     project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
 ) -> "list[StageEnd] | None":
     """Runs what is not up to date, and shows what came of it; returns how each stage ended, None when it was interrupted."""
-    from pipelines.cli.plan import beforehand, plan, time_text
+    from pipelines.cli.plan import beforehand, plan, time_text, with_jobs
     from pipelines.cli.telling import Telling, measured_by
     from pipelines.request import all_done, already_made
 
     with Telling() as telling:
         context.watch = telling.watch
         done = already_made(context, chosen, forced)
-        found = beforehand(context, plan(context, chosen, forced, measured_by(telling))) if done is None else None
+        rows = plan(context, chosen, forced, measured_by(telling)) if done is None else []
     if done is not None:
         say(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
         _print_scores(project, context)
         _print_report_path(project, context)
         return list(done)
-    if found is not None and found.how:
+    if (found := beforehand(context, rows)).how:
         say(f"{context.graph.source}: {time_text(found, context.execution.numerics.device)}")
     try:
-        ends = _watched(project, context, chosen, forced, prefect)
+        ends = _watched(context, chosen, forced, prefect, with_jobs(rows))
     except KeyboardInterrupt:
         _say_interrupted(context)
         return None
@@ -152,16 +152,16 @@ def run_what_is_due(
     return ends
 
 
-def _watched(project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str) -> "list[StageEnd]":
+def _watched(
+    context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str, jobs: "Collection[str]"
+) -> "list[StageEnd]":
     """The run itself, with a display of its progress."""
     from pipelines.cli.progress import Display, watching
 
-    board = watching(context, chosen)
+    board = watching(context, chosen, jobs)
     interrupt_on_sigterm()
     with Display(board):
-        ends = _work(context, chosen, forced, prefect, board)
-        _tell_not_run(board, ends)
-    return ends
+        return _work(context, chosen, forced, prefect, board)
 
 
 @commands.command()
@@ -259,14 +259,6 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
         context.ledger.notices[board.note] = None
 
     return run_observed(context, connect, note, selection, forced, required=prefect == "always")
-
-
-def _tell_not_run(board: Any, ends: "Sequence[StageEnd]") -> None:
-    from pipelines.runs import NotRun
-
-    for end in ends:
-        if isinstance(end, NotRun):
-            board.tell(end.address, "skipped", end.because)
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:

@@ -325,7 +325,7 @@ def _source_rows(project: Project, graph: Graph, node: Node, source: Any, longes
     """Rows that a source gives at most; None where nobody knows. Of a packaged file those pass that are not longer."""
     if isinstance(source, Packaged) and (rows := packaged_rows(source.asset)):
         passing = sum(longest is None or len(text) <= longest for text in rows)
-        return passing if source.count is None else math.ceil(source.count * passing / len(rows))
+        return passing if source.count is None else min(source.count, passing)
     if source.count is not None:
         return source.count
     there = None
@@ -359,7 +359,7 @@ def _texts(path: Path) -> tuple[str, ...]:
 
 
 def _strings(value: Any) -> Iterable[str]:
-    """All texts inside a JSON value, but the names of roles, which are short."""
+    """All texts inside a JSON value; names of fields are none."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

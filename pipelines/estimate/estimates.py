@@ -171,7 +171,9 @@ class Estimates:
         if rates is None or not isinstance(facts, Facts) or size is None:
             return None
         dtype = engine_dtype(amounts.drawing, setting.numerics) if amounts.drawing else dtype_of(node.config)
-        hardware = setting.hardware.at(rates, dtype, setting.numerics)
+        trained = isinstance(node.config, Training | Rlvr)
+        ranks = setting.numerics.world_size if trained else setting.numerics.tensor_parallel * setting.engines
+        hardware = setting.hardware.at(rates, dtype, setting.numerics, ranks)
         seconds = self._assumed(node.config, amounts, facts, replace(setting, hardware=hardware), size)
         bounded = amounts.tokens is not None and amounts.tokens.how == "at most"
         return Time(start + seconds * (SHARE_OF_A_BOUND if bounded else 1), MEASURED) if seconds else None

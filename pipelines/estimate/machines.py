@@ -39,9 +39,9 @@ class Hardware:
     def bytes_per_rank(self) -> int | None:
         return self.gpu_bytes if self.device == "cuda" else self.host_bytes
 
-    def at(self, rates: Rates, dtype: Dtype, numerics: Numerics) -> "Hardware":
-        """A CPU whose cores have such rates, as the threads of one rank see it."""
-        times = speedup(numerics.threads)
+    def at(self, rates: Rates, dtype: Dtype, numerics: Numerics, ranks: int = 1) -> "Hardware":
+        """A CPU whose cores have such rates, as the threads of one of its ranks see it: more threads than cores help nobody."""
+        times = speedup(max(1, min(numerics.threads, (self.cores or numerics.threads) // ranks)))
         return replace(self, peak=times * rates.of(dtype, settled(numerics).bf16_products), bandwidth=times * rates.bandwidth)
 
 

@@ -49,7 +49,8 @@ def measured() -> Rates | None:
     path, found = _place(), known()
     if found is not None or path is None:
         return found
-    environment = os.environ | {"PYTHONPATH": str(provenance.CODE_ROOT), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(provenance.CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "stages.engines.product_rate"]
     try:
         answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=MOST_S)

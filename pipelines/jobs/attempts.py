@@ -346,7 +346,9 @@ def resumable(scratch: Path) -> bool:
 
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:
-    return [f"{name} {old} -> {new}" for (name, old), (_, new) in zip(before, now, strict=True) if old != new]
+    """The job decides what `auto` becomes, and knows what its checkpoints were made under: here it is no change."""
+    pairs = ((name, old, new) for (name, old), (_, new) in zip(before, now, strict=True))
+    return [f"{name} {old} -> {new}" for name, old, new in pairs if old != new and "auto" not in (old, new)]
 
 
 def _shrink(node: Node, scratch: Path, message: str) -> str:

@@ -169,23 +169,28 @@ def recipe(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
 
 
 def profile(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
-    """The recorded numerics and placement of every stage; as many slots as this machine has."""
+    """The recorded numerics and placement of every stage; as many slots as this machine has, of cores also as many as were asked for:
+    engines that may share them need a slot for each of their threads."""
     hardware = provenance.hardware()
     on_gpu = any(member.run.numerics.get("device") == "cuda" for member in members.values())
-    slots = max(1, len(hardware.get("gpus", ())) if on_gpu else hardware["cores"])
+    asked = {address: _slots(member.run.placement.get("slots")) for address, member in members.items()}
+    slots = max(1, len(hardware.get("gpus", ()))) if on_gpu else max(hardware["cores"], *asked.values())
     stages = {}
-    for member in members.values():
+    for address, member in members.items():
         for name in PROCESSES:
             count = member.run.numerics.get(name, 1)
             if not isinstance(count, int) or not 0 < count <= MOST_PROCESSES:
                 raise ReproduceError(f"the run of {member.address} says {name} {count!r}, which is not from 1 to {MOST_PROCESSES}")
-        placement, asked = dict(member.run.placement), member.run.placement.get("slots", 1)
-        placement["slots"] = min(asked, slots) if isinstance(asked, int) else 1
+        placement = {**member.run.placement, "slots": min(asked[address], slots)}
         numerics = dict(member.run.numerics)
         if numerics.get("bf16_products") == "units":  # where there are some; without, it would take days
             numerics["bf16_products"] = "auto"
         stages[member.name] = {"numerics": numerics, "placement": placement}
     return {"slots": slots, "stages": stages}
+
+
+def _slots(recorded: object) -> int:
+    return max(1, min(recorded, MOST_PROCESSES)) if isinstance(recorded, int) else 1
 
 
 def identity_differences(project: Project, member: RebuiltStage) -> list[str]:

@@ -1,10 +1,14 @@
 """The benchmark of growth measures whole jobs on as many rows as it says."""
 
+import pytest
+
 from benchmarks import growth
 from data import records
 from data.artifacts import open_artifact
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_job_is_measured_with_all_that_it_holds(tmp_path, monkeypatch):
     monkeypatch.setattr(growth, "SUITES", 2)
     costs = {stage: cost for run in growth.JOBS.values() for stage, cost in run(tmp_path / "jobs", 300)}

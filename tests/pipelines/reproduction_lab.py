@@ -4,6 +4,7 @@ Its data stages do little: `prepare_data` writes `count` rows, `decontaminate` p
 file that `LAB_RUNS` names, sleeps `LAB_SECONDS`, and appends the text of `LAB_NOISE` to its rows: so a test makes an unsound stage.
 """
 
+import filecmp
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 from running_lab import RECIPE, unneeded
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("configs", "data", "pipelines", "stages")
 PROFILE = "{slots: 2, numerics: {threads: 1}, placement: {slots: 1, retries: 0}}"
 STAGE = '''"""Rows without meaning."""
 
@@ -42,7 +44,7 @@ ROWS = {
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if name == "__pycache__" or name.endswith(".yaml")}
+    return {name for name in names if name.endswith(".yaml")}
 
 
 def _unneeded(folder: str, names: list[str]) -> set[str]:
@@ -66,7 +68,7 @@ class Clone:
     def first(cls, folder: Path, *, whole: bool = False) -> "Clone":
         """The repository, with a DVC remote, committed. `whole`: with the code of all stages."""
         clone = cls(folder, folder / "first")
-        for package in ("configs", "data", "pipelines", "stages"):
+        for package in PACKAGES:
             shutil.copytree(REPOSITORY / package, clone.root / package, ignore=_left_out if whole else _unneeded)
         for kind, rows in ROWS.items():
             clone.write(f"stages/{kind}.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
@@ -81,9 +83,16 @@ class Clone:
         return clone
 
     def another(self, name: str) -> "Clone":
-        """A fresh clone: what git has, and nothing else."""
+        """A fresh clone: what git has, and nothing else but bytecode, which its first command would make for seconds."""
         clone = Clone(self.folder, self.folder / name)
         subprocess.run(["git", "clone", "-q", "--no-local", str(self.root), str(clone.root)], check=True, capture_output=True)
+        for package in PACKAGES:
+            for cache in (self.root / package).rglob("__pycache__"):
+                shutil.copytree(cache, clone.root / cache.relative_to(self.root))
+            for source in (self.root / package).rglob("*.py"):
+                target = clone.root / source.relative_to(self.root)
+                if target.exists() and filecmp.cmp(source, target, shallow=False):
+                    shutil.copystat(source, target)  # bytecode is of a source of this time
         return clone
 
     def write(self, name: str, text: str) -> None:

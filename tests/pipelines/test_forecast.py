@@ -55,9 +55,13 @@ def test_a_limit_of_onednn_is_measured_for_itself(tmp_path, monkeypatch):
 def test_threads_are_a_little_less_than_so_many_times_as_fast():
     # Amdahl's law with 0.06 of a step in one thread: 1 / (0.06 + 0.94 / 8) = 5.63
     assert work.speedup(1) == 1 and work.speedup(8) == pytest.approx(1 / (0.06 + 0.94 / 8))
-    hardware = hardware_of("cpu", Machine()).at(MADE, "bf16", Numerics(threads=8, bf16_products="fp32"))
+    eight, numerics = replace(hardware_of("cpu", Machine()), cores=8), Numerics(threads=8, bf16_products="fp32")
+    hardware = eight.at(MADE, "bf16", numerics)
     assert hardware.peak == pytest.approx(5.634 * 50e9, rel=1e-3) and hardware.utilization == work.CPU_UTILIZATION
     assert hardware.bandwidth_utilization == 1
+    for cores, ranks, working in ((2, 1, 2), (8, 2, 4), (1, 1, 1), (2, 4, 1)):  # as many threads as there are cores for
+        shared = replace(eight, cores=cores).at(MADE, "bf16", numerics, ranks)
+        assert shared.peak == pytest.approx(work.speedup(working) * 50e9)
     said = hardware_of("cpu", Machine(utilization=0.25, bandwidth_utilization=0.5)).at(MADE, "bf16", Numerics())
     assert (said.utilization, said.bandwidth_utilization) == (0.25, 0.5)
 
@@ -70,7 +74,9 @@ def test_answers_are_computed_no_faster_than_their_operations():
     assert found == pytest.approx(2560 * 2 * SMOLLM.multiplied / 5e10, rel=0.01)
 
 
-def test_rates_are_measured_once_in_a_process_of_their_own(place, root):
+def test_rates_are_measured_once_in_a_process_of_their_own(place, root, tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit('what lies in the folder where somebody plans is not imported')")
+    monkeypatch.chdir(tmp_path)
     assert rates.known() is None
     found = rates.measured()
     assert found is not None and 1e8 < found.fp32 < 1e13 and 1e7 < found.bf16 < 1e13 and 1e8 < found.bandwidth < 1e13

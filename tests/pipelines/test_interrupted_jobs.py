@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running_lab import CLEAN, RANKS, Lab, outcomes, read, running_scratch, status
@@ -42,13 +43,21 @@ def test_a_bug_inside_a_job_is_no_refusal_and_is_not_tried_again(lab: Lab) -> No
 
 
 def test_failed_stage_spoils_only_what_is_below(lab: Lab) -> None:
-    lab.knobs(raw={"fail": "no rows\nat all"})
-    ends = run_graph(lab.run())
+    lab.knobs(raw={"fail": "no rows\nat all"}, suite={"hold": "go"})
+    told: list[tuple[str, str]] = []
+
+    def watch(address: str, state: str, *_: Any, **__: Any) -> None:
+        told.append((address, state))
+        if (address, state) == ("lab/cleaner", "skipped"):
+            (lab.root / "go").touch()
+
+    ends = run_graph(lab.run(watch=watch))
     suite, raw, clean, cleaner = ends
     assert isinstance(suite, Result) and isinstance(raw, StageFailed)
     assert (raw.cause, raw.message) == ("refused", "no rows")
     assert raw.log and "StageError" in (lab.root / raw.log).read_text()
     assert (clean, cleaner) == (NotRun("lab/clean", "lab/raw failed"), NotRun("lab/cleaner", "lab/clean failed"))
+    assert told.index(("lab/clean", "skipped")) < told.index(("lab/suite", "ran"))  # it is told at once
     assert lab.runs().count("raw") == 1  # a refusal is not tried again
     lab.knobs()
     assert outcomes(lab) == {"suite": "unchanged", "raw": "ran", "clean": "ran", "cleaner": "ran"}
@@ -218,7 +227,7 @@ def test_other_numerics_do_not_resume_checkpoints(lab: Lab) -> None:
         ensure(run, run.graph.find("raw"))
     (scratch,) = (lab.root / ".pedigree" / "scratch").iterdir()
     (scratch / "checkpoints" / "step-1").mkdir(parents=True)
-    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 2")
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 2, bf16_products: fp32")
     lab.knobs()
     run = lab.run()
     with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\): run it under those \(a number in the profile in place of"):

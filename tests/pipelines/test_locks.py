@@ -44,6 +44,7 @@ def test_stages_that_one_branch_each_changed_or_added_are_all_kept() -> None:
         (OLD, ("2", "bb", "t2"), ("2", "bb", "t9"), ("2", "bb", "t2")),  # made on two machines: equal results, other times
         (OLD, ("1", "xx", "t4"), YOURS, YOURS),  # forced again on one branch, changed on the other: the change is what is asked for
         (OLD, MINE, ("1", "xx", "t4"), MINE),
+        (("1e-08", "aa", "t1"), ("1.0e-08", "xx", "t4"), YOURS, YOURS),  # one number in YAML 1.2; in 1.1 the first is a text
     ],
 )
 def test_what_both_changed_is_taken_where_only_one_can_be_right(before, mine, yours, kept) -> None:
@@ -74,6 +75,7 @@ STRANGE = {
     "in one line": "schema: '2.0'\nstages:\n  a: {cmd: x}\n",
     "a list": "stages: [1]\n",
     "more below": lock(a=OLD) + "datasets: []\n",
+    "a time after the last": lock(a=("9999-12-31 23:59:59.9999999", "aa", "t1")),
     "a stage twice": lock(a=OLD) + lock(a=MINE).split("stages:\n")[1],
     "aliases": "schema: '2.0'\nstages:\n  a:\n    cmd: &x y\n  b:\n    cmd: *x\n",
 }
@@ -163,6 +165,7 @@ def test_two_branches_that_add_stages_merge_and_either_side_of_the_lock_will_do(
     assert "up to date, nothing to do" in made.pedigree("run", "lab") and made.ran() == []
 
 
+@pytest.mark.nightly
 def test_where_both_branches_changed_one_stage_the_recipe_decides_and_nothing_is_run_again(made: Clone) -> None:
     branch(made, "one", "ngram: 5", "ngram: 6")
     branch(made, "two", "ngram: 5", "ngram: 7")

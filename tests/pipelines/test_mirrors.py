@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faulty_store import KEYS, s3_server
 from running_lab import PROFILE, Lab
+from sweeps import nightly_after
 from waiting import deadline, until
 
 from data import mirror as mirrors
@@ -158,7 +159,7 @@ def ended(lab: Lab, choice: Any) -> tuple[Any, list[str]]:
     return end, list(run.ledger.notices)
 
 
-@pytest.mark.parametrize("choice", ["keep", "take", "rerun"])
+@pytest.mark.parametrize("choice", nightly_after(1, ["keep", "take", "rerun"]))
 def test_a_job_that_goes_on_elsewhere_has_the_same_choice_of_code(moved: Lab, choice: str) -> None:
     end, notices = ended(moved, choice)
     assert isinstance(end, Result) and end.outcome == "ran"

@@ -116,7 +116,8 @@ def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     forecast = Told()
-    board = Board("tiny", [("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")], forecast)  # pyright: ignore[reportArgumentType]
+    stages = [("tiny/base", "base", "source_model"), ("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")]
+    board = Board("tiny", stages, forecast, ["tiny/sft", "tiny/eval"])  # pyright: ignore[reportArgumentType]
     display = Display(board, io.StringIO(), interval_s=15)
     assert board.left(1000.0) == ""  # it may be that all is up to date
     board.tell("tiny/sft", "running")
@@ -124,8 +125,8 @@ def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_
     assert not any("left" in line for line in display.lines(1030.0))
     assert display.lines(1300.0)[0] == "tiny: about 15 minutes left"
     board.tell("tiny/sft", "ran", seconds=330.0)
-    assert board.left(1330.0) == "about 10 minutes left" and forecast.ended[-1] == {"tiny/sft"}
-    assert "tiny  1/2 stages  about 10 minutes left" in shown_with(board.left(1330.0), list(board.views.values()))
+    assert board.left(1330.0) == "about 10 minutes left" and forecast.ended[-1] == {"tiny/sft"}  # that `base` is not here is no matter
+    assert "tiny  1/3 stages  about 10 minutes left" in shown_with(board.left(1330.0), list(board.views.values()))
     board.tell("tiny/eval", "ran", seconds=1.0)
     assert board.left(1400.0) == ""
 
@@ -136,12 +137,13 @@ def shown_with(left: str, views) -> str:
     return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_a_forecast_that_cannot_be_made_leaves_the_display_alone():
+@pytest.mark.parametrize("error", [ArtifactError("it was moved"), KeyError("somebody else made it")])
+def test_a_forecast_that_cannot_be_made_leaves_the_display_alone(error):
     class Broken:
         def left(self, *_):
-            raise ArtifactError("it was moved")
+            raise error
 
-    board = Board("tiny", [("tiny/sft", "sft", "sft")], Broken())  # pyright: ignore[reportArgumentType]
+    board = Board("tiny", [("tiny/sft", "sft", "sft")], Broken(), ["tiny/sft"])  # pyright: ignore[reportArgumentType]
     board.tell("tiny/sft", "running")
     assert board.left(1e9) == ""
 

@@ -111,7 +111,7 @@ def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, m
 
 def test_a_machine_that_is_gone_falls_silent_once(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held two leases, and its job: whoever waits listens to all of them at the same time."""
-    silence = deadline(8.0)
+    silence = deadline(5.0)
     monkeypatch.setattr(pulse, "SILENCE_S", silence)
     machine.end()
     run, began = lab.run(), time.monotonic()

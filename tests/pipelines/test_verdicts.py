@@ -1,11 +1,13 @@
 """What counts as reproduced: numbers worked out by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from handmade import everything, project_at
 
+from configs.execution import Execution, engines_problem
 from configs.frozen import digest
 from configs.recipe import load_recipe
 from data import provenance
@@ -23,7 +25,7 @@ from data.artifacts import (
     write_json,
     write_rows,
 )
-from pipelines.reproduce.rebuild import ReproduceError, data_alone, members_of, profile, recipe
+from pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_alone, members_of, profile, recipe
 from pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 
 RUN = {
@@ -170,12 +172,28 @@ def test_data_stages_are_those_above_which_no_model_stands(tiny):
     assert set(kinds) == {"prepare_data", "decontaminate"} and "pair" in {member.record.kind for member in members.values()}
 
 
+def placed(member, **placement):
+    return replace(member, run=member.run.model_copy(update={"placement": placement}))
+
+
 def test_recorded_numerics_become_the_profile_and_fit_this_machine(tiny, monkeypatch):
     members, _ = tiny
     monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 1})
     written = profile(members)
     assert written["slots"] == 1
     assert all(stage["numerics"]["threads"] == 2 and stage["placement"]["slots"] == 1 for stage in written["stages"].values())
+
+
+def test_engines_get_the_slots_that_they_had_though_cores_are_fewer(tiny, monkeypatch):
+    """A record made on hyper-threads, or before only whole cores were counted."""
+    monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 2})
+    members = {address: placed(member, engines=2, slots=4) for address, member in tiny[0].items()}
+    written = Execution.model_validate(profile(members))
+    assert written.slots == 4
+    for name in written.stages:
+        assert engines_problem(*written.of(name, name)) is None
+    hostile = {address: placed(member, slots=10**12) for address, member in tiny[0].items()}
+    assert profile(hostile)["slots"] == MOST_PROCESSES
 
 
 def test_a_lineage_with_a_hole_is_refused(tiny):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sweeps import nightly_unless
+from sweeps import nightly_after, nightly_unless
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
@@ -71,7 +71,7 @@ def splitting_as_llama_3() -> Any:
 TOKENIZERS = {
     "trained": trained,
     "with BOS": beginning_with_bos,
-    "packaged": lambda: gguf_tokenizer(assets.path("smollm2-135m-instruct")),
+    "packaged": cache(lambda: gguf_tokenizer(assets.path("smollm2-135m-instruct"))),
     "Llama 3": splitting_as_llama_3,
 }
 HEADERS_END_IN_EMPTY_LINES = {"llama3", "llama3_1"}
@@ -133,7 +133,7 @@ def served(folder) -> Any:
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS.keys() - {"Llama 3"}))
-@pytest.mark.parametrize("template", sorted(HEADERS_END_IN_EMPTY_LINES))
+@pytest.mark.parametrize("template", nightly_after(1, sorted(HEADERS_END_IN_EMPTY_LINES)))
 def test_a_template_whose_headers_the_tokenizer_splits_otherwise_before_an_answer_is_refused(template, name, tmp_path):
     """vLLM would ask with other tokens than are trained."""
     with pytest.raises(ChatError, match="other tokens for a conversation cut at its turns"):

@@ -108,9 +108,7 @@ def in_process(folder, policy, data, numerics, **fields):
 
 @pytest.mark.slow
 @nightly
-@pytest.mark.parametrize(
-    "numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}]
-)
+@pytest.mark.parametrize("numerics", [{"gradient_checkpointing": True, "micro_batch_tokens": 64}, {"packing": False, "zero_stage": 2}])
 def test_a_stage_trains_as_without(tmp_path, numerics):
     policy = models.tiny_policy(tmp_path / "policy")
     data = models.dataset(tmp_path / "data", "conversation", models.arithmetic(28))

@@ -158,6 +158,7 @@ def test_a_store_that_throttles_and_cuts_uploads_gets_whole_checkpoints(tmp_path
     assert store.pending == 0 and resumed["resumed_from"] and resumed["content"] == undisturbed["content"]
 
 
+@pytest.mark.nightly
 def test_finished_chunks_are_not_generated_again_elsewhere(tmp_path, store):
     url = "s3://bucket/runs"
     for name, seed in (("a", 0), ("b", 1)):

@@ -184,6 +184,7 @@ def test_two_ranks_see_the_same_rollouts_and_take_the_same_step(whole, inputs, t
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_remax_asks_for_a_greedy_answer_to_each_prompt(inputs, tmp_path):
     done = run(tmp_path / "job", "rlvr", FIELDS | {"steps": 2, "algorithm": {"type": "remax"}}, inputs, ONE_THREAD)
     assert done["ok"], done

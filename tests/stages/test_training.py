@@ -46,9 +46,9 @@ WITHOUT_LOSS = {name: value for name, value in dpo().items() if name != "loss"}
 KILLED = {
     "sft two ranks ZeRO 3": ("sft", LONG, {"world_size": 2, "zero_stage": 3}),
     "dpo bf16 with adapters": ("preference_train", dpo(lora={"rank": 4}), {}),
-    "reward model": ("reward_model", WITHOUT_LOSS, {}),
 }
 KILLED_AT_NIGHT = {
+    "reward model": ("reward_model", WITHOUT_LOSS, {}),
     "sft bf16": ("sft", {**LONG, "dtype": "bf16"}, {}),
     "sft with adapters, two ranks ZeRO 2": ("sft", {**LONG, "dtype": "bf16", "lora": {"rank": 4}}, {"world_size": 2, "zero_stage": 2}),
     "sft compiled": ("sft", {**LONG, "dtype": "bf16"}, {"kernels": "compiled"}),
