@@ -89,7 +89,8 @@ vLLM is given beside weights and cache. A mixture's experts count with those tha
 weights are divided evenly, and each rank has at least one key head.
 
 Not in the estimate: fragmentation of the allocator, attention that keeps scores (`eager`, soft caps as in Gemma 2: activations are 20 %
-more than said), `sdpa` where it repeats key heads, stages side by side on one GPU, reading data on the host, and the network.
+more than said), `sdpa` where it repeats key heads, the fp32 copies of what is multiplied on a CPU without bf16 units (of the head 4
+bytes for each weight and each logit of a chunk), stages side by side on one GPU, reading data on the host, and the network.
 """
 ERROR = """## How far off
 
