@@ -82,6 +82,7 @@ class Progress:
         return found
 
     def leave_out(self, address: str, because: str) -> None:
+        """Gives a stage up, and says so at once."""
         self.ends[address] = NotRun(address, because)
         with suppress(Exception):  # a bug of whoever watches ends no run
             self.watch(address, "skipped", because)

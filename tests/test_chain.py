@@ -114,7 +114,7 @@ def test_a_variant_trains_what_lies_below_the_change_and_shares_the_rest(project
     assert (project / "artifacts/tiny/dvc.lock").read_bytes() == lock and contents(project) == chain
 
 
-A_FEW = ["point: publish renamed", "point: checkpoint renamed", "instant: everything"]
+A_FEW = ["point: record.json written", "point: publish renamed", "point: lock replaced", "point: checkpoint renamed", "instant: everything"]
 
 
 @pytest.mark.parametrize("planned", [A_FEW, pytest.param(disturbances(20, "sft"), marks=pytest.mark.nightly)], ids=["a few", "each once"])
