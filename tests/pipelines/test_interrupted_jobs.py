@@ -224,13 +224,15 @@ def test_two_runs_at_once_do_the_work_once(lab: Lab) -> None:
 
 
 def test_other_numerics_do_not_resume_checkpoints(lab: Lab) -> None:
+    """How products of bf16 are computed is no matter here: a job refuses checkpoints that were made the other way."""
+    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 1, bf16_products: units")
     lab.knobs(raw={"errors": [5, 5]})
     run = lab.run()
     with pytest.raises(StageFailed):
         ensure(run, run.graph.find("raw"))
     (scratch,) = (lab.root / ".pedigree" / "scratch").iterdir()
     (scratch / "checkpoints" / "step-1").mkdir(parents=True)
-    lab.edit("configs/execution/lab.yaml", "threads: 1", "threads: 2, bf16_products: fp32")
+    lab.edit("configs/execution/lab.yaml", "threads: 1, bf16_products: units", "threads: 2, bf16_products: fp32")
     lab.knobs()
     run = lab.run()
     with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\): run it under those \(a number in the profile in place of"):
