@@ -346,7 +346,7 @@ def resumable(scratch: Path) -> bool:
 
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:
-    """But how products of bf16 are computed: only the job knows what `auto` becomes, and it asks the checkpoint itself, not its last spec."""
+    """But how products of bf16 are computed: only the job knows what `auto` becomes, and it asks the checkpoint, not its last spec."""
     pairs = ((name, old, new) for (name, old), (_, new) in zip(before, now, strict=True))
     return [f"{name} {old} -> {new}" for name, old, new in pairs if old != new and name != "bf16_products"]
 
