@@ -142,18 +142,17 @@ def _is_path(source: str) -> bool:
 
 
 def _check(graph: Graph, compiled: dict[str, str]) -> None:
-    pipeline = yaml.load(compiled[pipeline_file(graph.recipe)], Loader=LOADER)
+    pipeline = yaml.load(compiled[pipeline_file(graph.recipe)], Loader=yaml.CSafeLoader)
     outs = [out for stage in pipeline["stages"].values() for out in stage["outs"]]
     doubled = sorted({out for out in outs if outs.count(out) > 1})
     if doubled:
         raise ValueError(f"recipe {graph.recipe} compiles to outputs that two stages write: {', '.join(doubled)}")
     if pipeline != _pipeline(graph):
         raise ValueError(f"recipe {graph.recipe}: {pipeline_file(graph.recipe)} does not read back as what was compiled")
-    if yaml.load(compiled[params_file(graph.recipe)], Loader=LOADER) != {node.name: node.identity() for node in graph.own}:
+    if yaml.load(compiled[params_file(graph.recipe)], Loader=yaml.CSafeLoader) != {node.name: node.identity() for node in graph.own}:
         raise ValueError(f"recipe {graph.recipe}: {params_file(graph.recipe)} does not read back as what was compiled")
 
 
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN = re.compile(r"[A-Za-z_./][\w ./+-]*")
 
 

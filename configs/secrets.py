@@ -22,15 +22,20 @@ SHORTEST = 8
 """Characters: a shorter value of such a variable would be found in ordinary words."""
 
 
-def find_secrets(text: str, environment: Mapping[str, str] | None = None) -> list[str]:
+def secret_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Those variables whose names say that their values are secret."""
+    return {name: value for name, value in environment.items() if NAMES.search(name) and len(value) >= SHORTEST}
+
+
+def find_secrets(text: str, variables: Mapping[str, str] | None = None) -> list[str]:
     """Kinds of secrets that the text seems to hold, sorted; empty: none.
 
     Args:
         text: anything, e.g. a value of a recipe or a patch.
-        environment: variables whose values are looked for where their names say that they are secret; default: those of this process.
+        variables: environment variables that hold secrets; default: those of this process.
     """
     found = [kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)]
-    for name, value in (os.environ if environment is None else environment).items():
-        if NAMES.search(name) and len(value) >= SHORTEST and value in text:
+    for name, value in (secret_variables() if variables is None else variables).items():
+        if value in text:
             found.append(f"the value of the environment variable {name}")
     return sorted(found)

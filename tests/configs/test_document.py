@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import document
 from configs.document import ConfigError, parse_value, read_document
 
 
@@ -74,3 +75,20 @@ def test_lines_of_values_and_of_what_surrounds_missing_ones(tmp_path):
     assert document.line(("b", "c")) == 3
     assert document.line(("b", "nothing", 7)) == 2
     assert str(document.problem(("b", "c"), "is odd")) == "file.yaml:3: is odd"
+
+
+def test_a_key_that_is_no_text_is_a_problem_on_its_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"file.yaml:2: a key is a list or a mapping"):
+        read_document(written(tmp_path, "a: 1\n? [b, c]\n: 2\n"))
+
+
+def test_what_libyaml_refuses_is_read_too(tmp_path):
+    assert read_document(written(tmp_path, "a: {b: 1e-4, c:}\nd: 1e3\n")).value == {"a": {"b": 0.0001, "c": None}, "d": 1000.0}
+
+
+def test_both_parsers_read_every_shipped_recipe_alike(monkeypatch):
+    recipes = sorted((Path(document.__file__).parent / "recipes").glob("*.yaml"))
+    fast = [read_document(path) for path in recipes]
+    monkeypatch.setattr(document, "FastLoader", document.Loader)
+    assert recipes
+    assert [read_document(path) for path in recipes] == fast

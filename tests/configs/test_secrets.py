@@ -4,7 +4,7 @@ import pytest
 
 from configs.document import ConfigError, read_document
 from configs.recipe import load_recipe
-from configs.secrets import find_secrets
+from configs.secrets import find_secrets, secret_variables
 
 LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC1eF3hJ5kL7n"  # 40; put together here, so that no scanner takes this file for a leak
 SAMPLES = {
@@ -47,10 +47,11 @@ def test_ordinary_text_holds_none(text):
 
 
 def test_values_of_secret_variables_are_found_by_name(monkeypatch):
-    told = {"SERVICE_TOKEN": "plain-looking", "db_password": "correct horse", "SHORT_KEY": "seven77", "EDITOR": "plain-looking"}
-    assert find_secrets("a plain-looking value", told) == ["the value of the environment variable SERVICE_TOKEN"]
-    assert find_secrets("correct horse", told) == ["the value of the environment variable db_password"]
-    assert find_secrets("seven77", told) == []
+    variables = {"SERVICE_TOKEN": "plain-looking", "db_password": "correct horse", "SHORT_KEY": "seven77", "EDITOR": "plain-looking"}
+    found = secret_variables(variables)
+    assert find_secrets("a plain-looking value", found) == ["the value of the environment variable SERVICE_TOKEN"]
+    assert find_secrets("correct horse", found) == ["the value of the environment variable db_password"]
+    assert find_secrets("seven77", found) == []
     monkeypatch.setenv("SERVICE_TOKEN", "plain-looking")
     assert find_secrets("plain-looking") == ["the value of the environment variable SERVICE_TOKEN"]
 
