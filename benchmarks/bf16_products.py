@@ -25,6 +25,8 @@ SIDES = {
     "dtype fp32": replace(SFT, dtype="fp32"),
     "torch's bf16": replace(SFT, numerics={"bf16_products": "units"}),
 }
+GOALS = {"dtype fp32": 0.9, "torch's bf16": 1.0}
+"""Of the first side's speed over each of the others'."""
 
 
 def worker(name: str, workload: Workload, shared: Path) -> Worker:
@@ -49,8 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
         tokens = tokens_per_step(SFT, folder)
         runs = [race({name: worker(name, side, folder) for name, side in SIDES.items()}, SFT.steps) for _ in range(RUNS)]
         speeds = {name: [speed(run[name], tokens, SFT.warmup) for run in runs] for name in SIDES}
-        first, *others = SIDES
-        readings = [Reading(f"SFT in bf16 {first} over {other}", speeds[first], speeds[other], "useful tokens/s") for other in others]
+        ours, *others = speeds.values()
+        readings = [
+            Reading(f"SFT in bf16 through fp32 over {other}", ours, peer, "useful tokens/s", goal=goal)
+            for (other, goal), peer in zip(GOALS.items(), others, strict=True)
+        ]
         machine = watch.read() | {
             "matrix_gflops": [round(rate), round(matrix_rate())],
             "bf16_units": has_bf16_units(),
