@@ -16,6 +16,7 @@ import yaml
 
 from configs.compile import params_file
 from configs.declarations import DECLARATIONS
+from configs.execution import FORMERLY
 from configs.problems import UsageProblem
 from configs.project import Project
 from data import provenance
@@ -131,7 +132,9 @@ def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
     raise ReproduceError(f"--stage {name} names no one stage of the ancestry: there are {known}")
 
 
-def write_project(home: Path, members: Mapping[str, RebuiltStage], places: Sequence[Path], wanted: Collection[str]) -> Project:
+def write_project(
+    home: Path, members: Mapping[str, RebuiltStage], places: Sequence[Path], wanted: Collection[str], *, here: bool = False
+) -> Project:
     """A project with the rebuilt recipe, the recorded profile, the source files, and a DVC cache of its own.
 
     Args:
@@ -139,6 +142,7 @@ def write_project(home: Path, members: Mapping[str, RebuiltStage], places: Seque
         members: the ancestry.
         places: where source files may lie, the likeliest first; only a file of the recorded hash is taken.
         wanted: ids of those that will run.
+        here: with the code of this clone, not the recorded one.
 
     Raises:
         ReproduceError: a source file is nowhere with its recorded hash.
@@ -148,7 +152,10 @@ def write_project(home: Path, members: Mapping[str, RebuiltStage], places: Seque
     if not config.exists():
         write_text(config, DVC_CONFIG.format(site=home / ".dvc" / "site", cache=home / ".dvc" / "cache"))
     write_text(home / ".dvcignore", "/.pedigree\n")
-    for path, value in ((project.recipes / f"{RECIPE}.yaml", recipe(members)), (project.executions / f"{PROFILE}.yaml", profile(members))):
+    for path, value in (
+        (project.recipes / f"{RECIPE}.yaml", recipe(members)),
+        (project.executions / f"{PROFILE}.yaml", profile(members, here=here)),
+    ):
         write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")  # in this order: that of inputs counts
     for member in members.values():
         if member.id in wanted:
@@ -168,9 +175,9 @@ def recipe(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
     return {"description": "Rebuilt from records.", "execution": PROFILE, "stages": stages}
 
 
-def profile(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
+def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[str, Any]:
     """The recorded numerics and placement of every stage; as many slots as this machine has, of cores also as many as were asked for:
-    engines that may share them need a slot for each of their threads."""
+    engines that may share them need a slot for each of their threads. `here`: for the code of this clone."""
     hardware = provenance.hardware()
     on_gpu = any(member.run.numerics.get("device") == "cuda" for member in members.values())
     asked = {address: _slots(member.run.placement.get("slots")) for address, member in members.items()}
@@ -182,9 +189,9 @@ def profile(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
             if not isinstance(count, int) or not 0 < count <= MOST_PROCESSES:
                 raise ReproduceError(f"the run of {member.address} says {name} {count!r}, which is not from 1 to {MOST_PROCESSES}")
         placement = {**member.run.placement, "slots": min(asked[address], slots)}
-        numerics = dict(member.run.numerics)
-        if numerics.get("bf16_products") == "units":  # where there are some; without, it would take days
-            numerics["bf16_products"] = "auto"
+        numerics = {**(FORMERLY if here else {}), **member.run.numerics}  # older code is given no setting that it does not know
+        if numerics.get("bf16_products") == "units" and member.run.hardware.cpu != hardware.get("cpu"):
+            numerics["bf16_products"] = "auto"  # a CPU without units would need days for what took another one minutes
         stages[member.name] = {"numerics": numerics, "placement": placement}
     return {"slots": slots, "stages": stages}
 

@@ -272,7 +272,7 @@ class _Attempt:
         for code in dict.fromkeys(self._code(member) for member in run):
             self.trees[code] = self._tree(code)
         places = [*self.trees.values(), self.project.root]
-        write_project(self.home.root, members, places, {member.id for member in run})
+        write_project(self.home.root, members, places, {member.id for member in run}, here=self.request.here)
         changed = self._changed(run)
         ended = {} if changed else self._run_all(run, restored)
         found = []

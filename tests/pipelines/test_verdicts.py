@@ -25,6 +25,7 @@ from data.artifacts import (
     write_json,
     write_rows,
 )
+from data.runs import Hardware
 from pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_alone, members_of, profile, recipe
 from pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 
@@ -182,6 +183,25 @@ def test_recorded_numerics_become_the_profile_and_fit_this_machine(tiny, monkeyp
     written = profile(members)
     assert written["slots"] == 1
     assert all(stage["numerics"]["threads"] == 2 and stage["placement"]["slots"] == 1 for stage in written["stages"].values())
+
+
+@pytest.mark.parametrize(
+    ("recorded", "cpu", "here", "asked"),
+    [
+        ("units", "that", False, "units"),  # it made them so then, with units or without
+        ("units", "another", False, "auto"),
+        ("fp32", "another", False, "fp32"),
+        (None, "that", True, "units"),  # of code before the setting
+        (None, "another", True, "auto"),
+        (None, "that", False, None),  # which would refuse the setting
+    ],
+)
+def test_products_of_bf16_are_computed_as_recorded_where_this_is_that_cpu(tiny, monkeypatch, recorded, cpu, here, asked):
+    monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 2, "cpu": cpu})
+    numerics = {"device": "cpu", "threads": 1} | ({"bf16_products": recorded} if recorded else {})
+    made = {"numerics": numerics, "hardware": Hardware(cpu="that")}
+    members = {address: replace(member, run=member.run.model_copy(update=made)) for address, member in tiny[0].items()}
+    assert {stage["numerics"].get("bf16_products") for stage in profile(members, here=here)["stages"].values()} == {asked}
 
 
 def test_engines_get_the_slots_that_they_had_though_cores_are_fewer(tiny, monkeypatch):

@@ -1,0 +1,72 @@
+"""What an earlier version made stays current, restorable and reproducible.
+
+`made_at_41edb6e.tar.xz` holds what git and the DVC remote kept of a project whose recipe `small`, 14 stages of nine kinds, ran with
+the code of commit 41edb6e on a CPU with AVX-512 and without bf16 units.
+"""
+
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from projects import call
+
+from data.provenance import hardware
+
+pytestmark = pytest.mark.slow
+STAGES = 14
+DATA = {"suite", "chat_raw", "chat", "pairs_raw", "pairs"}
+"""Those below `best` that neither a model nor an engine has touched: their bytes are the same on every machine."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of the project, with nothing in it but what the remote gave back."""
+    folder = tmp_path_factory.mktemp("made-before")
+    with tarfile.open(Path(__file__).parent / "made_at_41edb6e.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    root = folder / "project"
+    for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm made"):
+        subprocess.run(["git", *command.split()], cwd=root, check=True)
+    assert f"{STAGES} of {STAGES} stages are here" in call(root, "pedigree", "pull", "small")
+    return root
+
+
+def verdicts(project: Path) -> dict[str, str]:
+    """Of the newest reproduction, by stage."""
+    newest = max((project / ".pedigree/reproductions").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    return {stage["address"].partition("/")[2]: stage["verdict"] for stage in json.loads(newest.read_text())["stages"]}
+
+
+def test_nothing_is_due(project):
+    assert f"{STAGES} stages up to date, nothing to do" in call(project, "pedigree", "plan", "small")
+    assert "up to date" in call(project, "dvc", "status")
+
+
+def test_every_hash_and_record_holds(project):
+    assert f"all as recorded: {STAGES} artifacts" in call(project, "pedigree", "verify")
+
+
+def test_todays_code_makes_the_same_rows(project):
+    call(project, "pedigree", "reproduce", "small/best", "--only", "data", "--here")
+    assert verdicts(project) == dict.fromkeys(DATA, "identical")
+
+
+@pytest.mark.nightly
+def test_the_recorded_code_still_makes_the_same_rows(project):
+    call(project, "pedigree", "reproduce", "small/best", "--only", "data")
+    assert verdicts(project) == dict.fromkeys(DATA, "identical")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_todays_code_makes_the_same_models_on_the_same_cpu(project):
+    """On another one sums are rounded otherwise, and the rows alone are the same."""
+    record = json.loads((project / "artifacts/small/best/run.json").read_text())
+    same = record["hardware"]["cpu"] == hardware()["cpu"]
+    call(project, "pedigree", "reproduce", "small/best", "--here", check=same)
+    found = verdicts(project)
+    identical = {stage for stage, verdict in found.items() if verdict == "identical"}
+    assert DATA | {"base", "sft", "dpo", "scores", "best"} <= found.keys()
+    assert identical == found.keys() if same else identical >= DATA
