@@ -82,6 +82,7 @@ class StageView:
     total: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
     started: float | None = None
+    """When it began to wait, and once it runs, when that began."""
     first_step: tuple[float, int] | None = None
     """(when it was seen, step) of the first heartbeat of this attempt that counted a step: the ETA is measured from here."""
     said: Mapping[str, object] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class StageView:
     work: str = ""
     """What it does beside its steps: loading, tokenising, hashing."""
     seconds: float | None = None
-    """How long it took, once it has ended."""
+    """How long it took, once it has ended, without the time that it waited for slots."""
     timeout: float | None = None
     """Seconds without a heartbeat after which its job is ended."""
 
@@ -232,13 +233,13 @@ class Board:
             view = self._views.get(address)
             if view is None:
                 return
-            now = time.monotonic()
+            now, has_run = time.monotonic(), address in self._folders
+            if state in ("running", "waiting", *MOVING) and (view.started is None or (state == "running" and not has_run)):
+                view = replace(view, started=now)
             if folder is not None:
                 self._folders[address] = folder
                 view = replace(view, heard=now)
-            if state in ("running", "waiting", *MOVING) and view.started is None:
-                view = replace(view, started=now)
-            if seconds is None and view.started is not None and state in (*DONE, "failed"):
+            if view.started is not None and state in (*DONE, "failed") and (seconds is None or has_run):
                 seconds = now - view.started
             self._views[address] = replace(view, state=state, detail=one_line(detail), seconds=seconds)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from waiting import until
 
 from data.untrusted import ArtifactError
-from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, with_heartbeat
+from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, took, with_heartbeat
 from pipelines.estimate.schedule import Outlook
 from pipelines.quantities import duration, number, rough
 
@@ -99,6 +99,22 @@ def test_the_time_left_of_a_stage_is_measured_and_before_that_estimated():
     assert time_left(RUNNING, 10.0, 1020.0) == 0.0  # it should be over
     assert time_left(RUNNING, None, 1020.0) is None
     assert time_left(replace(RUNNING, state="pending"), 500.0, 1020.0) is None
+
+
+def test_the_time_that_a_stage_waits_for_its_slots_is_none_of_its_own(monkeypatch, tmp_path):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    board = Board("tiny", [("tiny/sft", "sft", "sft")])
+    board.tell("tiny/sft", "waiting", "for 2 of 2 slots")
+    now[0] = 1060.0
+    assert took(board.views["tiny/sft"], 1060.0) == "1m 00s"
+    board.tell("tiny/sft", "running", folder=tmp_path)
+    assert took(board.views["tiny/sft"], 1065.0) == "5s"
+    now[0] = 1070.0
+    board.tell("tiny/sft", "running", "attempt 2", folder=tmp_path)
+    now[0] = 1090.0
+    board.tell("tiny/sft", "ran", seconds=90.0)
+    assert took(board.views["tiny/sft"], 1100.0) == "30s"
 
 
 class Told:
