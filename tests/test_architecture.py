@@ -60,7 +60,7 @@ DOORS = {
     "numba": "data/kernels.py",
     "langdetect": "data/languages.py",
     "deepspeed": "stages/engines/trainer.py",
-    "vllm": "stages/engines/sampler.py",
+    "vllm": {"stages/engines/sampler.py", "stages/engines/cpu_engine.py"},  # the second is a class of vLLM's own
     "peft": "stages/engines/adapters.py",
     "liger_kernel": "stages/engines/kernels.py",
     "datasets": "data/hub.py",

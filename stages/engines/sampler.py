@@ -38,8 +38,6 @@ MAX_RUNNING = 256
 """Requests that the engine runs at the same time; the others of a chunk wait, in order."""
 QUEUED = 2 * MAX_RUNNING
 """Requests that the engine knows of at the same time: more than it runs, so that none of them is ever waited for."""
-PREFILL_TOKENS = 8192
-"""Most prompt tokens of one engine step on CPU, where prompts are not chunked; longer contexts raise it."""
 SILENT_SHARE = 0.9
 """Share of the job's heartbeat time-out after which an unresponsive engine counts as lost: before the job itself is killed."""
 BEAT_EVERY_STEPS = 16
@@ -293,6 +291,8 @@ class Inline:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind
 
+        from stages.engines import cpu_engine
+
         self._params, self._prompt, self._at_end = SamplingParams, tokens_input, RequestOutputKind.FINAL_ONLY
         self._adapters_of, self._adapters, self._loads = LoRARequest, None, 0
         self._folder = Path(settings["model_folder"])
@@ -302,15 +302,9 @@ class Inline:
         kv_bytes = int(placement.sampler_memory_gb * 2**30)
         if dtype == "bfloat16" and settled(numerics).bf16_products == "fp32":  # vLLM has no other way to multiply through fp32
             dtype, kv_bytes = "float32", 2 * kv_bytes  # for as many tokens
+        device: dict[str, Any] = {"gpu_memory_utilization": placement.gpu_memory_utilization}
         if numerics.device == "cpu":
-            device: dict[str, Any] = {
-                "enforce_eager": True,
-                "enable_chunked_prefill": False,  # with it, a seed per request crashes the CPU engine
-                "max_num_batched_tokens": max(PREFILL_TOKENS, self._context),
-                "kv_cache_memory_bytes": kv_bytes,
-            }
-        else:
-            device = {"gpu_memory_utilization": placement.gpu_memory_utilization}
+            device = cpu_engine.arguments(dtype, self._context, kv_bytes, numerics.tensor_parallel)
         if settings["adapter_rank"] is not None:
             room = min(rank for rank in ADAPTER_RANKS if rank >= settings["adapter_rank"])
             device |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}

@@ -42,8 +42,10 @@ PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
 STOP = [2]
 WARM = Sampling(temperature=0.7, max_tokens=12)
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
-PREFIX = list(range(3, 150))  # longer than a cache block of 128 tokens: shared by all requests
+PREFIX = list(range(3, 150))  # longer than any cache block: shared by all requests
 CHUNK = [Request([*PREFIX, 200 + number % 5], 1000 + number) for number in range(10)]
+GROUP = [Request([*range(3, 22)], number) for number in range(8)]
+"""Answers to one prompt of 19 tokens."""
 
 # An engine takes ten seconds to start: one serves the whole module, and whatever needs a fresh one is shown on the same fresh one.
 
@@ -181,13 +183,21 @@ def test_the_stop_token_ends_an_answer_and_is_its_last_token(engine, models):
 
 @pytest.fixture(scope="module")
 def inline(models, tmp_path_factory):
-    """What an engine inside its caller's process answers, how it refuses weights, and what it asks vLLM for: its answers by JSON."""
+    """What an engine inside its caller's process answers, how much of a short prompt is not computed again for each of its answers, how
+    it refuses weights, and what it asks vLLM for: by JSON."""
     program = f"""
 import json, sys
 from pathlib import Path
 import test_sampler as t
 with t.sampler(Path({str(models["a"])!r}), inline=True) as engine:
-    found = {{"answers": t.exact(engine.generate(t.CHUNK, t.WARM, t.STOP))}}
+    found = {{"answers": t.exact(engine.generate(t.CHUNK, t.WARM, t.STOP)), "shared": []}}
+    step = engine._engine.step
+    def seen():
+        ended = step()
+        found["shared"] += [output.num_cached_tokens for output in ended]
+        return ended
+    engine._engine.step = seen
+    engine.generate(t.GROUP, t.WARM, t.STOP)
     try:
         engine.load(Path({str(models["deep"])!r}))
     except t.StageError as error:
@@ -213,6 +223,20 @@ Path(sys.argv[1]).write_text(json.dumps(found))
 def test_inline_and_own_process_give_the_same_bits(engine, models, inline):
     engine.load(models["a"])
     assert inline["answers"] == exact(engine.generate(CHUNK, WARM, STOP))
+
+
+@pytest.mark.slow
+def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_last_block_of_16(inline):
+    assert sorted(inline["shared"]) == [0] + [16] * 7
+
+
+@pytest.mark.slow
+def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
+    program = """
+from stages.engines.cpu_engine import block_size
+assert [block_size("bfloat16", 72, 1), block_size("float32", 1024, 1), block_size("float32", 72, 2)] == [None, 32, 32]
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": IMPORTS}, timeout=deadline(240))
 
 
 @pytest.mark.slow
@@ -300,13 +324,13 @@ def test_a_process_that_ended_before_it_was_told_what_to_serve_says_why(models, 
 @pytest.mark.proves("placement.sampler_memory_gb")
 @pytest.mark.slow
 def test_a_chunk_beyond_the_kv_cache_is_refused_and_what_is_streamed_queues_for_it(models):
-    """Ten requests begin with a block of 128 tokens each and soon need a second one: some wait, and some are begun again."""
+    """Ten requests begin with eight blocks of 16 tokens each and soon need a ninth: some wait, and some are begun again."""
     crowd = [Request([*range(100 + number, 220 + number)], number, 0.3 + number / 10) for number in range(10)]
     sampling, found = Sampling(temperature=1.0, max_tokens=24), {}
-    # 2 layers * 2 (k, v) * 2 heads * 32 * 4 bytes = 1 KiB a token; blocks of 128 tokens: 0.001 GiB hold 8 blocks
+    # 2 layers * 2 (k, v) * 2 heads * 32 * 4 bytes = 1 KiB a token: 0.001 GiB hold 65 blocks of 16 tokens
     with sampler(models["a"], sampler_memory_gb=0.001) as opened:
         opened.stream(crowd, sampling, STOP, found.__setitem__)
-        with pytest.raises(StageError, match=r"20 KV-cache blocks.*sampler_memory_gb"):
+        with pytest.raises(StageError, match=r"90 KV-cache blocks.*sampler_memory_gb"):
             opened.generate(crowd, sampling, STOP)
     assert sorted(found) == list(range(10))
     for number, request in enumerate(crowd):
