@@ -35,17 +35,20 @@ class Drawing:
     """Tokens of the longest answer; 0 where given texts are weighed only."""
     queues: bool = False
     """Whether requests wait where the KV cache is full; a chunk must fit into it."""
+    samples: int = 1
+    """Answers to each prompt, whose beginning they share."""
 
 
 def drawing_of(config: Frozen, suites: Sequence[Form | None] = ()) -> Drawing | None:
     """Of a stage; None where it asks no engine. `suites` are the forms of what `evaluate` asks."""
     match config:
         case Sample(chunk_size=int() as together):
-            return Drawing(config.dtype, together, config.sampling.max_tokens)
+            return Drawing(config.dtype, together, config.sampling.max_tokens, samples=config.samples_per_prompt)
         case Sample():
-            return Drawing(config.dtype, MAX_RUNNING, config.sampling.max_tokens, queues=True)
+            return Drawing(config.dtype, MAX_RUNNING, config.sampling.max_tokens, queues=True, samples=config.samples_per_prompt)
         case Rlvr():
-            return Drawing(config.dtype, config.prompts_per_step * config.samples_per_prompt, config.sampling.max_tokens)
+            together = config.prompts_per_step * config.samples_per_prompt
+            return Drawing(config.dtype, together, config.sampling.max_tokens, samples=config.samples_per_prompt)
         case Evaluate():
             drawn = [config.sampling_of(form) for form in suites] if suites else [config.sampling]
             return Drawing(config.dtype, config.chunk_size, max((sampling.max_tokens for sampling in drawn if sampling), default=0))

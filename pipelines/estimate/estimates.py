@@ -188,15 +188,18 @@ class Estimates:
         if drawing is not None:
             if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
                 return None
+            dtype, workers, prompt = engine_dtype(drawing, numerics), numerics.tensor_parallel, amounts.prompt.value
+            block = work.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
             alone = 0 if drawing.queues else min(amounts.requests.value, drawing.together)  # a chunk is not parted
             seconds = work.generation(
                 facts.judge or facts.policy,
                 requests=max(amounts.requests.value / setting.engines, alone),
                 together=drawing.together,
-                prompt=amounts.prompt.value,
+                prompt=prompt,
+                computed=work.unshared(prompt, drawing.samples, block),
                 answer=amounts.answer,
-                size=SIZES[engine_dtype(drawing, numerics)],
-                ranks=numerics.tensor_parallel,
+                size=SIZES[dtype],
+                ranks=workers,
                 peak=hardware.peak,
                 utilization=hardware.utilization,
                 bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,

@@ -70,12 +70,29 @@ def speedup(threads: int) -> float:
     return threads / (1 + SERIAL_SHARE * (threads - 1))
 
 
+def block_size(device: str, dtype: str, context: float, workers: int) -> int:
+    """Tokens in a block of vLLM's KV cache (on a CPU `stages.engines.cpu_engine.block_size`)."""
+    if device == "cuda":
+        return 16
+    if dtype != "fp32":
+        return 128
+    return 16 if context <= 256 and workers == 1 else 32
+
+
+def unshared(prompt: float, samples: int, block: int) -> float:
+    """Tokens of a prompt that are computed for an answer to it, in the mean: all for its first, and for the others those beyond the whole
+    blocks that they share. At least the last token is computed (vLLM's automatic prefix caching)."""
+    beyond = prompt - block * ((prompt - 1) // block)
+    return (prompt + (samples - 1) * beyond) / samples
+
+
 def generation(
     shape: Shape,
     *,
     requests: float,
     together: int,
     prompt: float,
+    computed: float,
     answer: float,
     size: int,
     ranks: int,
@@ -90,6 +107,7 @@ def generation(
         requests: all of them.
         together: requests that are submitted together, of which `MAX_RUNNING` run at the same time.
         prompt: tokens of one.
+        computed: those of them that are computed, in the mean (`unshared`).
         answer: tokens of the longest answer of a chunk: all wait for it, and for each of them the weights are read once, however few wait.
         size: bytes of a weight.
         ranks: of the engine.
@@ -102,4 +120,4 @@ def generation(
     cache = requests * (prompt + answer / 2) * kv_bytes_per_token(shape, size)
     reading = answer * (chunks * size * shape.multiplied + cache) / ranks / bandwidth
     computing = seconds(requests * answer * forward(shape, prompt + answer), ranks, peak, utilization)
-    return max(reading, computing) + seconds(requests * prompt * forward(shape, prompt), ranks, peak, utilization)
+    return max(reading, computing) + seconds(requests * computed * forward(shape, prompt), ranks, peak, utilization)

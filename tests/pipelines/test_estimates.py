@@ -145,7 +145,8 @@ def test_operations_and_time_by_hand():
 
 def test_a_token_of_every_request_reads_the_weights_and_its_cache():
     # 64 requests at once, 100 tokens each: 100 · (2 · 7,504,924,672 + 64 · (0 + 50) · 131,072) bytes at 10¹² a second
-    told = {"requests": 64, "together": 64, "prompt": 0, "answer": 100, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5}
+    told = {"requests": 64, "together": 64, "prompt": 0, "computed": 0, "answer": 100, "size": 2, "ranks": 1}
+    told |= {"peak": 1e15, "utilization": 0.5}
     expected = 100 * (15_009_849_344 + 64 * 50 * 131_072) / 1e12
     assert work.generation(LLAMA, **told, bandwidth=1e12) == pytest.approx(expected)
     assert work.generation(LLAMA, **told | {"requests": 640}, bandwidth=1e12) == pytest.approx(10 * expected)
@@ -157,11 +158,25 @@ def test_a_token_of_every_request_reads_the_weights_and_its_cache():
 )
 def test_the_weights_are_read_for_every_token_however_few_requests_wait_for_it(requests, together, chunks):
     """2048 tokens on one H100 with half of its bandwidth: reading 15 GB so often takes 18.4 s."""
-    told = {"prompt": 0, "answer": 2048, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5, "bandwidth": 3350e9 / 2}
+    told = {"prompt": 0, "computed": 0, "answer": 2048, "size": 2, "ranks": 1, "peak": 1e15, "utilization": 0.5, "bandwidth": 3350e9 / 2}
     cache = 2048 * requests * 1024 * 131_072 / told["bandwidth"]
     found = work.generation(LLAMA, requests=requests, together=together, **told)
     assert found == pytest.approx(chunks * 2048 * 15_009_849_344 / told["bandwidth"] + cache)
     assert found > 18.3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "samples", "block", "tokens"),
+    [
+        (19, 8, 16, 5.0),  # 19 of the first answer, and 3 of each of seven others
+        (19, 8, 128, 19.0),
+        (19, 1, 16, 19.0),
+        (32, 2, 16, 24.0),  # the last token is computed, and its block with it
+        (33, 2, 16, 17.0),
+    ],
+)
+def test_of_a_prompt_that_answers_share_the_last_block_is_computed_for_each(prompt, samples, block, tokens):
+    assert work.unshared(prompt, samples, block) == tokens
 
 
 def test_what_is_held_to_be_together_is_what_stages_hold(root):

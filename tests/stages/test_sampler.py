@@ -233,8 +233,13 @@ def test_of_a_short_prompt_all_answers_but_the_first_compute_what_is_beyond_the_
 @pytest.mark.slow
 def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
     program = """
+from pipelines.estimate import work  # pipelines import no stage: what they know of one is copied, and equal
 from stages.engines.cpu_engine import block_size
-assert [block_size("bfloat16", 72, 1), block_size("float32", 1024, 1), block_size("float32", 72, 2)] == [None, 32, 32]
+from stages.engines.sampler import DTYPES
+settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
+found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
+assert found == [None, 16, 16, 32, 32], found
+assert [work.block_size("cpu", *setting) for setting in settings] == [size or 128 for size in found]
 """
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": IMPORTS}, timeout=deadline(240))
 
