@@ -4,6 +4,7 @@ Symbols: N parameters that a token is multiplied by (without the input embedding
 """
 
 import math
+import platform
 
 from pipelines.estimate.memory import Formula, kv_bytes_per_token
 from pipelines.estimate.shapes import Shape
@@ -76,7 +77,7 @@ def block_size(device: str, dtype: str, context: float, workers: int) -> int:
         return 16
     if dtype != "fp32":
         return 128
-    return 16 if context <= 256 and workers == 1 else 32
+    return 16 if context <= 256 and workers == 1 and platform.machine() == "x86_64" else 32
 
 
 def unshared(prompt: float, samples: int, block: int) -> float:

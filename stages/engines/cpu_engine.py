@@ -1,5 +1,6 @@
 """What vLLM is asked for on a CPU, beside what it is asked for everywhere."""
 
+import platform
 from typing import Any
 
 from vllm.v1.attention.backend import MultipleOf
@@ -41,12 +42,12 @@ def arguments(dtype: str, context: int, kv_bytes: int, workers: int) -> dict[str
 def block_size(dtype: str, context: int, workers: int) -> int | None:
     """Tokens in a block of the KV cache: requests share the beginning of their prompts in whole blocks. None: vLLM's own 128.
 
-    In bf16 the attention kernel for AMX units goes by vLLM's own blocks. Workers are processes of vLLM's, and know its own attention
-    alone, which takes multiples of 32.
+    In bf16 the attention kernel for AMX units goes by vLLM's own blocks. The kernel for blocks of 16 is one of x86. Workers are processes
+    of vLLM's, and know its own attention alone, which takes multiples of 32.
     """
     if dtype != "float32":
         return None
-    if context > SHORT_CONTEXT or workers > 1:
+    if context > SHORT_CONTEXT or workers > 1 or platform.machine() != "x86_64":
         return 32
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{__name__}.{ShortBlocks.__name__}")
     return 16
