@@ -101,7 +101,7 @@ TORCH := $(call stamp,torch,$(LOCK))
 PACKAGES := $(call stamp,packages,$(LOCK) requirements/dev.txt)
 BYTECODE := $(call stamp,bytecode,$(LOCK) requirements/dev.txt)
 PROJECT := $(call stamp,project,pyproject.toml)
-ASSETS := $(call stamp,assets,configs/assets.py data/assets.py)
+ASSETS := $(call stamp,assets,configs/base/packaged.py data/artifacts/assets.py)
 SANDBOX := $(call stamp,sandbox,/dev/null)
 ENGINE := $(call stamp,engine,$(LOCK))
 MERGES := $(call stamp,merges,.gitattributes pipelines/ledger/lock_merge.py)
@@ -110,7 +110,7 @@ MISSING := $(filter-out $(wildcard $(STEPS)),$(STEPS))
 
 # The assets' cache serves all clones of a machine and may be emptied behind our back.
 PEDIGREE_CACHE ?= $(HOME)/.cache/pedigree
-ASSET_HASHES := $(shell sed -n 's/^ *sha256="\(.*\)",/\1/p' configs/assets.py)
+ASSET_HASHES := $(shell sed -n 's/^ *sha256="\(.*\)",/\1/p' configs/base/packaged.py)
 ifneq ($(strip $(foreach hash,$(ASSET_HASHES),$(if $(wildcard $(PEDIGREE_CACHE)/assets/$(hash)/*),,missing))),)
 .PHONY: $(ASSETS)
 MISSING += $(ASSETS)

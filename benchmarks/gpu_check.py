@@ -4,8 +4,8 @@
 
 writes FOLDER/gpu_check.json, prints a table, and exits 1 if a check failed. What cannot be had here (no DeepSpeed, no GPU memory) is
 named and skipped. On a CPU everything is tiny: it shows that the checks run, and claims nothing. Models are Llama-shaped with made
-weights and go through the modules that the stages train with (`stages/core/logprobs.py`, `stages/core/batches.py`,
-`stages/engines/feed.py`, `stages/engines/kernels.py`, `stages/engines/recomputation.py`).
+weights and go through the modules that the stages train with (`stages/training/logprobs.py`, `stages/core/batches.py`,
+`stages/training/feed.py`, `stages/training/kernels.py`, `stages/training/recomputation.py`).
 """
 
 import argparse
@@ -26,14 +26,14 @@ from typing import Any, Literal
 
 import torch
 
-from configs.execution import Numerics
-from data.provenance import hardware
-from stages.core import attention
+from configs.language.execution import Numerics
+from data.artifacts.provenance import hardware
 from stages.core.batches import Unit, collate, document
-from stages.core.logprobs import PolicyModule
-from stages.engines.feed import GlobalBatch, PreparedMicroBatch, feed
-from stages.engines.kernels import fuse
-from stages.engines.recomputation import recompute_layers
+from stages.training import attention
+from stages.training.feed import GlobalBatch, PreparedMicroBatch, feed
+from stages.training.kernels import fuse
+from stages.training.logprobs import PolicyModule
+from stages.training.recomputation import recompute_layers
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 NVL": 835.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0, "B200": 2250.0}
 """Dense bf16 without sparsity, as the vendor states it; the first name found in the device's decides."""
@@ -392,8 +392,8 @@ def deepspeed_zero(setting: Setting) -> dict[str, Any]:
 
 def zero_curve(setting: Setting, stage: int) -> list[float]:
     """Losses of three steps under one ZeRO stage, in this process."""
-    from configs.training import Optimizer
-    from stages.engines.trainer import Trainer
+    from configs.methods.training import Optimizer
+    from stages.training.trainer import Trainer
 
     numerics = Numerics.model_validate({"device": setting.device.type, "zero_stage": stage, "threads": 1})
     policy = made_policy(setting.shape, torch.device("cpu"), torch.float32, numerics.attention)

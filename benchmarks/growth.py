@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 from benchmarks.disguises import chat, problems, prose, shuffled
 from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import seal
-from configs.declarations import DECLARATIONS
-from configs.execution import Numerics, Placement
-from data import columns, records
-from data.artifacts import open_artifact, sha256_file
-from data.provenance import code_files, code_sha256, hardware
-from stages.job import GivenFile, GivenInput, JobSpec
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Numerics, Placement
+from data.artifacts.artifacts import open_artifact, sha256_file
+from data.artifacts.provenance import code_files, code_sha256, hardware
+from data.records import columns, records
+from stages.job.job import GivenFile, GivenInput, JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = RESULTS / "growth" / "rows.json"

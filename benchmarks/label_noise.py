@@ -26,12 +26,12 @@ from typing import Any
 
 from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import made, seal
-from configs.declarations import DECLARATIONS
-from configs.execution import Numerics, Placement
-from data import records
-from data.artifacts import Artifact, open_artifact
-from data.parallel import mapped
-from data.provenance import hardware
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Numerics, Placement
+from data.artifacts.artifacts import Artifact, open_artifact
+from data.artifacts.provenance import hardware
+from data.host.parallel import mapped
+from data.records import records
 
 FOUND = RESULTS / "label_noise" / "accuracy.json"
 NOISE = (0.0, 0.1, 0.25, 0.4)
@@ -111,11 +111,11 @@ class Study:
 
     def _gaps(self, model: Artifact, rows: Sequence[Row]) -> list[float]:
         """log π(y_w) - log π(y_l) of each pair."""
-        from data.chat import Chat
+        from data.chat.chat import Chat
         from stages.core.batches import document
-        from stages.engines.models import load_policy
-        from stages.job import Job
+        from stages.job.job import Job
         from stages.reference_logprobs import score
+        from stages.training.models import load_policy
 
         chat = Chat(model.payload)
         units = [tuple(document(*chat.answer(row["messages"], one["text"])) for one in row["answers"]) for row in rows]

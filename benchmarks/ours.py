@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks.pacing import Enough, Pace
 from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read, rewards
-from configs.declarations import DECLARATIONS
-from configs.execution import Placement
-from data.artifacts import open_artifact
-from stages.job import Inputs, Job
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Placement
+from data.artifacts.artifacts import open_artifact
+from stages.job.job import Inputs, Job
 
 
 class PacedJob(Job):
@@ -61,9 +61,9 @@ def config_of(workload: Workload) -> Any:
 
 def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: Path) -> None:
     """RLVR without its sampler: the learner of the stage and its update, on made rollouts."""
-    from data.chat import Chat
-    from stages.engines.policy_update import TrainingSample, initial_state, update_policy
+    from data.chat.chat import Chat
     from stages.rlvr import make_learner
+    from stages.training.policy_update import TrainingSample, initial_state, update_policy
 
     learner = make_learner(config, inputs, Chat(folder / "policy" / "payload"), job)
     state, size = initial_state(config.algorithm), workload.global_batch

@@ -1,8 +1,8 @@
 """How fast `sample` generates, from rows to answers that are kept, against vLLM's own offline `LLM.generate` on the same machine.
 
-SmolLM2-135M answers prompts of the packaged demonstration data, several times each. Ours goes through `stages/engines/chunks.py` and
-`stages/engines/continuous.py`: an engine in a child process, answers on the disk before they count, read back. The peer has all requests at
-once, and keeps nothing. Both have equal requests, seeds, sampling, dtype, KV cache, threads and engine settings, and an engine in the
+SmolLM2-135M answers prompts of the packaged demonstration data, several times each. Ours goes through `stages/sampling/chunks.py` and
+`stages/sampling/continuous.py`: an engine in a child process, answers on the disk before they count, read back. The peer has all requests
+at once, and keeps nothing. Both have equal requests, seeds, sampling, dtype, KV cache, threads and engine settings, and an engine in the
 caller's process; that of a second peer, *as documented*, is in the process that vLLM starts by itself, which takes turns with the caller's
 where cores are few. The clock starts when a few requests have warmed the engine up, and stops when all answers have been read: neither
 side's start is counted. A rate is of output tokens per second.
@@ -26,14 +26,14 @@ from typing import Any
 
 from benchmarks.report import RUNS, Interval, Reading, Watch, described, write
 from benchmarks.workloads import THREADS, make_policy
-from configs.execution import Numerics, Placement
-from configs.training import Sampling
+from configs.language.execution import Numerics, Placement
+from configs.methods.training import Sampling
 from pipelines.jobs.launcher import device_settings
-from stages.engines.chunks import Ask, context_of, generate
-from stages.engines.continuous import generate_continuously
-from stages.engines.engine_processes import Ahead
-from stages.engines.sampler import Generation, Request, told
-from stages.job import Job
+from stages.job.job import Job
+from stages.sampling.chunks import Ask, context_of, generate
+from stages.sampling.continuous import generate_continuously
+from stages.sampling.engine_processes import Ahead
+from stages.sampling.sampler import Generation, Request, told
 
 MODES = {"chunks of 64": 64, "chunks of 256": 256, "continuous": None}
 TUNED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -62,10 +62,10 @@ class Clocked(Job):
 
 def asks_of(folder: Path, prompts: int, answers: int, tokens: int) -> dict[str, Ask]:
     """`warm` and `all`: requests to the policy in `folder`."""
-    from configs.datasets import Packaged
-    from data import sources
-    from data.artifacts import open_artifact
-    from data.chat import Chat
+    from configs.rows.datasets import Packaged
+    from data.artifacts.artifacts import open_artifact
+    from data.chat.chat import Chat
+    from data.sources import sources
 
     policy = open_artifact(folder / "policy")
     chat, sampling = Chat(policy.payload), Sampling(temperature=1.0, max_tokens=tokens)
@@ -181,8 +181,8 @@ def serve_peer(settings: dict[str, Any]) -> None:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> None:
-    from configs.datasets import Packaged
-    from data import sources
+    from configs.rows.datasets import Packaged
+    from data.sources import sources
 
     rows = sources.load(Packaged(type="packaged", asset="alpaca-en-demo"), "conversation", None, sources.Outside()).rows
     make_policy(given.model, list(rows), folder)

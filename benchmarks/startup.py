@@ -69,7 +69,7 @@ def job(folder: Path) -> None:
 
     import stages.__main__ as entry
     import stages.sft
-    from stages.engines.feed import Feed
+    from stages.training.feed import Feed
 
     marks.add("imported")
     construct = stages.sft.Trainer
@@ -109,12 +109,12 @@ def peer(folder: Path) -> None:
 def prepare(folder: Path) -> dict[str, str]:
     """Model, rows and the job's spec; returns the environment that the launcher gives a job."""
     from benchmarks.ours import config_of
-    from configs.declarations import DECLARATIONS
-    from configs.execution import Numerics, Placement
-    from data.artifacts import open_artifact
-    from data.provenance import CODE_ROOT, code_files, code_sha256
+    from configs.language.declarations import DECLARATIONS
+    from configs.language.execution import Numerics, Placement
+    from data.artifacts.artifacts import open_artifact
+    from data.artifacts.provenance import CODE_ROOT, code_files, code_sha256
     from pipelines.jobs.launcher import job_environment
-    from stages.job import GivenInput, JobSpec
+    from stages.job.job import GivenInput, JobSpec
 
     folder.mkdir()
     JOB.write(folder)

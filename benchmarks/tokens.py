@@ -4,7 +4,7 @@ Conversations of the packaged demonstration data, drawn again and again with oth
 
 - each row alone, as it was done before (`Chat.training`), its ids in Python's tuples;
 - `tokenizer(list)` of the rendered conversations: their ids alone, without which of them are trained;
-- ours: `data/tokenising.py` in one process, then in one for each core, and a file of tokens that is opened again.
+- ours: `data/chat/tokenizing.py` in one process, then in one for each core, and a file of tokens that is opened again.
 
 Times are of the processor (of child processes too, `os.times`), but for opening and for all cores, which are by the clock.
 
@@ -30,8 +30,8 @@ KEY = "0" * 64
 
 def rows_of(count: int) -> list[dict[str, Any]]:
     """Conversations: real ones, in which every number is another one each time, so that words go on being new as in real data."""
-    from configs.datasets import Packaged
-    from data import sources
+    from configs.rows.datasets import Packaged
+    from data.sources import sources
 
     def given(asset: str, record: Any) -> list[dict[str, Any]]:
         return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
@@ -62,12 +62,12 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def measure(count: int, folder: Path) -> None:
-    from configs.datasets import TEMPLATES
-    from data import assets
-    from data.chat import Chat
-    from data.documents import Conversations
-    from data.token_files import TokenFile, written
-    from data.tokenising import packed
+    from configs.rows.datasets import TEMPLATES
+    from data.artifacts import assets
+    from data.chat.chat import Chat
+    from data.chat.documents import Conversations
+    from data.chat.token_files import TokenFile, written
+    from data.chat.tokenizing import packed
     from stages.source_model import gguf_tokenizer
 
     tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))

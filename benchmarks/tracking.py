@@ -14,10 +14,10 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import Reading, Watch, in_turn, write
-from configs.compile import write_compiled
-from configs.project import Project
-from configs.recipe import load_recipe
-from data.artifacts import PARTS, survey
+from configs.base.project import Project
+from configs.language.compile import write_compiled
+from configs.language.recipe import load_recipe
+from data.artifacts.artifacts import PARTS, survey
 from pipelines.ledger.ledger import Ledger
 
 SHARDS, SHARD_BYTES, ROUNDS = 4, 256 << 20, 5

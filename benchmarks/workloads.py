@@ -14,8 +14,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.execution import Numerics, Placement
-from configs.frozen import Dtype
+from configs.base.frozen import Dtype
+from configs.language.execution import Numerics, Placement
 from pipelines.jobs.launcher import device_settings
 
 Task = Literal["sft", "reward_model", "preference_train", "rlvr"]
@@ -125,15 +125,16 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def prepare(workload: Workload, folder: Path) -> None:
     """Writes policy, data and units of a workload below `folder`."""
-    from configs.datasets import Packaged
-    from data import records, sources
-    from data.artifacts import open_artifact
-    from data.chat import Chat
-    from data.documents import Conversations, Pairs
+    from configs.rows.datasets import Packaged
+    from data.artifacts.artifacts import open_artifact
+    from data.chat.chat import Chat
+    from data.chat.documents import Conversations, Pairs
+    from data.records import records
+    from data.sources import sources
     from stages.core.batches import epoch_order
-    from stages.engines.rows import fitting, pairs
-    from stages.engines.tokens import units_of
-    from stages.job import Job
+    from stages.job.job import Job
+    from stages.training.token_cache import units_of
+    from stages.training.training_rows import fitting, pairs
 
     def rows_of(asset: str, record: Any) -> list[dict[str, Any]]:
         return sources.load(Packaged(type="packaged", asset=asset), record, None, sources.Outside()).rows
@@ -169,8 +170,8 @@ def prepare(workload: Workload, folder: Path) -> None:
 
 def cache_reference(workload: Workload, folder: Path) -> None:
     """The policy's own log-probabilities of the answers, as `reference_logprobs` makes them."""
-    from configs.training import ReferenceLogprobs
-    from data.artifacts import open_artifact
+    from configs.methods.training import ReferenceLogprobs
+    from data.artifacts.artifacts import open_artifact
     from stages import reference_logprobs
 
     config = ReferenceLogprobs.model_validate({"max_length": workload.max_length, "dtype": "bf16"})
@@ -213,9 +214,9 @@ def drawn(total: int, count: int, batch: int, lengths: list[int] | None) -> list
 
 def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
     """A policy, as `source_model` makes it."""
-    from configs.datasets import SourceModel
-    from data import records
-    from data.artifacts import open_artifact
+    from configs.rows.datasets import SourceModel
+    from data.artifacts.artifacts import open_artifact
+    from data.records import records
     from stages import source_model
 
     records.save(folder / "corpus", "conversation", conversations)
@@ -226,7 +227,7 @@ def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
 
 def made(stage: Any, config: Any, inputs: Any, folder: Path, artifact_type: str, numerics: Numerics) -> None:
     """Runs a stage in this process; its output becomes the artifact `folder`."""
-    from stages.job import Job
+    from stages.job.job import Job
 
     job = Job(folder.with_name(f"{folder.name}-job"), f"bench/{folder.name}", "k", numerics, Placement(), {})
     job.folder.mkdir(exist_ok=True)
@@ -237,7 +238,7 @@ def made(stage: Any, config: Any, inputs: Any, folder: Path, artifact_type: str,
 
 def seal(folder: Path, artifact_type: str) -> None:
     """Makes a folder with a payload an artifact."""
-    from data.artifacts import Record, content_hash, scan, write_json
+    from data.artifacts.artifacts import Record, content_hash, scan, write_json
 
     files = scan(folder / "payload")
     content = content_hash(files)  # no recipe has made it: what it is stands for the key, too

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from configs.graph import Graph
-from configs.published import Published
-from configs.recipe import load_recipe
-from pipelines.publish import following
+from configs.base.published import Published
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
+from pipelines.publish import comparison
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs" / "recipes"
 FLAGSHIP = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")
@@ -23,10 +23,10 @@ $ pedigree plan tulu3_8b
 $ pedigree plan olmo2_1b --json
 ```
 
-Expected scores, hardware and differences are the block `published` of a recipe (`configs/published.py`), which is no part of any stage's
-identity. `plan` shows them beside its own estimates, and the report beside what was measured; a recipe that extends another inherits the
-fields that it does not give. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), of the stage where they are
-largest, as published scores come without an interval.
+Expected scores, hardware and differences are the block `published` of a recipe (`configs/base/published.py`), which is no part of any
+stage's identity. `plan` shows them beside its own estimates, and the report beside what was measured; a recipe that extends another
+inherits the fields that it does not give. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), of the stage where they
+are largest, as published scores come without an interval.
 
 In the tables of numbers a line is one of the recipe, and its source is a line of the first document that its head names, a table of the
 paper, or what it says itself.
@@ -78,7 +78,7 @@ def _about(name: str) -> str:
 
 
 def _scores(graph: Graph, published: Published) -> list[str]:
-    columns, rows = following.score_cells(graph)
+    columns, rows = comparison.score_cells(graph)
     if not rows:
         return []
     head = [f"Expected scores, in percent ({published.harness}):", "", _row(*columns), "|" + "---|" * len(columns)]

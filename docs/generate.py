@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from configs.declarations import DECLARATIONS, Declaration
-from configs.execution import Execution, Machine, Numerics, Placement
-from configs.frozen import Frozen
-from configs.policy_gradient import AGGREGATIONS, AdaptiveKl
-from configs.rephrasing import FindRephrased
+from configs.base.frozen import Frozen
+from configs.judging.rephrasing import FindRephrased
+from configs.language.declarations import DECLARATIONS, Declaration
+from configs.language.execution import Execution, Machine, Numerics, Placement
+from configs.methods.policy_gradient import AGGREGATIONS, AdaptiveKl
 from docs import commands, flagship, planning
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -3,13 +3,13 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from configs.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
-from configs.project import Project
-from configs.recipe import load_recipe
+from configs.base.project import Project
+from configs.language.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
+from configs.language.recipe import load_recipe
 from pipelines.estimate import amounts, estimates, memory, work
 from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.shapes import FAMILIES, KNOWN
-from pipelines.runs import load_execution
+from pipelines.run.runs import load_execution
 
 ROOT = Path(__file__).resolve().parents[1]
 

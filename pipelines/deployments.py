@@ -41,12 +41,12 @@ from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 from pydantic import ValidationError
 
-from configs.frozen import digest
-from configs.graph import Graph
-from configs.problems import PedigreeError, UsageProblem
-from configs.project import Project
-from configs.texts import command
-from data.provenance import CODE_ROOT
+from configs.base.frozen import digest
+from configs.base.problems import PedigreeError, UsageProblem
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.graph import Graph
+from data.artifacts.provenance import CODE_ROOT
 from pipelines.flow import FELL, FLOW_NAME, REHEARSAL, TAG, commit_of, post_train, tags_of
 from pipelines.request import Request
 

@@ -32,26 +32,26 @@ from prefect.runtime import flow_run as current_flow_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Completed
 
-from configs.compile import overrides_of
-from configs.frozen import finite
-from configs.graph import Node
-from configs.project import Project
-from configs.texts import command
-from data import pulse
-from data.artifacts import ArtifactError, write_json
-from data.pulse import Listener, Pulse
-from pipelines.ensure import log_file
+from configs.base.frozen import finite
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.compile import overrides_of
+from configs.language.graph import Node
+from data.artifacts.artifacts import ArtifactError, write_json
+from data.store import heartbeat
+from data.store.heartbeat import Listener, Pulse
 from pipelines.jobs.attempts import CANCELLED
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.launcher import LocalLauncher
 from pipelines.jobs.processes import Process
 from pipelines.ledger.git import GitSilent, run_git
-from pipelines.observer import End, Forgotten, Note, StageView, run_observed
-from pipelines.publish.falls import Fall, fallen, measured, remember, remembered
+from pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pipelines.publish.report import report_path, tables, write_report
 from pipelines.rehearsal.proof import proof_of, said
 from pipelines.request import Request, all_done, already_made, opened, wanted
-from pipelines.runs import StageEnd
+from pipelines.run.ensure import log_file
+from pipelines.run.observer import End, Forgotten, Note, StageView, run_observed
+from pipelines.run.runs import StageEnd
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -552,7 +552,7 @@ class FlowRecord:
         """Whether its runner lives: the process table of this machine tells at once, of a runner elsewhere only silence tells."""
         if self.process is not None and self.process.is_local:
             return self.process.alive
-        return listener.silent_s(pulse.sign(self._beat)) <= pulse.SILENCE_S
+        return listener.silent_s(heartbeat.sign(self._beat)) <= heartbeat.SILENCE_S
 
     def write(self) -> None:
         """Safe to call from several threads."""

@@ -5,19 +5,19 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from configs.graph import Graph
-from configs.problems import UsageProblem
-from configs.project import Project
-from configs.recipe import load_recipes
-from configs.texts import command
-from pipelines.ensure import Result
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipes
 from pipelines.jobs.context import RunContext, Watch, unwatched
 from pipelines.ledger.lock_merge import refuse_conflicts
-from pipelines.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
 from pipelines.quantities import counted
 from pipelines.rehearsal.preparing import check as check_rehearsal
 from pipelines.rehearsal.preparing import prepare
-from pipelines.runs import drift, load_run, refuse_missing_engines, refuse_what_cannot_fit, selected, unchanged
+from pipelines.run.ensure import Result
+from pipelines.run.pins import refuse_missing_assets, refuse_unpinned, refuse_unreachable
+from pipelines.run.runs import drift, load_run, refuse_missing_engines, refuse_what_cannot_fit, selected, unchanged
 
 LOG = logging.getLogger(__name__)
 

@@ -17,19 +17,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.declarations import DECLARATIONS
-from configs.problems import PedigreeError
-from data import memory
-from data.artifacts import Artifact, content_hash, entries_of, survey, write_json
-from data.durable import sync_tree
-from data.faults import fault_point
-from data.process import leave, uncollected
-from data.provenance import code_files, code_sha256, environment, fingerprint, hardware
-from data.storage import StoreError
-from data.untrusted import described
-from stages.core.postconditions import not_trained, other_template, templates_of, unmet
-from stages.inputs import check_untouched, open_inputs
-from stages.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
+from configs.base.problems import PedigreeError
+from configs.language.declarations import DECLARATIONS
+from data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
+from data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
+from data.host import memory
+from data.host.faults import fault_point
+from data.host.process import leave, uncollected
+from data.store.durable import sync_tree
+from data.store.storage import StoreError
+from data.store.untrusted import described
+from stages.job.inputs import check_untouched, open_inputs
+from stages.job.job import BUGS, LONGEST_MESSAGE, Job, JobSpec, NotFinite, Preempted, StageError, is_full, only, storage_cause
+from stages.job.postconditions import not_trained, other_template, templates_of, unmet
 
 RESUME_ME = 75
 OURS = ("configs", "data", "stages")
@@ -129,7 +129,7 @@ def run(spec: JobSpec, job: Job) -> dict[str, Any]:
 
 def with_update(metrics: dict[str, Any], start: Artifact, job: Job) -> tuple[dict[str, Any], str | None]:
     """(metrics with the size of the update, why nothing was trained or None) of a model that was trained from another one."""
-    from stages.core.updates import measure
+    from stages.job.updates import measure
 
     update = measure(start.payload, job.out / "payload")
     return metrics | update.metrics(), not_trained(update, metrics)

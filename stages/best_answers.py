@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from configs.keeping import BestAnswers
-from data import answers, records
-from data.answers import GivenAnswers, Said, value_of
-from data.artifacts import write_json
-from data.making import blocks
-from data.records import Conversation, Message
+from configs.judging.keeping import BestAnswers
+from data.artifacts.artifacts import write_json
+from data.expectations.output import blocks
+from data.records import answer_pool, records
+from data.records.answer_pool import GivenAnswers, Said, value_of
+from data.records.records import Conversation, Message
 from stages.core.keeping import pass_rate, worth_imitating
 from stages.core.pass_rates import histogram
-from stages.engines.made_rows import written
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
+from stages.job.output_rows import written
 
 
 def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
         PedigreeError: an answer stands there twice.
     """
     with job.busy("reading rows"):
-        given = answers.read(only(inputs, "judgments"), config.by)
+        given = answer_pool.read(only(inputs, "judgments"), config.by)
     groups = given.by_prompt()
     outcomes = {prompt_id: worth_imitating(group, config) for prompt_id, group in groups.items()}
     drops = dict(Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str)))

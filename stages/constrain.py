@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from configs.constraining import Constrain, ConstraintRules, load_constraints
-from data import answers, columns, records
-from data.artifacts import Artifact, write_json, write_rows
-from data.making import blocks
-from data.records import Prompt
+from configs.judging.constraining import Constrain, ConstraintRules, load_constraints
+from data.artifacts.artifacts import Artifact, write_json, write_rows
+from data.expectations.output import blocks
+from data.records import answer_pool, columns, records
+from data.records.records import Prompt
 from stages.core.constraining import constrained
-from stages.engines.made_rows import written
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
+from stages.job.output_rows import written
 
 SHOWN = 20
 
@@ -84,7 +84,7 @@ def run(config: Constrain, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def write(pool: Artifact, found: Outlook, config: Constrain, rules: ConstraintRules, job: Job) -> dict[str, Any]:
     """Writes the payload; returns the verdict of the expectations."""
-    lying = answers.lying(pool, found.sizes)
+    lying = answer_pool.lying(pool, found.sizes)
     places = np.array([place for place, _ in found.kept], np.int64)
     sizes = [size for _, size in found.kept]
 

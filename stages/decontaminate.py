@@ -11,17 +11,17 @@ The manifest is outside the payload, so that adding a benchmark that removes not
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from configs.decontamination import Decontaminate
-from data import records
-from data.artifacts import Artifact, write_json, write_rows
-from data.coverage import Benchmarks
-from data.decontamination import Comparison
-from data.evidence import ALIKE
-from data.scattered import Scattered
-from data.searching import search
-from data.sources import LEAK
+from configs.rows.decontamination import Decontaminate
+from data.artifacts.artifacts import Artifact, write_json, write_rows
+from data.contamination.coverage import Benchmarks
+from data.contamination.decontamination import Comparison
+from data.contamination.evidence import ALIKE
+from data.records import records
+from data.records.scattered import Scattered
+from data.records.searching import search
+from data.sources.sources import LEAK
 from stages.core.overlaps import REMOVED, WAIVED, Hit, hit_of, kept_by, lines, refuse_contaminated, refuse_unknown, staying, summary
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
 
 
 class Compared(NamedTuple):

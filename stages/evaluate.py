@@ -9,7 +9,7 @@
 The record says whether the suites are dev or unseen and, of unseen ones, how many looks this evaluation took: one for each different
 model. It knows of itself and of what its models are made from; how often a whole recipe looks is counted in its report.
 
-A suite with a form (`configs/suite_forms.py`) says itself how its answers are drawn, or its choices compared. Policies answer the same
+A suite with a form (`configs/rows/suite_forms.py`) says itself how its answers are drawn, or its choices compared. Policies answer the same
 items with the same seeds, so their differences are paired; intervals are percentile bootstraps over items, within categories where the
 average is over these. A score that nobody could tell is null, counted, and left out; the answers behind an item's score are counted each.
 """
@@ -21,13 +21,13 @@ from itertools import count, pairwise, product
 from pathlib import Path
 from typing import Any
 
-from configs.answers import Evaluate
-from configs.suite_forms import Form
-from configs.training import Sampling
-from data import records
-from data.artifacts import Artifact, read_lineage, write_json, write_rows
-from data.chat import Chat
-from data.records import AnswerScore, ItemScore
+from configs.judging.answers import Evaluate
+from configs.methods.training import Sampling
+from configs.rows.suite_forms import Form
+from data.artifacts.artifacts import Artifact, read_lineage, write_json, write_rows
+from data.chat.chat import Chat
+from data.records import records
+from data.records.records import AnswerScore, ItemScore
 from stages.core.suite_scores import (
     Draws,
     Task,
@@ -41,12 +41,12 @@ from stages.core.suite_scores import (
     task_hash,
     verifiers_of,
 )
-from stages.core.verifiers import sandbox
-from stages.engines.chunks import Ask, Score, generate
-from stages.engines.engine_processes import Ahead
-from stages.engines.prepared import Prepared
-from stages.engines.sampler import Continuation, Generation, Request, seed_of
-from stages.job import Inputs, Job, StageError
+from stages.job.job import Inputs, Job, StageError
+from stages.sampling.chunks import Ask, Score, generate
+from stages.sampling.engine_processes import Ahead
+from stages.sampling.prepared import Prepared
+from stages.sampling.sampler import Continuation, Generation, Request, seed_of
+from stages.verifiers import sandbox
 
 FROZEN = ("select", "source_model")
 """Stages whose models unseen suites may be run on."""

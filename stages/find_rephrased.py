@@ -15,23 +15,23 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from configs.decontamination import Waiver
-from configs.frozen import canonical_json
-from configs.rephrasing import FindRephrased
-from configs.training import Sampling
-from data import records
-from data.artifacts import Artifact, write_json, write_rows
-from data.coverage import Benchmarks, Overlap, ordered, searched
-from data.paraphrases import SHOWN, Like, Likeness, question
-from data.records import Message
-from data.scattered import Scattered
-from data.searching import search
+from configs.base.frozen import canonical_json
+from configs.judging.rephrasing import FindRephrased
+from configs.methods.training import Sampling
+from configs.rows.decontamination import Waiver
+from data.artifacts.artifacts import Artifact, write_json, write_rows
+from data.contamination.coverage import Benchmarks, Overlap, ordered, searched
+from data.contamination.paraphrases import SHOWN, Like, Likeness, question
+from data.records import records
+from data.records.records import Message
+from data.records.scattered import Scattered
+from data.records.searching import search
 from stages.core.overlaps import TOLD, Hit, hit_of, kept_by, lines, refuse_contaminated, refuse_unknown, staying, summary
 from stages.core.rephrasing import parse_same, same_task_question
-from stages.engines.asking import Bound, ask, mark_models, reported
-from stages.engines.endpoint import Reply
-from stages.engines.sampler import seed_of
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from stages.sampling.asking import Bound, ask, mark_models, reported
+from stages.sampling.endpoint import Reply
+from stages.sampling.sampler import seed_of
 
 OTHER = "another task"
 """The verdict on a row and an item that the model tells apart."""

@@ -14,12 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from configs.merging import LinearMerge, Merge, SlerpMerge
-from data.artifacts import Artifact
-from data.chat import Chat
-from stages.core.distance import relative_l2
-from stages.core.merging import Weights, difference, merge_folders, slerp, weighted_mean
-from stages.job import Inputs, Job, StageError
+from configs.methods.merging import LinearMerge, Merge, SlerpMerge
+from data.artifacts.artifacts import Artifact
+from data.chat.chat import Chat
+from stages.job.job import Inputs, Job, StageError
+from stages.training.distance import relative_l2
+from stages.training.merging import Weights, difference, merge_folders, slerp, weighted_mean
 
 IRRELEVANT_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Keys of `config.json` that do not change the function of the weights. (`architectures` names the class: `model_type` decides it.)"""

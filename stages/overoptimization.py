@@ -13,12 +13,12 @@ over-optimised: answers get better by its measure only.
 from collections import defaultdict
 from typing import Any
 
-from configs.answers import Overoptimization
-from data import records
-from data.artifacts import write_rows
+from configs.judging.answers import Overoptimization
+from data.artifacts.artifacts import write_rows
+from data.records import records
 from stages.core.overoptimization import best_of_n, kl_best_of_n
 from stages.core.statistics import Interval, bootstrap_mean, paired_difference
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
 
 Scores = list[tuple[float, float]]
 """(proxy, gold) of each answer to one prompt."""

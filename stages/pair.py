@@ -15,17 +15,17 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from configs.pairing import Delta, Pair, Relaxed
-from data import answers, records
-from data.answers import GivenAnswers, Said
-from data.artifacts import Artifact, write_json
-from data.making import blocks
-from data.records import Answer, Preference
+from configs.judging.pairing import Delta, Pair, Relaxed
+from data.artifacts.artifacts import Artifact, write_json
+from data.expectations.output import blocks
+from data.records import answer_pool, records
+from data.records.answer_pool import GivenAnswers, Said
+from data.records.records import Answer, Preference
 from stages.core.constraining import PART
 from stages.core.pairing import Preferred, preferences, within
-from stages.core.verifiers import VerifierError, verify
-from stages.engines.made_rows import written
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.output_rows import written
+from stages.verifiers import VerifierError, verify
 
 
 def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def read(config: Pair, inputs: Inputs, job: Job) -> tuple[GivenAnswers, dict[str
         if isinstance(config.strategy, Relaxed):
             return with_relaxed(only(inputs, "completions"), only(inputs, "relaxed"), config.strategy.verified)
         judged = only_or_none(inputs, "judgments")
-        return answers.read(judged or only(inputs, "completions"), config.by if judged else None), {}
+        return answer_pool.read(judged or only(inputs, "completions"), config.by if judged else None), {}
 
 
 def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[GivenAnswers, dict[str, int]]:
@@ -94,14 +94,14 @@ def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tu
         verifier = verifiers.setdefault(row["prompt_id"], row["verifier"])
         return follows(verifier, row["text"]) if verified and records.made_of(row["prompt_id"], PART) is not None else None
 
-    own = answers.read(constrained, of_own_prompt)
+    own = answer_pool.read(constrained, of_own_prompt)
     made = {base: name for name in verifiers if (base := records.made_of(name, PART)) is not None}
 
     def of_made_prompt(row: Mapping[str, Any]) -> float | None:
         name = made.get(row["prompt_id"])
         return follows(verifiers[name], row["text"]) if verified and name is not None else None
 
-    others = answers.read(relaxed, of_made_prompt)
+    others = answer_pool.read(relaxed, of_made_prompt)
     joined = [one._replace(prompt_id=made[one.prompt_id], relaxed=True) for one in others.said if one.prompt_id in made]
     alone = len({one.prompt_id for one in others.said if one.prompt_id not in made})
     return own.beside(replace(others, said=joined)), {"no prompt was made of it": alone} if alone else {}

@@ -1,4 +1,4 @@
-"""Preference optimisation: policy + preferences (+ reference) → policy, by any loss of `configs/preference.py`.
+"""Preference optimisation: policy + preferences (+ reference) → policy, by any loss of `configs/methods/preference.py`.
 
 The reference is fixed: the `reference` input, or the initial policy. Computed during training, it runs on the very micro-batches of
 the policy, so that rounding cancels in the first step; as cached log-probabilities (`reference_logprobs`) it takes no memory.
@@ -13,23 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.preference import Kto, PreferenceLoss, SppoSoft
-from configs.training import PreferenceTrain
-from data.artifacts import Artifact
-from data.chat import Chat
-from data.documents import Documents, Pairs, SingleAnswers
-from data.sequences import Mapped
+from configs.methods.preference import Kto, PreferenceLoss, SppoSoft
+from configs.methods.training import PreferenceTrain
+from data.artifacts.artifacts import Artifact
+from data.chat.chat import Chat
+from data.chat.documents import Documents, Pairs, SingleAnswers
+from data.records.sequences import Mapped
 from stages.core.batches import Unit, step_rows, steps_per_epoch, unit_tokens
 from stages.core.preference import Answers, Sums, kto, means, mismatched, pair_loss
-from stages.core.probe import probe
-from stages.engines.checkpoints import Checkpoints
-from stages.engines.feed import Feed, GlobalBatch, PreparedMicroBatch
-from stages.engines.models import frozen, load_policy, same_weights
-from stages.engines.reference import Cached, Reference, online
-from stages.engines.rows import Row, fitting, gather, pairs, single_answers
-from stages.engines.tokens import units_of
-from stages.engines.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from stages.training.checkpoints import Checkpoints
+from stages.training.feed import Feed, GlobalBatch, PreparedMicroBatch
+from stages.training.models import frozen, load_policy, same_weights
+from stages.training.probe import probe
+from stages.training.reference import Cached, Reference, online
+from stages.training.token_cache import units_of
+from stages.training.trainer import TORCH_DTYPES, MetricSums, StepStats, Trainer
+from stages.training.training_rows import Row, fitting, gather, pairs, single_answers
 
 FIRST_LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05}
 """Largest |L_0 - L(policy = reference)| / max(1, L) where the two are one model: above it, their log-probs are computed differently."""

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from configs.datasets import (
+from configs.rows.datasets import (
     ROWS,
     TOKENIZER,
     Arithmetic,
@@ -33,24 +33,26 @@ from configs.datasets import (
     RowProgram,
     Stored,
 )
-from configs.expectations import facts_named, texts_named
-from configs.filters import Ids, columns_named
-from data import columns, filters, procedural, records, row_facts, row_filters, row_statistics, sources
-from data.artifacts import write_json, write_rows
-from data.drafts import Drafts, Laid, Taken
-from data.encoding import NotEqual
-from data.expectations import examine
-from data.filters import Drop
-from data.mixing import Portion
-from data.records import FORM_FILE
-from data.scattered import Numbers
-from data.sources import LEAK, Opened, Outside, Parsed
-from data.token_counts import TokenCounter
-from data.verdicts import Verdict, recorded, refuse, warnings
-from stages.core import row_programs
-from stages.core.verifiers import check, verify
-from stages.core.verifiers.choices import check_choices
-from stages.job import Inputs, Job, StageError, only_or_none
+from configs.rows.expectations import facts_named, texts_named
+from configs.rows.filters import Ids, columns_named
+from data.artifacts.artifacts import write_json, write_rows
+from data.chat.encoding import NotEqual
+from data.expectations import row_facts, row_statistics
+from data.expectations.results import Verdict, recorded, refuse, warnings
+from data.expectations.validation import examine
+from data.filters import filtering, row_filters
+from data.filters.filtering import Drop
+from data.filters.token_counts import TokenCounter
+from data.records import columns, records
+from data.records.records import FORM_FILE
+from data.records.scattered import Numbers
+from data.sources import procedural, sources
+from data.sources.drafts import Drafts, Laid, Taken
+from data.sources.shares import Portion
+from data.sources.sources import LEAK, Opened, Outside, Parsed
+from stages.job.job import Inputs, Job, StageError, only_or_none
+from stages.verifiers import check, row_programs, verify
+from stages.verifiers.choices import check_choices
 
 BATCH = 1000
 SILENT_SHARE = 0.9
@@ -117,11 +119,11 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
                 given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
             for rows in drafts.take(given):
                 job.doing("reading sources", rows, unit="rows")
-        refuse_columns(filters.unknown_columns(config.filters, drafts.columns))
+        refuse_columns(filtering.unknown_columns(config.filters, drafts.columns))
         with job.busy("filtering rows"):
             laid = drafts.laid(config.draw)
-            refuse_unknown(filters.unknown_ids(config.filters, laid.facts))
-            drops = filters.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
+            refuse_unknown(filtering.unknown_ids(config.filters, laid.facts))
+            drops = filtering.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
             kept = np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops)))
         with job.busy("drawing rows"):
             if config.draw == "after_filters":
@@ -243,7 +245,7 @@ def refuse_unknown(ids: Sequence[str]) -> None:
 
 def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Numbers) -> dict[str, Any]:
     """What the rows that are kept are like, in all and per source of the recipe, in its order."""
-    told = filters.languages(config.filters, laid.facts)
+    told = filtering.languages(config.filters, laid.facts)
     sources = laid.sources[kept]
     return {
         "all": row_statistics.summary(laid.index, told, kept),

@@ -14,25 +14,25 @@ from typing import Any
 
 import torch
 
-from configs.execution import Numerics
-from configs.frozen import digest
-from configs.training import ReferenceLogprobs
-from data import records
-from data.artifacts import write_text
-from data.chat import Chat
-from data.documents import SingleAnswers
-from data.faults import fault_point
+from configs.base.frozen import digest
+from configs.language.execution import Numerics
+from configs.methods.training import ReferenceLogprobs
+from data.artifacts.artifacts import write_text
+from data.chat.chat import Chat
+from data.chat.documents import SingleAnswers
+from data.host.faults import fault_point
+from data.records import records
 from stages.core.batches import Unit, share_prompts
-from stages.core.logprobs import PolicyModule
-from stages.core.probe import probe
-from stages.engines.feed import GlobalBatch, feed
-from stages.engines.mirroring import open_mirror
-from stages.engines.models import frozen, load_policy
-from stages.engines.reference import content_key, document_logps
-from stages.engines.rows import Row, every_answer, fitting, gather
-from stages.engines.tokens import units_of
-from stages.engines.trainer import TORCH_DTYPES
-from stages.job import Inputs, Job, NotFinite, only
+from stages.job.job import Inputs, Job, NotFinite, only
+from stages.job.mirroring import open_mirror
+from stages.training.feed import GlobalBatch, feed
+from stages.training.logprobs import PolicyModule
+from stages.training.models import frozen, load_policy
+from stages.training.probe import probe
+from stages.training.reference import content_key, document_logps
+from stages.training.token_cache import units_of
+from stages.training.trainer import TORCH_DTYPES
+from stages.training.training_rows import Row, every_answer, fitting, gather
 
 CHUNK_ROWS = 256
 

@@ -22,22 +22,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.training import BradleyTerry, RewardModel
-from data.artifacts import write_json, write_rows
-from data.chat import Chat
-from data.documents import Pairs
-from data.sequences import Mapped
+from configs.methods.training import BradleyTerry, RewardModel
+from data.artifacts.artifacts import write_json, write_rows
+from data.chat.chat import Chat
+from data.chat.documents import Pairs
+from data.records.sequences import Mapped
 from stages.core import calibration, losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
-from stages.core.probe import probe
 from stages.core.statistics import wilson
-from stages.engines.checkpoints import Checkpoints
-from stages.engines.feed import GlobalBatch, PreparedMicroBatch
-from stages.engines.models import load_reward_model
-from stages.engines.rows import Row, fitting, gather, pairs
-from stages.engines.tokens import units_of
-from stages.engines.trainer import MetricSums, Trainer
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
+from stages.training.checkpoints import Checkpoints
+from stages.training.feed import GlobalBatch, PreparedMicroBatch
+from stages.training.models import load_reward_model
+from stages.training.probe import probe
+from stages.training.token_cache import units_of
+from stages.training.trainer import MetricSums, Trainer
+from stages.training.training_rows import Row, fitting, gather, pairs
 
 Example = tuple[Row, Unit]
 """The facts of a pair (see `facts_of`) and its documents."""

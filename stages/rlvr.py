@@ -1,7 +1,7 @@
 """RLVR: policy + prompts with verifiers → policy, by policy gradients on rollouts from vLLM in the same job.
 
 One step: prompts → rollouts of the current weights → verified rewards → one or several updates → weights to the sampler. The
-algorithms are in `configs/policy_gradient.py`, the update in `stages/engines/policy_update.py`.
+algorithms are in `configs/methods/policy_gradient.py`, the update in `stages/training/policy_update.py`.
 Rank 0 owns the sampler and hands the rollouts to all ranks, so they do not depend on the number of ranks. Every step draws fresh
 rollouts with seeds from (seed, step, prompt id, index): the step number is the only data position.
 
@@ -20,21 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from configs.policy_gradient import Ppo
-from configs.training import Reward, Rlvr, Sampling
-from data import records
-from data.artifacts import Artifact, write_rows
-from data.chat import Chat
+from configs.methods.policy_gradient import Ppo
+from configs.methods.training import Reward, Rlvr, Sampling
+from data.artifacts.artifacts import Artifact, write_rows
+from data.chat.chat import Chat
+from data.records import records
 from stages.core.batches import step_rows
-from stages.core.probe import probe
-from stages.core.verifiers import VerifierError, verify
-from stages.engines import kernels
-from stages.engines.checkpoints import Checkpoints
-from stages.engines.models import frozen, load_policy, load_value_model
-from stages.engines.policy_update import Learner, TrainingSample, initial_state, update_policy
-from stages.engines.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
-from stages.engines.trainer import TORCH_DTYPES, Trainer
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from stages.sampling.sampler import Generation, Request, Sampler, model_context, open_sampler, seed_of
+from stages.training import kernels
+from stages.training.checkpoints import Checkpoints
+from stages.training.models import frozen, load_policy, load_value_model
+from stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
+from stages.training.probe import probe
+from stages.training.trainer import TORCH_DTYPES, Trainer
+from stages.verifiers import VerifierError, verify
 
 ROLLOUT_CHUNK = 256
 """Requests submitted to the sampler together."""
@@ -280,7 +280,7 @@ def roll_out(
 
 
 def reward(score: float, finish_reason: str, given: Reward) -> float:
-    """See `configs.training.Reward`."""
+    """See `configs.methods.training.Reward`."""
     return given.truncated if given.truncated is not None and finish_reason == "length" else given.right * score
 
 

@@ -16,20 +16,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from configs.answers import Sample, Window
-from configs.training import Sampling
-from data import records
-from data.artifacts import Artifact, write_rows
-from data.chat import Chat
-from data.records import Completion
-from data.sequences import Mapped
+from configs.judging.answers import Sample, Window
+from configs.methods.training import Sampling
+from data.artifacts.artifacts import Artifact, write_rows
+from data.chat.chat import Chat
+from data.records import records
+from data.records.records import Completion
+from data.records.sequences import Mapped
 from stages.core.drawing import draw_policies
-from stages.engines.chunks import Ask, generate
-from stages.engines.continuous import generate_continuously
-from stages.engines.engine_processes import Ahead
-from stages.engines.prepared import Prepared
-from stages.engines.sampler import Generation, Request, seed_of
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
+from stages.sampling.chunks import Ask, generate
+from stages.sampling.continuous import generate_continuously
+from stages.sampling.engine_processes import Ahead
+from stages.sampling.prepared import Prepared
+from stages.sampling.sampler import Generation, Request, seed_of
 
 SHOWN_PROMPTS = 8
 SHOWN_FIELDS = ("id", "policy", "messages", "text", "finish_reason")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from configs.keeping import SelectPrompts
-from data import answers, records
-from data.artifacts import write_json, write_rows
+from configs.judging.keeping import SelectPrompts
+from data.artifacts.artifacts import write_json, write_rows
+from data.records import answer_pool, records
 from stages.core.pass_rates import histogram
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
 
 
 def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
     """
     pool = only(inputs, "prompts")
     with job.busy("reading rows"):
-        scores = scores_of(answers.read(only(inputs, "judgments"), config.by))
+        scores = scores_of(answer_pool.read(only(inputs, "judgments"), config.by))
         ids, sizes = zip(*((row["id"], records.bulk_of(row)) for row in records.stream(pool.payload)), strict=True)
     outcomes = [outcome(scores.get(name), config) for name in ids]
     kept = np.array([place for place, reason in enumerate(outcomes) if reason is None], np.int64)
@@ -41,7 +41,7 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(kept)} prompts < min_rows {config.min_rows} of {len(ids)} ({drops}): widen min_mean and max_mean, sample answers to "
             "more of them, or lower min_rows"
         )
-    for rows in answers.lying(pool, sizes).write(job.out / "payload", kept, job.numerics.threads):
+    for rows in answer_pool.lying(pool, sizes).write(job.out / "payload", kept, job.numerics.threads):
         job.doing("writing rows", rows, len(kept), "rows")
     stay = [fmean(values) for _, values, reason in judged if reason is None]
     return {
@@ -54,7 +54,7 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def scores_of(given: answers.GivenAnswers) -> dict[str, list[float]]:
+def scores_of(given: answer_pool.GivenAnswers) -> dict[str, list[float]]:
     """Prompt id → the scores of its answers that have one."""
     return {name: [one.value for one in group if one.value is not None] for name, group in given.by_prompt().items()}
 

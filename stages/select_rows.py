@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from configs.frozen import canonical_json
-from configs.keeping import SelectRows
-from data import answers, records
-from data.artifacts import Artifact, write_json
-from data.messages import CALL, divided
+from configs.base.frozen import canonical_json
+from configs.judging.keeping import SelectRows
+from data.artifacts.artifacts import Artifact, write_json
+from data.records import answer_pool, records
+from data.records.messages import CALL, divided
 from stages.core.ensembles import Member, combine, model_terms, of_all, total
 from stages.core.keeping import NO_SCORE, Scored, left_out
 from stages.core.rating import mean_rating
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
 
 if TYPE_CHECKING:
-    from stages.engines.raters import Ratings
+    from stages.sampling.raters import Ratings
 
 
 @dataclass
@@ -81,7 +81,7 @@ def run(config: SelectRows, inputs: Inputs, job: Job) -> dict[str, Any]:
             f"{len(kept)} rows < min_rows {config.min_rows} of {len(rows)} ({counts['drops']}): lower keep.min_score or raise keep.share, "
             "bring more rows, or lower min_rows"
         )
-    for done in answers.lying(data, sizes).write(job.out / "payload", kept, job.numerics.threads):
+    for done in answer_pool.lying(data, sizes).write(job.out / "payload", kept, job.numerics.threads):
         job.doing("writing rows", done, len(kept), "rows")
     return {
         "rows": len(kept),
@@ -149,7 +149,7 @@ def ask(config: SelectRows, inputs: Inputs, rows: LastAnswers, ids: Iterable[str
     if config.reward_weight > 0:
         found.members = ask_members(config, inputs["reward_models"], rows, job, found.problems)
     if config.rating is not None:
-        from stages.engines.raters import rate
+        from stages.sampling.raters import rate
 
         found.rated = rate(config.rating, only_or_none(inputs, "judge"), rows, job, max_unanswered_share=config.max_unscored_share)
         reasons = {one["id"]: f"{one['judge']}: {one['reason']}" for one in reversed(found.rated.failures)}
@@ -163,7 +163,7 @@ def ask_members(
     config: SelectRows, models: Mapping[str, Artifact], rows: LastAnswers, job: Job, problems: dict[int, str]
 ) -> dict[str, Member]:
     """Label → the rewards of each reward model; why rows have none is noted. Stops as soon as too many have none."""
-    from stages.engines.rewards import ask_all
+    from stages.sampling.rewards import ask_all
 
     def note(label: str, reasons: dict[int, str]) -> None:
         for place, reason in reasons.items():

@@ -11,20 +11,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from configs.execution import Numerics
-from configs.training import Sft
-from data.chat import Chat
-from data.documents import Conversations
+from configs.language.execution import Numerics
+from configs.methods.training import Sft
+from data.chat.chat import Chat
+from data.chat.documents import Conversations
 from stages.core import losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch
-from stages.core.probe import probe
-from stages.engines.checkpoints import Checkpoints
-from stages.engines.feed import GlobalBatch
-from stages.engines.models import load_policy
-from stages.engines.rows import Row, fitting, gather
-from stages.engines.tokens import units_of
-from stages.engines.trainer import MetricSums, Trainer
-from stages.job import Inputs, Job, StageError, only
+from stages.job.job import Inputs, Job, StageError, only
+from stages.training.checkpoints import Checkpoints
+from stages.training.feed import GlobalBatch
+from stages.training.models import load_policy
+from stages.training.probe import probe
+from stages.training.token_cache import units_of
+from stages.training.trainer import MetricSums, Trainer
+from stages.training.training_rows import Row, fitting, gather
 
 
 def run(config: Sft, inputs: Inputs, job: Job) -> dict[str, Any]:

@@ -13,21 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.frozen import digest
-from configs.synthesis import SelfInstruct, Synthesize
-from configs.training import Sampling
-from data import records
-from data.artifacts import write_json, write_rows
-from data.expectations import validate
-from data.messages import user_turns
-from data.records import Message, Prompt, made_id
+from configs.base.frozen import digest
+from configs.judging.synthesis import SelfInstruct, Synthesize
+from configs.methods.training import Sampling
+from data.artifacts.artifacts import write_json, write_rows
+from data.expectations.validation import validate
+from data.records import records
+from data.records.messages import user_turns
+from data.records.records import Message, Prompt, made_id
 from stages.core.novelty import Novelty
-from stages.core.verifiers import check
 from stages.core.writing import read_prompts, writing_question
-from stages.engines.asking import Bound, ask, mark_models, reported
-from stages.engines.endpoint import Reply
-from stages.engines.sampler import seed_of
-from stages.job import Inputs, Job, StageError, only, only_or_none
+from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from stages.sampling.asking import Bound, ask, mark_models, reported
+from stages.sampling.endpoint import Reply
+from stages.sampling.sampler import seed_of
+from stages.verifiers import check
 
 SHOWN = 200
 """Characters of a reply that an error shows."""

@@ -4,7 +4,7 @@ quiet run.
     python tests/chaos.py --kills 100 --seed 1
 
 A kill is SIGKILL: of the orchestrator, of a job, of one process of a job (a rank, the engine), of everything at once (a reboot),
-or of whichever process comes by a named point (`data/faults.py`). A change is what else happens to a project that is at work: the
+or of whichever process comes by a named point (`data/host/faults.py`). A change is what else happens to a project that is at work: the
 functions in `CHANGES`. After it the same command is typed again. Ends with exit code 1 if any artifact's content differs from the quiet
 run's, or DVC finds anything stale.
 """
@@ -31,8 +31,8 @@ import waiting
 from chaos_prefect import PrefectServer
 from projects import BIN, CODE, call, contents, environment, fresh_project
 
-from configs.recipe import load_recipe
-from data.faults import FAULTS
+from configs.language.recipe import load_recipe
+from data.host.faults import FAULTS
 from pipelines.jobs.processes import MARK
 
 RECIPE = "tiny"

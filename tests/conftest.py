@@ -58,7 +58,7 @@ def no_test_leaves_anything_behind() -> Iterator[None]:
 
 UNIT = ("configs", "data", "stages/core", "test_architecture.py", "test_docs.py")
 """Folders and files of unit tests; a file elsewhere joins them by `pytestmark = pytest.mark.unit`."""
-PROCESSES = tuple(f"stages/core/verifiers/test_{name}.py" for name in ("extraction", "hostile_answers", "maths", "sandbox"))
+PROCESSES = tuple(f"stages/verifiers/test_{name}.py" for name in ("extraction", "hostile_answers", "maths", "sandbox"))
 """Files in these folders that are no unit tests: algebra and programs are checked in processes of their own."""
 NOT_UNIT = ("integration", "slow", "nightly", "gpu")
 
@@ -82,8 +82,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def models_multiply_in_the_same_way_in_every_file() -> Iterator[None]:
     """A model that a test loads changes how this process multiplies bf16 matrices on a CPU without units for them."""
     yield
-    if "stages.core.products" in sys.modules:
-        sys.modules["stages.core.products"].through_fp32(False)
+    if "stages.training.products" in sys.modules:
+        sys.modules["stages.training.products"].through_fp32(False)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -17,19 +17,19 @@ from pydantic import ValidationError
 from typer.main import get_command
 
 from benchmarks import table as benchmarks
-from configs.answers import Judge
-from configs.asking import key_variable
-from configs.datasets import LAYOUT_COLUMNS, PrepareData
-from configs.declarations import DECLARATIONS
-from configs.decontamination import Decontaminate
-from configs.document import parse_value
-from configs.execution import Numerics, Placement
-from configs.frozen import Frozen
-from configs.naming import Model
-from configs.published import Published
-from configs.recipe import Reproduce, load_recipe, recipe_names
-from configs.rehearsal_models import ModelFamily
-from data.layouts import example_of
+from configs.base.document import parse_value
+from configs.base.frozen import Frozen
+from configs.base.naming import Model
+from configs.base.published import Published
+from configs.judging.answers import Judge
+from configs.judging.asking import key_variable
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Numerics, Placement
+from configs.language.recipe import Reproduce, load_recipe, recipe_names
+from configs.rehearsal.families import ModelFamily
+from configs.rows.datasets import LAYOUT_COLUMNS, PrepareData
+from configs.rows.decontamination import Decontaminate
+from data.sources.layouts import example_of
 from docs import generate
 from pipelines.cli.main import app
 

@@ -11,8 +11,8 @@ from projects import BIN, call, contents, environment, fresh_project
 from sweeps import nightly_after
 from waiting import until
 
-from configs.graph import Graph
-from configs.recipe import load_recipe
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
 from pipelines.jobs.processes import kill_all
 
 REHEARSED = Path(".pedigree") / "rehearsals" / "gpu8"

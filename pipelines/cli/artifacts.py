@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli import completion
 from pipelines.cli.console import (
     From,
@@ -28,7 +28,7 @@ from pipelines.cli.console import (
 if TYPE_CHECKING:
     from contextlib import ExitStack
 
-    from configs.project import Project
+    from configs.base.project import Project
     from pipelines.jobs.context import RunContext
     from pipelines.lineage.ancestry import Ancestor, Pedigree
 
@@ -56,7 +56,7 @@ def lineage(
     project = _project_or_none()
     found = _pedigree(project, artifact)
     if html is not None:
-        from data.artifacts import write_text
+        from data.artifacts.artifacts import write_text
         from pipelines.publish.page import lineage_page
 
         write_text(html, lineage_page(found))
@@ -108,7 +108,7 @@ def verify(
     import contextlib
     import dataclasses
 
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
     from pipelines.cli.telling import Telling
     from pipelines.lineage.verify import verify_folders, verify_project
     from pipelines.quantities import size
@@ -144,7 +144,7 @@ def export(
     sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign it with this private key (PEM, elliptic curve).")] = None,
 ) -> None:
     """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
-    from data.artifacts import SIGNATURE, open_artifact
+    from data.artifacts.artifacts import SIGNATURE, open_artifact
     from pipelines.cli.telling import Telling
     from pipelines.lineage.evaluations import evaluations_of
     from pipelines.lineage.find import artifact_folder
@@ -183,7 +183,7 @@ def reproduce(
     A model that this project did not make is shown first (code, patch, commands), and runs on a typed yes or with --trust.
     Exit code 0: all identical, or scores within the recipe's tolerance. 1: something is different. 2: it cannot begin.
     """
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
     from pipelines.reproduce import reproduction as again
 
     if only not in (None, "data"):
@@ -214,7 +214,7 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     from pipelines.cli.progress import Display, watching
     from pipelines.lineage.ancestry import opened
     from pipelines.reproduce.reproduction import push_code
-    from pipelines.runs import push as send
+    from pipelines.run.runs import push as send
 
     project = project_here()
     context = opened_run(project, recipe, overrides, None)
@@ -230,7 +230,7 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
 @commands.command()
 def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: From = None, until: Until = None) -> None:
     """Bring the files of a recipe's finished stages from the DVC remote, every one hashed; run nothing."""
-    from pipelines.runs import selected
+    from pipelines.run.runs import selected
 
     context = opened_run(project_here(), recipe, overrides, None)
     bring(context, selected(context.graph, only=only or (), start=start or (), until=until or ()))
@@ -239,9 +239,9 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 def bring(context: "RunContext", selection: Collection[str]) -> None:
     """`pedigree pull`: exit code 1 where files of a finished stage could not be brought."""
     from pipelines.cli.progress import Display, watching
-    from pipelines.ensure import Result
     from pipelines.jobs.context import StageFailed
-    from pipelines.runs import pull as fetch
+    from pipelines.run.ensure import Result
+    from pipelines.run.runs import pull as fetch
 
     board = watching(context, selection)
     interrupt_on_sigterm()
@@ -261,7 +261,7 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
 
 
 def _project_or_none() -> "Project | None":
-    from configs.project import Project, ProjectNotFound
+    from configs.base.project import Project, ProjectNotFound
 
     try:
         return Project.find()
@@ -280,7 +280,7 @@ def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | N
 
     Folders that stand for `NAME@REVISION` last as long as the stack.
     """
-    from configs.project import Project, ProjectNotFound
+    from configs.base.project import Project, ProjectNotFound
     from pipelines.lineage.find import artifact_folder
 
     try:

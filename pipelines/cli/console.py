@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from configs.texts import shown
+from configs.base.texts import shown
 from pipelines.cli import completion
 
 if TYPE_CHECKING:
-    from configs.project import Project
+    from configs.base.project import Project
     from pipelines.jobs.context import RunContext, Watch
 
 Recipe = Annotated[
@@ -51,7 +51,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (d
 
 
 def project_here() -> "Project":
-    from configs.project import Project
+    from configs.base.project import Project
 
     return Project.find()
 
@@ -106,7 +106,7 @@ def say_json(value: Any, *, sort_keys: bool = False) -> None:
     """Prints a JSON document: numbers that JSON has no form for are null, and what a terminal would obey is escaped, as JSON escapes it."""
     import json
 
-    from configs.frozen import finite
+    from configs.base.frozen import finite
 
     say(json.dumps(finite(value), indent=1, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False))
 

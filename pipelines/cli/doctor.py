@@ -14,19 +14,20 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from configs.assets import ASSETS
-from configs.project import Project
-from configs.recipe import load_recipe
-from configs.texts import command
-from data import assets, machine
-from data.provenance import gpus
+from configs.base.packaged import ASSETS
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.recipe import load_recipe
+from data.artifacts import assets
+from data.artifacts.provenance import gpus
+from data.host import machine
 from pipelines.cli.console import say
 from pipelines.cli.plan import slow_text, time_text
 from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.rates import known
 from pipelines.estimate.schedule import outlook
 from pipelines.quantities import counted
-from pipelines.runs import load_execution
+from pipelines.run.runs import load_execution
 
 DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")

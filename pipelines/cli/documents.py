@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from configs.compile import overrides_of
-from data.artifacts import ArtifactError
+from configs.language.compile import overrides_of
+from data.artifacts.artifacts import ArtifactError
 from pipelines.cli.plan import SETTLED, PlanRow, beforehand, disk_total, misfits, totals
 from pipelines.cli.status import StageStatus
-from pipelines.ensure import Result
 from pipelines.estimate.estimates import document_of
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.live import LiveJob
@@ -20,12 +19,13 @@ from pipelines.publish.commits import Commit
 from pipelines.publish.report import report_path, scores_of, waived_in
 from pipelines.rehearsal.preparing import Rehearsal
 from pipelines.rehearsal.proof import Proof
-from pipelines.runs import NotRun, StageEnd
+from pipelines.run.ensure import Result
+from pipelines.run.runs import NotRun, StageEnd
 
 if TYPE_CHECKING:  # what looks for rows loads more than a plan needs
-    from pipelines.forget import Forgetting
     from pipelines.lineage.trace import Trace
-    from pipelines.publish.licences import Origin
+    from pipelines.maintain.forget import Forgetting
+    from pipelines.publish.attribution import Origin
 
 SCHEMA_VERSION = 1
 

@@ -14,7 +14,7 @@ commands = typer.Typer()
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print all that is known of them as JSON.")] = False) -> None:
     """List the named models: artifact, state, scores, versions. Their names work wherever an artifact's does."""
     from pipelines.cli.telling import Telling
-    from pipelines.publish.models import registry
+    from pipelines.publish.catalog import registry
 
     with Telling() as telling:
         rows = registry(project_here(), telling.watch)
@@ -40,7 +40,7 @@ def gc(
 ) -> None:
     """Delete from the cache what no branch, tag or stash names, neither as an artifact nor as an ancestor of one."""
     from pipelines.cli.removal import say_listening
-    from pipelines.gc import collect
+    from pipelines.maintain.gc import collect
     from pipelines.quantities import counted, size
 
     sweep = collect(project_here(), workspace=workspace, remote=remote, delete=yes, listening=say_listening)

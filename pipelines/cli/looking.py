@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli import completion
 from pipelines.cli.console import (
     AsJson,
@@ -27,7 +27,7 @@ from pipelines.cli.console import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from configs.graph import Graph
+    from configs.language.graph import Graph
     from pipelines.cli.plan import PlanRow
     from pipelines.cli.status import StageStatus
     from pipelines.jobs.context import RunContext
@@ -122,16 +122,16 @@ def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -
 
 def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
     """What the recipe says of the work that it follows, beside the estimates."""
-    from pipelines.publish import following
+    from pipelines.publish import comparison
 
     published = graph.published
     if published is None:
         return
-    hours = following.hardware_cells(graph, {row.node.address: row.estimate.gpu_hours for row in rows})
+    hours = comparison.hardware_cells(graph, {row.node.address: row.estimate.gpu_hours for row in rows})
     if hours:
         say()
         print_table(("stage", "published", "GPU-hours", "estimated"), hours)
-    columns, scores = following.score_cells(graph)
+    columns, scores = comparison.score_cells(graph)
     if scores:
         say(f"\nPublished scores, in percent ({published.harness}):")
         print_table(columns, scores)
@@ -143,7 +143,7 @@ def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
 
 
 def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
-    from pipelines.pins import unpinned
+    from pipelines.run.pins import unpinned
 
     found = unpinned(context.graph, chosen)
     if found:
@@ -175,7 +175,7 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
     for stage in drifted:
         say(f"\n{stage.shown}: code has changed since it was made: {', '.join(stage.changed_code)}")
     if drifted:
-        say("\nChanged code alone re-runs nothing: raise the stage's `version` in configs/declarations.py if its meaning changed,")
+        say("\nChanged code alone re-runs nothing: raise the stage's `version` in configs/language/declarations.py if its meaning changed,")
         say(f"or run these stages again with {command('run', recipe, '--on-code-change', 'rerun')}.")
     if dirty:
         say(f"\nNot committed to git: {', '.join(dirty)}. They are the ledger of what was made:")
@@ -187,7 +187,7 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
 @commands.command()
 def jobs(as_json: AsJson = False) -> None:
     """List the jobs that run now, on this machine and elsewhere."""
-    from data import pulse
+    from data.store import heartbeat
     from pipelines.cli.documents import jobs_document
     from pipelines.cli.progress import numbers_text
     from pipelines.jobs.live import jobs_now
@@ -215,7 +215,7 @@ def jobs(as_json: AsJson = False) -> None:
     ]
     print_table(("stage", "kind", "process", "step", "numbers", "last heartbeat", "waited for by"), cells)
     if not all(job.heard for job in found):
-        say(f"\nA network disk may be late. After {pulse.SILENCE_S:g} s of silence a job is taken over.")
+        say(f"\nA network disk may be late. After {heartbeat.SILENCE_S:g} s of silence a job is taken over.")
     say("\n`pedigree logs -f STAGE` prints a job's log as it grows, `pedigree cancel STAGE` ends the job.")
 
 
@@ -241,7 +241,7 @@ def logs(
 @commands.command()
 def report(recipe: Recipe, overrides: Overrides = None) -> None:
     """Write the report of a recipe: one self-contained HTML page."""
-    from configs.recipe import load_recipe
+    from configs.language.recipe import load_recipe
     from pipelines.publish.report import write_report
 
     project = project_here()

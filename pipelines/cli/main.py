@@ -76,7 +76,7 @@ def main() -> None:
     except BrokenPipeError:  # whoever read the output has gone, e.g. `| head`
         sys.exit(1)
     except Exception as error:  # the boundary of the command: our own errors become one message, all others are bugs
-        from pipelines.cli.boundary import end
+        from pipelines.cli.errors import end
 
         sys.exit(end(error))
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from configs.execution import Execution, Numerics
-from configs.graph import Graph, Node, shown_name
-from configs.preference import Kto
-from configs.project import Project
-from configs.texts import command
-from configs.training import PreferenceTrain, Rlvr, Training
-from data.machine import has_bf16_units
-from pipelines import runs
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.execution import Execution, Numerics
+from configs.language.graph import Graph, Node, shown_name
+from configs.methods.preference import Kto
+from configs.methods.training import PreferenceTrain, Rlvr, Training
+from data.host.machine import has_bf16_units
 from pipelines.estimate.amounts import Amount, count_of
 from pipelines.estimate.estimates import Estimate, Estimates
 from pipelines.estimate.machines import this_cpu, this_memory
@@ -23,6 +22,7 @@ from pipelines.estimate.schedule import Outlook, outlook
 from pipelines.jobs.context import RunContext
 from pipelines.lineage.ancestry import opened
 from pipelines.quantities import counted, duration, rough, size
+from pipelines.run import runs
 
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")

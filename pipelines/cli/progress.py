@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from configs.graph import shown_name
+from configs.language.graph import shown_name
 from pipelines.cli.console import one_line, say
 from pipelines.estimate.schedule import Forecast
 from pipelines.jobs.context import MOVING, RunContext

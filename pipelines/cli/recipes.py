@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli import completion
 from pipelines.cli.console import Overrides, Profile, Recipe, print_table, project_here, say
 
@@ -15,8 +15,8 @@ commands = typer.Typer()
 @commands.command("recipes")
 def list_recipes() -> None:
     """List the recipes; one that cannot be read is listed with its problem."""
-    from configs.document import ConfigError
-    from configs.recipe import load_recipe, recipe_names
+    from configs.base.document import ConfigError
+    from configs.language.recipe import load_recipe, recipe_names
 
     project, cells, broken = project_here(), [], []
     for name in recipe_names(project.recipes):
@@ -42,8 +42,8 @@ def show(
     execution: Profile = None,
 ) -> None:
     """Print a recipe as it is understood: `extends`, rounds, defaults and --set resolved, as YAML that can be run again."""
-    from configs.compile import yaml_text
-    from configs.recipe import load_recipe
+    from configs.language.compile import yaml_text
+    from configs.language.recipe import load_recipe
     from pipelines.cli.resolved import resolved_recipe, resolved_stage
 
     project = project_here()
@@ -62,9 +62,9 @@ def validate(
     execution: Profile = None,
 ) -> None:
     """Check recipes and their profiles: all problems at once, each with file and line. Writes nothing; exit code 2 on problems."""
-    from configs.document import ConfigError
-    from configs.problems import UsageProblem
-    from configs.recipe import recipe_names
+    from configs.base.document import ConfigError
+    from configs.base.problems import UsageProblem
+    from configs.language.recipe import recipe_names
     from pipelines.cli.resolved import problems_of, profile_problems
     from pipelines.quantities import counted
 
@@ -89,8 +89,8 @@ def pin(recipe: Recipe) -> None:
     """
     import os
 
-    from pipelines.pins import pin as write_pins
     from pipelines.quantities import counted
+    from pipelines.run.pins import pin as write_pins
 
     found = write_pins(project_here(), recipe)
     if not found:
@@ -113,8 +113,8 @@ def compile_(
     overrides: Overrides = None,
 ) -> None:  # fmt: skip
     """Write the dvc.yaml and params.yaml of recipes, for use with plain `dvc repro`."""
-    from configs.compile import write_compiled
-    from configs.recipe import load_recipes
+    from configs.language.compile import write_compiled
+    from configs.language.recipe import load_recipes
 
     project = project_here()
     graphs = [graph for name in recipe for graph in load_recipes(project.recipes, name, overrides or ())]
@@ -137,8 +137,8 @@ def variants(
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:  # fmt: skip
     """List what was made with --set: the overrides, how much is done, size and age. --remove NAME removes one."""
-    from configs.problems import UsageProblem
-    from configs.recipe import recipe_names
+    from configs.base.problems import UsageProblem
+    from configs.language.recipe import recipe_names
     from pipelines.cli import variants as made
     from pipelines.quantities import duration, size
 

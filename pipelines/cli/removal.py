@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from configs.problems import UsageProblem
-from configs.project import Project
-from data import pulse
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from data.store import heartbeat
 from pipelines.cli.console import say
 from pipelines.jobs.lease import Holder, lease
 from pipelines.jobs.live import live_jobs
-from pipelines.jobs.signs import Signs
+from pipelines.jobs.liveness import Signs
 
 
 def listened(project: Project, leases: Iterable[str]) -> Signs:
@@ -32,7 +32,7 @@ def listened(project: Project, leases: Iterable[str]) -> Signs:
 
 
 def say_listening() -> None:
-    say(f"listening to other machines, for up to {pulse.SILENCE_S:g} s: what lives there gives signs of life", flush=True)
+    say(f"listening to other machines, for up to {heartbeat.SILENCE_S:g} s: what lives there gives signs of life", flush=True)
 
 
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:

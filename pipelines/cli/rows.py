@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli import completion
 from pipelines.cli.console import AsJson, for_programs, print_table, project_here, say
 
 if TYPE_CHECKING:
-    from configs.project import Project
-    from pipelines.forget import Again, Forgetting
+    from configs.base.project import Project
     from pipelines.lineage.trace import Trace, Wanted
-    from pipelines.publish.licences import Origin
+    from pipelines.maintain.forget import Again, Forgetting
+    from pipelines.publish.attribution import Origin
 
 commands = typer.Typer()
 MOST = 20
@@ -61,7 +61,7 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
     Exit code 1 if nothing here holds or dropped it.
     """
     from pipelines.cli.documents import forget_document
-    from pipelines.forget import forget as without
+    from pipelines.maintain.forget import forget as without
 
     with for_programs(as_json) as tell:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
@@ -75,8 +75,8 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
 
 
 def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "Wanted":
-    from configs.problems import UsageProblem
-    from data.untrusted import LONGEST_LINE, ArtifactError, read_plain
+    from configs.base.problems import UsageProblem
+    from data.store.untrusted import LONGEST_LINE, ArtifactError, read_plain
     from pipelines.lineage.trace import Wanted
 
     if (row is None) == (file is None):
@@ -104,7 +104,7 @@ def _traced(project: "Project", wanted: "Wanted", within: Sequence[str]) -> "Tra
 def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[Origin]]":
     """(address, source) of the stages that brought it in → where it may come from."""
     from pipelines.lineage.ancestry import read_pedigree
-    from pipelines.publish.licences import origins_of_rows
+    from pipelines.publish.attribution import origins_of_rows
 
     return {
         (address, source): origins_of_rows(read_pedigree(project.artifact(address)), source, project) for address, source in found.sources()
@@ -172,7 +172,7 @@ def _way(addresses: Sequence[str]) -> str:
 
 
 def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
-    from pipelines.forget import PARTS
+    from pipelines.maintain.forget import PARTS
 
     _print_found(found)
     if found.found and not answer.changes:

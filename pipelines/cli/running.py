@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli import completion
 from pipelines.cli.artifacts import bring
 from pipelines.cli.console import (
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from contextlib import AbstractContextManager
 
-    from configs.project import Project
+    from configs.base.project import Project
     from pipelines.jobs.context import RunContext
-    from pipelines.observer import Audience
     from pipelines.publish.commits import Commit
-    from pipelines.runs import StageEnd
+    from pipelines.run.observer import Audience
+    from pipelines.run.runs import StageEnd
 
 commands = typer.Typer()
 ShowInPrefect = Annotated[
@@ -217,7 +217,7 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
 def stage(address: str) -> None:
     """Run one compiled stage: the command of `dvc.yaml`, for `dvc repro`."""
     from pipelines.cli.progress import Board, Display
-    from pipelines.runs import stage_under_dvc
+    from pipelines.run.runs import stage_under_dvc
 
     board = Board(address.partition("/")[0], [(address, address, "")])
     interrupt_on_sigterm()
@@ -226,7 +226,7 @@ def stage(address: str) -> None:
 
 
 def _refuse_beside_pull(others: object) -> None:
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
 
     if others:
         beside = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit and --json"
@@ -235,9 +235,9 @@ def _refuse_beside_pull(others: object) -> None:
 
 def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str, board: Any) -> "list[StageEnd]":
     """Works the graph off, and shows it in Prefect where somebody can look."""
-    from configs.problems import UsageProblem
-    from pipelines.observer import HOW_TO_PREFECT, run_observed
-    from pipelines.runs import run_graph
+    from configs.base.problems import UsageProblem
+    from pipelines.run.observer import HOW_TO_PREFECT, run_observed
+    from pipelines.run.runs import run_graph
 
     server = None if prefect == "never" else prefect_server()
     if server is None:
@@ -247,7 +247,7 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
     quiet_prefect()
 
     def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
-        from data.process import uncollected
+        from data.host.process import uncollected
 
         with uncollected():  # Prefect's import parses, and so do threads of stages
             from pipelines.flow import connected
@@ -262,15 +262,15 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
 
 
 def failed(ends: "Sequence[StageEnd]") -> bool:
-    from pipelines.ensure import Result
+    from pipelines.run.ensure import Result
 
     return not all(isinstance(end, Result) for end in ends)
 
 
 def _failures(ends: "Sequence[StageEnd]") -> list[str]:
     """One line per failed stage, and one on what becomes of the rest."""
-    from pipelines.ensure import Result
     from pipelines.jobs.context import StageFailed
+    from pipelines.run.ensure import Result
 
     kept = sum(isinstance(end, Result) for end in ends)
     lines = [str(end) for end in ends if isinstance(end, StageFailed)]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli import completion
 from pipelines.cli.console import (
     Force,
@@ -26,8 +26,8 @@ from pipelines.cli.console import (
 from pipelines.cli.quiet import prefect_server, quiet_prefect
 
 if TYPE_CHECKING:
-    from configs.graph import Graph
-    from configs.project import Project
+    from configs.base.project import Project
+    from configs.language.graph import Graph
     from pipelines.deployments import Listed
     from pipelines.request import Request
 
@@ -89,7 +89,7 @@ def deploy(
     remove: Annotated[bool, typer.Option("--remove", help="Take the deployment off the server; what it has made stays.")] = False,
 ) -> None:
     """Put a recipe on a schedule: a Prefect deployment, whose runs do what `pedigree run` does with these options."""
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
 
     project = _with_server()
     if remove:
@@ -187,8 +187,8 @@ def _with_server() -> "Project":
     Raises:
         UsageProblem: none is configured.
     """
-    from configs.problems import UsageProblem
-    from pipelines.observer import HOW_TO_PREFECT
+    from configs.base.problems import UsageProblem
+    from pipelines.run.observer import HOW_TO_PREFECT
 
     project = project_here()
     if prefect_server() is None:
@@ -210,8 +210,8 @@ def _wanted(
     """The recipe, checked as `pedigree run` would, and the request as runs in other folders understand it."""
     from pathlib import Path
 
-    from pipelines.pins import refuse_unpinned
     from pipelines.request import Request, opened, selection
+    from pipelines.run.pins import refuse_unpinned
 
     def anywhere(name: str) -> str:
         return str(Path(name).resolve()) if _is_path(name) else name
@@ -252,7 +252,7 @@ def _deploy(
 
 
 def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
 
     name, has, slots = (text or "").partition("=")
     if text is None:
@@ -264,7 +264,7 @@ def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
 
 def _refuse_beside_remove(context: typer.Context) -> None:
     """Only what names a deployment may stand beside `--remove`."""
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
 
     naming = {"recipe", "overrides", "rehearse", "name", "remove"}
     sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params if one.name not in naming}

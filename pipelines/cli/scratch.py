@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from configs.texts import command
+from configs.base.texts import command
 from pipelines.cli.console import print_table, project_here, say
 
 if TYPE_CHECKING:
-    from configs.graph import Graph, Node
-    from configs.project import Project
-    from pipelines.jobs.signs import Signs
+    from configs.base.project import Project
+    from configs.language.graph import Graph, Node
+    from pipelines.jobs.liveness import Signs
 
 commands = typer.Typer()
 State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
@@ -71,7 +71,7 @@ def scratch(
 ) -> None:
     """List scratch folders of unfinished work. --clean deletes those that no recipe or variant of today would resume."""
     from pipelines.cli import removal
-    from pipelines.jobs.signs import Signs
+    from pipelines.jobs.liveness import Signs
     from pipelines.quantities import counted, duration, size
 
     project = project_here()
@@ -107,8 +107,8 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
     What another machine holds counts as held, unless `signs` have been listened to and say that it is silent.
     """
     from pipelines.jobs.live import live_jobs
+    from pipelines.jobs.liveness import Signs
     from pipelines.jobs.scratch_state import scratch_folders
-    from pipelines.jobs.signs import Signs
 
     signs = signs or Signs(project)
     folders = scratch_folders(project)
@@ -131,8 +131,8 @@ def clean_folder(signs: "Signs", one: Scratch) -> None:
     Raises:
         UsageProblem: its job runs, or another command works on it.
     """
-    from configs.problems import UsageProblem
-    from data.fence import Fence
+    from configs.base.problems import UsageProblem
+    from data.store.fence import Fence
     from pipelines.cli import removal
     from pipelines.jobs.live import live_jobs
 
@@ -166,8 +166,8 @@ class _Wanted:
     """What runs of today would resume: keys of all stages whose inputs are known, and configs of those whose inputs are not made."""
 
     def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:
-        from data.artifacts import ArtifactError
-        from pipelines.identity import Identities, MissingFiles, Replaced
+        from data.artifacts.artifacts import ArtifactError
+        from pipelines.ledger.identity import Identities, MissingFiles, Replaced
         from pipelines.ledger.ledger import Ledger
 
         ledger = Ledger(project, looking=True)
@@ -199,9 +199,9 @@ class _Wanted:
 
 def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
     """Every recipe of the project, and every variant and recipe of another folder that was ever compiled."""
-    from configs.document import ConfigError
-    from configs.recipe import load_recipe, recipe_names
-    from pipelines.runs import open_compiled
+    from configs.base.document import ConfigError
+    from configs.language.recipe import load_recipe, recipe_names
+    from pipelines.run.runs import open_compiled
 
     graphs, unreadable = [], []
     for name in recipe_names(project.recipes):
@@ -219,7 +219,7 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
 
 
 def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
 
     chosen = []
     for name in names:
@@ -240,7 +240,7 @@ def _is_of(one: Scratch, stage: str) -> bool:
 
 
 def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name: bool) -> None:
-    from configs.problems import UsageProblem
+    from configs.base.problems import UsageProblem
     from pipelines.quantities import counted, size
 
     if unreadable and not by_name:
@@ -257,8 +257,8 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
 
 def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
     from pipelines.cli.removal import disk_time
-    from pipelines.jobs.kept import kept_here
-    from stages.job import checkpoint_names
+    from pipelines.jobs.progress_kept import kept_here
+    from stages.job.job import checkpoint_names
 
     kept, placement = kept_here(folder), spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # also of another version's spec

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.graph import Node, shown_name
-from configs.problems import PedigreeError, UsageProblem
-from configs.project import Project
-from data import pulse
-from data.artifacts import write_json
-from data.fence import Fence, Overtaken
-from pipelines import runs
+from configs.base.problems import PedigreeError, UsageProblem
+from configs.base.project import Project
+from configs.language.graph import Node, shown_name
+from data.artifacts.artifacts import write_json
+from data.store import heartbeat
+from data.store.fence import Fence, Overtaken
 from pipelines.cli.plan import why
-from pipelines.ensure import log_file
 from pipelines.jobs.attempts import CANCELLED
 from pipelines.jobs.context import RunContext
 from pipelines.jobs.launcher import LocalLauncher
 from pipelines.jobs.live import BEATS_LISTENED, LiveJob, jobs_now, live_jobs
+from pipelines.jobs.liveness import Signs
 from pipelines.jobs.scratch_state import UNKNOWN, address_of
-from pipelines.jobs.signs import Signs
 from pipelines.lineage.ancestry import opened
-from stages.job import PULSES
+from pipelines.run import runs
+from pipelines.run.ensure import log_file
+from stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5
 BEATS_TO_END = 5
@@ -119,7 +119,7 @@ def runs_elsewhere(project: Project, recipe: str) -> bool:
     def look() -> bool:
         return any(holder is not None and not holder.process.is_local for holder in map(signs.holder, names))
 
-    return signs.listen(look, BEATS_LISTENED * pulse.BEAT_S)
+    return signs.listen(look, BEATS_LISTENED * heartbeat.BEAT_S)
 
 
 def _end_elsewhere(project: Project, jobs: list[LiveJob], waiting: Callable[[LiveJob], None]) -> None:
@@ -129,11 +129,12 @@ def _end_elsewhere(project: Project, jobs: list[LiveJob], waiting: Callable[[Liv
             Fence.closed(project.lease(job.scratch.name))
         except Overtaken as error:
             raise NotEnded(f"{job.address} was begun again just now, and goes on: type this again to end it") from error
-    heard, began = {job.address: pulse.Listener() for job in jobs}, time.monotonic()
-    while alive := [job for job in jobs if heard[job.address].silent_s(pulse.sign(job.scratch / PULSES)) <= BEATS_TO_END * pulse.BEAT_S]:
-        if time.monotonic() - began > pulse.SILENCE_S:
+    heard, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
+    longest = BEATS_TO_END * heartbeat.BEAT_S
+    while alive := [job for job in jobs if heard[job.address].silent_s(heartbeat.sign(job.scratch / PULSES)) <= longest]:
+        if time.monotonic() - began > heartbeat.SILENCE_S:
             names = ", ".join(f"{job.address} on {job.place}" for job in alive)
-            raise NotEnded(f"{names}: still gives signs of life after {pulse.SILENCE_S:g} s; type this again, or end it there")
+            raise NotEnded(f"{names}: still gives signs of life after {heartbeat.SILENCE_S:g} s; type this again, or end it there")
         time.sleep(FOLLOW_POLL_S)
 
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from data.hashing import Beat
+from data.store.hashing import Beat
 from pipelines.cli.console import one_line, say
 from pipelines.cli.progress import PLAIN_INTERVAL_S
 from pipelines.estimate.rates import Rates, known, measured

@@ -4,15 +4,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.compile import source_file
-from configs.problems import UsageProblem
-from configs.project import Project
-from configs.texts import command
-from data.untrusted import LOCK_BYTES, ArtifactError, read_plain, read_source
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.compile import source_file
+from data.store.untrusted import LOCK_BYTES, ArtifactError, read_plain, read_source
 from pipelines.cli import removal
-from pipelines.gc import GcRefused, collect
 from pipelines.jobs.live import live_jobs
-from pipelines.jobs.signs import Signs
+from pipelines.jobs.liveness import Signs
+from pipelines.maintain.gc import GcRefused, collect
 
 COMMAND = "pedigree variants --remove"
 

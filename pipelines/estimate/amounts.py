@@ -10,27 +10,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.answers import Evaluate, Judge, Sample, Scorers
-from configs.asking import ByPolicy
-from configs.constraining import Constrain
-from configs.datasets import ROWS, Arithmetic, Constraints, Hub, Leaks, MadeRows, Packaged, PrepareData
-from configs.decontamination import Decontaminate
-from configs.filters import MaxCharacters
-from configs.graph import Graph, Node
-from configs.keeping import AllAbove, BestAnswers, SelectPrompts, SelectRows, TopShare
-from configs.pairing import AllPairs, Pair
-from configs.preference import Kto
-from configs.project import Project
-from configs.rephrasing import FindRephrased
-from configs.suite_forms import Form
-from configs.synthesis import SelfInstruct, Synthesize
-from configs.training import PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
-from data import assets
-from data.artifacts import Artifact
-from data.records import row_files, rows_in
-from data.tools import OFFERED
-from data.untrusted import ArtifactError, open_plain
-from pipelines.estimate.drawing import (
+from configs.base.project import Project
+from configs.judging.answers import Evaluate, Judge, Sample, Scorers
+from configs.judging.asking import ByPolicy
+from configs.judging.constraining import Constrain
+from configs.judging.keeping import AllAbove, BestAnswers, SelectPrompts, SelectRows, TopShare
+from configs.judging.pairing import AllPairs, Pair
+from configs.judging.rephrasing import FindRephrased
+from configs.judging.synthesis import SelfInstruct, Synthesize
+from configs.language.graph import Graph, Node
+from configs.methods.preference import Kto
+from configs.methods.training import PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from configs.rows.datasets import ROWS, Arithmetic, Constraints, Hub, Leaks, MadeRows, Packaged, PrepareData
+from configs.rows.decontamination import Decontaminate
+from configs.rows.filters import MaxCharacters
+from configs.rows.suite_forms import Form
+from data.artifacts import assets
+from data.artifacts.artifacts import Artifact
+from data.chat.tools import OFFERED
+from data.records.records import row_files, rows_in
+from data.store.untrusted import ArtifactError, open_plain
+from pipelines.estimate.sampling_plan import (
     COMPARING_TOKENS,
     RUBRIC_TOKENS,
     WRITING_TOKENS,

@@ -7,28 +7,28 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from configs.answers import Evaluate, Sample, Scorers, Select
-from configs.asking import ByEndpoint
-from configs.datasets import PackagedModel, RandomLlama, SourceModel
-from configs.execution import FORMERLY, Execution, Numerics, Placement
-from configs.frozen import Frozen
-from configs.graph import Graph, Node
-from configs.project import Project
-from configs.rephrasing import FindRephrased
-from configs.synthesis import Synthesize
-from configs.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
-from data.artifacts import Run, read_run
-from data.machine import settled
-from data.untrusted import ArtifactError
+from configs.base.frozen import Frozen
+from configs.base.project import Project
+from configs.judging.answers import Evaluate, Sample, Scorers, Select
+from configs.judging.asking import ByEndpoint
+from configs.judging.rephrasing import FindRephrased
+from configs.judging.synthesis import Synthesize
+from configs.language.execution import FORMERLY, Execution, Numerics, Placement
+from configs.language.graph import Graph, Node
+from configs.methods.training import PreferenceTrain, ReferenceLogprobs, Rlvr, Training
+from configs.rows.datasets import PackagedModel, RandomLlama, SourceModel
+from data.artifacts.artifacts import Run, read_run
+from data.host.machine import settled
+from data.store.untrusted import ArtifactError
 from pipelines.estimate import work
 from pipelines.estimate.amounts import SHARE_OF_A_BOUND, Amounts, amounts_of
-from pipelines.estimate.drawing import engines_of, opens_engines
 from pipelines.estimate.facts import Unknown, facts_of
 from pipelines.estimate.fit import Misfit, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import SIZES
 from pipelines.estimate.needs import Facts, Needs, dtype_of, engine_dtype, trained_parameters
 from pipelines.estimate.rates import Rates, known
+from pipelines.estimate.sampling_plan import engines_of, opens_engines
 from pipelines.lineage.ancestry import opened
 
 START_S = 60.0

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
-from configs.graph import Graph, Node
-from configs.merging import Merge
-from configs.policy_gradient import Ppo
-from configs.project import Project
-from configs.training import PreferenceTrain, Rlvr
-from data.hub import FOLDER
-from data.untrusted import SOURCE_BYTES, ArtifactError, read_json
+from configs.base.project import Project
+from configs.language.graph import Graph, Node
+from configs.methods.merging import Merge
+from configs.methods.policy_gradient import Ppo
+from configs.methods.training import PreferenceTrain, Rlvr
+from configs.rows.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
+from data.sources.hub import FOLDER
+from data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
 from pipelines.estimate.amounts import Amounts, forms_of
 from pipelines.estimate.needs import Facts
 from pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config

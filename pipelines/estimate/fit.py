@@ -7,16 +7,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.answers import Evaluate, Sample, Scorers
-from configs.asking import ByPolicy
-from configs.execution import SMALLEST_TOKENS, Numerics, Placement
-from configs.frozen import Frozen
-from configs.rephrasing import FindRephrased
-from configs.synthesis import Synthesize
-from configs.training import Lora, PreferenceTrain, Rlvr, Training
-from pipelines.estimate.drawing import engines_of
+from configs.base.frozen import Frozen
+from configs.judging.answers import Evaluate, Sample, Scorers
+from configs.judging.asking import ByPolicy
+from configs.judging.rephrasing import FindRephrased
+from configs.judging.synthesis import Synthesize
+from configs.language.execution import SMALLEST_TOKENS, Numerics, Placement
+from configs.methods.training import Lora, PreferenceTrain, Rlvr, Training
 from pipelines.estimate.machines import Hardware
 from pipelines.estimate.needs import Facts, Needs, needs_of
+from pipelines.estimate.sampling_plan import engines_of
 from pipelines.quantities import size
 
 SHOWN_REMEDIES = 3

@@ -4,11 +4,11 @@ import functools
 import re
 from dataclasses import dataclass, replace
 
-from configs.execution import GPUS, Gpu, Machine, Numerics
-from configs.frozen import Dtype
-from data import machine as resources
-from data import provenance
-from data.machine import settled
+from configs.base.frozen import Dtype
+from configs.language.execution import GPUS, Gpu, Machine, Numerics
+from data.artifacts import provenance
+from data.host import machine as resources
+from data.host.machine import settled
 from pipelines.estimate.memory import GIB
 from pipelines.estimate.rates import Rates
 from pipelines.estimate.work import CPU_UTILIZATION, speedup

@@ -7,8 +7,8 @@ as in `shapes`. What DeepSpeed does beyond the paper (fp32 gradients, buckets, a
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from configs.execution import Numerics
-from configs.frozen import Dtype
+from configs.base.frozen import Dtype
+from configs.language.execution import Numerics
 from pipelines.estimate.shapes import Shape
 
 GIB = 1 << 30
@@ -24,7 +24,7 @@ ENGINE_OVERHEAD = 2 * GIB
 BLOCK = 16
 """Tokens of a block of vLLM's KV cache."""
 LOGIT_ROWS = {"cuda": 1024, "cpu": 128}
-"""Rows of logits that are in fp32 at the same time (`stages.core.logprobs._blocks`)."""
+"""Rows of logits that are in fp32 at the same time (`stages.training.logprobs._blocks`)."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ FORMULAS = (
     Formula(
         "logits",
         "2eVc + 12Vb: c = `logprob_chunk` tokens, of which b are in fp32",
-        "`stages/core/logprobs.py`",
+        "`stages/training/logprobs.py`",
     ),
     Formula(
         "reference",
         "eΨ on each rank, whole",
-        "`stages/engines/models.py`, `frozen`",
+        "`stages/training/models.py`, `frozen`",
     ),
     Formula(
         "value_model",
         "PPO's, beside the policy: its weights, gradients, optimizer and buckets, with a scalar head; its activations "
         "come when the policy's are gone",
-        "`stages/engines/policy_update.py`",
+        "`stages/training/policy_update.py`",
     ),
     Formula(
         "sampler",
@@ -96,7 +96,7 @@ FORMULAS = (
     Formula(
         "KV cache",
         "2·L·K·D·e per token; a chunk of requests is held whole, of `continuous` requests one",
-        "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/engines/sampler.py`, `_check_cache`",
+        "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/sampling/sampler.py`, `_check_cache`",
     ),
     Formula(
         "loading",
@@ -107,7 +107,7 @@ FORMULAS = (
         "host",
         "4Ψ per rank while loading, + eΨ where the stored weights are finer than bf16; or, where it is more, "
         "16Ψ_t/R with `offload_optimizer`; both for a value model, too, where its states lie there",
-        "`stages/engines/models.py`, `stages/engines/trainer.py`",
+        "`stages/training/models.py`, `stages/training/trainer.py`",
     ),
 )
 

@@ -4,19 +4,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from configs.answers import Evaluate, Sample, Scorers
-from configs.execution import Numerics, Placement
-from configs.frozen import Dtype, Frozen
-from configs.merging import Merge
-from configs.policy_gradient import Ppo
-from configs.rephrasing import FindRephrased
-from configs.suite_forms import Form
-from configs.synthesis import Synthesize
-from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
-from data.machine import settled
+from configs.base.frozen import Dtype, Frozen
+from configs.judging.answers import Evaluate, Sample, Scorers
+from configs.judging.rephrasing import FindRephrased
+from configs.judging.synthesis import Synthesize
+from configs.language.execution import Numerics, Placement
+from configs.methods.merging import Merge
+from configs.methods.policy_gradient import Ppo
+from configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, RewardModel, Rlvr, Sft, Training
+from configs.rows.suite_forms import Form
+from data.host.machine import settled
 from pipelines.estimate import memory
-from pipelines.estimate.drawing import Drawing, drawing_of
 from pipelines.estimate.memory import GIB, SIZES, Trained
+from pipelines.estimate.sampling_plan import Drawing, drawing_of
 from pipelines.estimate.shapes import Shape
 
 ROLLOUT_CHUNK = 256

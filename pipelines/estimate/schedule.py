@@ -4,9 +4,9 @@ import heapq
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from configs.execution import Execution
-from configs.graph import Graph
-from configs.project import Project
+from configs.base.project import Project
+from configs.language.execution import Execution
+from configs.language.graph import Graph
 from pipelines.estimate.estimates import Estimates, Time
 
 

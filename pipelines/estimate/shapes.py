@@ -253,7 +253,7 @@ KNOWN: dict[str, Shape] = {
 }
 """Models of the hub by the name of their base: what their config.json says, for a plan before anything is downloaded."""
 PACKAGED = {"smollm2-135m-instruct": KNOWN["HuggingFaceTB/SmolLM2-135M"]}
-"""Models of `configs/assets.py`."""
+"""Models of `configs/base/packaged.py`."""
 SAME_SHAPE = ("-Instruct", "-instruct", "-SFT", "-DPO", "-RLVR1", "-RLVR", "-Base", "-base")
 """Endings of models that were trained from the base of their name."""
 TULU = {"allenai/Llama-3.1-Tulu-3-8B": "meta-llama/Llama-3.1-8B", "allenai/Llama-3.1-Tulu-3.1-8B": "meta-llama/Llama-3.1-8B",

@@ -38,7 +38,7 @@ FORMULAS = (
     Formula(
         "peak of a CPU",
         "rate of one core · t / (1 + σ(t - 1)), t = `threads`, σ = 0.06",
-        "the rate is measured (`stages/engines/product_rate.py`); Amdahl 1967, AFIPS 30; σ measured, as told above",
+        "the rate is measured (`stages/training/product_rate.py`); Amdahl 1967, AFIPS 30; σ measured, as told above",
     ),
 )
 CPU_UTILIZATION = 0.6
@@ -47,7 +47,7 @@ CPU_UTILIZATION = 0.6
 SERIAL_SHARE = 0.06
 """Of a step of SmolLM2-135M in fp32, what one thread computes while the other waits: measured by the processor time of two threads."""
 MAX_RUNNING = 256
-"""Requests that vLLM runs at the same time (`stages.engines.sampler.MAX_RUNNING`)."""
+"""Requests that vLLM runs at the same time (`stages.sampling.sampler.MAX_RUNNING`)."""
 
 
 def forward(shape: Shape, document: float) -> float:
@@ -72,7 +72,7 @@ def speedup(threads: int) -> float:
 
 
 def block_size(device: str, dtype: str, context: float, workers: int) -> int:
-    """Tokens in a block of vLLM's KV cache (on a CPU `stages.engines.cpu_engine.block_size`)."""
+    """Tokens in a block of vLLM's KV cache (on a CPU `stages.sampling.cpu_engine.block_size`)."""
     if device == "cuda":
         return 16
     if dtype != "fp32":

@@ -11,20 +11,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from configs.execution import Numerics, Placement
-from configs.graph import Node
-from configs.texts import command
-from data import pulse
-from data.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
-from data.fence import OVERTAKEN, Fence, Overtaken
-from data.hashing import Beat, Hashed, silent
+from configs.base.texts import command
+from configs.language.execution import Numerics, Placement
+from configs.language.graph import Node
+from data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
+from data.store import heartbeat
+from data.store.fence import OVERTAKEN, Fence, Overtaken
+from data.store.hashing import Beat, Hashed, silent
 from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.kept import kept_here
 from pipelines.jobs.launcher import Handle, Launcher, Status
 from pipelines.jobs.lease import Cancelled, Hold, LeaseLost
 from pipelines.jobs.processes import described
+from pipelines.jobs.progress_kept import kept_here
 from pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
-from stages.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
+from stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
 
 RETRIED = frozenset({"crashed", "out_of_memory", "storage", "lost", "lost_engine", "collective", "heartbeat"})
 """Causes that may pass: the job goes on from its last checkpoint, after `out_of_memory` in smaller micro-batches. `refused`,
@@ -84,7 +84,7 @@ def is_elsewhere(jobs: Launcher, handle: Handle) -> bool:
     return jobs.poll(handle).state == "unknown"
 
 
-def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: Hold, heard: pulse.Listener) -> bool:
+def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: Hold, heard: heartbeat.Listener) -> bool:
     """Waits for a job of another machine, which takes no slots of this one; whether it has succeeded.
 
     Args:
@@ -144,7 +144,7 @@ def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, p
             write_json(history, attempts)
             handle = run.jobs().submit(scratch, spec.numerics, len(attempts), names, fence)
         run.watch(node.address, "running", detail, folder=scratch)
-        failure = _wait(run, handle, _Watch(handle, placement, pulse.Listener()), hold)
+        failure = _wait(run, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         if failure is None:
             failure = unproven(scratch, beat=run.telling(node.address).hashed)
         hold.check()
@@ -202,14 +202,14 @@ def _stormy(count: int, node: Node) -> str:
 class _Watch:
     """What is listened to while a job is at work. Every length of time is counted here, by one clock, from the moment this began."""
 
-    def __init__(self, handle: Handle, placement: Placement, heard: pulse.Listener) -> None:
+    def __init__(self, handle: Handle, placement: Placement, heard: heartbeat.Listener) -> None:
         self.handle, self.placement, self.scratch = handle, placement, Path(handle.scratch)
         self._began = time.monotonic()
-        self._progress, self._done, self._pulse = pulse.Listener(), pulse.Listener(), heard
+        self._progress, self._done, self._pulse = heartbeat.Listener(), heartbeat.Listener(), heard
 
     def seconds(self) -> float:
         """How long the job has been running, as it says itself; it may have begun long before it was watched."""
-        said = [float(entry.get("seconds", 0.0)) for entry in pulse.told(self.scratch / PULSES)]
+        said = [float(entry.get("seconds", 0.0)) for entry in heartbeat.told(self.scratch / PULSES)]
         return max([time.monotonic() - self._began, *said])
 
     def overdue(self) -> tuple[str, str] | None:
@@ -218,7 +218,7 @@ class _Watch:
         done = read_done(self.scratch)
         if self._done.silent_s(done is None) > LINGER_S and done is not None:
             return ("crashed", _first_line(done.message)) if isinstance(done, Failure) else ("lingers", "")
-        silent = self._progress.silent_s(pulse.sign(self.scratch / "progress.json"))
+        silent = self._progress.silent_s(heartbeat.sign(self.scratch / "progress.json"))
         alive = "though its process lives" if not self.gone() else "nor of its process"
         if silent > placement.heartbeat_timeout_s:
             allowed = f"placement.heartbeat_timeout_s allows {placement.heartbeat_timeout_s:g}"
@@ -229,7 +229,7 @@ class _Watch:
 
     def gone(self) -> bool:
         """Whether a job of elsewhere has been silent for so long that nothing of it is left."""
-        return self._pulse.silent_s(pulse.sign(self.scratch / PULSES)) > pulse.SILENCE_S
+        return self._pulse.silent_s(heartbeat.sign(self.scratch / PULSES)) > heartbeat.SILENCE_S
 
 
 def _wait(run: RunContext, handle: Handle, watch: _Watch, hold: Hold) -> tuple[str, str] | None:
@@ -248,7 +248,7 @@ def _wait(run: RunContext, handle: Handle, watch: _Watch, hold: Hold) -> tuple[s
             if late:
                 left = jobs.cancel(handle, stacks=late[0] == "heartbeat")
                 return None if late[0] == "lingers" else (late[0], late[1] + _undying(left))
-            if time.monotonic() - checked > pulse.BEAT_S:
+            if time.monotonic() - checked > heartbeat.BEAT_S:
                 hold.check()
                 checked = time.monotonic()
             if run.cancelled.wait(POLL_S):

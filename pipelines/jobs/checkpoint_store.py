@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.execution import Placement
-from configs.graph import Node
-from data import storage
-from data.mirror import Made, Mirror, kept_token
-from data.storage import ContentChanged, StoreError
-from data.untrusted import ArtifactError
+from configs.language.execution import Placement
+from configs.language.graph import Node
+from data.artifacts.mirror import Made, Mirror, kept_token
+from data.store import storage
+from data.store.storage import ContentChanged, StoreError
+from data.store.untrusted import ArtifactError
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.scratch_state import known_spec
 

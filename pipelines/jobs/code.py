@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.project import Project
-from data.durable import rename, sync_tree
-from data.provenance import CODE_ROOT, code_files, code_sha256, fingerprint
-from data.untrusted import inside
+from configs.base.project import Project
+from data.artifacts.provenance import CODE_ROOT, code_files, code_sha256, fingerprint
+from data.store.durable import rename, sync_tree
+from data.store.untrusted import inside
 from pipelines.jobs.scratch_state import SPEC, read_mapping
-from pipelines.lineage.provenance import code_state
+from pipelines.lineage.git_state import code_state
 
 TRIES = 20
 
@@ -54,7 +54,7 @@ def snapshot(project: Project, root: Path = CODE_ROOT, *, new_files: bool = Fals
 
 
 def receive(project: Project, sha256: str, files: Mapping[str, bytes]) -> None:
-    """Puts code that another machine has sent, proved by `data.provenance.unpacked`, beside our own snapshots."""
+    """Puts code that another machine has sent, proved by `data.artifacts.provenance.unpacked`, beside our own snapshots."""
     with _building(project.code(sha256), sha256) as building:
         for name, content in files.items():
             path = inside(building, name)

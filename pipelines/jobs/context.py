@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from configs.execution import Execution
-from configs.graph import Graph
-from configs.problems import PedigreeError
-from configs.project import Project
-from configs.rehearsing import Reduced
-from configs.texts import command
-from data.hashing import LONG_BYTES
-from data.provenance import CODE_ROOT
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.execution import Execution
+from configs.language.graph import Graph
+from configs.rehearsal.shrinking import Reduced
+from data.artifacts.provenance import CODE_ROOT
+from data.store.hashing import LONG_BYTES
 from pipelines.jobs.launcher import Launcher, LocalLauncher
 from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.transfers import Tell, Told

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from configs.execution import Numerics
-from configs.project import Project
-from data.artifacts import ArtifactError, write_json
-from data.faults import fault_point
-from data.fence import FENCE, Fence
-from pipelines.jobs import memory
+from configs.base.project import Project
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import ArtifactError, write_json
+from data.host.faults import fault_point
+from data.store.fence import FENCE, Fence
+from pipelines.jobs import memory_kills
 from pipelines.jobs.processes import (
     MARK,
     POLL_S,
@@ -35,7 +35,7 @@ from pipelines.jobs.processes import (
     works_in,
 )
 from pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, read_mapping
-from stages.job import read_done
+from stages.job.job import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
 """`lost`: it is gone and left no result. `unknown`: it was started where this launcher cannot look; its pulse tells whether it lives."""
@@ -174,7 +174,7 @@ class LocalLauncher:
         if done is not None and done.ok:
             return Status("succeeded", exit_code)
         before = memory_before(handle.told.get("memory", {}))
-        ran_out = memory.ran_out(before, Path(handle.scratch), self._seen.get(process.pid, set()) | {process.pid}, exit_code)
+        ran_out = memory_kills.ran_out(before, Path(handle.scratch), self._seen.get(process.pid, set()) | {process.pid}, exit_code)
         return Status("failed" if done is not None or exit_code is not None else "lost", exit_code, ran_out)
 
     def logs(self, handle: Handle, offset: int = 0) -> bytes:
@@ -221,7 +221,7 @@ class LocalLauncher:
         return known
 
     def _handle(self, scratch: Path, process: Process, attempt: int) -> Handle:
-        told = {"process": asdict(process), "memory": asdict(memory.Before.now())}
+        told = {"process": asdict(process), "memory": asdict(memory_kills.Before.now())}
         return Handle(self.name, str(scratch), attempt, told, time.time())
 
     def _look_at(self, process: Process, scratch: Path) -> None:
@@ -245,7 +245,7 @@ def _command(scratch: Path, numerics: Numerics) -> list[str]:
     stage = ["-m", "stages", str(scratch)]
     if numerics.world_size == 1:
         return [sys.executable, *stage]
-    return [sys.executable, "-m", "stages.engines.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
+    return [sys.executable, "-m", "stages.training.ranks", "--standalone", f"--nproc-per-node={numerics.world_size}", *stage]
 
 
 PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -5,9 +5,9 @@ highest holds; giving it back is a mark beside it. So a number is never used twi
 that by its number (`Hold.check`).
 
     000007.json       who claimed: process, since when, what for
-    000007.beat       its pulse (`data/pulse.py`)
+    000007.beat       its pulse (`data/store/heartbeat.py`)
     000007.released   it has been given back
-    fence-000007-0001 what was submitted under it (`data/fence.py`)
+    fence-000007-0001 what was submitted under it (`data/store/fence.py`)
 
 Whether a holder lives is told by the process table where that is the holder's own; from elsewhere (another machine, a container, an
 earlier boot) only its pulse tells. A claim of a form that this version does not know is somebody's elsewhere. No clock is compared
@@ -29,13 +29,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.frozen import Frozen
-from configs.problems import PedigreeError
-from data import pulse
-from data.durable import sync_folder
-from data.fence import fresh_names
-from data.pulse import Listener, Pulse
-from data.untrusted import ArtifactError, Line, read_json
+from configs.base.frozen import Frozen
+from configs.base.problems import PedigreeError
+from data.store import heartbeat
+from data.store.durable import sync_folder
+from data.store.fence import fresh_names
+from data.store.heartbeat import Listener, Pulse
+from data.store.untrusted import ArtifactError, Line, read_json
 from pipelines.jobs.processes import Process, is_seen_at
 
 POLL_S = 0.2
@@ -80,9 +80,9 @@ class Holder:
 
     def __str__(self) -> str:
         if self.process == _UNKNOWN:
-            return f"held by {self.what}, to be taken over when silent for {pulse.SILENCE_S:g} s"
+            return f"held by {self.what}, to be taken over when silent for {heartbeat.SILENCE_S:g} s"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        elsewhere = f" on another machine or before a reboot, to be taken over when silent for {pulse.SILENCE_S:g} s"
+        elsewhere = f" on another machine or before a reboot, to be taken over when silent for {heartbeat.SILENCE_S:g} s"
         where = "" if self.process.is_local else elsewhere
         return f"held by process {self.process.pid}{where} since {since} ({self.what})"
 
@@ -108,7 +108,7 @@ class Hold:
             by = f"process {told.process.pid} ({told.what}) has taken it over" if told else "its folder is gone"
             raise LeaseLost(
                 f"the lease {self.folder.name} of this run has number {self.number} and the latest is {highest}: this run was stopped or "
-                f"could not reach the disk for longer than {pulse.SILENCE_S:g} s, and {by}; nothing more is written here"
+                f"could not reach the disk for longer than {heartbeat.SILENCE_S:g} s, and {by}; nothing more is written here"
             )
 
 
@@ -205,11 +205,11 @@ def _is_over(folder: Path, number: int, listener: Listener) -> bool:
     holder = _claim_of(folder, number)
     if holder is not None and holder.process.is_local:
         return not holder.holds(folder)
-    return listener.silent_s(_sign(folder, number)) > pulse.SILENCE_S
+    return listener.silent_s(_sign(folder, number)) > heartbeat.SILENCE_S
 
 
 def _sign(folder: Path, number: int) -> tuple[object, ...]:
-    return (number, *pulse.sign(folder / f"{number:06d}.beat"))
+    return (number, *heartbeat.sign(folder / f"{number:06d}.beat"))
 
 
 def _claim(folder: Path, mine: Holder) -> bool:

@@ -4,14 +4,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.project import Project
-from data import pulse
+from configs.base.project import Project
+from data.store import heartbeat
 from pipelines.jobs.launcher import Handle, LocalLauncher, process_of
 from pipelines.jobs.lease import Holder
+from pipelines.jobs.liveness import Signs
 from pipelines.jobs.scratch_state import SPEC, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
-from pipelines.jobs.signs import Signs
 from pipelines.quantities import reported
-from stages.job import PULSES
+from stages.job.job import PULSES
 
 BEATS_LISTENED = 3
 """How long a list waits for signs of life from other machines."""
@@ -69,10 +69,10 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
             continue
         beat, since = read_heartbeat(folder), handle.submitted_at if handle else 0.0
         silent = signs.silent_s(folder) if elsewhere else time.time() - (since if beat.time is None else beat.time)
-        if elsewhere and silent > pulse.SILENCE_S:
+        if elsewhere and silent > heartbeat.SILENCE_S:
             continue
         address = address_of(folder)
-        hosts = [str(told["host"]) for told in pulse.told(folder / PULSES) if "host" in told]
+        hosts = [str(told["host"]) for told in heartbeat.told(folder / PULSES) if "host" in told]
         found.append(
             LiveJob(
                 address=address,
@@ -95,4 +95,4 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
 def jobs_now(project: Project) -> list[LiveJob]:
     """Live jobs for a list. Those elsewhere are listened to for a few beats; who was not heard by then may be alive all the same."""
     signs = Signs(project)
-    return signs.listen(lambda: live_jobs(project, signs), BEATS_LISTENED * pulse.BEAT_S)
+    return signs.listen(lambda: live_jobs(project, signs), BEATS_LISTENED * heartbeat.BEAT_S)

@@ -2,7 +2,7 @@
 
 Nothing that somebody does to the project afterwards reaches it: the inputs are links to the files of the artifacts as they were
 (copies where the file system has no links), so an artifact that is replaced, restored or removed leaves the job with what it was
-given. The job proves what it reads by hash, and that nobody has written into it (`stages/inputs.py`).
+given. The job proves what it reads by hash, and that nobody has written into it (`stages/job/inputs.py`).
 """
 
 import os
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.execution import Numerics, Placement
-from configs.graph import Node
-from data.artifacts import ArtifactError, open_artifact, sha256_path, write_json
-from data.provenance import fingerprint
-from data.runs import Fingerprint
-from data.storage import StoreError
-from pipelines.identity import Need
+from configs.language.execution import Numerics, Placement
+from configs.language.graph import Node
+from data.artifacts.artifacts import ArtifactError, open_artifact, sha256_path, write_json
+from data.artifacts.provenance import fingerprint
+from data.artifacts.run_record import Fingerprint
+from data.store.storage import StoreError
 from pipelines.jobs import checkpoint_store
 from pipelines.jobs.attempts import numerics_changes, resumable
 from pipelines.jobs.code import Code, differing, receive, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.kept import kept_here
+from pipelines.jobs.progress_kept import kept_here
 from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
-from stages.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
+from pipelines.ledger.identity import Need
+from stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
 
 INPUTS = "inputs"
 MOST_NAMED = 20

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.frozen import Frozen
-from data.untrusted import Line
+from configs.base.frozen import Frozen
+from data.store.untrusted import Line
 
 MARK = "PEDIGREE_JOB"
 """Environment variable that holds the scratch folder: it finds every process of a job, also after its parents have died."""

@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from configs.frozen import Frozen
-from configs.problems import PedigreeError
-from configs.project import Project
-from data.artifacts import ArtifactError, read_json, write_text
-from data.mirror import ELSEWHERE
-from data.runs import ToldCode, read_attempts
-from data.untrusted import Address, Line, described
-from pipelines.jobs.memory import Before
+from configs.base.frozen import Frozen
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
+from data.artifacts.artifacts import ArtifactError, read_json, write_text
+from data.artifacts.mirror import ELSEWHERE
+from data.artifacts.run_record import ToldCode, read_attempts
+from data.store.untrusted import Address, Line, described
+from pipelines.jobs.memory_kills import Before
 from pipelines.jobs.processes import Process
-from stages.job import JobSpec, read_done
+from stages.job.job import JobSpec, read_done
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
 UNKNOWN = "unknown/unknown"

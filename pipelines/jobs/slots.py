@@ -20,17 +20,17 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from configs.execution import Numerics
-from configs.frozen import Frozen
-from configs.problems import PedigreeError
-from data import pulse
-from data.artifacts import write_json
-from data.pulse import Listener, Pulse
+from configs.base.frozen import Frozen
+from configs.base.problems import PedigreeError
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import write_json
+from data.store import heartbeat
+from data.store.heartbeat import Listener, Pulse
 from pipelines.jobs.launcher import Launcher, state_in
 from pipelines.jobs.lease import pause
 from pipelines.jobs.processes import Process
 from pipelines.jobs.scratch_state import read_mapping
-from stages.job import PULSES
+from stages.job.job import PULSES
 
 FOLDER = "PEDIGREE_SLOTS"
 """Environment variable: where the machine's slots are held. Containers that share a machine's GPUs share this folder, too."""
@@ -196,8 +196,9 @@ def _lives(path: Path, told: Mapping[str, Any], listener: Listener, jobs: Launch
         return True
     if known and state != "unknown" and (process is None or process.is_local):
         return False
-    signs = (pulse.sign(path.with_suffix(".beat")), pulse.sign(job.parent / PULSES) if job else ())  # of another container or version
-    return listener.silent_s(signs) <= pulse.SILENCE_S
+    # of another container or version
+    signs = (heartbeat.sign(path.with_suffix(".beat")), heartbeat.sign(job.parent / PULSES) if job else ())
+    return listener.silent_s(signs) <= heartbeat.SILENCE_S
 
 
 @contextmanager

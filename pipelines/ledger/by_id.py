@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from data.artifacts import PARTS, ArtifactError, load_record
-from data.durable import rename, sync_tree
-from data.untrusted import inside
+from data.artifacts.artifacts import PARTS, ArtifactError, load_record
+from data.store.durable import rename, sync_tree
+from data.store.untrusted import inside
 from pipelines.ledger.ledger import Ledger
 
 

@@ -4,8 +4,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from configs.problems import PedigreeError
-from configs.project import Project
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
 
 TIMEOUT_S = 300.0
 """For questions; what fetches, checks out or runs somebody's hooks may take as long as it takes."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from configs.compile import compiled_stage, pipeline_file
-from configs.graph import Node
-from configs.project import Project
-from data.artifacts import Artifact, ArtifactError, Record, content_hash, entries_of, open_artifact, parse_record, survey
-from data.faults import fault_point
-from data.hashing import Beat, Hashed, silent
-from data.untrusted import RECORD_BYTES, LockEntry, LockOut, inside, parse_entry, parse_lock
+from configs.base.project import Project
+from configs.language.compile import compiled_stage, pipeline_file
+from configs.language.graph import Node
+from data.artifacts.artifacts import Artifact, ArtifactError, Record, content_hash, entries_of, open_artifact, parse_record, survey
+from data.host.faults import fault_point
+from data.store.hashing import Beat, Hashed, silent
+from data.store.untrusted import RECORD_BYTES, LockEntry, LockOut, inside, parse_entry, parse_lock
 from pipelines.ledger.git import names_at, text_at
 from pipelines.ledger.lock_files import read_lock, read_run_entry
 from pipelines.ledger.objects import damaged, hash_info, plain, remove, set_hash

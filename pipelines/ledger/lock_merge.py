@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from configs.compile import pipeline_file
-from configs.document import ConfigError, Problem
-from configs.graph import Graph
-from configs.project import Project
-from configs.texts import shown
-from data.untrusted import ArtifactError, parse_yaml
+from configs.base.document import ConfigError, Problem
+from configs.base.project import Project
+from configs.base.texts import shown
+from configs.language.compile import pipeline_file
+from configs.language.graph import Graph
+from data.store.untrusted import ArtifactError, parse_yaml
 from pipelines.ledger.git import run_git
 
 DRIVER = "pedigree-lock"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from data.hashing import LONG_BYTES, Beat, pieces, silent
+from data.store.hashing import LONG_BYTES, Beat, pieces, silent
 from pipelines.ledger.transfers import Bytes
 
 

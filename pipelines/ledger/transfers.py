@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 
 from fsspec.callbacks import Callback
 
-from configs.problems import PedigreeError
-from data.hashing import PIECE_BYTES, silent
+from configs.base.problems import PedigreeError
+from data.store.hashing import PIECE_BYTES, silent
 
 Tell = Callable[[int, int], None]
 """Told bytes that have come or gone, and how many there are."""

@@ -9,11 +9,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from configs.declarations import measures
-from configs.graph import Node, postorder
-from configs.project import Project
-from configs.texts import command
-from data.artifacts import (
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.declarations import measures
+from configs.language.graph import Node, postorder
+from data.artifacts.artifacts import (
     LINEAGE_SCHEMA,
     Artifact,
     ArtifactError,
@@ -27,9 +27,9 @@ from data.artifacts import (
     parse_run,
     read_json,
 )
-from data.lineage import folded
-from data.records import row_files, rows_in
-from data.untrusted import LINEAGE_BYTES, RUN_BYTES, inside, open_plain
+from data.artifacts.lineage import folded
+from data.records.records import row_files, rows_in
+from data.store.untrusted import LINEAGE_BYTES, RUN_BYTES, inside, open_plain
 from pipelines.lineage.named_models import find_named, named_models
 
 Entry = tuple[Record, Run]

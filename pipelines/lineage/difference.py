@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.frozen import canonical_json
-from configs.project import Project
-from data.artifacts import ArtifactError, Input
-from data.records import row_files
+from configs.base.frozen import canonical_json
+from configs.base.project import Project
+from data.artifacts.artifacts import ArtifactError, Input
+from data.records.records import row_files
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation, evaluations_of, labels_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from configs.project import Project
-from data.artifacts import Artifact, ArtifactError
-from data.untrusted import LIST_BYTES, parse_json
+from configs.base.project import Project
+from data.artifacts.artifacts import Artifact, ArtifactError
+from data.store.untrusted import LIST_BYTES, parse_json
 from pipelines.lineage.ancestry import Pedigree, published, read_pedigree
 
 _ESTIMATES = TypeAdapter(dict[str, dict[str, float]])

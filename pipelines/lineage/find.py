@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
-from configs.project import Project
-from data.artifacts import PARTS, ArtifactError, parse_record
-from data.untrusted import LINEAGE_BYTES, LIST_BYTES, RECORD_BYTES, RUN_BYTES, parse_json, parse_listing
+from configs.base.project import Project
+from data.artifacts.artifacts import PARTS, ArtifactError, parse_record
+from data.store.untrusted import LINEAGE_BYTES, LIST_BYTES, RECORD_BYTES, RUN_BYTES, parse_json, parse_listing
 from pipelines.ledger.by_id import copy_objects
 from pipelines.ledger.ledger import Ledger, LedgerError, Recorded
 from pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, published, read_pedigree

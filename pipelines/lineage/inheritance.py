@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from data.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, write_json
-from data.lineage import folded, split
+from data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, write_json
+from data.artifacts.lineage import folded, split
 from pipelines.lineage.ancestry import Entry, as_told, read_pedigree
 
 

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
-from configs.compile import DEFAULT_RECIPE
-from configs.project import Project
-from data.untrusted import ArtifactError, parse_yaml
+from configs.base.project import Project
+from configs.language.compile import DEFAULT_RECIPE
+from data.store.untrusted import ArtifactError, parse_yaml
 from pipelines.ledger.git import git, names_at, text_at
 from pipelines.ledger.lock_files import read_lock
 

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.problems import PedigreeError
+from configs.base.problems import PedigreeError
 from pipelines.lineage.ancestry import Pedigree
 
 PRODUCER = "urn:pedigree:lineage"

@@ -19,20 +19,20 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath
 from typing import Any
 
-from configs.datasets import ROWS
-from configs.declarations import DECLARATIONS, measures
-from configs.filters import base_id
-from configs.graph import postorder
-from configs.orders import KEEPING
-from configs.pairing import STRATEGIES
-from configs.problems import UsageProblem
-from configs.project import Project
-from configs.texts import command
-from data import records
-from data.artifacts import Artifact, ArtifactError, Record, open_artifact
-from data.row_filters import spaced, texts
-from data.tools import texts_called, texts_offered
-from data.untrusted import RESTORE, open_plain, parse_lock, read_lines
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.judging.pairing import STRATEGIES
+from configs.language.declarations import DECLARATIONS, measures
+from configs.language.graph import postorder
+from configs.language.orders import KEEPING
+from configs.rows.datasets import ROWS
+from configs.rows.filters import base_id
+from data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
+from data.chat.tools import texts_called, texts_offered
+from data.filters.row_filters import spaced, texts
+from data.records import records
+from data.store.untrusted import RESTORE, open_plain, parse_lock, read_lines
 from pipelines.ledger.lock_files import read_lock
 from pipelines.lineage.ancestry import find_artifact, read_pedigree
 
@@ -48,7 +48,7 @@ FULL_ID = re.compile(r".*-[0-9a-f]{16}", re.DOTALL)
 NAMED = re.compile(r"-[0-9a-f]{16}\b")
 """An id in what a filter saw."""
 BY_WAY = ", by way of "
-"""In what a filter saw, between the row that was kept and one that leads to it (`data.near_duplicates.evidence`)."""
+"""In what a filter saw, between the row that was kept and one that leads to it (`data.filters.near_duplicates.evidence`)."""
 OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
 """The id of what was made of a prompt, a preference or an answer."""
 MODELS = ("policy", "reward_model")

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from configs.compile import pipeline_file
-from configs.declarations import DECLARATIONS
-from configs.project import Project
-from data.artifacts import (
+from configs.base.project import Project
+from configs.language.compile import pipeline_file
+from configs.language.declarations import DECLARATIONS
+from data.artifacts.artifacts import (
     SIGNATURE,
     SUMS,
     ArtifactError,
@@ -35,7 +35,7 @@ from data.artifacts import (
     stage_key,
     without_places,
 )
-from data.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
+from data.store.untrusted import LIST_BYTES, MIB, NotPlain, inside, open_plain, parse_listing, plain_files, read_plain
 from pipelines.ledger.ledger import Ledger, Recorded
 from pipelines.ledger.objects import md5_of_bytes, plain
 from pipelines.ledger.store import Store

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.declarations import COMPARING
-from data.artifacts import ArtifactError
+from configs.language.declarations import COMPARING
+from data.artifacts.artifacts import ArtifactError
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation, labels_of
 from pipelines.quantities import counted

@@ -5,12 +5,12 @@ from typing import Any
 
 import yaml
 
-from configs.datasets import title
-from data.artifacts import Record
+from configs.rows.datasets import title
+from data.artifacts.artifacts import Record
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation
 from pipelines.lineage.waivers import waived_of
-from pipelines.publish.licences import Origin, agreed, cell, combined, handed_on, section, sources_of
+from pipelines.publish.attribution import Origin, agreed, cell, combined, handed_on, section, sources_of
 
 CARD = "README.md"
 MODELS = ("policy", "reward_model")
@@ -33,7 +33,7 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
         pedigree: of the artifact.
         name: its address, for the title.
         evaluations: that scored it.
-        licences: what it goes back to (`pipelines.publish.licences.origins`).
+        licences: what it goes back to (`pipelines.publish.attribution.origins`).
     """
     record = pedigree.record
     ancestors = [found.record for found in pedigree.parents_first()[:-1]]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.compile import params_file, pipeline_file, source_file
-from configs.graph import Graph, Node, shown_name
-from configs.problems import UsageProblem
-from configs.project import Project
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.language.compile import params_file, pipeline_file, source_file
+from configs.language.graph import Graph, Node, shown_name
 from pipelines.ledger.git import git
 from pipelines.lineage.ancestry import opened
 from pipelines.lineage.waivers import Split, in_words

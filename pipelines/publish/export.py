@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.problems import UsageProblem
-from configs.project import Project
-from data.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
-from data.durable import rename, sync_tree
-from data.hashing import Beat, silent
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from data.artifacts.artifacts import SUMS, Artifact, ArtifactError, content_hash, open_artifact, scan, sha256_file, write_json
+from data.store.durable import rename, sync_tree
+from data.store.hashing import Beat, silent
 from pipelines.lineage import openlineage
 from pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pipelines.lineage.evaluations import Evaluation, evaluations_of
 from pipelines.lineage.standards import croissant, slsa
+from pipelines.publish.attribution import handed_on, origins
 from pipelines.publish.card import CARD, MODELS, card
-from pipelines.publish.licences import handed_on, origins
 from pipelines.publish.signing import Signer
 
 CROISSANT = "croissant.json"

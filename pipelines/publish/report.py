@@ -12,28 +12,28 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.compile import CURVES
-from configs.datasets import PrepareData, generators_of, licences_of, title
-from configs.declarations import COMPARING, DECLARATIONS
-from configs.document import ConfigError
-from configs.execution import Execution
-from configs.frozen import Frozen
-from configs.graph import Graph, Node
-from configs.project import Project
-from configs.suites import looks
-from configs.texts import shown
-from data import verdicts
-from data.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
-from data.untrusted import open_plain, read_lines
-from data.verdicts import finding
+from configs.base.document import ConfigError
+from configs.base.frozen import Frozen
+from configs.base.project import Project
+from configs.base.texts import shown
+from configs.language.compile import CURVES
+from configs.language.declarations import COMPARING, DECLARATIONS
+from configs.language.execution import Execution
+from configs.language.graph import Graph, Node
+from configs.language.suites import looks
+from configs.rows.datasets import PrepareData, generators_of, licences_of, title
+from data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
+from data.expectations import results
+from data.expectations.results import finding
+from data.store.untrusted import open_plain, read_lines
 from pipelines.estimate.reality import Outcome, outcomes_of
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.lineage.waivers import Split, splits_of
+from pipelines.publish.attribution import brought
 from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
-from pipelines.publish.following import Comparison, comparisons
-from pipelines.publish.licences import brought
+from pipelines.publish.comparison import Comparison, comparisons
 from pipelines.quantities import duration, size
-from pipelines.runs import load_execution
+from pipelines.run.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
 COUNTED = ("prepare_data", "constrain", "synthesize", "pair", "best_answers", "select_prompts", "select_rows")
@@ -656,7 +656,7 @@ def _verdict(stage: Stage) -> dict[str, Any] | None:
 def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
     """An expectation of a recipe, what was found, and rows that are not as expected."""
     examples = [[example["id"], example["place"], example["value"]] for example in entry.get("examples", [])]
-    return {"title": verdicts.title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
+    return {"title": results.title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
 
 
 def _lineage(stage: Stage) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.problems import PedigreeError, UsageProblem
-from data.artifacts import SIGNATURE, ArtifactError, sha256_file
-from data.untrusted import inside, parse_json, plain_files, read_plain
+from configs.base.problems import PedigreeError, UsageProblem
+from data.artifacts.artifacts import SIGNATURE, ArtifactError, sha256_file
+from data.store.untrusted import inside, parse_json, plain_files, read_plain
 
 PASSWORD = "PEDIGREE_SIGN_PASSWORD"
 """Environment variable with the password of an encrypted private key."""

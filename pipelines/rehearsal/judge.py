@@ -9,11 +9,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from configs.frozen import digest
-from configs.rephrasing import SAME
-from configs.rubrics import HIGHEST
-from configs.writing import CLOSE, OPEN
-from data.artifacts import write_text
+from configs.base.frozen import digest
+from configs.judging.rephrasing import SAME
+from configs.judging.rubrics import HIGHEST
+from configs.judging.writing import CLOSE, OPEN
+from data.artifacts.artifacts import write_text
 
 PORT = "judge.port"
 LONGEST = 4 << 20

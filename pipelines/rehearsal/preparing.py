@@ -15,9 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.answers import Scorers
-from configs.asking import ByEndpoint
-from configs.datasets import (
+from configs.base.document import ConfigError, Problem
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
+from configs.judging.answers import Scorers
+from configs.judging.asking import ByEndpoint
+from configs.judging.rephrasing import FindRephrased
+from configs.judging.synthesis import Synthesize
+from configs.language.graph import Graph, Node
+from configs.language.recipe import load_recipes
+from configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
+from configs.rehearsal.shrinking import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.rows.datasets import (
     OWN,
     TEMPLATES,
     Arithmetic,
@@ -32,22 +41,14 @@ from configs.datasets import (
     SourceModel,
     Stored,
 )
-from configs.document import ConfigError, Problem
-from configs.graph import Graph, Node
-from configs.problems import PedigreeError
-from configs.project import Project
-from configs.recipe import load_recipes
-from configs.rehearsal_models import Dialogue, ModelFamily, ModelPlan, families, family_of
-from configs.rehearsing import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
-from configs.rephrasing import FindRephrased
-from configs.synthesis import Synthesize
-from data import hub, machine, rehearsal, row_files
-from data.artifacts import write_bytes, write_text
-from data.provenance import CODE_ROOT
+from data.artifacts.artifacts import write_bytes, write_text
+from data.artifacts.provenance import CODE_ROOT
+from data.host import machine
+from data.sources import hub, rehearsal_hub, row_files
 from pipelines.estimate.shapes import known_shape
 from pipelines.jobs.context import RunContext, Watch, unwatched
 from pipelines.rehearsal.judge import serve
-from pipelines.runs import load_execution, load_run
+from pipelines.run.runs import load_execution, load_run
 
 DVC_CONFIG = """[core]
     no_scm = true
@@ -114,7 +115,7 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
     Raises:
         CannotRehearse: with all that has not, and where it belongs.
     """
-    folders, problems = rehearsal.places(real.root), []
+    folders, problems = rehearsal_hub.places(real.root), []
     known = families([folder / "models" for folder in folders])
     for graph in graphs:
         for node in graph.own:
@@ -181,9 +182,9 @@ def _placed_sources(node: Node) -> Iterator[tuple[str, Any]]:
 def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known: Mapping[str, ModelFamily]) -> str | None:
     try:
         if isinstance(source, Hub):
-            rehearsal.data_set(source.repo, folders)
+            rehearsal_hub.data_set(source.repo, folders)
         elif isinstance(source, Stored):
-            rehearsal.stored_rows(source, folders)
+            rehearsal_hub.stored_rows(source, folders)
         elif isinstance(source, Files | RowProgram) and not (root / source.path).exists():
             return f"{source.path} does not exist in the project: put it there, or change the config that names it"
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
@@ -211,19 +212,21 @@ def _family_name(source: Any) -> str:
 
 def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[Stand, Path]:
     """What stands for the outside of these recipes, and the mirror that it lies in."""
-    folders = rehearsal.places(real.root)
+    folders = rehearsal_hub.places(real.root)
     nodes = {node.address: node for graph in graphs for node in graph.own}
     repositories, files = {}, {}
     for node in nodes.values():
         for source in _sources(node):
             if isinstance(source, Hub):
-                repositories[f"datasets/{source.repo}"] = rehearsal.data_set(source.repo, folders)
+                repositories[f"datasets/{source.repo}"] = rehearsal_hub.data_set(source.repo, folders)
             elif isinstance(source, Stored):
-                files[source.name] = rehearsal.lay_stored(source, rehearsal.stored_rows(source, folders))
+                files[source.name] = rehearsal_hub.lay_stored(source, rehearsal_hub.stored_rows(source, folders))
     repositories |= _made_models(nodes, folders, tell)
-    commits = {(place.partition("s/")[0], place.partition("/")[2]): rehearsal.commit_of(folder) for place, folder in repositories.items()}
+    commits = {
+        (place.partition("s/")[0], place.partition("/")[2]): rehearsal_hub.commit_of(folder) for place, folder in repositories.items()
+    }
     judge_url = serve(project.root) if any(_is_answered_here(node) for node in nodes.values()) else ""
-    return Stand(commits, files, judge_url), rehearsal.mirror(repositories)
+    return Stand(commits, files, judge_url), rehearsal_hub.mirror(repositories)
 
 
 def _is_answered_here(node: Node) -> bool:
@@ -256,7 +259,7 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
 
 def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
     """Place in a mirror → folder, of a small model for each that the recipes bring in."""
-    texts, dialogues = rehearsal.texts_and_dialogues(folders, _ruled(nodes.values()))
+    texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
     asked = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
     judges = {model_repo(node) for node in brought if node.address in asked}
@@ -266,7 +269,7 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     for repo, node in wanted.items():
         size = JUDGE if repo in judges else TRAINED if repo in trained else SAMPLED
         plans[repo] = _plan(node, _family(node, folders), texts, None if size is JUDGE else dialogues, *size)
-    names = {repo: f"models/{rehearsal.fingerprint(plan)[:40]}" for repo, plan in plans.items()}
+    names = {repo: f"models/{rehearsal_hub.fingerprint(plan)[:40]}" for repo, plan in plans.items()}
     of = {name: repo for repo, name in names.items()}
 
     def make(building: dict[str, Path]) -> None:
@@ -278,7 +281,7 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
             places += [str(file), str(folder)]
         paths = os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}  # our code, and no folder's here
-        words = [sys.executable, "-m", "stages.engines.made_models", *places]
+        words = [sys.executable, "-m", "stages.training.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Unmade(f"the process that makes tiny models ended with exit code {done.returncode}: {done.stderr[-2000:]}")
@@ -287,7 +290,7 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
         if problems:
             raise CannotRehearse(problems)
 
-    made = rehearsal.made_once(names.values(), make)
+    made = rehearsal_hub.made_once(names.values(), make)
     return {f"models/{repo}": made[name] for repo, name in names.items()}
 
 
@@ -311,7 +314,7 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
         comes_with_template=family.template is not None,
         texts=tuple(texts),
         reads=dialogues is not None,
-        dialogues=tuple(Dialogue.model_validate(one) for one in (rehearsal.judging() if dialogues is None else dialogues)),
+        dialogues=tuple(Dialogue.model_validate(one) for one in (rehearsal_hub.judging() if dialogues is None else dialogues)),
         layers=layers,
         steps=steps,
     ).model_dump_json()

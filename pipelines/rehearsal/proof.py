@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.datasets import PrepareData
-from configs.declarations import COMPARING
-from configs.graph import Graph, Node, shown_name
-from configs.project import Project
-from configs.rehearsing import Reason, Reduced
-from data.artifacts import Artifact, read_run
-from data.records import row_files, rows_in
-from data.untrusted import ArtifactError, open_plain, read_json
+from configs.base.project import Project
+from configs.language.declarations import COMPARING
+from configs.language.graph import Graph, Node, shown_name
+from configs.rehearsal.shrinking import Reason, Reduced
+from configs.rows.datasets import PrepareData
+from data.artifacts.artifacts import Artifact, read_run
+from data.records.records import row_files, rows_in
+from data.store.untrusted import ArtifactError, open_plain, read_json
 from pipelines.lineage.ancestry import opened
 
 TEMPLATE = "chat_template.jinja"

@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
-from configs.compile import params_file
-from configs.declarations import DECLARATIONS
-from configs.execution import FORMERLY
-from configs.problems import UsageProblem
-from configs.project import Project
-from data import provenance
-from data.artifacts import ArtifactError, Record, Run, sha256_path, stage_key, write_text
-from data.untrusted import inside
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.language.compile import params_file
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import FORMERLY
+from data.artifacts import provenance
+from data.artifacts.artifacts import ArtifactError, Record, Run, sha256_path, stage_key, write_text
+from data.store.untrusted import inside
 from pipelines.lineage.ancestry import parents_first
 from pipelines.reproduce.work_tree import RecordedCode
 

@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from configs.document import ConfigError
-from configs.execution import profile_path
-from configs.frozen import digest
-from configs.project import Project
-from configs.recipe import score_tolerance
-from data import provenance
-from data.artifacts import (
+from configs.base.document import ConfigError
+from configs.base.frozen import digest
+from configs.base.project import Project
+from configs.language.execution import profile_path
+from configs.language.recipe import score_tolerance
+from data.artifacts import provenance
+from data.artifacts.artifacts import (
     ArtifactError,
     open_artifact,
     parse_lineage,
@@ -36,15 +36,15 @@ from data.artifacts import (
     read_run,
     write_json,
 )
-from data.runs import Environment
-from data.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
+from data.artifacts.run_record import Environment
+from data.store.untrusted import LINEAGE_BYTES, RECORD_BYTES, RUN_BYTES, inside, parse_json, plain_files, read_plain
 from pipelines.jobs.lease import lease
 from pipelines.ledger.by_id import bring
 from pipelines.ledger.ledger import Ledger
 from pipelines.lineage.ancestry import find_artifact
 from pipelines.lineage.find import bring_committed
+from pipelines.lineage.git_state import code_state
 from pipelines.lineage.named_models import find_named, named_models
-from pipelines.lineage.provenance import code_state
 from pipelines.reproduce import work_tree as codetree
 from pipelines.reproduce.rebuild import (
     PROFILE,

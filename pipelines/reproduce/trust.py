@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from configs.project import Project
-from configs.texts import shown
-from data.provenance import CODE_ROOT
+from configs.base.project import Project
+from configs.base.texts import shown
+from data.artifacts.provenance import CODE_ROOT
 from pipelines.ledger.git import git, run_git
 from pipelines.ledger.ledger import Ledger, Recorded
 from pipelines.ledger.store import LedgerError

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from configs.problems import UsageProblem
-from data.lineage import text_sha256
-from data.runs import CodeState, Run
+from configs.base.problems import UsageProblem
+from data.artifacts.lineage import text_sha256
+from data.artifacts.run_record import CodeState, Run
 from pipelines.ledger.git import ABSENT, run_git
-from pipelines.lineage.provenance import CODE_ROOT, code_state
+from pipelines.lineage.git_state import CODE_ROOT, code_state
 
 SOUND = ("-c", "fetch.fsckObjects=true", "-c", "protocol.ext.allow=never")
 """Settings of git for what comes from outside."""

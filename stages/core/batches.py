@@ -4,7 +4,7 @@ Shapes: B rows, T tokens per row, D documents, N trained tokens.
 
 Packed (the default): the documents of a micro-batch are concatenated in one row (B = 1) without padding, and do not attend to each
 other. With `attention: varlen` the documents of a unit share their common prompt, which is in the row once
-(see `stages/core/attention.py`). Other attentions isolate documents by `position_ids` that restart at each. Padded: one document
+(see `stages/training/attention.py`). Other attentions isolate documents by `position_ids` that restart at each. Padded: one document
 per row, right-padded, with a mask made from lengths, never from a token id: the padding id may equal the end-of-turn id.
 """
 
@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.execution import Numerics
+from configs.language.execution import Numerics
 from stages.core.spans import Span, Spans, spans_of
 
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """One sequence of T tokens. Its arrays may be views into a file that all ranks share (`stages/engines/tokens.py`).
+    """One sequence of T tokens. Its arrays may be views into a file that all ranks share (`stages/training/token_cache.py`).
 
     Example: prompt ids [5, 6], answer ids [7, 2] → ids [5, 6, 7, 2], trained [False, False, True, True].
     """

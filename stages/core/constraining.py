@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from string import Template
 from typing import Any, NamedTuple
 
-from configs.constraining import REPEATED, Constrain, ConstraintForm, ConstraintRules, SomeOf
-from data.records import Prompt, made_id
+from configs.judging.constraining import REPEATED, Constrain, ConstraintForm, ConstraintRules, SomeOf
+from data.records.records import Prompt, made_id
 
 VERIFIER = "ifeval"
 PART = "constrained"

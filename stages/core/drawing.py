@@ -6,7 +6,7 @@ one more policy in the pool changes only the draws that it enters (rendezvous ha
 
 from collections.abc import Collection, Sequence
 
-from configs.frozen import digest
+from configs.base.frozen import digest
 
 
 def draw_policies(

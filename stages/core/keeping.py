@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from configs.frozen import digest
-from configs.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
-from data.answers import Said, value_of
+from configs.base.frozen import digest
+from configs.judging.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
+from data.records.answer_pool import Said, value_of
 
 NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"
 """Why rows are left out."""

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.decontamination import Waiver
-from data.coverage import Benchmarks, Overlap
-from data.scattered import Numbers
-from data.sources import LEAK
-from stages.job import StageError
+from configs.rows.decontamination import Waiver
+from data.contamination.coverage import Benchmarks, Overlap
+from data.records.scattered import Numbers
+from data.sources.sources import LEAK
+from stages.job.job import StageError
 
 REMOVED, WAIVED = "removed", "waived"
 """What follows from an overlap, where there is no doubt of it."""

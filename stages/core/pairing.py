@@ -10,10 +10,10 @@ from itertools import combinations
 from statistics import pvariance
 from typing import NamedTuple
 
-from configs.frozen import digest
-from configs.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
-from data.answers import Said, value_of
-from data.records import made_of
+from configs.base.frozen import digest
+from configs.judging.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
+from data.records.answer_pool import Said, value_of
+from data.records.records import made_of
 from stages.core.constraining import PART
 from stages.core.drawing import uniform
 

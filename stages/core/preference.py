@@ -1,4 +1,4 @@
-"""Losses of preference optimisation: pure functions of log-probabilities, in the symbols of `configs/preference.py`.
+"""Losses of preference optimisation: pure functions of log-probabilities, in the symbols of `configs/methods/preference.py`.
 
 Each returns a SUM over its pairs or answers and the sums behind its metrics; the caller divides once, by the count of the whole
 global batch over all ranks, so that cutting a batch into micro-batches does not change the gradient. All inputs are fp32.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from configs import preference as losses
+from configs.methods import preference as losses
 from stages.core.batches import Document, document
 
 Sums = dict[str, Tensor]

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from string import Template
 
-from configs.frozen import digest
-from configs.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
-from data.records import Message
+from configs.base.frozen import digest
+from configs.judging.rubrics import CUT_OFF, FRAME, HIGHEST, Rubric
+from data.records.records import Message
 from stages.core.stated import stated_line
 
 STATED = re.compile(r"rating\s*[:=]", re.IGNORECASE)

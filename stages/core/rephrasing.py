@@ -7,8 +7,8 @@ the judge may have quoted.
 import re
 from string import Template
 
-from configs.rephrasing import FRAME, SAME
-from data.records import Message
+from configs.judging.rephrasing import FRAME, SAME
+from data.records.records import Message
 from stages.core.rating import unused_mark
 from stages.core.stated import stated_line
 

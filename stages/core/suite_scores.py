@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.frozen import digest
-from configs.suite_forms import Form, Metric
-from data.records import AnswerScore, ItemScore
+from configs.base.frozen import digest
+from configs.rows.suite_forms import Form, Metric
+from data.records.records import AnswerScore, ItemScore
 from stages.core.pass_at_k import pass_at_k
 from stages.core.statistics import bootstrap_average
-from stages.core.verifiers import Verdict, VerifierError, verify, version
-from stages.core.verifiers.choices import decide
+from stages.verifiers import Verdict, VerifierError, verify, version
+from stages.verifiers.choices import decide
 
 PLAIN: Mapping[str, Metric] = {"score": Metric(verifier="")}
 """Of a suite without a form: what each item's own verifier says."""

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from string import Template
 
-from configs.synthesis import Persona, Rewrite, SelfInstruct
-from configs.writing import CLOSE, FRAME, MANNERS, OPEN, load_writing
-from data.records import Message
+from configs.judging.synthesis import Persona, Rewrite, SelfInstruct
+from configs.judging.writing import CLOSE, FRAME, MANNERS, OPEN, load_writing
+from data.records.records import Message
 from stages.core.rating import unused_mark
 
 MARKS = re.compile(f"{re.escape(OPEN)}|{re.escape(CLOSE)}")

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks import growth
-from data import records
-from data.artifacts import open_artifact
+from data.artifacts.artifacts import open_artifact
+from data.records import records
 
 
 @pytest.mark.slow

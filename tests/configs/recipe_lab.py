@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from configs.document import ConfigError
-from configs.graph import Graph
-from configs.recipe import load_recipe
-from configs.rehearsing import Stand
+from configs.base.document import ConfigError
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
+from configs.rehearsal.shrinking import Stand
 
 STAND = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
 """What a rehearsal has in place of a hub and of endpoints."""

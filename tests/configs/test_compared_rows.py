@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from configs import rephrasing
-from configs.asking import ByEndpoint
-from configs.document import ConfigError
-from configs.execution import Execution
-from configs.graph import Graph
-from configs.project import Project
-from configs.recipe import load_recipe
-from configs.rehearsing import Stand, rehearsed
-from configs.rephrasing import FindRephrased
-from pipelines import pins, runs
+from configs.base.document import ConfigError
+from configs.base.project import Project
+from configs.judging import rephrasing
+from configs.judging.asking import ByEndpoint
+from configs.judging.rephrasing import FindRephrased
+from configs.language.execution import Execution
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
+from configs.rehearsal.shrinking import Stand, rehearsed
 from pipelines.estimate.amounts import amounts_of
+from pipelines.run import pins, runs
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"
 TRAIN = "global_batch: 4, max_length: 32, optimizer: {learning_rate: 1e-5}"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import document
-from configs.document import ConfigError, parse_value, read_document
+from configs.base import document
+from configs.base.document import ConfigError, parse_value, read_document
 
 
 def written(folder: Path, text: str) -> Path:

@@ -6,18 +6,18 @@ from itertools import product
 import pytest
 from projects import CODE
 
-from configs.answers import Evaluate, Judge, Sample, Select
-from configs.datasets import Hub, PrepareData, SourceModel, hub_sources
-from configs.decontamination import Decontaminate
-from configs.document import ConfigError
-from configs.frozen import Frozen
-from configs.graph import Graph
-from configs.hub import COMMIT, PIN_ME
-from configs.pairing import Pair
-from configs.project import Project
-from configs.published import Published
-from configs.recipe import load_recipe
-from configs.training import PreferenceTrain, RewardModel, Rlvr, Sft
+from configs.base.document import ConfigError
+from configs.base.frozen import Frozen
+from configs.base.hub_names import COMMIT, PIN_ME
+from configs.base.project import Project
+from configs.base.published import Published
+from configs.judging.answers import Evaluate, Judge, Sample, Select
+from configs.judging.pairing import Pair
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
+from configs.methods.training import PreferenceTrain, RewardModel, Rlvr, Sft
+from configs.rows.datasets import Hub, PrepareData, SourceModel, hub_sources
+from configs.rows.decontamination import Decontaminate
 
 RECIPES = Project(CODE).recipes
 FLAGSHIP = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")

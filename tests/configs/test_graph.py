@@ -2,9 +2,9 @@
 
 import pytest
 
-from configs.graph import Graph
-from configs.problems import UsageProblem
-from configs.recipe import load_recipe
+from configs.base.problems import UsageProblem
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import re
 import pytest
 from recipe_lab import STAND, Recipe
 
-from configs.document import ConfigError
-from configs.keeping import BestAnswers, SelectPrompts
-from configs.pairing import Pair
-from configs.project import Project
-from configs.recipe import load_recipe
-from configs.rehearsing import reduced
+from configs.base.document import ConfigError
+from configs.base.project import Project
+from configs.judging.keeping import BestAnswers, SelectPrompts
+from configs.judging.pairing import Pair
+from configs.language.recipe import load_recipe
+from configs.rehearsal.shrinking import reduced
 from pipelines.estimate.amounts import amounts_of
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"

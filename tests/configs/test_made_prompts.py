@@ -7,14 +7,14 @@ import pytest
 from pydantic import ValidationError
 from recipe_lab import STAND, Recipe
 
-from configs import writing
-from configs.asking import ByEndpoint
-from configs.project import Project
-from configs.recipe import load_recipe
-from configs.rehearsing import reduced, rehearsed
-from configs.synthesis import Synthesize
+from configs.base.project import Project
+from configs.judging import writing
+from configs.judging.asking import ByEndpoint
+from configs.judging.synthesis import Synthesize
+from configs.language.recipe import load_recipe
+from configs.rehearsal.shrinking import reduced, rehearsed
 from pipelines.estimate.amounts import TOKENS_OF_MADE_ROWS, amounts_of
-from pipelines.estimate.drawing import WRITING_TOKENS
+from pipelines.estimate.sampling_plan import WRITING_TOKENS
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"
 DRAW = "sampling: {max_tokens: 4}, samples_per_prompt: 2, prompts: {count: 20}"

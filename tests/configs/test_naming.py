@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from configs.compile import compile_recipe
-from configs.document import ConfigError
-from configs.recipe import load_recipe
+from configs.base.document import ConfigError
+from configs.language.compile import compile_recipe
+from configs.language.recipe import load_recipe
 
 
 @pytest.fixture

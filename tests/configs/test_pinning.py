@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from configs.datasets import Hub, HubModel
-from configs.document import ConfigError, Loader
-from configs.pinning import open_revisions, pinned
+from configs.base.document import ConfigError, Loader
+from configs.language.pinning import open_revisions, pinned
+from configs.rows.datasets import Hub, HubModel
 
 A, B = "a" * 40, "b" * 40
 RECIPE = """\

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from configs.document import ConfigError
-from configs.recipe import load_recipe
+from configs.base.document import ConfigError
+from configs.language.recipe import load_recipe
 
 RECIPE = """\
 stages:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from configs.answers import Sample
-from configs.datasets import PrepareData
-from configs.document import ConfigError
-from configs.execution import Execution, batch_problem, fitted
-from configs.graph import Graph
-from configs.recipe import load_recipe, load_recipes, recipe_names
-from configs.rehearsal_models import ModelFamily, families, family_of
-from configs.rehearsing import Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.base.document import ConfigError
+from configs.judging.answers import Sample
+from configs.language.execution import Execution, batch_problem, fitted
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe, load_recipes, recipe_names
+from configs.rehearsal.families import ModelFamily, families, family_of
+from configs.rehearsal.shrinking import Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.rows.datasets import PrepareData
 
 ROOT = Path(__file__).parents[2]
 RECIPES, PROFILES = ROOT / "configs" / "recipes", ROOT / "configs" / "execution"

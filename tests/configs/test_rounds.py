@@ -2,8 +2,8 @@
 
 import pytest
 
-from configs.document import Problem, YamlDocument
-from configs.rounds import Round, RoundError, unroll
+from configs.base.document import Problem, YamlDocument
+from configs.language.rounds import Round, RoundError, unroll
 
 STAGES = ("sample", "pair", "dpo")
 

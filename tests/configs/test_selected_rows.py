@@ -3,9 +3,9 @@
 import pytest
 from recipe_lab import STAND, Recipe
 
-from configs.keeping import SelectRows
-from configs.project import Project
-from configs.rehearsing import reduced
+from configs.base.project import Project
+from configs.judging.keeping import SelectRows
+from configs.rehearsal.shrinking import reduced
 from pipelines.estimate.amounts import amounts_of
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 40, seed: 1}"

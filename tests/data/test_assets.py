@@ -4,9 +4,9 @@ import zipfile
 
 import pytest
 
-from configs.assets import Asset
-from data import assets
-from data.assets import AssetError
+from configs.base.packaged import Asset
+from data.artifacts import assets
+from data.artifacts.assets import AssetError
 
 pytestmark = pytest.mark.integration
 

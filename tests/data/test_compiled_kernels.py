@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from data.kernels import compiled
+from data.contamination.compiled import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = """
-from data.kernels import compiled
+from data.contamination.compiled import compiled
 
 @compiled
 def twice(number):
@@ -49,8 +49,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
 
 
 SEARCH = """
-from configs.decontamination import Abstracted, Decontaminate
-from data.decontamination import Comparison
+from configs.rows.decontamination import Abstracted, Decontaminate
+from data.contamination.decontamination import Comparison
 
 item = {"id": "q", "question": "Ann has 12 red apples in a basket under the old oak tree and gives Bob 3 of the green ones away"}
 text = "Tim has trillion red apples in a basket under the old oak tree and gives Kay trillion of the green ones away"
@@ -68,7 +68,7 @@ def test_machine_code_kept_by_one_copy_of_our_code_knows_the_words_of_another(tm
     copy = tmp_path / "copy"
     for package in ("data", "configs"):
         shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    reading = copy / "data" / "reading.py"
+    reading = copy / "data" / "contamination" / "reading.py"
     reading.write_text(reading.read_text().replace("million billion", "million billion trillion"))
     found = []
     for code in (ROOT, copy):
@@ -120,8 +120,8 @@ def test_machine_code_has_nothing_of_another_file_in_it(path):
 
 def test_what_comes_from_another_file_by_a_constant_and_a_function_is_found():
     source = """
-from data.reading import WORDS
-from data.kernels import compiled
+from data.contamination.reading import WORDS
+from data.contamination.compiled import compiled
 def longest(): return max(map(len, WORDS))
 MOST = longest()
 @compiled

@@ -2,9 +2,9 @@ import random
 
 import pytest
 
-from data.coverage import NoText, Overlap
-from data.decontamination import Index
-from data.reading import tokens
+from data.contamination.coverage import NoText, Overlap
+from data.contamination.decontamination import Index
+from data.contamination.reading import tokens
 
 
 def row(*turns: str, name: str = "r") -> dict:

@@ -7,12 +7,12 @@ from itertools import cycle
 
 import pytest
 
-from configs.datasets import Arithmetic, Constraints, Packaged
-from configs.decontamination import Decontaminate
-from data.decontamination import Index
-from data.procedural import Example, arithmetic, constraints
-from data.reading import readings
-from data.sources import Outside, load
+from configs.rows.datasets import Arithmetic, Constraints, Packaged
+from configs.rows.decontamination import Decontaminate
+from data.contamination.decontamination import Index
+from data.contamination.reading import readings
+from data.sources.procedural import Example, arithmetic, constraints
+from data.sources.sources import Outside, load
 
 CYRILLIC = str.maketrans("aceopxyijsdhqwABCEHIJKMOPSTXY", "асеорхуіјѕԁһԛԝАВСЕНІЈКМОРЅТХҮ")
 CYRILLIC_SMALL = str.maketrans("abcehkmoptxy", "авсенкмортху")

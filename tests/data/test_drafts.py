@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from configs.datasets import Files
-from configs.filters import Filter
-from data import columns, drafts, filters, records, row_files, row_filters, sources
-from data.drafts import Drafts, Laid
-from data.procedural import SourceError
-from data.sources import Outside
+from configs.rows.datasets import Files
+from configs.rows.filters import Filter
+from data.filters import filtering, row_filters
+from data.records import columns, records
+from data.sources import drafts, row_files, sources
+from data.sources.drafts import Drafts, Laid
+from data.sources.procedural import SourceError
+from data.sources.sources import Outside
 
 FILTERS = [{"type": "max_characters", "limit": 24}, {"type": "exact_duplicates"}, {"type": "keywords", "words": ["red"]}]
 
@@ -46,7 +48,7 @@ def opened(files: dict[str, Path], name: str, **more: Any) -> sources.Opened:
 CHOSEN = [TypeAdapter(Filter).validate_python(one) for one in FILTERS]
 
 
-def reader(laid: Laid) -> filters.Read:
+def reader(laid: Laid) -> filtering.Read:
     return lambda places: columns.to_rows(laid.table(places), records.Conversation)
 
 
@@ -59,7 +61,7 @@ def made(folder: Path, files: dict[str, Path], workers: int, counts: dict[str, i
         for name in files:
             list(laying.take(opened(files, name, seed=3, **({"count": counts[name]} if name in counts else {}))))
         laid = laying.laid()
-        drops = filters.decide(CHOSEN, laid.facts, laid.ids, reader(laid), workers)
+        drops = filtering.decide(CHOSEN, laid.facts, laid.ids, reader(laid), workers)
         kept = laid.shuffled(np.array([place for place in range(len(laid)) if place not in drops]))
         list(laid.write(folder / "payload", kept, workers))
         gone = columns.to_rows(laid.table(np.array(sorted(drops))), records.Conversation)
@@ -77,11 +79,11 @@ def plainly(files: dict[str, Path], counts: dict[str, int]) -> tuple[list[dict],
         texts = row_filters.texts(row)
         folded = "\0".join(" ".join(text.casefold().split()) for text in texts)
         if sum(map(len, texts)) > 24:
-            gone[row["id"]] = (row, filters.Drop("max_characters", f"{sum(map(len, texts))} > 24"))
+            gone[row["id"]] = (row, filtering.Drop("max_characters", f"{sum(map(len, texts))} > 24"))
         elif (first := seen.setdefault(folded, row["id"])) != row["id"]:
-            gone[row["id"]] = (row, filters.Drop("exact_duplicates", f"same text as {first}"))
+            gone[row["id"]] = (row, filtering.Drop("exact_duplicates", f"same text as {first}"))
         elif "red" in " ".join(texts).split():
-            gone[row["id"]] = (row, filters.Drop("keywords", "red"))
+            gone[row["id"]] = (row, filtering.Drop("keywords", "red"))
         else:
             kept.append(row)
     return sources.shuffled(kept, 7), gone
@@ -100,14 +102,14 @@ def test_rows_are_those_that_would_be_made_in_memory(given, tmp_path, counts):
 @pytest.mark.integration
 def test_neither_processes_nor_blocks_change_a_byte(given, tmp_path, monkeypatch):
     who = tmp_path / "who"
-    own = filters.look
+    own = filtering.look
 
     def noted(*args: Any) -> Any:
         with who.open("a") as stream:
             stream.write(f"{os.getpid()}\n")
         return own(*args)
 
-    monkeypatch.setattr(filters, "look", noted)
+    monkeypatch.setattr(filtering, "look", noted)
     monkeypatch.setattr(columns, "ROWS_PER_FILE", 50)
     results = []
     for number, (workers, size) in enumerate([(1, 1 << 22), (1, 3000), (2, 3000), (3, 700)]):
@@ -149,7 +151,7 @@ def test_a_source_whose_rows_are_all_bad_gives_none(tmp_path):
     with Drafts(tmp_path / "d", "conversation", CHOSEN, 0, lambda verifier: None, 1) as laying:
         list(laying.take(opened({"a.jsonl": tmp_path / "a.jsonl"}, "a.jsonl", max_bad_rows=5)))
         laid = laying.laid()
-        assert len(laid) == 0 and filters.decide(CHOSEN, laid.facts, laid.ids, reader(laid)) == {}
+        assert len(laid) == 0 and filtering.decide(CHOSEN, laid.facts, laid.ids, reader(laid)) == {}
 
 
 def test_places_of_lines_are_told_across_blocks(tmp_path, monkeypatch):

@@ -9,11 +9,12 @@ from sweeps import nightly_after
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from configs.datasets import TEMPLATES
-from data import assets, encoding
-from data.chat import PROBE, Chat
-from data.documents import Conversations, Pairs, tokenised
-from data.encoding import Encoder, NotEqual
+from configs.rows.datasets import TEMPLATES
+from data.artifacts import assets
+from data.chat import encoding
+from data.chat.chat import PROBE, Chat
+from data.chat.documents import Conversations, Pairs, tokenised
+from data.chat.encoding import Encoder, NotEqual
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -3,10 +3,10 @@
 import pyarrow as pa
 import pytest
 
-from configs.expectations import EXPECTATIONS, Expectation
-from data.expectations import examine, facts_of
-from data.row_facts import look, texts_of
-from data.verdicts import ValidationError, recorded, refuse, warnings
+from configs.rows.expectations import EXPECTATIONS, Expectation
+from data.expectations.results import ValidationError, recorded, refuse, warnings
+from data.expectations.row_facts import look, texts_of
+from data.expectations.validation import examine, facts_of
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 

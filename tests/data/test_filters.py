@@ -1,8 +1,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.filters import Filter
-from data import filters
+from configs.rows.filters import Filter
+from data.filters import filtering
 
 
 def row(name, *texts, **more):
@@ -16,9 +16,9 @@ def apply(rows, *configs):
     found = []
     for size in (len(rows), 1, 2):
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        seen = [filters.look(chosen, part) for part in parts]
-        facts = [filters.joined([part[number] for part in seen], [len(part) for part in parts]) for number in range(len(chosen))]
-        found.append(filters.decide(chosen, facts, ids, lambda places: [rows[place] for place in places]))
+        seen = [filtering.look(chosen, part) for part in parts]
+        facts = [filtering.joined([part[number] for part in seen], [len(part) for part in parts]) for number in range(len(chosen))]
+        found.append(filtering.decide(chosen, facts, ids, lambda places: [rows[place] for place in places]))
     assert found[0] == found[1] == found[2]
     dropped = [(ids[place], one.reason, one.evidence) for place, one in sorted(found[0].items())]
     return [name for place, name in enumerate(ids) if place not in found[0]], dropped
@@ -67,15 +67,15 @@ def test_all_of_many_equal_rows_are_repeated_by_the_first_that_is_left():
 
 
 def test_nothing_is_dropped_of_nothing():
-    assert filters.decide([], [], [], list) == {}
+    assert filtering.decide([], [], [], list) == {}
     assert apply([row("a", "x")], {"type": "exact_duplicates"}, {"type": "exact_duplicates"}) == (["a"], [])
 
 
 def test_ids_drop_all_rows_of_the_same_content_and_name_no_others():
     rows = [row("a-0123456789abcdef", "x"), row("b-0123456789abcdef", "x"), row("a-0123456789abcdef", "x")]
     chosen = [TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef", "c"]})]
-    facts = filters.look(chosen, rows)
-    assert sorted(filters.decide(chosen, facts, [one["id"] for one in rows], list)) == [0, 2]
-    assert filters.unknown_ids(chosen, facts) == ["c"]
+    facts = filtering.look(chosen, rows)
+    assert sorted(filtering.decide(chosen, facts, [one["id"] for one in rows], list)) == [0, 2]
+    assert filtering.unknown_ids(chosen, facts) == ["c"]
     with pytest.raises(ValidationError, match="ends in the number of a copy, and all copies go: write 'a-0123456789abcdef'"):
         TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef-2"]})

@@ -24,12 +24,12 @@ import pytest
 import yaml
 from pyarrow import Table, parquet
 
-from configs.datasets import Files
-from configs.suite_forms import load_form
-from data import row_files
-from data.row_files import Handed
-from data.sources import Outside, load, load_items, opened
-from stages.core.verifiers import check
+from configs.rows.datasets import Files
+from configs.rows.suite_forms import load_form
+from data.sources import row_files
+from data.sources.row_files import Handed
+from data.sources.sources import Outside, load, load_items, opened
+from stages.verifiers import check
 
 ROOT = Path(__file__).parents[2]
 FORMATS = Path(__file__).parent / "formats"

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from pyarrow import Table, parquet
 
-from configs.datasets import Hub, RecordType
-from configs.suite_forms import load_form
-from data import hub
-from data.hub import HubError
-from data.procedural import SourceError
-from data.sources import Loaded, Outside, load, load_items
-from stages.core.verifiers import check, verify
+from configs.rows.datasets import Hub, RecordType
+from configs.rows.suite_forms import load_form
+from data.sources import hub
+from data.sources.hub import HubError
+from data.sources.procedural import SourceError
+from data.sources.sources import Loaded, Outside, load, load_items
+from stages.verifiers import check, verify
 
 HUB = Path(__file__).parents[2] / "configs" / "rehearsal" / "hub"
 BINARIZED, CLEANED = "HuggingFaceH4/ultrafeedback_binarized", "allenai/ultrafeedback_binarized_cleaned"

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from data.attributes import grouped
-from data.layouts import example_of, unfolded
-from data.row_files import Unreadable
+from data.sources.attributes import grouped
+from data.sources.layouts import example_of, unfolded
+from data.sources.row_files import Unreadable
 
 HUMAN, ASSISTANT = "\n\nHuman: ", "\n\nAssistant: "
 

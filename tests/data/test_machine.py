@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from data import machine, provenance
-from data.runs import Hardware
+from data.artifacts import provenance
+from data.artifacts.run_record import Hardware
+from data.host import machine
 
 GIB = machine.GIB
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sweeps import nightly_after
 
-from data import candidates, decontamination, matching
-from data.coverage import Coverage, NoText, searched
-from data.decontamination import Index
-from data.messages import ROLES
+from data.contamination import candidates, decontamination, matching
+from data.contamination.coverage import Coverage, NoText, searched
+from data.contamination.decontamination import Index
+from data.records.messages import ROLES
 
 ALPHABETS = {
     "latin": "abcXYZ",

@@ -12,11 +12,11 @@ import pytest
 from faulty_store import KEYS, s3_server
 from waiting import deadline
 
-from data import mirror as mirrors
-from data import storage
-from data.artifacts import scan, write_json
-from data.mirror import Held, Lease, Mirror
-from data.storage import ContentChanged, Missing, StoreError
+from data.artifacts import mirror as mirrors
+from data.artifacts.artifacts import scan, write_json
+from data.artifacts.mirror import Held, Lease, Mirror
+from data.store import storage
+from data.store.storage import ContentChanged, Missing, StoreError
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from configs.datasets import PrepareData
-from configs.mixing import apportioned
-from data import mixing
-from data.mixing import Portion
-from data.procedural import SourceError
+from configs.rows.datasets import PrepareData
+from configs.rows.mixing import apportioned
+from data.sources import shares
+from data.sources.procedural import SourceError
+from data.sources.shares import Portion
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_share_that_no_binary_number_holds_is_what_is_written():
 
 def ranked(count: int, portion: Portion, sources: list[str] | None = None) -> list[int]:
     column = pa.chunked_array([pa.array(sources or ["s"] * count)])
-    return mixing.drawn("it", portion, np.arange(count), column, "rows").tolist()
+    return shares.drawn("it", portion, np.arange(count), column, "rows").tolist()
 
 
 def test_rows_that_are_taken_again_stand_there_floor_or_ceil_times():
@@ -65,5 +65,5 @@ def test_who_may_not_repeat_is_not_told_to():
 
 def test_rows_of_each_source_are_spread_evenly():
     # of 2 rows at 1/4 and 3/4, of 3 at 1/6, 1/2 and 5/6
-    positions = mixing.positions(np.array([0, 0, 1, 1, 1]))
+    positions = shares.positions(np.array([0, 0, 1, 1, 1]))
     assert positions.tolist() == pytest.approx([1 / 4, 3 / 4, 1 / 6, 1 / 2, 5 / 6])

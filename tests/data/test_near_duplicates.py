@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.filters import Filter
-from data import filters, near_duplicates
-from data.near_duplicates import BANDS, RECALL, band_length
+from configs.rows.filters import Filter
+from data.filters import filtering, near_duplicates
+from data.filters.near_duplicates import BANDS, RECALL, band_length
 
 WORDS = [f"word{number}" for number in range(5000)]
 
@@ -32,8 +32,8 @@ def applied(texts: list[str], threshold: float = 0.7, shingle: int = 5, workers:
     """Place → evidence; ids are `row` and the place."""
     chosen = [TypeAdapter(Filter).validate_python({"type": "near_duplicates", "threshold": threshold, "shingle": shingle})]
     rows = [conversation(text) for text in texts]
-    facts = filters.look(chosen, rows)
-    drops = filters.decide(chosen, facts, [f"row{place}" for place in range(len(rows))], lambda at: [rows[one] for one in at], workers)
+    facts = filtering.look(chosen, rows)
+    drops = filtering.decide(chosen, facts, [f"row{place}" for place in range(len(rows))], lambda at: [rows[one] for one in at], workers)
     assert {drop.reason for drop in drops.values()} <= {"near_duplicates"}
     return {place: drop.evidence for place, drop in sorted(drops.items())}
 
@@ -152,7 +152,7 @@ def test_texts_are_folded_and_borders_of_turns_are_words_of_their_own():
         {"messages": [{"role": "user", "content": "Say it\n twice"}, {"role": "assistant", "content": "IT it"}]},
         conversation("say It twice it it"),
     )
-    ones = [near_duplicates.bands([filters.row_filters.folded(row)], 1, 1.0).tobytes() for row in (a, b)]
+    ones = [near_duplicates.bands([filtering.row_filters.folded(row)], 1, 1.0).tobytes() for row in (a, b)]
     assert ones[0] != ones[1]
     assert applied(["Say  IT", "say it", "say it so"], threshold=1, shingle=5) == {1: "1.000 like row0"}
 
@@ -167,7 +167,7 @@ def test_rows_that_went_already_are_near_to_nothing():
     chosen = [TypeAdapter(Filter).validate_python(one) for one in ({"type": "keywords", "words": ["bad"]}, {"type": "near_duplicates"})]
     text = " ".join(WORDS[:60])
     rows = [conversation(f"bad {text}"), conversation(text), conversation(f"{text} more")]
-    drops = filters.decide(chosen, filters.look(chosen, rows), ["a", "b", "c"], lambda at: [rows[one] for one in at])
+    drops = filtering.decide(chosen, filtering.look(chosen, rows), ["a", "b", "c"], lambda at: [rows[one] for one in at])
     # 60 words have 56 shingles of 5, 61 have one more
     assert {place: (drop.reason, drop.evidence) for place, drop in drops.items()} == {
         0: ("keywords", "bad"),

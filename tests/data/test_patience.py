@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
-from configs.datasets import Files
-from configs.expectations import Expectation
-from configs.filters import Filter
-from data import drafts, patience, row_files, row_filters, sources
-from data.expectations import examine, facts_of
-from data.patience import TooSlow, each
-from data.sources import Outside
+from configs.rows.datasets import Files
+from configs.rows.expectations import Expectation
+from configs.rows.filters import Filter
+from data.expectations.validation import examine, facts_of
+from data.filters import patience, row_filters
+from data.filters.patience import TooSlow, each
+from data.sources import drafts, row_files, sources
+from data.sources.sources import Outside
 
 FOR_EVER, VICTIM = r"(\w+\s?)+$", "a word " * 20 + "!"
 

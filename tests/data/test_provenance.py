@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from configs.frozen import digest
-from data import provenance
-from data.artifacts import ArtifactError
-from data.provenance import code_files, code_sha256, packed, unpacked
+from configs.base.frozen import digest
+from data.artifacts import provenance
+from data.artifacts.artifacts import ArtifactError
+from data.artifacts.provenance import code_files, code_sha256, packed, unpacked
 
 
 def sent(files: dict[str, bytes]) -> tuple[bytes, str]:
@@ -28,7 +28,7 @@ def test_all_of_our_code_arrives_as_it_was() -> None:
 @pytest.mark.parametrize(
     "name",
     ["torch.py", "sitecustomize.py", "stages/../torch.py", "/etc/passwd", "requirements/cpu.py", "requirements/a/b.txt",
-     "stages/__pycache__/sft.cpython-311.pyc", "stages", "pipelines/ensure.py"],
+     "stages/__pycache__/sft.cpython-311.pyc", "stages", "pipelines/run/ensure.py"],
 )  # fmt: skip
 def test_a_file_that_is_none_of_our_code_is_refused_though_the_hash_is_right(name: str) -> None:
     with pytest.raises(ArtifactError, match="the store is no code of ours"):

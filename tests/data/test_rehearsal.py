@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pyarrow import Table, parquet
 
-from configs.datasets import Arithmetic, Hub, Stored
-from configs.hub import COMMIT
-from data import hub, rehearsal
-from data.hub import HubError, Repository
-from data.sources import Outside, fetched, load
+from configs.base.hub_names import COMMIT
+from configs.rows.datasets import Arithmetic, Hub, Stored
+from data.sources import hub, rehearsal_hub
+from data.sources.hub import HubError, Repository
+from data.sources.sources import Outside, fetched, load
 from stages.core.rating import parse_rating
-from stages.core.verifiers import check, verify
+from stages.verifiers import check, verify
 
 SET = "allenai/RLVR-GSM"
 
@@ -26,44 +26,44 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def test_the_mirror_has_every_byte_of_the_made_rows_under_a_commit_that_follows_from_them(monkeypatch):
-    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
-    mirror = rehearsal.mirror({f"datasets/{SET}": made})
+    made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
+    mirror = rehearsal_hub.mirror({f"datasets/{SET}": made})
     for file in (path for path in made.rglob("*") if path.is_file()):
         assert (mirror / "datasets" / SET / file.relative_to(made)).read_bytes() == file.read_bytes()
     monkeypatch.setenv("PEDIGREE_HUB", str(mirror))
     commit = hub.newest(Repository("dataset", SET, "pin me"))
-    assert COMMIT.fullmatch(commit) and commit == rehearsal.commit_of(made)
-    assert rehearsal.mirror({f"datasets/{SET}": made}) == mirror
+    assert COMMIT.fullmatch(commit) and commit == rehearsal_hub.commit_of(made)
+    assert rehearsal_hub.mirror({f"datasets/{SET}": made}) == mirror
 
 
 def test_quirks_are_refused_with_their_reasons_and_nothing_is_unproved(monkeypatch):
-    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
-    monkeypatch.setenv("PEDIGREE_HUB", str(rehearsal.mirror({f"datasets/{SET}": made})))
+    made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
+    monkeypatch.setenv("PEDIGREE_HUB", str(rehearsal_hub.mirror({f"datasets/{SET}": made})))
     marks: list[str] = []
-    source = {"type": "hub", "repo": SET, "revision": rehearsal.commit_of(made), "split": "train", "max_bad_rows": 0.75}
+    source = {"type": "hub", "repo": SET, "revision": rehearsal_hub.commit_of(made), "split": "train", "max_bad_rows": 0.75}
     loaded = load(Hub.model_validate(source), "prompt", None, Outside(check_verifier=check, mark=marks.append))
     assert len(loaded.rows) == 4 and len(loaded.bad) == 2 and not marks
 
 
 def test_a_mirror_that_was_written_into_is_refused(monkeypatch):
-    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
-    mirror = rehearsal.mirror({f"datasets/{SET}": made})
+    made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
+    mirror = rehearsal_hub.mirror({f"datasets/{SET}": made})
     monkeypatch.setenv("PEDIGREE_HUB", str(mirror))
     with (mirror / "datasets" / SET / "data" / "train.jsonl").open("a") as stream:
         stream.write("{}\n")
-    source = {"type": "hub", "repo": SET, "revision": rehearsal.commit_of(made), "split": "train"}
+    source = {"type": "hub", "repo": SET, "revision": rehearsal_hub.commit_of(made), "split": "train"}
     with pytest.raises(HubError, match="was changed since it was laid there"):
         load(Hub.model_validate(source), "prompt", None, Outside())
 
 
 def test_other_rows_are_another_commit_and_another_mirror(tmp_path):
-    made = rehearsal.data_set(SET, [rehearsal.SHIPPED])
+    made = rehearsal_hub.data_set(SET, [rehearsal_hub.SHIPPED])
     own = tmp_path / "own" / "hub" / "datasets" / SET
     own.mkdir(parents=True)
     (own / "train.jsonl").write_text('{"prompt": "Hello?", "completion": "Yes."}\n')
-    assert rehearsal.data_set(SET, [tmp_path / "own", rehearsal.SHIPPED]) == own  # the project's go before ours
-    assert rehearsal.commit_of(own) != rehearsal.commit_of(made)
-    assert rehearsal.mirror({f"datasets/{SET}": own}) != rehearsal.mirror({f"datasets/{SET}": made})
+    assert rehearsal_hub.data_set(SET, [tmp_path / "own", rehearsal_hub.SHIPPED]) == own  # the project's go before ours
+    assert rehearsal_hub.commit_of(own) != rehearsal_hub.commit_of(made)
+    assert rehearsal_hub.mirror({f"datasets/{SET}": own}) != rehearsal_hub.mirror({f"datasets/{SET}": made})
 
 
 def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_it():
@@ -76,55 +76,55 @@ def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_i
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rehearsal.made_once(names, killed)
-    assert list((rehearsal.cache() / "models").iterdir()) == []
+        rehearsal_hub.made_once(names, killed)
+    assert list((rehearsal_hub.cache() / "models").iterdir()) == []
 
     def whole(building: dict[str, Path]) -> None:
         for folder in building.values():
             folder.mkdir()
             (folder / "all").touch()
 
-    made = rehearsal.made_once(names, whole)
-    assert made == {name: rehearsal.cache() / name for name in names}
+    made = rehearsal_hub.made_once(names, whole)
+    assert made == {name: rehearsal_hub.cache() / name for name in names}
     assert [[path.name for path in folder.iterdir()] for folder in made.values()] == [["all"], ["all"]]
-    assert rehearsal.made_once(names, killed) == made  # they are not made again
+    assert rehearsal_hub.made_once(names, killed) == made  # they are not made again
 
 
 def test_what_a_killed_process_has_begun_is_removed_a_day_later():
-    begun, left = ((rehearsal.cache() / "models" / f"{rehearsal.MAKING}{name}") for name in ("begun", "left"))
+    begun, left = ((rehearsal_hub.cache() / "models" / f"{rehearsal_hub.MAKING}{name}") for name in ("begun", "left"))
     for folder in (begun, left):
         (folder / "made").mkdir(parents=True)
-    os.utime(left, (time.time() - rehearsal.MAKING_SECONDS - 60,) * 2)
-    rehearsal.made_once(["models/some"], lambda building: building["models/some"].mkdir())
+    os.utime(left, (time.time() - rehearsal_hub.MAKING_SECONDS - 60,) * 2)
+    rehearsal_hub.made_once(["models/some"], lambda building: building["models/some"].mkdir())
     assert begun.is_dir() and not left.exists()
 
 
 def test_what_nobody_has_made_is_named_with_the_folder_where_it_belongs(tmp_path):
     with pytest.raises(HubError, match=rf"data set some/set has no made rows .* {tmp_path}/hub/datasets/some/set"):
-        rehearsal.data_set("some/set", [tmp_path, rehearsal.SHIPPED])
+        rehearsal_hub.data_set("some/set", [tmp_path, rehearsal_hub.SHIPPED])
     stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://bucket/some.jsonl", "sha256": "a" * 64})
     with pytest.raises(HubError, match=rf"source logs has no made rows .* {tmp_path}/stored/logs.jsonl"):
-        rehearsal.stored_rows(stored, [tmp_path])
+        rehearsal_hub.stored_rows(stored, [tmp_path])
 
 
 def test_a_stored_source_is_found_without_its_store(tmp_path):
     stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://nowhere/some.jsonl", "sha256": "a" * 64})
     (tmp_path / "stored").mkdir()
     (tmp_path / "stored" / "logs.jsonl").write_text('{"prompt": "Hello?", "completion": "Yes."}\n')
-    sha256 = rehearsal.lay_stored(stored, rehearsal.stored_rows(stored, [tmp_path]))
+    sha256 = rehearsal_hub.lay_stored(stored, rehearsal_hub.stored_rows(stored, [tmp_path]))
     assert fetched(stored.model_copy(update={"sha256": sha256})).read_text().startswith('{"prompt"')
 
 
 def test_made_models_learn_right_answers_and_others_so_that_rewards_differ():
-    texts, dialogues = rehearsal.texts_and_dialogues([rehearsal.SHIPPED], [])
-    assert texts == rehearsal.texts_and_dialogues([rehearsal.SHIPPED], [])[0]
+    texts, dialogues = rehearsal_hub.texts_and_dialogues([rehearsal_hub.SHIPPED], [])
+    assert texts == rehearsal_hub.texts_and_dialogues([rehearsal_hub.SHIPPED], [])[0]
     sums = Arithmetic.model_validate({"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 5, "seed": 1})
-    assert len(rehearsal.texts_and_dialogues([rehearsal.SHIPPED], [sums])[1]) == len(dialogues) + 10
-    rows = (rehearsal.SHIPPED / "hub" / "datasets" / SET / "data" / "train.jsonl").read_text().splitlines()
+    assert len(rehearsal_hub.texts_and_dialogues([rehearsal_hub.SHIPPED], [sums])[1]) == len(dialogues) + 10
+    rows = (rehearsal_hub.SHIPPED / "hub" / "datasets" / SET / "data" / "train.jsonl").read_text().splitlines()
     first = json.loads(rows[0])
     said = [one["answer"] for one in dialogues if one["messages"] == first["messages"]]
     assert sorted(verify({"name": "gsm8k", "answer": first["ground_truth"]}, answer).score or 0.0 for answer in said) == (
-        rehearsal.TIMES * [0.0] + rehearsal.TIMES * [1.0, 1.0]
+        rehearsal_hub.TIMES * [0.0] + rehearsal_hub.TIMES * [1.0, 1.0]
     )
 
 
@@ -140,7 +140,7 @@ def test_made_models_learn_rows_of_stored_sources_too(tmp_path, ending):
         case _:
             line = json.dumps(row).encode() + b"\n"
             file.write_bytes(gzip.compress(line) if ending == ".jsonl.gz" else line)
-    texts, dialogues = rehearsal.texts_and_dialogues([tmp_path, rehearsal.SHIPPED], [])
+    texts, dialogues = rehearsal_hub.texts_and_dialogues([tmp_path, rehearsal_hub.SHIPPED], [])
     assert {"messages": [{"role": "user", "content": "Hullo?"}], "answer": "Yes, quite."} in dialogues
     assert any("Hullo?" in text and "Yes, quite." in text for text in texts)
 
@@ -151,8 +151,8 @@ def test_made_models_learn_no_turns_that_a_template_may_have_no_form_for(tmp_pat
     called = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {}}]}
     rows = [[asked, called], [asked, called, {"role": "tool", "content": "x"}, {"role": "assistant", "content": "Yes."}]]
     (tmp_path / "stored" / "logs.json").write_text(json.dumps([{"messages": messages} for messages in rows]))
-    assert rehearsal.texts_and_dialogues([tmp_path], [])[1] == []
+    assert rehearsal_hub.texts_and_dialogues([tmp_path], [])[1] == []
 
 
 def test_a_made_judge_learns_all_ratings_in_the_form_that_is_read():
-    assert [parse_rating(one["answer"]) for one in rehearsal.judging()] == [1, 2, 3, 4, 5]
+    assert [parse_rating(one["answer"]) for one in rehearsal_hub.judging()] == [1, 2, 3, 4, 5]

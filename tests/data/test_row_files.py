@@ -12,12 +12,12 @@ import pytest
 from pyarrow import Array, Table, parquet, py_buffer
 from waiting import deadline
 
-from configs.datasets import Files
-from data import row_files
-from data.named_columns import Told
-from data.procedural import SourceError
-from data.row_files import Unreadable
-from data.sources import Outside, load
+from configs.rows.datasets import Files
+from data.sources import row_files
+from data.sources.named_columns import Told
+from data.sources.procedural import SourceError
+from data.sources.row_files import Unreadable
+from data.sources.sources import Outside, load
 
 GOOD = b'{"prompt": "a", "completion": "b"}'
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from configs.filters import LANGUAGES, Filter
-from configs.wordings import worded, wordings
-from data import filters, row_facts, row_filters
+from configs.base.wordings import worded, wordings
+from configs.rows.filters import LANGUAGES, Filter
+from data.expectations import row_facts
+from data.filters import filtering, row_filters
 
 TEMPLATES = Path(__file__).parents[2] / "configs" / "templates"
 ROLES = ("user", "assistant")
@@ -26,7 +27,7 @@ def made(config: dict[str, Any]) -> Any:
 def dropped(config: dict[str, Any], *rows: dict[str, Any]) -> dict[int, str]:
     """Place → evidence."""
     chosen = [made(config)]
-    drops = filters.decide(chosen, filters.look(chosen, rows), [str(place) for place in range(len(rows))], lambda at: [])
+    drops = filtering.decide(chosen, filtering.look(chosen, rows), [str(place) for place in range(len(rows))], lambda at: [])
     assert {drop.reason for drop in drops.values()} <= {config["type"]}
     return {place: drop.evidence for place, drop in drops.items()}
 

@@ -6,17 +6,19 @@ import re
 import pytest
 from pyarrow import Table, parquet
 
-from configs.filters import ControlTokens, EmptyOrRepeatedTurns, Keywords, Pattern, Turns
-from data import records, row_facts, row_files
-from data.decontamination import Index
-from data.layouts import example_of
-from data.made_rows import example_of as made_example
-from data.messages import message_problem
-from data.row_filters import seen
-from data.row_statistics import noted
-from data.sources import _record
-from data.tools import calls_in, tools_in, turns_of
-from data.turns import messages_from
+from configs.rows.filters import ControlTokens, EmptyOrRepeatedTurns, Keywords, Pattern, Turns
+from data.chat.tools import calls_in, tools_in, turns_of
+from data.chat.turns import messages_from
+from data.contamination.decontamination import Index
+from data.expectations import row_facts
+from data.expectations.row_statistics import noted
+from data.filters.row_filters import seen
+from data.records import records
+from data.records.messages import message_problem
+from data.sources import row_files
+from data.sources.layouts import example_of
+from data.sources.sources import _record
+from data.sources.stage_rows import example_of as made_example
 from pipelines.lineage.trace import Wanted
 
 PARAMETERS = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "object"}}}

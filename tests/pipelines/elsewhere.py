@@ -10,7 +10,7 @@ import pytest
 from running_lab import Lab
 from waiting import deadline
 
-from data import pulse
+from data.store import heartbeat
 
 _UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -30,8 +30,8 @@ def python_elsewhere(code: str, cwd: Path, **options: Any) -> "subprocess.Popen[
 def hasty(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is over after two seconds, here and in all processes that the lab starts; on a slow machine later, where beats come late."""
     silence = deadline(2.0)
-    path = lab.code / "data" / "pulse.py"
+    path = lab.code / "data" / "store" / "heartbeat.py"
     text = path.read_text().replace("BEAT_S = 2.0", "BEAT_S = 0.2").replace("SILENCE_S = 90.0", f"SILENCE_S = {silence}")
     path.write_text(text)
-    monkeypatch.setattr(pulse, "BEAT_S", 0.2)
-    monkeypatch.setattr(pulse, "SILENCE_S", silence)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", silence)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.datasets import PrepareData
-from configs.declarations import DECLARATIONS
-from configs.frozen import digest
-from data.artifacts import stage_key
+from configs.base.frozen import digest
+from configs.language.declarations import DECLARATIONS
+from configs.rows.datasets import PrepareData
+from data.artifacts.artifacts import stage_key
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RUN = {

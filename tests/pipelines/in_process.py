@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from configs.execution import Numerics
-from data.artifacts import read_json, write_json
-from data.fence import Fence, Overtaken
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import read_json, write_json
+from data.store.fence import Fence, Overtaken
 from pipelines.jobs import attempts, launcher, lease, processes, slots
 from pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
 from pipelines.jobs.processes import Process
 from pipelines.jobs.scratch_state import JOB, SPEC
 from stages import __main__ as entry
-from stages.job import Job, JobSpec, Preempted, read_done
+from stages.job.job import Job, JobSpec, Preempted, read_done
 
 POLL_S = 0.01
 """A job takes milliseconds here, so it is looked at more often than every tenth of a second."""

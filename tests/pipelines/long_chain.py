@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.artifacts import LINEAGE_SCHEMA, FileEntry, Input, Record, content_hash, stage_key, write_json
-from data.lineage import folded
+from data.artifacts.artifacts import LINEAGE_SCHEMA, FileEntry, Input, Record, content_hash, stage_key, write_json
+from data.artifacts.lineage import folded
 from pipelines.lineage.ancestry import parents_first, read_pedigree
 from pipelines.lineage.inheritance import lineage_of, split_run
 

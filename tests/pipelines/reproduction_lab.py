@@ -23,8 +23,8 @@ import os
 import time
 from pathlib import Path
 
-from data.records import load, save
-from stages.job import only
+from data.records.records import load, save
+from stages.job.job import only
 
 
 def run(config, inputs, job):

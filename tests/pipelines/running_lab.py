@@ -22,11 +22,11 @@ from typing import Any
 from dvc.repo import Repo
 from in_process import InProcessLauncher
 
-from configs.project import Project
-from pipelines.ensure import Result
+from configs.base.project import Project
 from pipelines.jobs.context import RunContext
 from pipelines.jobs.launcher import LocalLauncher
-from pipelines.runs import open_run, run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import open_run, run_graph
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLEAN = "Data and pipelines are up to date."
@@ -81,8 +81,8 @@ import sys
 import time
 from pathlib import Path
 
-from data.records import load, save
-from stages.job import StageError, only
+from data.records.records import load, save
+from stages.job.job import StageError, only
 
 
 def project(job):
@@ -184,9 +184,9 @@ KINDS = {
 SHIM = """#!{python}
 import sys
 sys.path.insert(0, {code!r})
-from configs.project import Project
+from configs.base.project import Project
 from pipelines.jobs.context import StageFailed
-from pipelines.runs import stage_under_dvc
+from pipelines.run.runs import stage_under_dvc
 try:
     print(stage_under_dvc(Project.find(), sys.argv[2]))
 except StageFailed as error:
@@ -295,7 +295,7 @@ class Lab:
 
     def orchestrator(self, code: str) -> subprocess.Popen[str]:
         """Another process that runs `code` after `run` was opened with this lab's code and project."""
-        start = "from configs.project import Project\nfrom pipelines.runs import *\nrun = open_run(Project.find(), 'lab')\n"
+        start = "from configs.base.project import Project\nfrom pipelines.run.runs import *\nrun = open_run(Project.find(), 'lab')\n"
         return subprocess.Popen([sys.executable, "-c", start + code], cwd=self.root, env=self.environment, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
 

@@ -16,17 +16,17 @@ import pytest
 from running_lab import Lab
 from waiting import deadline, until
 
-from data import durable
-from data.artifacts import ArtifactError, write_json
-from pipelines import ensure as ensure_module
-from pipelines.ensure import ensure
-from pipelines.jobs import attempts, memory, processes
+from data.artifacts.artifacts import ArtifactError, write_json
+from data.store import durable
+from pipelines.jobs import attempts, memory_kills, processes
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.processes import processes_of
 from pipelines.ledger import ledger
 from pipelines.publish.export import export
+from pipelines.run import ensure as ensure_module
+from pipelines.run.ensure import ensure
 from stages import __main__ as entry
-from stages.job import read_done
+from stages.job.job import read_done
 
 
 @pytest.fixture
@@ -138,9 +138,9 @@ def test_a_storm_of_pre_emptions_slows_down_and_ends(lab: Lab, monkeypatch: pyte
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A kernel that tells what it is told to tell."""
     (tmp_path / "proc").mkdir()
-    monkeypatch.setattr(memory, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(memory, "KERNEL_LOG", tmp_path / "kmsg")
+    monkeypatch.setattr(memory_kills, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(memory_kills, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory_kills, "KERNEL_LOG", tmp_path / "kmsg")
 
     def tell(kills: int, log: str | None = None) -> None:
         (tmp_path / "proc" / "vmstat").write_text(f"nr_free_pages 1\noom_kill {kills}\n")
@@ -161,28 +161,28 @@ KILLED = "6,10,{at},-;Out of memory: Killed process {pid} (python) total-vm:1kB\
 def test_the_kernels_log_tells_whose_process_was_killed(
     tmp_path: Path, kernel: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_sees_the_kernels_numbers", lambda: True)
-    before = memory.Before(5, 1000.0)
-    assert memory.ran_out(before, tmp_path, {12}, -9) is None  # the kernel has killed nobody
+    monkeypatch.setattr(memory_kills, "_sees_the_kernels_numbers", lambda: True)
+    before = memory_kills.Before(5, 1000.0)
+    assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None  # the kernel has killed nobody
     kernel(6, KILLED.format(pid=77, at=1_500_000_000))
     beat(tmp_path, 0.01)
-    assert memory.ran_out(before, tmp_path, {12}, -9) is None  # a neighbour's
+    assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None  # a neighbour's
     kernel(6, KILLED.format(pid=13, at=100_000_000))
-    assert memory.ran_out(before, tmp_path, {12, 13}, -9) is None  # long before this job
+    assert memory_kills.ran_out(before, tmp_path, {12, 13}, -9) is None  # long before this job
     kernel(6, KILLED.format(pid=13, at=1_500_000_000))
-    assert memory.ran_out(before, tmp_path, {12, 13}, 1) == "the kernel killed its process 13 because memory ran out"
+    assert memory_kills.ran_out(before, tmp_path, {12, 13}, 1) == "the kernel killed its process 13 because memory ran out"
 
 
 def test_without_the_kernels_log_memory_must_have_been_low(tmp_path: Path, kernel: Callable[..., None]) -> None:
-    before = memory.Before(5, 0.0)
+    before = memory_kills.Before(5, 0.0)
     kernel(6)
-    assert memory.ran_out(before, tmp_path, {12}, -9) is None
+    assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None
     beat(tmp_path, 0.5)
-    assert memory.ran_out(before, tmp_path, {12}, -9) is None
+    assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None
     beat(tmp_path, 0.04)
-    said = memory.ran_out(before, tmp_path, {12}, -9)
+    said = memory_kills.ran_out(before, tmp_path, {12}, -9)
     assert said is not None and said.startswith("one of its processes was killed when 4 % of the memory was left")
-    assert memory.ran_out(before, tmp_path, {12}, -15) is None  # it was asked to stop
+    assert memory_kills.ran_out(before, tmp_path, {12}, -15) is None  # it was asked to stop
 
 
 def test_the_count_of_our_own_control_group_goes_before_that_of_the_machine(tmp_path: Path, kernel: Callable[..., None]) -> None:
@@ -192,7 +192,7 @@ def test_the_count_of_our_own_control_group_goes_before_that_of_the_machine(tmp_
     (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     (tmp_path / "proc" / "self").mkdir()
     (tmp_path / "proc" / "self" / "cgroup").write_text("0::/jobs\n")
-    assert memory.Before.now().kills == 2
+    assert memory_kills.Before.now().kills == 2
 
 
 def test_a_neighbours_death_for_lack_of_memory_changes_nobodys_job(lab: Lab, kernel: Callable[..., None]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from projects import fresh_project
 
-from configs.problems import PedigreeError, UsageProblem
+from configs.base.problems import PedigreeError, UsageProblem
 from pipelines.cli import main as cli
 from pipelines.cli.console import project_here
 
@@ -40,7 +40,7 @@ def test_a_bug_is_called_one_and_its_traceback_is_kept(project, monkeypatch, cap
     def broken(*_):
         raise error
 
-    monkeypatch.setattr("configs.recipe.recipe_names", broken)
+    monkeypatch.setattr("configs.language.recipe.recipe_names", broken)
     assert typed(monkeypatch, "recipes") == 70
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
@@ -59,7 +59,7 @@ def test_a_bug_outside_a_project_is_kept_too(tmp_path, monkeypatch, capsys):
     def broken(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("configs.project.Project.find", broken)
+    monkeypatch.setattr("configs.base.project.Project.find", broken)
     assert typed(monkeypatch, "recipes") == 70
     (kept,) = tmp_path.glob("pedigree-bug-*")
     assert str(kept) in capsys.readouterr().err and "ZeroDivisionError" in kept.read_text()
@@ -72,19 +72,19 @@ def test_only_our_own_errors_become_a_clean_message(monkeypatch, project, capsys
     def refusing(*_):
         raise Refused("do it otherwise")
 
-    monkeypatch.setattr("configs.recipe.recipe_names", refusing)
+    monkeypatch.setattr("configs.language.recipe.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
     assert capsys.readouterr() == ("", "do it otherwise\n")
     assert not (project / ".pedigree" / "bugs").exists()
 
 
 def test_every_error_that_people_meet_carries_its_exit_code():
-    from configs.document import ConfigError
-    from configs.project import ProjectNotFound
-    from data.artifacts import ArtifactError
-    from pipelines.gc import GcRefused
+    from configs.base.document import ConfigError
+    from configs.base.project import ProjectNotFound
+    from data.artifacts.artifacts import ArtifactError
     from pipelines.jobs.context import StageFailed
     from pipelines.ledger.store import LedgerError, RemoteError
+    from pipelines.maintain.gc import GcRefused
     from pipelines.publish.commits import GitError
     from pipelines.publish.export import ExportError, UnknownFormat
     from pipelines.reproduce.rebuild import ReproduceError
@@ -166,6 +166,6 @@ def test_control_characters_in_a_message_are_shown_and_not_obeyed(monkeypatch, p
     def refusing(*_):
         raise UsageProblem("one\x1b[2J\nand two\x07")
 
-    monkeypatch.setattr("configs.recipe.recipe_names", refusing)
+    monkeypatch.setattr("configs.language.recipe.recipe_names", refusing)
     assert typed(monkeypatch, "recipes") == 2
     assert capsys.readouterr().err == "one\\u001b[2J\nand two\\u0007\n"

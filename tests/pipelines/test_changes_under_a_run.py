@@ -16,13 +16,11 @@ from commands import InProcessCommand
 from running_lab import CLEAN, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
-from configs.compile import write_compiled
-from configs.execution import Numerics
-from configs.recipe import load_recipes
-from data.artifacts import sha256_path
-from data.provenance import code_files, code_sha256
-from pipelines import ensure as ensure_module
-from pipelines.ensure import Result, ensure, identify
+from configs.language.compile import write_compiled
+from configs.language.execution import Numerics
+from configs.language.recipe import load_recipes
+from data.artifacts.artifacts import sha256_path
+from data.artifacts.provenance import code_files, code_sha256
 from pipelines.jobs import preparation
 from pipelines.jobs.code import CodeMoves, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
@@ -32,7 +30,9 @@ from pipelines.jobs.processes import kill_all, processes_of
 from pipelines.jobs.scratch_state import read_spec
 from pipelines.jobs.slots import Pool, slots
 from pipelines.lineage.verify import verify_project
-from pipelines.runs import load_run, open_run, plan, run_graph
+from pipelines.run import ensure as ensure_module
+from pipelines.run.ensure import Result, ensure, identify
+from pipelines.run.runs import load_run, open_run, plan, run_graph
 
 RECIPE = "configs/recipes/lab.yaml"
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from data.artifacts import Run
-from data.lineage import text_sha256
+from data.artifacts.artifacts import Run
+from data.artifacts.lineage import text_sha256
 from pipelines.ledger.git import git_environment
-from pipelines.lineage import provenance
+from pipelines.lineage import git_state
+from pipelines.lineage.git_state import code_state
 from pipelines.lineage.inheritance import split_run
-from pipelines.lineage.provenance import code_state
 from pipelines.reproduce.work_tree import CodeUnavailable, RecordedCode, bundle, check_out, remove
 
 
@@ -111,7 +111,7 @@ def test_equal_trees_have_equal_patches_under_any_settings_of_git(repository):
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (b"x" * (provenance.PATCH_LIMIT + 1), "more than 1048576"),
+        (b"x" * (git_state.PATCH_LIMIT + 1), "more than 1048576"),
         (b"key = 'AKIA" + b"A1B2" * 4 + b"'\n", "AWS"),
         (b"caf\xe9\n", "UTF-8"),
     ],

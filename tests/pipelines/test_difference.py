@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from handmade import build, project_at
 
-from configs.project import Project
-from configs.recipe import load_recipe
+from configs.base.project import Project
+from configs.language.recipe import load_recipe
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.lineage.difference import _paired, compare, row_changes, text
 

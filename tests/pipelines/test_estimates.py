@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from configs.answers import Judge, PoolSampling, Sample, Window
-from configs.execution import Machine, Numerics, Placement
-from configs.optimizer import Optimizer
-from configs.policy_gradient import Grpo, Ppo
-from configs.preference import Dpo
-from configs.project import Project
-from configs.recipe import load_recipe
-from configs.suite_forms import form_names
-from configs.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
+from configs.base.project import Project
+from configs.judging.answers import Judge, PoolSampling, Sample, Window
+from configs.language.execution import Machine, Numerics, Placement
+from configs.language.recipe import load_recipe
+from configs.methods.optimizer import Optimizer
+from configs.methods.policy_gradient import Grpo, Ppo
+from configs.methods.preference import Dpo
+from configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
+from configs.rows.suite_forms import form_names
 from pipelines.estimate import machines, memory, work
 from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, amounts_of, tokens_of
 from pipelines.estimate.estimates import START_S, Estimates
@@ -24,7 +24,7 @@ from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import GIB, Trained
 from pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
 from pipelines.estimate.shapes import KNOWN, Shape
-from pipelines.runs import load_execution
+from pipelines.run.runs import load_execution
 
 LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]
 PARAMETERS = 8_030_261_248

@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 import pytest
 from handmade import CONTENT, everything, project_at
 
-from configs.project import Project
+from configs.base.project import Project
 from pipelines.flow import PrefectRun
-from pipelines.publish.falls import Fall, fallen, measured, remember, remembered
+from pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 
 
 def scores(mean: float, low: float, high: float, measure: str = "a") -> dict[str, Any]:

@@ -14,23 +14,24 @@ import pytest
 from elsewhere import needs_elsewhere, python_elsewhere
 from waiting import deadline, until
 
-from configs.project import Project
-from data import pulse
-from pipelines import flow, observer
+from configs.base.project import Project
+from data.store import heartbeat
+from pipelines import flow
 from pipelines.flow import FlowRecord, connected
 from pipelines.jobs.context import unwatched
 from pipelines.jobs.processes import Process
-from pipelines.observer import Observer
+from pipelines.run import observer
+from pipelines.run.observer import Observer
 
 ROOT = Path(__file__).parents[2]
 RUNNER = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from configs.project import Project
-from data import pulse
+from configs.base.project import Project
+from data.store import heartbeat
 from pipelines.flow import FlowRecord
-pulse.BEAT_S = 0.2
+heartbeat.BEAT_S = 0.2
 record = FlowRecord(Project(Path(PROJECT)), NAME, UUID(NAME))
 record.write()
 with record.beating():
@@ -70,8 +71,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     """The server. Silence is over after two seconds, and everything is looked at often."""
     server = Server()
     monkeypatch.setattr(flow, "get_client", lambda *_, **__: nullcontext(server))
-    monkeypatch.setattr(pulse, "SILENCE_S", deadline(2.0))
-    monkeypatch.setattr(pulse, "BEAT_S", 0.2)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(2.0))
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
     monkeypatch.setattr(observer, "TICK_S", 0.1)
     monkeypatch.setattr(observer, "SWEEP_S", 0.2)
     return server
@@ -96,7 +97,7 @@ def test_a_flow_run_of_another_machine_lives_as_long_as_its_runner_is_heard(tmp_
     assert other.stdout and other.stdout.readline() == "runs\n"
     with observed(project):
         with pytest.raises(subprocess.TimeoutExpired):  # longer than silence may last
-            other.wait(2 * pulse.SILENCE_S)
+            other.wait(2 * heartbeat.SILENCE_S)
         assert server.told == []
         other.kill()
         other.communicate()
@@ -116,7 +117,7 @@ def test_a_runner_gives_signs_of_life_to_its_end_and_leaves_none(tmp_path: Path,
 
 
 def test_a_flow_run_of_this_machine_is_ended_at_once(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "SILENCE_S", 90.0)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 90.0)
     project, name, began = Project(tmp_path), uuid4(), time.monotonic()
     record, here = FlowRecord(project, str(name), name), Process.here()
     record.process = Process(here.pid, here.started + 1, here.machine)

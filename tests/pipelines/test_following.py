@@ -8,9 +8,9 @@ import pytest
 from handmade import everything, project_at
 from projects import CODE, environment
 
-from configs.graph import Graph
-from configs.recipe import load_recipe
-from pipelines.publish import following
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
+from pipelines.publish import comparison
 from pipelines.publish.report import write_report
 
 BLOCK = """
@@ -56,26 +56,26 @@ def scores(**means: float) -> dict[str, dict]:
 
 
 def test_hours_stand_beside_the_estimated_ones(graph):
-    cells = following.hardware_cells(graph, {"tiny/sft": 81.4, "tiny/rlvr": None})
+    cells = comparison.hardware_cells(graph, {"tiny/sft": 81.4, "tiny/rlvr": None})
     assert cells == [("sft", "8 H100, 9 h", "72", "81"), ("rlvr", "16 H100, 2.5 h", "40", "?")]
 
 
 def test_scores_are_a_row_for_each_task_and_a_column_for_each_stage(graph):
-    assert following.score_cells(graph) == (
+    assert comparison.score_cells(graph) == (
         ("task", "metric", "items", "base", "sft", "rlvr", "tolerance"),
         [("arithmetic", "exact_match", "471 x 2", "10", "30.5", "99", "±6"), ("words", "other", "3", "", "50", "", "±81.6")],
     )
 
 
 def test_a_measured_score_is_that_of_the_same_metric(graph):
-    found = {(one.task, one.stage): (one.measured, one.verdict) for one in following.comparisons(graph, scores(base=0.12, sft=0.2))}
+    found = {(one.task, one.stage): (one.measured, one.verdict) for one in comparison.comparisons(graph, scores(base=0.12, sft=0.2))}
     assert found == {
         ("arithmetic", "base"): (pytest.approx(12), "as published"),
         ("arithmetic", "sft"): (pytest.approx(20), "below"),
         ("arithmetic", "rlvr"): (None, "not measured"),
         ("words", "sft"): (None, "not measured"),
     }
-    (above,) = [one for one in following.comparisons(graph, scores(sft=0.4)) if one.task == "arithmetic" and one.stage == "sft"]
+    (above,) = [one for one in comparison.comparisons(graph, scores(sft=0.4)) if one.task == "arithmetic" and one.stage == "sft"]
     assert above.verdict == "above"
 
 
@@ -83,8 +83,8 @@ def test_a_stage_of_another_recipe_goes_by_its_name_or_address(made):
     project, _ = made
     (project.recipes / "heir.yaml").write_text("extends: tiny\nstages:\n  unseen: {resamples: 100}\n")
     graph = load_recipe(project.recipes, "heir")
-    assert following.hardware_cells(graph, {"tiny/sft": 5.0})[0] == ("sft", "8 H100, 9 h", "72", "5")
-    found = [one.measured for one in following.comparisons(graph, scores(**{"tiny/sft": 0.3})) if one.stage == "sft"]
+    assert comparison.hardware_cells(graph, {"tiny/sft": 5.0})[0] == ("sft", "8 H100, 9 h", "72", "5")
+    found = [one.measured for one in comparison.comparisons(graph, scores(**{"tiny/sft": 0.3})) if one.stage == "sft"]
     assert found == [pytest.approx(30), None]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from handmade import everything, project_at
 
-from configs.datasets import HubModel
-from configs.execution import Execution, Machine, Numerics
-from configs.project import Project
-from configs.recipe import load_recipe
-from data.machine import settled
+from configs.base.project import Project
+from configs.language.execution import Execution, Machine, Numerics
+from configs.language.recipe import load_recipe
+from configs.rows.datasets import HubModel
+from data.host.machine import settled
 from pipelines.cli import plan as planning
 from pipelines.cli.telling import Telling, measured_by
 from pipelines.estimate import machines, rates, work
@@ -23,7 +23,7 @@ from pipelines.estimate.machines import hardware_of
 from pipelines.estimate.rates import Rates
 from pipelines.estimate.schedule import Forecast, Outlook, Task, makespan, outlook
 from pipelines.estimate.shapes import KNOWN
-from pipelines.runs import load_execution
+from pipelines.run.runs import load_execution
 
 MADE = Rates(fp32=50e9, bf16=5e9, bandwidth=1e10)
 SMOLLM = KNOWN["HuggingFaceTB/SmolLM2-135M"]

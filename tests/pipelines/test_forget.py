@@ -10,13 +10,13 @@ from handmade import RUN, build, project_at
 from running_lab import RANKS, STAGE, Lab, outcomes
 from typer.testing import CliRunner
 
-from configs.datasets import PrepareData
-from configs.recipe import load_recipe
-from data.artifacts import Run, read_run
+from configs.language.recipe import load_recipe
+from configs.rows.datasets import PrepareData
+from data.artifacts.artifacts import Run, read_run
 from pipelines.cli.main import app
-from pipelines.forget import forget, gpu_hours, without
 from pipelines.lineage.trace import Wanted, trace
-from pipelines.runs import plan
+from pipelines.maintain.forget import forget, gpu_hours, without
+from pipelines.run.runs import plan
 
 ROWS = """
     def run(config, inputs, job):

@@ -13,16 +13,16 @@ import yaml
 from faulty_store import KEYS, s3_server
 from running_lab import Lab
 
-from data import pulse
-from data.artifacts import read_json, read_record
-from pipelines.ensure import Result
-from pipelines.gc import GcRefused, collect
+from data.artifacts.artifacts import read_json, read_record
+from data.store import heartbeat
 from pipelines.jobs.lease import lease
 from pipelines.ledger.by_id import bring
 from pipelines.ledger.ledger import Ledger
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.lineage.verify import verify_project
-from pipelines.runs import push, run_graph
+from pipelines.maintain.gc import GcRefused, collect
+from pipelines.run.ensure import Result
+from pipelines.run.runs import push, run_graph
 
 COMMIT = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
 
@@ -168,7 +168,7 @@ def test_what_a_variant_or_another_recipe_was_made_from_survives(lab: Lab, other
         run(lab, "cleaner.ngram=7")
     else:
         lab.write("configs/recipes/more.yaml", "description: more\nexecution: lab\nextends: lab\nstages: {cleaner: {ngram: 9}}\n")
-        from pipelines.runs import open_run
+        from pipelines.run.runs import open_run
 
         context = open_run(lab.project, "more")
         context.code_root = lab.code
@@ -224,7 +224,7 @@ def test_while_somebody_works_nothing_is_deleted(lab: Lab) -> None:
 
 
 def test_other_machines_are_listened_to_before_anything_is_deleted_and_that_is_said(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "SILENCE_S", 0.5)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.5)
     run(lab)
     lab.shell(f"{COMMIT} six")
     told: list[bool] = []
@@ -261,7 +261,7 @@ def test_a_kill_in_between_harms_nothing_and_the_next_call_goes_on(lab: Lab, tmp
     faults = tmp_path / "faults"
     faults.mkdir()
     (faults / point).write_text(str(passes))
-    code = "from configs.project import Project; from pipelines.gc import collect; collect(Project.find(), delete=True)"
+    code = "from configs.base.project import Project; from pipelines.maintain.gc import collect; collect(Project.find(), delete=True)"
     environment = {**lab.environment, "PEDIGREE_FAULTS": str(faults)}
     killed = subprocess.run([sys.executable, "-c", code], cwd=lab.root, env=environment, check=False)
     assert killed.returncode == -9 and objects(lab) > expected

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from handmade import project_at
 
-from configs.project import Project
-from pipelines.gc import GcRefused, collect
+from configs.base.project import Project
 from pipelines.ledger.git import GitSilent, run_git
 from pipelines.ledger.ledger import Ledger
 from pipelines.lineage.named_models import named_models, versions
+from pipelines.maintain.gc import GcRefused, collect
 from pipelines.publish.commits import check_commit
 from pipelines.reproduce.trust import is_own
 

@@ -17,7 +17,7 @@ from handmade import everything, project_at
 from hostile_folders import CORPUS, SECRET, lead
 from hostile_lab import COMMIT, Folder, snapshot
 
-from configs.project import Project
+from configs.base.project import Project
 from pipelines.cli.main import main
 from pipelines.ledger.objects import remove
 from pipelines.publish.report import write_report

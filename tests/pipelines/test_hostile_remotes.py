@@ -17,13 +17,13 @@ import pytest
 from handmade import project_at
 from hostile_lab import COMMIT, CONFIG, ROWS, Folder, record_of, snapshot
 
-from configs.compile import write_compiled
-from configs.document import ConfigError
-from configs.project import Project
-from configs.recipe import load_recipe, load_recipes
-from data.artifacts import Run, parse_record
-from data.mirror import Mirror
-from data.storage import ContentChanged
+from configs.base.document import ConfigError
+from configs.base.project import Project
+from configs.language.compile import write_compiled
+from configs.language.recipe import load_recipe, load_recipes
+from data.artifacts.artifacts import Run, parse_record
+from data.artifacts.mirror import Mirror
+from data.store.storage import ContentChanged
 from pipelines.cli.main import main
 from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.objects import remove

@@ -14,11 +14,11 @@ import pytest
 from running_lab import CLEAN, RANKS, Lab, outcomes, read, running_scratch, status
 from waiting import deadline, until
 
-from pipelines.ensure import Result, ensure, identify
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.live import live_jobs
 from pipelines.jobs.processes import processes_of
-from pipelines.runs import NotRun, run_graph
+from pipelines.run.ensure import Result, ensure, identify
+from pipelines.run.runs import NotRun, run_graph
 
 
 @pytest.fixture

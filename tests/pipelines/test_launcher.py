@@ -11,12 +11,12 @@ import pytest
 from running_lab import RANKS, Lab, outcomes, running_scratch
 from waiting import deadline, until
 
-from configs.execution import Numerics
+from configs.language.execution import Numerics
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.launcher import LocalLauncher, job_environment
 from pipelines.jobs.processes import Process, processes_of
 from pipelines.jobs.slots import Pool
-from pipelines.runs import run_graph
+from pipelines.run.runs import run_graph
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ import stale_view
 from elsewhere import needs_elsewhere, python_elsewhere
 from waiting import deadline, until
 
-from configs.execution import Numerics
-from configs.problems import PedigreeError
-from configs.project import Project
-from data import pulse
-from data.fence import Fence, Overtaken
-from data.pulse import Listener, Pulse
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
+from configs.language.execution import Numerics
+from data.store import heartbeat
+from data.store.fence import Fence, Overtaken
+from data.store.heartbeat import Listener, Pulse
 from pipelines.jobs import slots as machine
 from pipelines.jobs.launcher import Handle, LocalLauncher, State, Status
 from pipelines.jobs.lease import Cancelled, LeaseLost, holder_of, lease
@@ -39,8 +39,8 @@ HOLD = "import sys, time; from pathlib import Path; from pipelines.jobs.lease im
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is over after a second."""
-    monkeypatch.setattr(pulse, "SILENCE_S", deadline(1.0))  # whoever beats may have to wait for a busy machine
-    monkeypatch.setattr(pulse, "BEAT_S", 0.1)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(1.0))  # whoever beats may have to wait for a busy machine
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.1)
 
 
 def claim(folder: Path, number: int, **process: object) -> Path:
@@ -136,7 +136,7 @@ def test_a_holder_elsewhere_lives_by_its_pulse_whatever_the_clocks_say(tmp_path:
     thread = threading.Thread(target=want)
     thread.start()
     assert holder_of(tmp_path / "a") is not None
-    assert not got.wait(2.5 * pulse.SILENCE_S), "taken from a holder that lives"
+    assert not got.wait(2.5 * heartbeat.SILENCE_S), "taken from a holder that lives"
     stop.set()
     heart.join()
     assert got.wait(deadline(20)), "a silent holder is taken over from"
@@ -156,13 +156,13 @@ def test_a_clock_that_jumps_takes_nothing_away(tmp_path: Path, soon: None, monke
 
 def test_a_listener_that_was_stopped_itself_has_not_heard_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(pulse.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
     listener = Listener()
     assert listener.silent_s("a") == 0
     now[0] += 2
     assert listener.silent_s("a") == 2
     now[0] += 7200  # a laptop's lid
-    assert listener.silent_s("a") == 2 + pulse.LONGEST_GAP_S
+    assert listener.silent_s("a") == 2 + heartbeat.LONGEST_GAP_S
     now[0] += 1
     assert listener.silent_s("b") == 0
 
@@ -195,7 +195,7 @@ def test_cancelled_wait_ends(tmp_path: Path) -> None:
 @needs_elsewhere
 def test_two_machines_on_one_disk_and_the_one_that_was_stopped_comes_back(tmp_path: Path) -> None:
     """The other machine holds it and is stopped; it is taken over after silence, and when it goes on it must see that."""
-    code = f"""{HOLD}from data import pulse; pulse.BEAT_S = 0.2
+    code = f"""{HOLD}from data.store import heartbeat; heartbeat.BEAT_S = 0.2
 with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
     print('holds', flush=True)
     sys.stdin.readline()
@@ -203,7 +203,7 @@ with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
 """
     other = python_elsewhere(code, ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert other.stdout and other.stdout.readline() == "holds\n"
-    taken = f"{HOLD}from data import pulse; pulse.SILENCE_S = {deadline(1.5)}\n"
+    taken = f"{HOLD}from data.store import heartbeat; heartbeat.SILENCE_S = {deadline(1.5)}\n"
     taken += f"with lease(Path({str(tmp_path / 'a')!r}), 'here') as hold: print(hold.number)"
     here = subprocess.Popen([sys.executable, "-c", taken], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with pytest.raises(subprocess.TimeoutExpired):  # it beats
@@ -293,9 +293,9 @@ def test_a_pulse_goes_on_where_the_disk_takes_no_new_file(tmp_path: Path, soon: 
         raise OSError(28, "No space left on device")
 
     with Pulse(tmp_path / "x"):
-        before = pulse.sign(tmp_path / "x")
+        before = heartbeat.sign(tmp_path / "x")
         monkeypatch.setattr(os, "replace", full)
-        until(lambda: pulse.sign(tmp_path / "x") != before)
+        until(lambda: heartbeat.sign(tmp_path / "x") != before)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
@@ -314,8 +314,8 @@ def test_a_disk_that_stumbles_ends_no_pulse(tmp_path: Path, soon: None) -> None:
     for pulsing in (Pulse(tmp_path / "x", look=stumble), Pulse(tmp_path / "y", told=told)):
         with pulsing:
             until(lambda: not failing)  # noqa: B023
-            before = pulse.sign(pulsing.path)
-            until(lambda: pulse.sign(pulsing.path) != before)  # noqa: B023
+            before = heartbeat.sign(pulsing.path)
+            until(lambda: heartbeat.sign(pulsing.path) != before)  # noqa: B023
         failing += [OSError(errno.EIO, "Input/output error")] * 3
 
 
@@ -362,7 +362,7 @@ def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path:
         thread.start()
         until(lambda: seen)
         assert holder_of(folder) is not None and "000001.json" in seen[0] and "silent for " in seen[0]
-        time.sleep(1.5 * pulse.SILENCE_S)  # that nothing happens takes its time to be seen
+        time.sleep(1.5 * heartbeat.SILENCE_S)  # that nothing happens takes its time to be seen
         assert thread.is_alive()
     thread.join(deadline(10))
     assert seen[1:] == ["held 2"]
@@ -417,7 +417,7 @@ def test_a_clone_of_another_version_keeps_its_slots_while_it_beats(tmp_path: Pat
         with slots(pool(folder, 2), 1, jobs=JOBS, job=job) as names:
             assert names == ["1"]
         looked = time.monotonic()
-        while time.monotonic() - looked < 1.5 * pulse.SILENCE_S:
+        while time.monotonic() - looked < 1.5 * heartbeat.SILENCE_S:
             assert taken_slots(folder, listeners, JOBS) == {"other": ["0"]}
             time.sleep(0.1)  # a listener is asked every second or so, not all the time
     until(lambda: taken_slots(folder, listeners, JOBS) == {})
@@ -491,7 +491,7 @@ def test_slots_of_a_dead_orchestrator_belong_to_its_living_job(tmp_path: Path) -
     file.write_text(json.dumps(asdict(Handle("local", str(file.parent), 1, {"process": asdict(process)}))))
     code = f"""
 import os, sys; from pathlib import Path; from pipelines.jobs.slots import Pool, slots
-from configs.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
+from configs.base.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
 with slots(Pool(Path({str(tmp_path / "pool")!r}), ("0", "1", "2")), 2, jobs=JOBS, job=Path({str(file)!r})): os._exit(0)
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -574,8 +574,8 @@ def test_the_machines_folder_is_ours_alone(tmp_path: Path, monkeypatch: pytest.M
 @needs_elsewhere
 def test_a_container_on_the_same_machine_keeps_its_slots_while_it_beats(tmp_path: Path, soon: None) -> None:
     code = f"""
-import time; from pathlib import Path; from data import pulse; from pipelines.jobs.slots import Pool, slots
-from configs.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
+import time; from pathlib import Path; from data.store import heartbeat; from pipelines.jobs.slots import Pool, slots
+from configs.base.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
 pulse.BEAT_S = 0.1
 with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, jobs=JOBS, job=Path("/nowhere/job.json")): print(1, flush=True); time.sleep(60)
 """
@@ -583,7 +583,7 @@ with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, jobs=JOBS, job=Path("/nowhe
     assert other.stdout and other.stdout.readline()
     listeners: dict[str, Listener] = {}
     looked = time.monotonic()
-    while time.monotonic() - looked < 2 * pulse.SILENCE_S:
+    while time.monotonic() - looked < 2 * heartbeat.SILENCE_S:
         assert taken_slots(tmp_path, listeners, JOBS)
         time.sleep(0.1)  # a listener is asked every second or so, not all the time
     other.kill()

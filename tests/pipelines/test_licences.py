@@ -7,16 +7,16 @@ import pytest
 import yaml
 from handmade import build, everything, project_at
 
-from configs.compile import compile_recipe
-from configs.datasets import Hub, PrepareData, generators_of, licences_of
-from configs.document import ConfigError
-from configs.licences import CONDITIONS, TABLE, conditions, licence
-from configs.recipe import load_recipe
-from data.artifacts import Record
+from configs.base.document import ConfigError
+from configs.base.licenses import CONDITIONS, TABLE, conditions, licence
+from configs.language.compile import compile_recipe
+from configs.language.recipe import load_recipe
+from configs.rows.datasets import Hub, PrepareData, generators_of, licences_of
+from data.artifacts.artifacts import Record
 from pipelines.lineage.ancestry import read_pedigree
+from pipelines.publish.attribution import Origin, agreed, brought, combined, origins, rows_of, section
 from pipelines.publish.card import card
 from pipelines.publish.export import data_card, export, in_standard
-from pipelines.publish.licences import Origin, agreed, brought, combined, origins, rows_of, section
 from pipelines.publish.report import write_report
 
 RECIPE = """

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from running_lab import Lab
 
-from data.artifacts import ArtifactError
-from data.provenance import fingerprint
-from pipelines.ensure import Result
+from data.artifacts.artifacts import ArtifactError
+from data.artifacts.provenance import fingerprint
 from pipelines.lineage.ancestry import ancestry, find_artifact, published, walk
-from pipelines.runs import run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import run_graph
 
 
 @pytest.fixture(scope="module")

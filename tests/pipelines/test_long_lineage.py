@@ -9,8 +9,8 @@ import pytest
 from long_chain import PATCH, record_of, run_of, shape, two_latest
 from typer.testing import CliRunner
 
-from configs.recipe import load_recipe
-from data.artifacts import ArtifactError, read_json, read_lineage
+from configs.language.recipe import load_recipe
+from data.artifacts.artifacts import ArtifactError, read_json, read_lineage
 from pipelines.cli.main import app
 from pipelines.lineage import openlineage
 from pipelines.lineage.ancestry import Pedigree, parents_first, read_pedigree, tree, walk

@@ -11,14 +11,14 @@ from dvc.repo import Repo
 from handmade import everything, project_at
 from running_lab import REPOSITORY, Lab
 
-from configs.compile import write_compiled
-from data.artifacts import ArtifactError, open_artifact, scan
-from pipelines.ensure import Result
+from configs.language.compile import write_compiled
+from data.artifacts.artifacts import ArtifactError, open_artifact, scan
 from pipelines.lineage.find import artifact_folder, find_pedigree
 from pipelines.lineage.named_models import find_named, named_models, versions
-from pipelines.publish.models import registry
+from pipelines.publish.catalog import registry
 from pipelines.reproduce.reproduction import read_subject
-from pipelines.runs import run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import run_graph
 
 COMMIT = "git add -A && git -c user.name=t -c user.email=t@t commit -qm"
 TAG = "git -c user.name=t -c user.email=t@t tag -a -m version"  # DVC passes over tags without a message
@@ -161,7 +161,7 @@ def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(tmp_path:
     project = project_at(tmp_path)
     graph = everything(project)
     (project.recipes / "longer.yaml").write_text("description: more\nextends: tiny\nstages: {rlvr: {steps: 5}}\n")
-    from configs.recipe import load_recipes
+    from configs.language.recipe import load_recipes
 
     write_compiled(project.root, load_recipes(project.recipes, "longer"))
     for name in (".dvc/config", ".gitignore"):

@@ -22,13 +22,13 @@ from pipelines.jobs.lease import holder_of
 from pipelines.jobs.live import live_jobs
 from pipelines.jobs.processes import kill_all, processes_of
 from pipelines.lineage.verify import verify_project
-from pipelines.runs import run_graph
+from pipelines.run.runs import run_graph
 
 RUNNER = """
 import os, signal, threading, time
 from pathlib import Path
-from configs.project import Project
-from pipelines.runs import open_run, run_graph
+from configs.base.project import Project
+from pipelines.run.runs import open_run, run_graph
 
 def die():
     while not Path("go.waiting").exists():

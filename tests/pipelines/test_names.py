@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from running_lab import Lab
 
-from data.artifacts import ArtifactError
-from pipelines.ensure import Result
+from data.artifacts.artifacts import ArtifactError
 from pipelines.lineage.ancestry import Pedigree, read_pedigree, tree, walk
 from pipelines.lineage.difference import compare
 from pipelines.lineage.find import find_pedigree
 from pipelines.publish.export import export
-from pipelines.runs import run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import run_graph
 
 COMMIT = "git -c user.name=t -c user.email=t@t commit -qm"
 

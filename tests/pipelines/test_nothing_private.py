@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from running_lab import REPOSITORY, Lab
 
-from configs.secrets import find_secrets
-from pipelines.ensure import Result
+from configs.base.secrets import find_secrets
 from pipelines.publish.export import export
-from pipelines.runs import run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import run_graph
 
 ABSOLUTE = re.compile(r"(?<![\w.:/])/[\w.-]+/[\w./-]+")
 

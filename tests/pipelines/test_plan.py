@@ -13,18 +13,18 @@ from handmade import everything, project_at
 from projects import environment, fresh_project
 from waiting import deadline
 
-from configs.declarations import DECLARATIONS
-from configs.execution import Numerics
-from configs.graph import Node
-from configs.project import Project
-from configs.recipe import load_recipe
-from data.machine import settled
+from configs.base.project import Project
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Numerics
+from configs.language.graph import Node
+from configs.language.recipe import load_recipe
+from data.host.machine import settled
 from pipelines.cli.plan import _amount, batch_text, plan
 from pipelines.estimate import machines, rates
 from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates
 from pipelines.publish.report import write_report
-from pipelines.runs import load_execution, load_run
+from pipelines.run.runs import load_execution, load_run
 
 
 @pytest.mark.parametrize(

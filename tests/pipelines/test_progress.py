@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from waiting import until
 
-from data.untrusted import ArtifactError
+from data.store.untrusted import ArtifactError
 from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, took, with_heartbeat
 from pipelines.estimate.schedule import Outlook
 from pipelines.quantities import duration, number, rough

@@ -11,16 +11,16 @@ import pytest
 import yaml
 from running_lab import Lab
 
-from configs.compile import yaml_text
-from configs.problems import UsageProblem
-from configs.project import Project
-from configs.recipe import load_recipe, recipe_names
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.language.compile import yaml_text
+from configs.language.recipe import load_recipe, recipe_names
 from pipelines.cli import main as cli
 from pipelines.cli import variants as made
 from pipelines.cli.resolved import resolved_recipe
 from pipelines.jobs.lease import lease
 from pipelines.ledger.ledger import Ledger
-from pipelines.runs import run_graph
+from pipelines.run.runs import run_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "configs" / "recipes"

@@ -17,10 +17,10 @@ from running_lab import Lab, running_scratch
 from typer.testing import CliRunner
 from waiting import deadline, until
 
-from configs.problems import PedigreeError
-from configs.project import Project
-from configs.recipe import load_recipe
-from data import row_files
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
+from configs.language.recipe import load_recipe
+from data.sources import row_files
 from pipelines.cli.main import app
 from pipelines.jobs.processes import kill_all
 from pipelines.rehearsal.preparing import CannotRehearse, lay_project, not_only_sampled, prepare

@@ -8,10 +8,10 @@ from dvc.exceptions import DvcException
 from handmade import project_at
 from hostile_lab import COMMIT, Folder, record_of
 
-from configs.problems import PedigreeError
-from configs.recipe import load_recipe
-from data.artifacts import parse_record
-from pipelines.identity import Identities, MissingFiles
+from configs.base.problems import PedigreeError
+from configs.language.recipe import load_recipe
+from data.artifacts.artifacts import parse_record
+from pipelines.ledger.identity import Identities, MissingFiles
 from pipelines.ledger.ledger import Ledger
 from pipelines.ledger.store import dvc_errors
 from pipelines.lineage.ancestry import find_artifact, parents_first

@@ -21,11 +21,11 @@ from reproduction_lab import Clone
 from running_lab import Lab
 
 from pipelines.cli.plan import plan
-from pipelines.ensure import Result
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.ledger.store import RemoteError, Store
 from pipelines.lineage.verify import verify_project
-from pipelines.runs import load_run, pull, push, run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import load_run, pull, push, run_graph
 
 BUCKET = "pedigree-test"
 ALL = {"suite", "raw", "clean", "cleaner"}

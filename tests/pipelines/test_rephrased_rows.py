@@ -5,11 +5,11 @@ import json
 import pytest
 from handmade import CONTENT, build, project_at
 
-from configs.recipe import load_recipe
-from pipelines.forget import forget
+from configs.language.recipe import load_recipe
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.lineage.trace import Wanted, trace
 from pipelines.lineage.waivers import waived_of
+from pipelines.maintain.forget import forget
 from pipelines.publish.card import card
 from pipelines.publish.report import gather, tables, write_report
 from pipelines.rehearsal.judge import answer

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from handmade import build, everything, project_at
 
-from configs.recipe import load_recipe
+from configs.language.recipe import load_recipe
 from pipelines.publish.report import SECTIONS, gather, scores_of, tables, write_report
 
 

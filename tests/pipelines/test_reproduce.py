@@ -13,8 +13,8 @@ import pytest
 from reproduction_lab import Clone
 from waiting import deadline, until
 
-from configs.declarations import DECLARATIONS
-from configs.project import Project
+from configs.base.project import Project
+from configs.language.declarations import DECLARATIONS
 from pipelines.ledger.by_id import bring
 from pipelines.ledger.ledger import Ledger
 
@@ -284,10 +284,10 @@ def test_an_interrupted_reproduction_goes_on(first, tmp_path):
 @pytest.mark.nightly
 def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_path):
     clone = fresh(first, tmp_path)
-    text = (clone.root / "configs/declarations.py").read_text()
+    text = (clone.root / "configs/language/declarations.py").read_text()
     version = DECLARATIONS["decontaminate"].version
     before, after = text.split(f'kind="decontaminate",\n            version={version}', 1)
-    clone.write("configs/declarations.py", f'{before}kind="decontaminate",\n            version={version + 1}{after}')
+    clone.write("configs/language/declarations.py", f'{before}kind="decontaminate",\n            version={version + 1}{after}')
     said = clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
     assert f"the code makes another stage of it: version {version} -> {version + 1}" in said
     assert clone.verdicts() == {"raw": "not run", "suite": "not run", "clean": "different", "cleaner": "different"}

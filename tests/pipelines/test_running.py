@@ -15,15 +15,13 @@ import yaml
 from running_lab import CLEAN, PROFILE, RANKS, Lab, outcomes, read, status
 from waiting import deadline, until
 
-from configs.document import ConfigError
-from configs.problems import UsageProblem
-from data import artifacts
-from data.artifacts import PARTS
-from pipelines import ensure as ensure_module
+from configs.base.document import ConfigError
+from configs.base.problems import UsageProblem
+from data.artifacts import artifacts
+from data.artifacts.artifacts import PARTS
 from pipelines.cli.plan import misfits, needs_cells, totals
 from pipelines.cli.plan import plan as planned_rows
 from pipelines.cli.running import run_what_is_due
-from pipelines.ensure import Result, ensure, identify, log_file, run_under_dvc
 from pipelines.jobs import launcher
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.preparation import InputsGone
@@ -31,7 +29,9 @@ from pipelines.ledger import ledger, store
 from pipelines.ledger.store import RemoteError, Store
 from pipelines.ledger.transfers import RemoteObjects
 from pipelines.request import already_made
-from pipelines.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
+from pipelines.run import ensure as ensure_module
+from pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
+from pipelines.run.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
 
 
 @pytest.fixture

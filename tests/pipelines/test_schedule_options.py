@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from configs.problems import UsageProblem
+from configs.base.problems import UsageProblem
 from pipelines import deployments
 from pipelines.deployments import said, schedule_of
 

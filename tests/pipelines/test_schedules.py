@@ -27,11 +27,11 @@ from test_flow import Server, flow_process, seen
 from typer.testing import CliRunner
 from waiting import deadline, until
 
-from configs.problems import PedigreeError
+from configs.base.problems import PedigreeError
 from pipelines.cli.main import app
 from pipelines.deployments import ServerAway, Terms, cancel_runs, deploy, deployments, remove
 from pipelines.flow import _undisturbed, connected
-from pipelines.publish.falls import Fall
+from pipelines.publish.regressions import Fall
 from pipelines.request import Request, opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

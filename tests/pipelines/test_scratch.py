@@ -16,7 +16,7 @@ from pipelines.cli import main as cli
 from pipelines.cli import scratch
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.lease import lease
-from pipelines.runs import run_graph
+from pipelines.run.runs import run_graph
 
 
 @pytest.fixture

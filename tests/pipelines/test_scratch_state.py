@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from running_lab import Lab
 
-from data import pulse
-from pipelines import gc
+from data.store import heartbeat
 from pipelines.cli import main as cli
-from pipelines.ensure import Result
 from pipelines.jobs.code import unused
 from pipelines.jobs.context import StageFailed
-from pipelines.runs import run_graph
+from pipelines.maintain import gc
+from pipelines.run.ensure import Result
+from pipelines.run.runs import run_graph
 
 Damage = Callable[[Path], object]
 
@@ -143,8 +143,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Unfinished:
 
 @pytest.fixture
 def unfinished(made: Unfinished, monkeypatch: pytest.MonkeyPatch) -> Unfinished:
-    monkeypatch.setattr(pulse, "SILENCE_S", 1.0)
-    monkeypatch.setattr(pulse, "BEAT_S", 0.1)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", 1.0)
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.1)
     made.again()
     return made
 
@@ -250,9 +250,9 @@ def test_a_bug_in_one_stage_ends_no_other_even_where_its_log_cannot_be_found(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("pipelines.runs.ensure", broken)
+    monkeypatch.setattr("pipelines.run.runs.ensure", broken)
     end = unfinished.run()
     assert isinstance(end, StageFailed) and end.cause == "bug" and "ZeroDivisionError" in end.message
-    monkeypatch.setattr("pipelines.runs.log_file", broken)
+    monkeypatch.setattr("pipelines.run.runs.log_file", broken)
     end = unfinished.run()
     assert isinstance(end, StageFailed) and end.cause == "bug" and end.log is None

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from configs.assets import ASSETS
+from configs.base.packaged import ASSETS
 from pipelines.estimate.facts import hub_cache
 from pipelines.estimate.shapes import FAMILIES, KNOWN, PACKAGED, Shape, known_shape, shape_of_config
 

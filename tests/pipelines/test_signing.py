@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from handmade import everything, project_at
 from typer.testing import CliRunner
 
-from data.artifacts import SIGNATURE
+from data.artifacts.artifacts import SIGNATURE
 from pipelines.cli.main import app
 from pipelines.lineage.verify import verify_folders
 from pipelines.publish.export import export

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from handmade import build, everything, project_at
 
-from configs.project import Project
-from configs.recipe import load_recipe
-from data.artifacts import ArtifactError
+from configs.base.project import Project
+from configs.language.recipe import load_recipe
+from data.artifacts.artifacts import ArtifactError
 from pipelines.lineage import openlineage
 from pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pipelines.lineage.evaluations import evaluations_of

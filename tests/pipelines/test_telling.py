@@ -11,8 +11,9 @@ from running_lab import CLEAN, Lab, outcomes, status
 from typer.testing import CliRunner
 from waiting import until
 
-from data import artifacts, hashing
-from data.artifacts import KnownHashes, sha256_path
+from data.artifacts import artifacts
+from data.artifacts.artifacts import KnownHashes, sha256_path
+from data.store import hashing
 from pipelines.cli.console import say
 from pipelines.cli.main import app
 from pipelines.cli.progress import Board, Display
@@ -20,9 +21,9 @@ from pipelines.cli.telling import Telling
 from pipelines.jobs import context
 from pipelines.ledger import objects, store
 from pipelines.lineage.verify import verify_project
-from pipelines.observer import Observer
 from pipelines.publish.export import export
-from pipelines.runs import plan, run_graph, unchanged
+from pipelines.run.observer import Observer
+from pipelines.run.runs import plan, run_graph, unchanged
 
 NOISE = 5 << 20
 """Bytes of a payload that counts as large here."""

@@ -8,9 +8,9 @@ import yaml
 from handmade import RUN, build, project_at
 from typer.testing import CliRunner
 
-from configs.problems import UsageProblem
-from configs.recipe import load_recipe
-from data.artifacts import open_artifact
+from configs.base.problems import UsageProblem
+from configs.language.recipe import load_recipe
+from data.artifacts.artifacts import open_artifact
 from pipelines.cli.main import app
 from pipelines.cli.rows import _way
 from pipelines.lineage.trace import NoRow, Wanted, trace

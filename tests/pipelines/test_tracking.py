@@ -14,15 +14,15 @@ import pytest
 import yaml
 from running_lab import Lab
 
-from data import hashing
-from data.artifacts import content_hash, entries_of, survey, write_json
-from pipelines.ensure import Result
-from pipelines.gc import collect
+from data.artifacts.artifacts import content_hash, entries_of, survey, write_json
+from data.store import hashing
 from pipelines.jobs import attempts, context
 from pipelines.ledger import store
 from pipelines.ledger.ledger import Ledger
 from pipelines.lineage.verify import verify_project
-from pipelines.runs import plan, run_graph
+from pipelines.maintain.gc import collect
+from pipelines.run.ensure import Result
+from pipelines.run.runs import plan, run_graph
 
 
 def test_a_payload_is_read_by_its_job_and_by_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,17 +17,17 @@ from elsewhere import hasty, needs_elsewhere, python_elsewhere
 from running_lab import Lab
 from waiting import deadline, until
 
-from data import pulse
-from data.fence import OVERTAKEN
+from data.store import heartbeat
+from data.store.fence import OVERTAKEN
 from pipelines.cli import main as cli
-from pipelines.ensure import ensure
 from pipelines.jobs.context import StageFailed
 from pipelines.jobs.launcher import LocalLauncher
+from pipelines.run.ensure import ensure
 
 pytestmark = needs_elsewhere
 MACHINE = """
 import os, signal, subprocess, sys
-start = "from configs.project import Project; from pipelines.runs import *; run = open_run(Project.find(), 'lab')"
+start = "from configs.base.project import Project; from pipelines.run.runs import *; run = open_run(Project.find(), 'lab')"
 code = start + "; run.keep_jobs = True; print(*run_graph(run, {'lab/raw'}), flush=True)"
 runner = subprocess.Popen([sys.executable, "-c", code])
 for line in sys.stdin:
@@ -100,7 +100,7 @@ def machine(lab: Lab) -> Iterator[Machine]:
 
 def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process number means nothing here: looked up, it would let a second writer start in the same folder."""
-    monkeypatch.setattr(pulse, "SILENCE_S", deadline(12.0))  # a job on a busy machine may say nothing for two seconds
+    monkeypatch.setattr(heartbeat, "SILENCE_S", deadline(12.0))  # a job on a busy machine may say nothing for two seconds
     machine.tell("kill runner")
     told: list[str] = []
     run = lab.run(watch=lambda address, state, detail="", **more: told.append(f"{state} {detail}"))
@@ -112,7 +112,7 @@ def test_a_job_of_another_machine_is_waited_for_and_its_result_taken(lab: Lab, m
 def test_a_machine_that_is_gone_falls_silent_once(lab: Lab, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """It held two leases, and its job: whoever waits listens to all of them at the same time."""
     silence = deadline(5.0)
-    monkeypatch.setattr(pulse, "SILENCE_S", silence)
+    monkeypatch.setattr(heartbeat, "SILENCE_S", silence)
     machine.end()
     run, began = lab.run(), time.monotonic()
     lab.knobs()
@@ -155,7 +155,7 @@ def test_a_writer_that_comes_back_while_the_new_one_works_ends_itself(lab: Lab, 
 def test_a_runner_that_was_stopped_leaves_the_job_to_the_one_that_took_over(lab: Lab) -> None:
     """It comes back while the other one waits for its job: it must neither cancel that nor publish beside it."""
     lab.knobs(raw={"seconds": 8})
-    code = "import os, sys\nfrom pipelines.runs import run_graph\nfor end in run_graph(run, {'lab/raw'}): print(end)"
+    code = "import os, sys\nfrom pipelines.run.runs import run_graph\nfor end in run_graph(run, {'lab/raw'}): print(end)"
     first = lab.orchestrator(code)
     scratch = until(lambda: next((p.parent for p in lab.root.glob(".pedigree/scratch/*/curve.jsonl")), None))
     os.kill(first.pid, signal.SIGSTOP)

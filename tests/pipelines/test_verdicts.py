@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from handmade import everything, project_at
 
-from configs.execution import Execution, engines_problem
-from configs.frozen import digest
-from configs.recipe import load_recipe
-from data import provenance
-from data.artifacts import (
+from configs.base.frozen import digest
+from configs.language.execution import Execution, engines_problem
+from configs.language.recipe import load_recipe
+from data.artifacts import provenance
+from data.artifacts.artifacts import (
     Artifact,
     FileEntry,
     Input,
@@ -25,7 +25,7 @@ from data.artifacts import (
     write_json,
     write_rows,
 )
-from data.runs import Hardware
+from data.artifacts.run_record import Hardware
 from pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_alone, members_of, profile, recipe
 from pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from running_lab import Lab
 
-from data import artifacts
-from data.artifacts import ArtifactError, Record, open_artifact, read_record
-from data.lineage import unfolded
-from pipelines.ensure import Result
+from data.artifacts import artifacts
+from data.artifacts.artifacts import ArtifactError, Record, open_artifact, read_record
+from data.artifacts.lineage import unfolded
 from pipelines.lineage.ancestry import ancestry, walk
 from pipelines.lineage.verify import Verification, verify_folders, verify_project
 from pipelines.publish.export import export
-from pipelines.runs import run_graph
+from pipelines.run.ensure import Result
+from pipelines.run.runs import run_graph
 
 STAGES = ("suite", "raw", "clean", "cleaner")
 

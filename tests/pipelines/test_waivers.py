@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from handmade import CONTENT, ROOT, build, project_at
 
-from configs.compile import write_compiled
-from configs.recipe import load_recipe, load_recipes
-from data.artifacts import ArtifactError, open_artifact
+from configs.language.compile import write_compiled
+from configs.language.recipe import load_recipe, load_recipes
+from data.artifacts.artifacts import ArtifactError, open_artifact
 from pipelines.cli import running
 from pipelines.lineage.ancestry import Pedigree, read_pedigree
 from pipelines.lineage.waivers import splits_of, waived_of
 from pipelines.publish.card import card
+from pipelines.publish.catalog import registry
 from pipelines.publish.commits import message
-from pipelines.publish.models import registry
 from pipelines.publish.report import write_report
 
 WAIVER = {

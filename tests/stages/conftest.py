@@ -3,7 +3,7 @@
 import models
 import pytest
 
-from data.artifacts import Artifact
+from data.artifacts.artifacts import Artifact
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from configs.declarations import DECLARATIONS
-from configs.execution import Numerics, Placement
-from data import records
-from data.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
-from stages.job import Job
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Numerics, Placement
+from data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
+from data.records import records
+from stages.job.job import Job
 
 
 def run_stage(

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 from waiting import deadline
 
-from configs.declarations import DECLARATIONS
-from configs.execution import Numerics, Placement
-from data import records
-from data.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
-from data.chat import Chat
-from data.documents import Documents, Packed, tokenised
-from data.encoding import Encoder
-from data.faults import FAULTS
-from data.provenance import code_files, code_sha256
-from data.token_files import TokenFile, written
+from configs.language.declarations import DECLARATIONS
+from configs.language.execution import Numerics, Placement
+from data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
+from data.artifacts.provenance import code_files, code_sha256
+from data.chat.chat import Chat
+from data.chat.documents import Documents, Packed, tokenised
+from data.chat.encoding import Encoder
+from data.chat.token_files import TokenFile, written
+from data.host.faults import FAULTS
+from data.records import records
 from pipelines.jobs.processes import MARK, kill_all
 from stages.__main__ import main as run_stage
-from stages.engines.tokens import Units
-from stages.job import GivenInput, Job, JobSpec
+from stages.job.job import GivenInput, Job, JobSpec
+from stages.training.token_cache import Units
 
 TESTS = Path(__file__).parents[1]
 IMPORTS = os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "stages")))
@@ -147,7 +147,7 @@ def ranks_of(folder: Path) -> int:
 
 def _start(folder: Path, ranks: int, *command: str, faults: str | None = None) -> "subprocess.Popen[bytes]":
     """Starts a process as the launcher does, under torchrun for several ranks; its log and its mark are those of a job in `folder`."""
-    torchrun = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    torchrun = ["-m", "stages.training.ranks", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS, MARK: str(folder)} | ({FAULTS: faults} if faults else {})
     with (folder / "log.txt").open("a") as log:
         return subprocess.Popen([sys.executable, *torchrun, *command], cwd=folder, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -227,7 +227,7 @@ def measuring(script: str, policy: Artifact, folder: Path, *groups: dict[str, An
 
     def start(cases: dict[str, Any]) -> None:
         (folder / "cases.json").write_text(json.dumps(list(cases.values())))
-        ranks = ["-m", "stages.engines.ranks", "--standalone", "--nproc-per-node", "2", script]
+        ranks = ["-m", "stages.training.ranks", "--standalone", "--nproc-per-node", "2", script]
         command = [sys.executable, *ranks, str(policy.path), str(folder / "cases.json")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": IMPORTS}
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=deadline(600))

@@ -14,16 +14,16 @@ import models
 import torch
 from pydantic import TypeAdapter
 
-from configs.execution import Numerics
-from configs.optimizer import Optimizer
-from configs.policy_gradient import Algorithm, Ppo
-from data.artifacts import Artifact, open_artifact
+from configs.language.execution import Numerics
+from configs.methods.optimizer import Optimizer
+from configs.methods.policy_gradient import Algorithm, Ppo
+from data.artifacts.artifacts import Artifact, open_artifact
 from stages.core.batches import collate, document
-from stages.core.logprobs import PolicyModule
-from stages.engines.checkpoints import Checkpoints
-from stages.engines.models import load_policy, load_value_model
-from stages.engines.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
-from stages.engines.trainer import Trainer
+from stages.training.checkpoints import Checkpoints
+from stages.training.logprobs import PolicyModule
+from stages.training.models import load_policy, load_value_model
+from stages.training.policy_update import Learner, TrainingSample, UpdateResult, initial_state, update_policy
+from stages.training.trainer import Trainer
 
 TEMPERATURE, LONGEST, GROUP = 0.8, 8, 4
 RATE = Optimizer(learning_rate=1e-3, schedule="constant")

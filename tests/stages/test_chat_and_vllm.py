@@ -13,9 +13,9 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.processors import TemplateProcessing
 
-from configs.datasets import TEMPLATES, RandomLlama
-from data import assets
-from data.chat import Chat, ChatError
+from configs.rows.datasets import TEMPLATES, RandomLlama
+from data.artifacts import assets
+from data.chat.chat import Chat, ChatError
 from stages.source_model import adopt, gguf_tokenizer, random_llama, train_tokenizer
 
 pytestmark = pytest.mark.slow  # vLLM alone takes its time to be imported

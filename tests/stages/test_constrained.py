@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data import columns
+from data.records import columns
 from pipelines.lineage.trace import subject
 from stages import pair
-from stages.core.verifiers import verify
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.verifiers import verify
 
 NO_COMMA = {"name": "ifeval", "instructions": [{"id": "punctuation:no_comma"}]}
 

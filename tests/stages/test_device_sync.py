@@ -15,11 +15,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from configs.execution import Numerics
+from configs.language.execution import Numerics
 from stages import preference_train, reference_logprobs, reward_model, sft
-from stages.engines import policy_update
-from stages.engines.feed import Feed
-from stages.engines.models import load_policy
+from stages.training import policy_update
+from stages.training.feed import Feed
+from stages.training.models import load_policy
 
 STAGES = str(Path(sft.__file__).parent)
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim", "unique_consecutive"}

@@ -10,13 +10,13 @@ import pytest
 from data_lab import run_stage
 from pyarrow import parquet
 
-from configs.datasets import PrepareData
-from configs.document import parse_value
-from configs.execution import Numerics, Placement
-from data import row_files
-from data.verdicts import ValidationError
+from configs.base.document import parse_value
+from configs.language.execution import Numerics, Placement
+from configs.rows.datasets import PrepareData
+from data.expectations.results import ValidationError
+from data.sources import row_files
 from stages import prepare_data
-from stages.job import Job
+from stages.job.job import Job
 
 EXPECTED = [
     {"expect": "column_values_to_be_between", "column": "characters", "max_value": 40, "severity": "warn"},

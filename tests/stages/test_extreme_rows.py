@@ -9,11 +9,11 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from models import tiny_policy
 
-from configs.training import Sampling
-from data import records
-from data.artifacts import Artifact, read_rows
-from data.chat import Chat, ChatError
-from data.sources import SourceError
+from configs.methods.training import Sampling
+from data.artifacts.artifacts import Artifact, read_rows
+from data.chat.chat import Chat, ChatError
+from data.records import records
+from data.sources.sources import SourceError
 from stages.sample import Draw, ask
 
 MIB = 1 << 20

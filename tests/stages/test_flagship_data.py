@@ -16,15 +16,15 @@ import pytest
 from data_lab import rows_of, run_stage
 from projects import call, fresh_project
 
-from configs.datasets import Hub, PrepareData, hub_sources
-from configs.decontamination import Decontaminate
-from configs.graph import Graph
-from configs.hub import PIN_ME
-from configs.recipe import load_recipe
-from data.artifacts import Artifact
-from data.sources import Outside, load
-from pipelines.pins import unpinned
-from stages.core.verifiers import check
+from configs.base.hub_names import PIN_ME
+from configs.language.graph import Graph
+from configs.language.recipe import load_recipe
+from configs.rows.datasets import Hub, PrepareData, hub_sources
+from configs.rows.decontamination import Decontaminate
+from data.artifacts.artifacts import Artifact
+from data.sources.sources import Outside, load
+from pipelines.run.pins import unpinned
+from stages.verifiers import check
 
 MADE = Path(__file__).parents[2] / "configs" / "rehearsal" / "hub"
 RECIPES = ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")

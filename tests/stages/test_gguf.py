@@ -8,9 +8,9 @@ import pytest
 import regex
 from gguf import GGUFReader, GGUFWriter
 
-from data import assets
-from data.chat import Chat
-from stages.job import StageError
+from data.artifacts import assets
+from data.chat.chat import Chat
+from stages.job.job import StageError
 from stages.source_model import PRE_TOKENIZERS, gguf_tokenizer
 
 FIRST, THEN = r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"

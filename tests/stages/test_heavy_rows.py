@@ -9,8 +9,8 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from pyarrow import parquet
 
-from data import answers, columns, records
-from data.artifacts import Artifact
+from data.artifacts.artifacts import Artifact
+from data.records import answer_pool, columns, records
 from stages import best_answers, pair
 
 HEAVY = 60_000
@@ -161,13 +161,13 @@ def test_of_answers_only_what_goes_into_others_is_read(tmp_path: Path, kind: str
         "response_ids": list(range(400_000)), "logprobs": [-1.0] * 400_000, "verifier": forbids("x" * 4_000_000)
     }  # fmt: skip
     row = judgment("p", "a", 1.0) if kind == "judgment" else completion("p", "a")
-    given = answers.read(publish(tmp_path, kind, [row, row | heavy | {"id": "p/a/1"}]), None)
+    given = answer_pool.read(publish(tmp_path, kind, [row, row | heavy | {"id": "p/a/1"}]), None)
     before = pa.total_allocated_bytes()
     words = given.read(given.said)
     assert pa.total_allocated_bytes() - before < 1_000_000
     rows = words.rows(given.said)
     assert sorted(one["id"] for one in rows.values()) == ["p/a/0", "p/a/1"]
     for one in rows.values():
-        assert one == {name: value for name, value in (row | {"id": one["id"]}).items() if name in answers.WORDS}
+        assert one == {name: value for name, value in (row | {"id": one["id"]}).items() if name in answer_pool.WORDS}
     best_answers.conversation(rows[0])
     pair.answer(None, rows[0], rows[1])

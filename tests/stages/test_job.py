@@ -5,10 +5,10 @@ import models
 import pytest
 from waiting import deadline, until
 
-from configs.execution import Numerics, Placement
-from data.fence import FENCE, OVERTAKEN, Fence
+from configs.language.execution import Numerics, Placement
+from data.store.fence import FENCE, OVERTAKEN, Fence
 from stages import __main__ as job_process
-from stages.job import Job, Preempted, read_curve
+from stages.job.job import Job, Preempted, read_curve
 
 
 def job(folder):

@@ -9,12 +9,12 @@ from models import a_job, config_of, dataset, publish
 from tiny_models import make_reward_model
 from transformers import AutoModelForSequenceClassification
 
-from configs.execution import Numerics
-from data import columns, records
-from data.artifacts import read_rows
-from data.chat import Chat
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import read_rows
+from data.chat.chat import Chat
+from data.records import columns, records
 from stages import judge
-from stages.job import StageError
+from stages.job.job import StageError
 
 
 def completion(number: int, text: str, verifier):

@@ -3,13 +3,13 @@
 import pytest
 from models import a_job
 
-from data.mirror import Mirror
-from data.storage import StoreError
+from data.artifacts.mirror import Mirror
+from data.store.storage import StoreError
 from pipelines.jobs.attempts import _reached, resumable
-from pipelines.jobs.kept import REWARDS, kept_here
-from stages.engines import rewards
-from stages.engines.kept import PART, KeptLog
-from stages.job import Job
+from pipelines.jobs.progress_kept import REWARDS, kept_here
+from stages.job.job import Job
+from stages.sampling import rewards
+from stages.sampling.response_log import PART, KeptLog
 
 
 def kept(job):

@@ -11,16 +11,16 @@ import pytest
 import torch
 from kernel_lab import TORCH, apart, compared, gradients, made, outputs, row
 
-from configs.execution import Numerics
-from configs.training import Optimizer
+from configs.language.execution import Numerics
+from configs.methods.training import Optimizer
 from stages import sft
 from stages.core.batches import document
-from stages.core.probe import probe
-from stages.engines import kernels
-from stages.engines.kernels import ACTIVATIONS, fuse, refuse
-from stages.engines.models import frozen, load_policy
-from stages.engines.trainer import Trainer
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.training import kernels
+from stages.training.kernels import ACTIVATIONS, fuse, refuse
+from stages.training.models import frozen, load_policy
+from stages.training.probe import probe
+from stages.training.trainer import Trainer
 
 COMPILED = Numerics(kernels="compiled", threads=1)
 IN_PARTS = COMPILED.model_copy(update={"device": "cuda"})

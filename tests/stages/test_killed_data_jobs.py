@@ -13,10 +13,10 @@ from data_lab import run_stage
 from models import alive, dataset, run, start_job
 from waiting import deadline, until
 
-from configs.execution import Numerics
-from data import columns, records
-from data.artifacts import Artifact, content_hash, scan
-from data.faults import FAULTS
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import Artifact, content_hash, scan
+from data.host.faults import FAULTS
+from data.records import columns, records
 from pipelines.jobs.attempts import RETRIED
 from stages.__main__ import cause_of
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.execution import Numerics
-from configs.training import Lora, Optimizer
-from data.chat import Chat
+from configs.language.execution import Numerics
+from configs.methods.training import Lora, Optimizer
+from data.chat.chat import Chat
 from stages import preference_train, rlvr, sft
 from stages.core.batches import collate, document
-from stages.core.postconditions import unmet
-from stages.engines.adapters import merged, targets
-from stages.engines.models import load_policy, load_reward_model
-from stages.engines.trainer import Trainer
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.job.postconditions import unmet
+from stages.training.adapters import merged, targets
+from stages.training.models import load_policy, load_reward_model
+from stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 LORA = Lora(rank=4, alpha=8.0)

@@ -14,14 +14,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from waiting import deadline, until
 
-from configs.rehearsal_models import Dialogue, ModelPlan, families, family_of
-from data import rehearsal
-from data.chat import Chat, ChatError
+from configs.rehearsal.families import Dialogue, ModelPlan, families, family_of
+from data.chat.chat import Chat, ChatError
+from data.sources import rehearsal_hub
 from stages.core.rating import parse_rating
-from stages.engines.made_models import make
+from stages.training.made_models import make
 
 ROOT = Path(__file__).parents[2]
-KNOWN = families([rehearsal.SHIPPED / "models"])
+KNOWN = families([rehearsal_hub.SHIPPED / "models"])
 TULU = (ROOT / "configs" / "templates" / "tulu.jinja").read_text()
 SUMS = [Dialogue(messages=({"role": "user", "content": f"What is {n} + 1?"},), answer=f"So the answer is {n + 1}.") for n in range(8)]
 
@@ -65,8 +65,8 @@ def test_digits_are_cut_as_the_family_cuts_them(tmp_path):
 
 def test_equal_plans_give_equal_bytes_and_other_texts_others(tmp_path):
     plan = plan_of("meta-llama/Llama-3.1-8B", steps=3)
-    one, two = (rehearsal.commit_of(made(tmp_path / name, plan)) for name in ("one", "two"))
-    other = rehearsal.commit_of(made(tmp_path / "other", plan.model_copy(update={"seed": 1})))
+    one, two = (rehearsal_hub.commit_of(made(tmp_path / name, plan)) for name in ("one", "two"))
+    other = rehearsal_hub.commit_of(made(tmp_path / "other", plan.model_copy(update={"seed": 1})))
     assert one == two != other
 
 
@@ -86,7 +86,7 @@ def test_it_learns_to_end_its_turns_and_to_be_right_now_and_then(tmp_path):
 
 
 def test_a_judge_rates_after_every_question_however_long(tmp_path):
-    dialogues = tuple(Dialogue.model_validate(one) for one in rehearsal.judging())
+    dialogues = tuple(Dialogue.model_validate(one) for one in rehearsal_hub.judging())
     folder = made(tmp_path / "model", plan_of("meta-llama/Llama-3.1-8B", steps=200, reads=False, dialogues=dialogues))
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -124,7 +124,7 @@ def begun(folder: Path, *plans: ModelPlan) -> "tuple[subprocess.Popen[str], list
     for made_folder, plan in zip(folders, plans, strict=True):
         made_folder.with_suffix(".json").write_text(plan.model_dump_json())
     places = [str(place) for one in folders for place in (one.with_suffix(".json"), one)]
-    words = [sys.executable, "-m", "stages.engines.made_models", *places]
+    words = [sys.executable, "-m", "stages.training.made_models", *places]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True), folders
 
 

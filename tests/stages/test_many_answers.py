@@ -11,13 +11,13 @@ import pytest
 from models import a_job, config_of, dataset, publish
 from tiny_models import make
 
-from data import columns, records
-from data.artifacts import Artifact
+from data.artifacts.artifacts import Artifact
+from data.records import columns, records
 from stages import sample
-from stages.engines import chunks, continuous, kept
-from stages.engines.prepared import Prepared
-from stages.engines.sampler import Generation, Request
-from stages.job import Job
+from stages.job.job import Job
+from stages.sampling import chunks, continuous, response_log
+from stages.sampling.prepared import Prepared
+from stages.sampling.sampler import Generation, Request
 
 TOKENS = 100
 """Of an answer."""
@@ -50,7 +50,7 @@ def without_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous, "_fill", fill_continuously)
     for name in ("BLOCK", "ROWS_PER_GROUP"):
         monkeypatch.setattr(columns, name, 8)
-    monkeypatch.setattr(kept, "PART", 8)
+    monkeypatch.setattr(response_log, "PART", 8)
 
 
 @pytest.fixture(scope="module")

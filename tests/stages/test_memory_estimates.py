@@ -9,15 +9,15 @@ import models
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from configs.execution import Numerics
+from configs.language.execution import Numerics
 from pipelines.estimate import memory
 from pipelines.estimate.memory import Trained
 from pipelines.estimate.shapes import Shape, shape_of_config
-from stages.core import attention
 from stages.core.batches import collate, document
-from stages.core.logprobs import PolicyModule
-from stages.engines.recomputation import recompute_layers
-from stages.engines.trainer import TORCH_DTYPES
+from stages.training import attention
+from stages.training.logprobs import PolicyModule
+from stages.training.recomputation import recompute_layers
+from stages.training.trainer import TORCH_DTYPES
 
 pytestmark = pytest.mark.slow
 BUCKETS = {(1, "fp32"): 4, (2, "bf16"): 2, (3, "bf16"): 4, (3, "fp32"): 4}

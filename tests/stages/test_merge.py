@@ -7,10 +7,10 @@ import models
 import pytest
 import torch
 
-from data.artifacts import Artifact
+from data.artifacts.artifacts import Artifact
 from stages import merge
-from stages.core.postconditions import unmet
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.job.postconditions import unmet
 
 
 @pytest.fixture(scope="module")

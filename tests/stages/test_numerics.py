@@ -15,17 +15,17 @@ from transformers.integrations import sdpa_attention
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from configs.execution import Numerics
-from configs.optimizer import Optimizer
-from data.artifacts import Artifact
-from data.chat import Chat
-from data.documents import Conversations
+from configs.language.execution import Numerics
+from configs.methods.optimizer import Optimizer
+from data.artifacts.artifacts import Artifact
+from data.chat.chat import Chat
+from data.chat.documents import Conversations
 from stages import preference_train, sft
-from stages.core import attention
 from stages.core.batches import collate
-from stages.engines.models import load_policy
-from stages.engines.trainer import Trainer
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.training import attention
+from stages.training.models import load_policy
+from stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 BATCHES = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from stages.core.pipes import readable
+from data.host.pipes import readable
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ import pytest
 import torch
 from sweeps import nightly_unless
 
-from configs.execution import Numerics
-from data.chat import Chat
+from configs.language.execution import Numerics
+from data.chat.chat import Chat
 from stages.core.batches import collate, document
-from stages.engines.models import load_policy, load_reward_model
-from stages.engines.policy_update import (
+from stages.job.job import NotFinite, StageError
+from stages.rlvr import make_learner
+from stages.training.models import load_policy, load_reward_model
+from stages.training.policy_update import (
     accumulate_policy_gradient,
     compute_advantages,
     initial_state,
@@ -23,8 +25,6 @@ from stages.engines.policy_update import (
     prompt_sharing_units,
     update_policy,
 )
-from stages.job import NotFinite, StageError
-from stages.rlvr import make_learner
 
 pytestmark = pytest.mark.slow
 TYPES = ["grpo", "dr_grpo", "dapo", "gspo", "cispo", "dcpo", "rloo", "remax", "reinforce_pp", "reinforce_pp_baseline", "ppo"]

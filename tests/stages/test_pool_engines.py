@@ -9,15 +9,15 @@ import pytest
 from models import a_job, dataset, publish, run
 from tiny_models import make, make_judge, make_policies, make_writer
 
-from configs.answers import Sample
-from configs.asking import ByPolicy
-from configs.execution import Numerics
-from configs.training import Sampling
-from data import records
-from data.artifacts import read_rows
-from stages.engines.asking import Bound, ask
-from stages.job import StageError
+from configs.judging.answers import Sample
+from configs.judging.asking import ByPolicy
+from configs.language.execution import Numerics
+from configs.methods.training import Sampling
+from data.artifacts.artifacts import read_rows
+from data.records import records
+from stages.job.job import StageError
 from stages.sample import draws_of
+from stages.sampling.asking import Bound, ask
 
 ONE_THREAD = Numerics(threads=1)
 SAMPLE = {

@@ -9,12 +9,12 @@ import pytest
 from data_lab import publish, rows_of, run_stage
 from pydantic import ValidationError
 
-from configs.answers import Sample
-from configs.pairing import Pair
-from configs.problems import PedigreeError
-from data.answers import noted
+from configs.base.problems import PedigreeError
+from configs.judging.answers import Sample
+from configs.judging.pairing import Pair
+from data.records.answer_pool import noted
 from stages.core.pairing import preferences
-from stages.job import StageError
+from stages.job.job import StageError
 from stages.pair import preference
 from stages.sample import Tally, draws_of
 

@@ -7,17 +7,17 @@ import models
 import pytest
 import torch
 
-from configs.execution import Numerics
-from data import records
-from data.artifacts import Input
-from data.chat import Chat
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import Input
+from data.chat.chat import Chat
+from data.records import records
 from stages import preference_train, reference_logprobs
 from stages.core.batches import collate, document
-from stages.engines.feed import feed
-from stages.engines.models import load_policy
-from stages.engines.reference import content_key, online
-from stages.job import StageError
+from stages.job.job import StageError
 from stages.preference_train import PreferenceExample, PreferenceObjective, add_gradient, comparisons, documents_of, reference_point
+from stages.training.feed import feed
+from stages.training.models import load_policy
+from stages.training.reference import content_key, online
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from models import a_job, config_of, dataset, run, start_job, told
 from pydantic import TypeAdapter
 from waiting import deadline
 
-from configs.execution import Numerics
-from configs.problems import PedigreeError
-from data import records
-from data.artifacts import read_rows
-from data.untrusted import Line
+from configs.base.problems import PedigreeError
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import read_rows
+from data.records import records
+from data.store.untrusted import Line
 from stages import judge
-from stages.engines.sampler import EngineLost
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.sampling.sampler import EngineLost
 
 RUBRICS = ["helpfulness", "honesty"]
 KEY = "sk-of-nobody-0123456789abcdef"

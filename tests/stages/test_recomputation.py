@@ -22,15 +22,15 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from configs.execution import Numerics
-from configs.optimizer import Optimizer
-from data.chat import Chat
+from configs.language.execution import Numerics
+from configs.methods.optimizer import Optimizer
+from data.chat.chat import Chat
 from stages import preference_train, reward_model, rlvr, sft
 from stages.core.batches import collate, document
-from stages.core.logprobs import PolicyModule
-from stages.engines.recomputation import recompute_layers
-from stages.engines.trainer import Trainer
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.training.logprobs import PolicyModule
+from stages.training.recomputation import recompute_layers
+from stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 COMMON = {"dtype": "fp32", "optimizer": {"learning_rate": 1e-2}}

@@ -7,18 +7,18 @@ import torch
 from models import a_job, config_of, curve, dataset
 from torch import nn
 
-from configs.execution import Numerics
-from configs.training import BradleyTerry
-from data import columns, records
-from data.artifacts import read_rows
-from data.chat import Chat
+from configs.language.execution import Numerics
+from configs.methods.training import BradleyTerry
+from data.artifacts.artifacts import read_rows
+from data.chat.chat import Chat
+from data.records import columns, records
 from stages import reward_model
 from stages.core.batches import collate, document
-from stages.core.probe import IsolationError
-from stages.engines.feed import feed
-from stages.engines.models import load_reward_model
-from stages.job import StageError
+from stages.job.job import StageError
 from stages.reward_model import add_gradient, init_head, labelled_batch
+from stages.training.feed import feed
+from stages.training.models import load_reward_model
+from stages.training.probe import IsolationError
 
 pytestmark = pytest.mark.slow
 FIELDS = {"global_batch": 8, "max_length": 64, "dtype": "fp32", "epochs": 2, "holdout": 0.4, "optimizer": {"learning_rate": 3e-3}}

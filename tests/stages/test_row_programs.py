@@ -8,14 +8,13 @@ import pytest
 from data_lab import rows_of, run_stage
 from waiting import until
 
-from configs.datasets import PrepareData
-from configs.problems import PedigreeError
-from configs.recipe import load_recipe
-from configs.suites import complaints
-from data.artifacts import Artifact
-from data.procedural import SourceError
-from stages.core import row_programs
-from stages.core.verifiers import sandbox
+from configs.base.problems import PedigreeError
+from configs.language.recipe import load_recipe
+from configs.language.suites import complaints
+from configs.rows.datasets import PrepareData
+from data.artifacts.artifacts import Artifact
+from data.sources.procedural import SourceError
+from stages.verifiers import row_programs, sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.program() is None, reason="bubblewrap is not installed: apt-get install bubblewrap")
 PUZZLES = """

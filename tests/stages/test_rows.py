@@ -7,10 +7,10 @@ import models
 import pytest
 from data_lab import publish
 
-from data.documents import pack
+from data.chat.documents import pack
 from stages.core.batches import Document
-from stages.engines.rows import fitting, gather, pairs
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.training.training_rows import fitting, gather, pairs
 
 
 def preference(name, *scores, strength=None):

@@ -18,11 +18,12 @@ from tiny_models import make
 from transformers import AutoModelForCausalLM
 from waiting import deadline, until
 
-from configs.execution import Numerics, Placement
-from configs.training import Sampling
-from stages.engines.engine_processes import Ahead
-from stages.engines.fleet import open_engines, side_by_side
-from stages.engines.sampler import (
+from configs.language.execution import Numerics, Placement
+from configs.methods.training import Sampling
+from stages.job.job import StageError
+from stages.sampling.engine_processes import Ahead
+from stages.sampling.fleet import open_engines, side_by_side
+from stages.sampling.sampler import (
     QUEUED,
     SILENT_SHARE,
     Continuation,
@@ -37,7 +38,6 @@ from stages.engines.sampler import (
     model_context,
     open_sampler,
 )
-from stages.job import StageError
 
 PLACEMENT = Placement(sampler_memory_gb=0.25, heartbeat_timeout_s=240)
 STOP = [2]
@@ -237,8 +237,8 @@ def test_a_model_in_bf16_and_long_prompts_keep_the_blocks_of_faster_kernels():
     program = """
 import platform
 from pipelines.estimate import work  # pipelines import no stage: what they know of one is copied, and equal
-from stages.engines.cpu_engine import block_size
-from stages.engines.sampler import DTYPES
+from stages.sampling.cpu_engine import block_size
+from stages.sampling.sampler import DTYPES
 settings = [("bf16", 72, 1), ("fp32", 72, 1), ("fp32", 256, 1), ("fp32", 257, 1), ("fp32", 72, 2)]
 found = [block_size(DTYPES[dtype], context, workers) for dtype, context, workers in settings]
 assert found == [None, 16, 16, 32, 32] or platform.machine() != "x86_64", found
@@ -436,7 +436,7 @@ def started(number: int, besides: Any = None) -> set[int]:
     """The processes of so many engines: a process has no command for a moment after it was started."""
 
     def found() -> list[int]:
-        children_now = children("stages.engines.sampler", besides=besides and besides.pid)
+        children_now = children("stages.sampling.sampler", besides=besides and besides.pid)
         return children_now if len(children_now) >= number else []
 
     pids = until(found)

@@ -14,12 +14,12 @@ from chat_lab import chat_server, say
 from models import a_job, config_of, dataset, killed_at, publish, run
 from tiny_models import make_reward_model
 
-from configs.execution import Numerics
-from data import records
-from data.artifacts import Artifact, read_rows
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import Artifact, read_rows
+from data.records import records
 from stages import judge, select_rows
-from stages.engines import rewards
-from stages.job import StageError
+from stages.job.job import StageError
+from stages.sampling import rewards
 
 ONE_THREAD = Numerics(threads=1)
 ABOVE_ALL = {"type": "above", "min_score": -1e6}

@@ -6,12 +6,12 @@ import math
 import models
 import pytest
 
-from configs.execution import Numerics
-from data.artifacts import read_rows
-from data.chat import Chat
-from data.documents import Conversations
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import read_rows
+from data.chat.chat import Chat
+from data.chat.documents import Conversations
 from stages import sft
-from stages.job import StageError
+from stages.job.job import StageError
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 

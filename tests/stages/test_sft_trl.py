@@ -5,13 +5,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from configs.execution import Numerics
-from data.chat import Chat
-from data.documents import Conversations
+from configs.language.execution import Numerics
+from data.chat.chat import Chat
+from data.chat.documents import Conversations
 from stages.core import losses
 from stages.core.batches import collate
-from stages.core.logprobs import PolicyModule
-from stages.engines.models import load_policy
+from stages.training.logprobs import PolicyModule
+from stages.training.models import load_policy
 
 pytestmark = pytest.mark.slow
 

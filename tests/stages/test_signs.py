@@ -13,16 +13,18 @@ from models import a_job, config_of, dataset, publish
 from tiny_models import make
 from waiting import deadline, until
 
-from configs.execution import Numerics
-from data import hashing, records
-from data.artifacts import survey
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import survey
+from data.records import records
+from data.store import hashing
 from pipelines.cli.progress import StageView, doing, with_heartbeat
 from stages import evaluate, judge, overoptimization, sample
-from stages import job as jobs
-from stages.engines import models, rewards
-from stages.engines.sampler import Generation
-from stages.inputs import open_inputs
-from stages.job import GivenInput, Inputs, Job, JobSpec
+from stages.job import job as jobs
+from stages.job.inputs import open_inputs
+from stages.job.job import GivenInput, Inputs, Job, JobSpec
+from stages.sampling import rewards
+from stages.sampling.sampler import Generation
+from stages.training import models
 
 
 @pytest.fixture

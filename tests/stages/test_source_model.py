@@ -7,9 +7,9 @@ from data_lab import publish, run_stage
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from data.chat import Chat
-from data.hub import HubError
-from stages.job import StageError
+from data.chat.chat import Chat
+from data.sources.hub import HubError
+from stages.job.job import StageError
 
 LLAMA = {
     "type": "random_llama",

@@ -9,7 +9,7 @@ from pathlib import Path
 import models
 import pytest
 
-from configs.declarations import DECLARATIONS
+from configs.language.declarations import DECLARATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_STAGES = [kind for kind, declaration in DECLARATIONS.items() if declaration.engine == "none"]
@@ -39,12 +39,12 @@ def test_a_job_that_trains_loads_no_compiler_no_sampler_and_no_hub(tmp_path):
     loaded = loaded_after(f"""
 from pathlib import Path
 import stages.__main__, stages.sft, stages.preference_train, stages.reward_model, torch
-from configs.execution import Numerics
-from configs.training import Optimizer
-from data.artifacts import open_artifact
-from data.chat import Chat
-from stages.engines.models import load_policy
-from stages.engines.trainer import Trainer
+from configs.language.execution import Numerics
+from configs.methods.training import Optimizer
+from data.artifacts.artifacts import open_artifact
+from data.chat.chat import Chat
+from stages.training.models import load_policy
+from stages.training.trainer import Trainer
 policy, numerics = open_artifact(Path({str(folder)!r})), Numerics(threads=1)
 Chat(policy.payload)
 Trainer(load_policy(policy, numerics), optimizer=Optimizer(learning_rate=1e-4), total_steps=1, dtype="bf16", numerics=numerics, seed=0)

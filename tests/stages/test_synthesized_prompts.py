@@ -10,12 +10,12 @@ from chat_lab import Gate, chat_server, say, send
 from models import a_job, config_of, dataset, run
 from waiting import deadline
 
-from configs.execution import Numerics
-from data import records
-from data.artifacts import read_rows
+from configs.language.execution import Numerics
+from data.artifacts.artifacts import read_rows
+from data.records import records
 from pipelines.lineage.trace import subject
 from stages import synthesize
-from stages.job import StageError
+from stages.job.job import StageError
 
 ONE_THREAD = Numerics(threads=1)
 PLACED = {"endpoint_timeout_s": 20.0, "endpoint_retries": 0, "endpoint_concurrency": 4}

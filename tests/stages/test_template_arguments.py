@@ -8,17 +8,17 @@ from data_lab import publish, rows_of, run_stage, seal
 from models import a_job, config_of
 from test_source_model import corpus, llama  # noqa: F401, fixtures
 
-from data.attributes import grouped
-from data.chat import Chat
-from data.decontamination import Index
-from data.documents import Conversations, Pairs, SingleAnswers
-from data.layouts import example_of
-from stages.engines import rows
-from stages.engines.chunks import Ask
-from stages.engines.sampler import Generation
-from stages.job import StageError
+from data.chat.chat import Chat
+from data.chat.documents import Conversations, Pairs, SingleAnswers
+from data.contamination.decontamination import Index
+from data.sources.attributes import grouped
+from data.sources.layouts import example_of
+from stages.job.job import StageError
 from stages.rlvr import usable_prompts
 from stages.sample import Draw, ask, completion
+from stages.sampling.chunks import Ask
+from stages.sampling.sampler import Generation
+from stages.training import training_rows
 
 UNTHINKING = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QUESTION = [{"role": "user", "content": "What is 1 + 1?"}]
@@ -65,7 +65,8 @@ def test_a_row_that_is_asked_without_thoughts_stays_so_from_the_prompt_to_the_to
     pairs = run_stage(tmp_path / "pair", "pair", {}, judgments=judgments)
     for stage in (clean, completions, judgments, pairs):
         assert [row["template_arguments"] for row in rows_of(stage)] == [{"enable_thinking": False}] * len(rows_of(stage))
-    taken = rows.pairs(rows_of(pairs), "best_vs_worst"), rows.single_answers(rows_of(pairs), 0.5), rows.every_answer(rows_of(pairs))
+    answers = rows_of(pairs)
+    taken = training_rows.pairs(answers, "best_vs_worst"), training_rows.single_answers(answers, 0.5), training_rows.every_answer(answers)
     for kind, some in zip((Pairs("best_vs_worst"), SingleAnswers("a"), SingleAnswers("b")), taken, strict=True):
         for draft in kind.pieces(asked.chat, some[0]):
             assert [token for piece in draft[:-1] for token in asked.chat.ids(piece)] == prompt

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 from waiting import deadline, until
 
-from data import encoding, tokenising
-from data.chat import Chat, ChatError
-from data.documents import Conversations, pack
-from data.faults import FAULTS
-from data.token_files import Damaged, TokenFile, written
-from stages import job as jobs
-from stages.engines import tokens
-from stages.engines.tokens import Units, units_of
-from stages.job import Job
+from data.chat import encoding, tokenizing
+from data.chat.chat import Chat, ChatError
+from data.chat.documents import Conversations, pack
+from data.chat.token_files import Damaged, TokenFile, written
+from data.host.faults import FAULTS
+from stages.job import job as jobs
+from stages.job.job import Job
+from stages.training import token_cache
+from stages.training.token_cache import Units, units_of
 
 KEY = "ab" * 32
 
@@ -44,13 +44,13 @@ def chat(policy):
 @pytest.fixture
 def counted(monkeypatch):
     """Rows that were tokenised, in this process."""
-    found, real = [], tokenising.tokenised
+    found, real = [], tokenizing.tokenised
 
     def count(rows, *args):
         found.extend(row["id"] for row in rows)
         return real(rows, *args)
 
-    monkeypatch.setattr(tokenising, "tokenised", count)
+    monkeypatch.setattr(tokenizing, "tokenised", count)
     return found
 
 
@@ -167,24 +167,24 @@ def test_whatever_decides_the_tokens_is_in_the_key(tmp_path, policy, data, count
     assert not made("weights", with_file("model.safetensors"), data)
     chat.template += "{# strftime_now #}"
     assert made("today", policy, data) and not made("again", policy, data)
-    monkeypatch.setattr(tokens, "date", Tomorrow)
+    monkeypatch.setattr(token_cache, "date", Tomorrow)
     assert made("tomorrow", policy, data)
-    monkeypatch.setattr(tokens, "_code", lambda: {"data/chat.py": "changed"})
+    monkeypatch.setattr(token_cache, "_code", lambda: {"data/chat/chat.py": "changed"})
     assert made("code", policy, data)
-    monkeypatch.setattr(tokens.importlib.metadata, "version", lambda name: "0")
+    monkeypatch.setattr(token_cache.importlib.metadata, "version", lambda name: "0")
     assert made("libraries", policy, data)
 
 
 ROOT = Path(__file__).parents[2]
 DECIDES_NOTHING = {
-    "data/artifacts.py": "says where rows lie; what they are is in the key",
-    "data/durable.py": "has files reach the disk",
-    "data/faults.py": "kills processes in tests",
-    "data/hashing.py": "hashes files",
-    "data/lineage.py": "is the form of records",
-    "data/process.py": "starts and ends processes",
-    "data/runs.py": "is the form of records",
-    "data/untrusted.py": "refuses what is not sound, or reads it as it stands",
+    "data/artifacts/artifacts.py": "says where rows lie; what they are is in the key",
+    "data/store/durable.py": "has files reach the disk",
+    "data/host/faults.py": "kills processes in tests",
+    "data/store/hashing.py": "hashes files",
+    "data/artifacts/lineage.py": "is the form of records",
+    "data/host/process.py": "starts and ends processes",
+    "data/artifacts/run_record.py": "is the form of records",
+    "data/store/untrusted.py": "refuses what is not sound, or reads it as it stands",
 }
 """Files that take part in no document, each with the reason."""
 
@@ -210,8 +210,8 @@ def test_all_code_that_decides_what_rows_become_is_in_the_key():
     files: set[str] = set()
     for name in ("chat", "documents", "encoding"):
         imported_by(f"data/{name}.py", files)
-    assert {"data/tools.py", "data/messages.py", "data/columns.py"} < files
-    assert files - set(tokens.CODE) == set(DECIDES_NOTHING)
+    assert {"data/chat/tools.py", "data/records/messages.py", "data/records/columns.py"} < files
+    assert files - set(token_cache.CODE) == set(DECIDES_NOTHING)
 
 
 def test_a_row_that_cannot_be_trained_on_ends_the_job_and_leaves_no_file(tmp_path, chat, policy, data):
@@ -237,8 +237,8 @@ def test_a_job_says_which_file_it_reads_and_how_far_it_is(tmp_path, chat, policy
 
 
 def test_long_rows_come_in_smaller_chunks():
-    row = {"messages": [{"role": "user", "content": "x" * (tokenising.CHUNK_CHARACTERS // 2)}]}
-    sizes = [len(chunk) for chunk in tokenising.chunks([row] * 5 + [{"messages": []}] * 300, Conversations("all"))]
+    row = {"messages": [{"role": "user", "content": "x" * (tokenizing.CHUNK_CHARACTERS // 2)}]}
+    sizes = [len(chunk) for chunk in tokenizing.chunks([row] * 5 + [{"messages": []}] * 300, Conversations("all"))]
     assert sizes == [2, 2, 256, 45]
 
 
@@ -381,7 +381,7 @@ def maker(forked, tmp_path, policy, data):
 
 
 def _make(pipe, folder, policy, data, name, stop, rank):
-    real, made = tokenising.tokenised, []
+    real, made = tokenizing.tokenised, []
 
     def slowly(rows, *args):
         made.extend(rows)
@@ -390,7 +390,7 @@ def _make(pipe, folder, policy, data, name, stop, rank):
             pipe.recv()
         return real(rows, *args)
 
-    tokenising.tokenised = slowly
+    tokenizing.tokenised = slowly
     units = read(sharing(folder / name, folder / "shared", rank), Chat(policy.payload), policy, data)
     pipe.send((len(made), sum(len(doc) for unit in units for doc in unit)))
 
@@ -458,15 +458,15 @@ def test_without_locks_two_makers_do_not_disturb_each_other(tmp_path, chat, poli
     def refuse(*_):
         raise OSError(38, "no locks here")
 
-    monkeypatch.setattr(tokens.fcntl, "flock", refuse)
-    both, one, results, real = threading.Barrier(2), threading.Lock(), [], tokenising.tokenised
+    monkeypatch.setattr(token_cache.fcntl, "flock", refuse)
+    both, one, results, real = threading.Barrier(2), threading.Lock(), [], tokenizing.tokenised
 
     def together(*args):
         both.wait(timeout=deadline(60))
         with one:  # Jinja renders for one thread at a time
             return real(*args)
 
-    monkeypatch.setattr(tokenising, "tokenised", together)
+    monkeypatch.setattr(tokenizing, "tokenised", together)
 
     def make(name):
         results.append(numbers(read(sharing(tmp_path / name, tmp_path / "shared"), chat, policy, data)))
@@ -487,7 +487,7 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(tmp_path, chat,
     rows = models.arithmetic(1500)
     data, made = models.dataset(tmp_path / "data", "conversation", rows), {}
     for processes in (1, 2, 3):
-        monkeypatch.setattr(tokens, "processes_for", lambda _, count=processes: count)
+        monkeypatch.setattr(token_cache, "processes_for", lambda _, count=processes: count)
         read(sharing(tmp_path / f"{processes}", tmp_path / f"shared-{processes}"), chat, policy, data, rows=rows)
         (path,) = (tmp_path / f"shared-{processes}").iterdir()
         made[processes] = path.read_bytes()
@@ -495,16 +495,16 @@ def test_the_bytes_do_not_depend_on_how_many_processes_there_are(tmp_path, chat,
 
 
 def test_each_process_works_and_none_is_left(chat, monkeypatch, tmp_path):
-    pids, real = tmp_path / "pids", tokenising.tokenised
+    pids, real = tmp_path / "pids", tokenizing.tokenised
 
     def noted(*args):
         with pids.open("a") as stream:
             stream.write(f"{os.getpid()}\n")
         return real(*args)
 
-    monkeypatch.setattr(tokenising, "tokenised", noted)
+    monkeypatch.setattr(tokenizing, "tokenised", noted)
     rows = models.arithmetic(3000)
-    counts = [count for count, _ in tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)]
+    counts = [count for count, _ in tokenizing.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)]
     assert sum(counts) == 3000 and len(counts) == 12
     workers = set(map(int, pids.read_text().split()))
     assert len(workers) == 2 and os.getpid() not in workers
@@ -512,16 +512,16 @@ def test_each_process_works_and_none_is_left(chat, monkeypatch, tmp_path):
 
 
 def test_few_rows_start_no_process():
-    assert [tokenising.processes_for(rows) for rows in (0, 1, 1999)] == [1, 1, 1]
-    assert tokenising.processes_for(10**6) == min(len(os.sched_getaffinity(0)), 16)
+    assert [tokenizing.processes_for(rows) for rows in (0, 1, 1999)] == [1, 1, 1]
+    assert tokenizing.processes_for(10**6) == min(len(os.sched_getaffinity(0)), 16)
 
 
 def test_no_more_than_a_few_chunks_are_read_ahead(chat):
     taken = []
     rows = (taken.append(row) or row for row in models.arithmetic(5000))
-    made = tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)
+    made = tokenizing.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, 2)
     next(made)
-    assert len(taken) <= 6 * tokenising.CHUNK_ROWS
+    assert len(taken) <= 6 * tokenizing.CHUNK_ROWS
     made.close()
 
 
@@ -531,7 +531,7 @@ def test_the_first_bad_row_is_told_by_however_many_processes(chat, processes):
     for number in (300, 700, 1900):
         rows[number] = {**rows[number], "messages": [{"role": "user", "content": f"<|im_end|> {number}"}]}
     with pytest.raises(ChatError, match="300"):
-        list(tokenising.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, processes))
+        list(tokenizing.packed(rows, chat, ASSISTANT, np.dtype("<u2"), True, processes))
 
 
 def test_processes_die_with_the_one_that_started_them(policy, monkeypatch, forked):
@@ -542,9 +542,9 @@ def test_processes_die_with_the_one_that_started_them(policy, monkeypatch, forke
         threading.Event().wait()
 
     def work():
-        list(tokenising.packed(models.arithmetic(3000), Chat(policy.payload), ASSISTANT, np.dtype("<u2"), True, 2))
+        list(tokenizing.packed(models.arithmetic(3000), Chat(policy.payload), ASSISTANT, np.dtype("<u2"), True, 2))
 
-    monkeypatch.setattr(tokenising, "tokenised", noted)
+    monkeypatch.setattr(tokenizing, "tokenised", noted)
     process = forked(work)
     workers = [ours.recv() for _ in range(2) if ours.poll(deadline(60))]
     assert len(set(workers)) == 2 and all(models.alive(pid) for pid in workers)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.execution import Numerics
-from configs.training import Optimizer
-from data.chat import Chat
+from configs.language.execution import Numerics
+from configs.methods.training import Optimizer
+from data.chat.chat import Chat
 from stages.core.batches import collate, document
-from stages.engines.models import load_policy
-from stages.engines.trainer import Trainer
+from stages.training.models import load_policy
+from stages.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 STEP = 1e-4

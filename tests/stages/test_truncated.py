@@ -5,14 +5,14 @@ import policy_lab
 import pytest
 from data_lab import publish, rows_of, run_stage
 
-from data.chat import Chat
-from data.documents import Conversations, Pairs
+from data.chat.chat import Chat
+from data.chat.documents import Conversations, Pairs
 from stages import reference_logprobs
 from stages.core.batches import document
-from stages.engines.policy_update import MiniBatchPlan, TrainingSample
-from stages.engines.reference import content_key
-from stages.engines.rows import pairs
 from stages.preference_train import comparisons, documents_of
+from stages.training.policy_update import MiniBatchPlan, TrainingSample
+from stages.training.reference import content_key
+from stages.training.training_rows import pairs
 
 pytestmark = pytest.mark.slow
 ASKED = [{"role": "user", "content": "What is 20 + 22?"}]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from data.answers import Said
+from data.records.answer_pool import Said
 
 
 def said(label: str, value: float | None, prompt: str = "q", **more: Any) -> Said:

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from configs.execution import Numerics
+from configs.language.execution import Numerics
 from stages.core.batches import (
     Document,
     best_fit,

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import TypeAdapter
 
-from configs.answers import Ensemble
+from configs.judging.answers import Ensemble
 from stages.core.ensembles import agreement, combine, disagreement
 
 

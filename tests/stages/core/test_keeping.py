@@ -8,8 +8,8 @@ import pytest
 from answers_lab import said
 from pydantic import ValidationError
 
-from configs.keeping import Above, BestAnswers, SelectPrompts, TopShare
-from data.answers import Said
+from configs.judging.keeping import Above, BestAnswers, SelectPrompts, TopShare
+from data.records.answer_pool import Said
 from stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
 from stages.core.pass_rates import histogram
 

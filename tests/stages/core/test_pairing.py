@@ -10,8 +10,8 @@ import pytest
 from answers_lab import said
 from pydantic import ValidationError
 
-from configs.pairing import Pair
-from data.answers import Said
+from configs.judging.pairing import Pair
+from data.records.answer_pool import Said
 from stages.core.pairing import Preferred, disagreement, preferences
 from stages.pair import chosen
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from configs.policy_gradient import AdaptiveKl, Algorithm, Correction, Kl
+from configs.methods.policy_gradient import AdaptiveKl, Algorithm, Correction, Kl
 from stages.core import policy_gradient as pg
 
 DOCUMENTS = torch.tensor([0, 0, 0, 1])

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 import torch
 
-from configs import preference as configs
+from configs.methods import preference as configs
 from stages.core.batches import Document
 from stages.core.preference import PAIR_LOSSES, Answers, divergence_score, kto, log1mexp, means, mismatched, pair_loss
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from configs.rubrics import FRAME, load_rubric, rubric_names
-from configs.wordings import wordings
-from data.records import Message
+from configs.base.wordings import wordings
+from configs.judging.rubrics import FRAME, load_rubric, rubric_names
+from data.records.records import Message
 from stages.core.forging import control_token
 from stages.core.rating import mean_rating, parse_rating, question, unused_mark
 

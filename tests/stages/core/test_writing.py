@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from configs.synthesis import Persona, SelfInstruct
-from configs.writing import MANNERS, load_writing, tasks_of
+from configs.judging.synthesis import Persona, SelfInstruct
+from configs.judging.writing import MANNERS, load_writing, tasks_of
 from stages.core.novelty import Novelty, rouge_l, words_of
 from stages.core.writing import read_prompts, writing_question
 

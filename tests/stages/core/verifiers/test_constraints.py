@@ -2,8 +2,8 @@
 
 import pytest
 
-from stages.core.verifiers import VerifierError, check, verify
-from stages.core.verifiers.constraints import FUNCTIONS
+from stages.verifiers import VerifierError, check, verify
+from stages.verifiers.constraints import FUNCTIONS
 
 CASES = [
     ("validate_choice", {"options": ["yes", "no"]}, "I say yes", "maybe"),

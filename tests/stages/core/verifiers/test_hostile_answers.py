@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from stages.core.verifiers import Verdict, VerifierError, verify
-from stages.core.verifiers.ifeval import CHECKS, placeholders
-from stages.core.verifiers.maths import in_braces, in_minervas_place
+from stages.verifiers import Verdict, VerifierError, verify
+from stages.verifiers.ifeval import CHECKS, placeholders
+from stages.verifiers.maths import in_braces, in_minervas_place
 
 LENGTH = 100_000
 SECONDS = 1.5

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stages.core.verifiers import VerifierError, apart, check, maths, verify
-from stages.core.verifiers.maths import candidates, equal, normalised
+from stages.verifiers import VerifierError, apart, check, maths, verify
+from stages.verifiers.maths import candidates, equal, normalised
 
 
 @pytest.fixture(autouse=True, scope="module")

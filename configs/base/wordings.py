@@ -1,0 +1,30 @@
+"""The words that filters look for by default, `configs/wordings.yaml`."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+WORDINGS = Path(__file__).parents[1] / "wordings.yaml"
+ENGLISH = "en"
+
+
+@cache
+def wordings(name: str, languages: tuple[str, ...] = (ENGLISH,)) -> tuple[str, ...]:
+    """One of its lists, as it was when the file was first read; of lists by language what is said in all and in some, each text once."""
+    found = _read()[name]
+    parts = [found] if isinstance(found, list) else [found.get(language, []) for language in ("all", *languages)]
+    return tuple(dict.fromkeys(text for part in parts for text in part))
+
+
+@cache
+def worded() -> tuple[str, ...]:
+    """The languages that have lists of their own, English first."""
+    return tuple(_read()["refusals"])
+
+
+@cache
+def _read() -> Mapping[str, Any]:
+    return yaml.safe_load(WORDINGS.read_text())

@@ -1,0 +1,1 @@
+"""Configs of answers: who samples, rates and compares them, and which become training data."""

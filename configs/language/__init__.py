@@ -1,0 +1,1 @@
+"""The recipe language: files to graphs of stages, execution profiles, and their compilation to DVC."""

@@ -1,0 +1,190 @@
+"""Graph to DVC: the text of `dvc.yaml` and `params.yaml`, which serve anybody who knows DVC and nothing of Pedigree.
+
+The default recipe compiles to the `dvc.yaml` at the root of the repository, every other to `artifacts/RECIPE/dvc.yaml`. Each
+file lists the stages that its recipe owns; a stage of another recipe is a dependency by path. The command of a stage says
+nothing of where it runs: one character more in it is another stage to DVC.
+"""
+
+import json
+import os
+import posixpath
+import re
+import shlex
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.base.naming import Model
+from configs.language.graph import Graph, Node
+
+DEFAULT_RECIPE = "demo"
+OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
+CURVES = {"sft": "loss", "reward_model": "loss", "preference_train": "loss", "rlvr": "reward", "overoptimization": "gold"}
+"""Kinds that leave a curve, and the column of `evidence/curve.csv` to plot."""
+MODELS = ("policy", "reward_model")
+METRICS = "evidence/metrics.json"
+CURVE = "evidence/curve.csv"
+
+
+def pipeline_file(recipe: str) -> str:
+    """Path of a recipe's `dvc.yaml`, relative to the project root."""
+    return "dvc.yaml" if recipe == DEFAULT_RECIPE else f"artifacts/{recipe}/dvc.yaml"
+
+
+def params_file(recipe: str) -> str:
+    return f"artifacts/{recipe}/params.yaml"
+
+
+def source_file(recipe: str) -> str:
+    """What a variant, or a recipe outside `configs/recipes`, was made from; other recipes have none."""
+    return f"artifacts/{recipe}/source.json"
+
+
+def overrides_of(graph: Graph) -> list[str]:
+    """The graph's `--set` arguments; reading them back gives the same graph."""
+    return [f"{place}={json.dumps(value)}" for place, value in graph.overrides.items()]
+
+
+def compile_recipe(graph: Graph) -> dict[str, str]:
+    """Path relative to the project root → text, for the stages that the recipe owns; nothing when it owns none."""
+    if not graph.own:
+        return {}
+    files = {
+        pipeline_file(graph.recipe): _header(graph) + yaml_text(_pipeline(graph)),
+        params_file(graph.recipe): _header(graph) + yaml_text({node.name: node.identity() for node in graph.own}),
+    }
+    if graph.overrides or _is_path(graph.source):
+        source = {"recipe": graph.source, "set": overrides_of(graph)}
+        files[source_file(graph.recipe)] = json.dumps(source, indent=1) + "\n"
+    return files
+
+
+def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
+    """Writes the files whose text has changed, each at once or not at all; returns their paths.
+
+    Raises:
+        ValueError: a text does not read back as what was meant (nothing is written then: one malformed `dvc.yaml` breaks
+            every DVC command in the repository).
+    """
+    texts: dict[str, str] = {}
+    for graph in graphs:
+        compiled = compile_recipe(graph)
+        if compiled:
+            _check(graph, compiled)
+        texts |= compiled
+    changed = [name for name, text in texts.items() if not _holds(root / name, text.encode())]
+    for name in changed:
+        _replace(root / name, texts[name])
+    return changed
+
+
+def compiled_stage(node: Node) -> dict[str, Any]:
+    """One stage as its `dvc.yaml` lists it."""
+
+    def inside(path: str) -> str:
+        return _relative(node.recipe, path)
+
+    entry = {
+        "desc": f"{node.kind}: {node.output}",
+        "cmd": f"pedigree stage {node.address}",
+        "deps": [inside(f"artifacts/{parent}/payload") for parent in node.parents] + [inside(file) for file in node.files],
+        "params": [{inside(params_file(node.recipe)): [node.name]}],
+        "outs": [inside(f"artifacts/{node.address}/{part}") for part in OUTPUTS],
+    }
+    return {name: part for name, part in entry.items() if part}
+
+
+def _relative(recipe: str, path: str) -> str:
+    """A path of the project as it stands in a recipe's `dvc.yaml`."""
+    base = posixpath.dirname(pipeline_file(recipe))
+    return posixpath.relpath(path, base) if base else path
+
+
+def _pipeline(graph: Graph) -> dict[str, Any]:
+    def inside(node: Node, part: str) -> str:
+        return _relative(graph.recipe, f"artifacts/{node.address}/{part}")
+
+    pipeline: dict[str, Any] = {"stages": {node.name: compiled_stage(node) for node in graph.own}}
+    pipeline["metrics"] = [inside(node, METRICS) for node in graph.own]
+    plots = [{inside(node, CURVE): {"x": "step", "y": CURVES[node.kind]}} for node in graph.own if node.kind in CURVES]
+    models = {name: _artifact(model, inside(graph.nodes[model.stage], "payload")) for name, model in named_models(graph).items()}
+    return pipeline | ({"plots": plots} if plots else {}) | ({"artifacts": models} if models else {})
+
+
+def named_models(graph: Graph) -> dict[str, Model]:
+    """Name → model, of those that the recipe's own stages make: as the recipe names them, else each by its stage's name.
+
+    A model of a recipe that this one extends has its name there.
+    """
+    own = {node.address: node for node in graph.own if node.output in MODELS}
+    by_stage = {node.name.replace("_", "-"): Model(stage=node.address) for node in own.values()}
+    found = {name: model for name, model in (graph.models or by_stage).items() if model.stage in own}
+    described = {name: model.desc or f"{own[model.stage].output} of {model.stage}" for name, model in found.items()}
+    return {name: model.model_copy(update={"desc": described[name]}) for name, model in found.items()}
+
+
+def _artifact(model: Model, path: str) -> dict[str, Any]:
+    """As DVC's `artifacts` section has it."""
+    return {"path": path, "type": "model", "desc": model.desc} | ({"labels": list(model.labels)} if model.labels else {})
+
+
+def _header(graph: Graph) -> str:
+    file = graph.source if _is_path(graph.source) else f"configs/recipes/{graph.source}.yaml"
+    changes = "".join(f" --set {shlex.quote(change)}" for change in overrides_of(graph))
+    return f"# Written by `pedigree compile {graph.source}{changes}` from {file}: edit the recipe, not this file.\n"
+
+
+def _is_path(source: str) -> bool:
+    return source.endswith((".yaml", ".yml"))
+
+
+def _check(graph: Graph, compiled: dict[str, str]) -> None:
+    pipeline = yaml.load(compiled[pipeline_file(graph.recipe)], Loader=yaml.CSafeLoader)
+    outs = [out for stage in pipeline["stages"].values() for out in stage["outs"]]
+    doubled = sorted({out for out in outs if outs.count(out) > 1})
+    if doubled:
+        raise ValueError(f"recipe {graph.recipe} compiles to outputs that two stages write: {', '.join(doubled)}")
+    if pipeline != _pipeline(graph):
+        raise ValueError(f"recipe {graph.recipe}: {pipeline_file(graph.recipe)} does not read back as what was compiled")
+    if yaml.load(compiled[params_file(graph.recipe)], Loader=yaml.CSafeLoader) != {node.name: node.identity() for node in graph.own}:
+        raise ValueError(f"recipe {graph.recipe}: {params_file(graph.recipe)} does not read back as what was compiled")
+
+
+_PLAIN = re.compile(r"[A-Za-z_./][\w ./+-]*")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that is not a plain word: DVC reads YAML 1.2, where other words are numbers than in 1.1."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, text: str) -> yaml.Node:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def yaml_text(value: Any) -> str:
+    """YAML that DVC and recipes read back as the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    """Whether these bytes lie there; what is no plain file, or of another size, is not read."""
+    try:
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_size == len(data) and path.read_bytes() == data
+    except FileNotFoundError:
+        return False
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)

@@ -1,0 +1,150 @@
+"""A resolved recipe: a directed acyclic graph of stages, each with its identity."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from configs.base.frozen import Frozen
+from configs.base.naming import Model
+from configs.base.problems import UsageProblem
+from configs.base.published import Published
+from configs.language.declarations import DECLARATIONS, Declaration
+
+
+def postorder(names: Iterable[str], parents: Callable[[str], Iterable[str]]) -> list[str]:
+    """Names and all that they are made from, each once, after its parents and otherwise in the given order: compiled files keep it, which
+    `graphlib` would not. Parents lead in no circle."""
+    found: dict[str, None] = {}
+    waiting = list(names)[::-1]
+    while waiting:
+        missing = [parent for parent in parents(waiting[-1]) if parent not in found] if waiting[-1] not in found else []
+        if missing:
+            waiting += missing[::-1]
+        else:
+            found.setdefault(waiting.pop())
+    return list(found)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One input artifact: the port it arrives at, its label there, and the stage that makes it."""
+
+    port: str
+    label: str
+    source: str
+    """Address `RECIPE/STAGE`."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One stage of a recipe."""
+
+    recipe: str
+    """The recipe that owns it: it is built in `artifacts/RECIPE/NAME`."""
+    name: str
+    kind: str
+    config: Frozen
+    edges: tuple[Edge, ...]
+    output: str
+    """Type of its artifact."""
+    files: tuple[str, ...]
+    """Project files that its config names (relative to the root): their content is an input."""
+    spec: str
+    """Digest of kind, version, config and the specs of all ancestors: equal specs are one stage."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.recipe}/{self.name}"
+
+    @property
+    def declaration(self) -> Declaration:
+        return DECLARATIONS[self.kind]
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """Addresses of the stages it reads, each once, in order."""
+        return tuple(dict.fromkeys(edge.source for edge in self.edges))
+
+    def identity(self) -> dict[str, object]:
+        """What `params.yaml` holds for it: everything that says what the result is, inputs apart."""
+        return {
+            "kind": self.kind,
+            "version": self.declaration.version,
+            "config": self.config.model_dump(mode="json"),
+            "inputs": {
+                port: [edge.label for edge in self.edges if edge.port == port] for port in sorted({edge.port for edge in self.edges})
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All stages that a recipe needs, parents before children; some may belong to other recipes."""
+
+    recipe: str
+    description: str
+    execution: str
+    """Name of the default execution profile."""
+    nodes: Mapping[str, Node]
+    """By address, in topological order."""
+    overrides: Mapping[str, object]
+    """The `--set` values that made this variant; empty for a committed recipe."""
+    source: str = ""
+    """What was loaded: the name of a recipe, or the path of its file as it was given."""
+    extends: str = ""
+    """The recipe that it starts from: what its file says, and of a variant its recipe; empty: none."""
+    written: tuple[str, ...] = ()
+    """The names of its stages, those that it inherits among them; stages of other recipes that it only reads are not."""
+    models: Mapping[str, Model] = field(default_factory=dict)
+    """The names that the recipe, or one that it extends, gives to models; empty: each model goes by its stage's name."""
+    published: Published | None = None
+    """The work that the recipe follows."""
+
+    @property
+    def own(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.recipe == self.recipe]
+
+    @cached_property
+    def children(self) -> Mapping[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = {address: [] for address in self.nodes}
+        for node in self.nodes.values():
+            for parent in node.parents:
+                found[parent].append(node.address)
+        return {address: tuple(below) for address, below in found.items()}
+
+    def find(self, name: str) -> Node:
+        """A stage by name or address.
+
+        Raises:
+            UsageProblem: no such stage; the message lists those there are.
+        """
+        for address in (f"{self.recipe}/{name}", name):
+            if address in self.nodes:
+                return self.nodes[address]
+        matches = [node for node in self.nodes.values() if node.name == name]
+        if len(matches) == 1:
+            return matches[0]
+        raise UsageProblem(f"recipe {self.recipe} has no stage {name!r}: it has {', '.join(n.name for n in self.nodes.values())}")
+
+    def ancestors(self, addresses: Iterable[str]) -> set[str]:
+        """The stages and all they are made from."""
+        return self._closure(addresses, lambda address: self.nodes[address].parents)
+
+    def descendants(self, addresses: Iterable[str]) -> set[str]:
+        """The stages and all that is made from them."""
+        return self._closure(addresses, lambda address: self.children[address])
+
+    @staticmethod
+    def _closure(addresses, neighbours) -> set[str]:
+        found, waiting = set(), list(addresses)
+        while waiting:
+            address = waiting.pop()
+            if address not in found:
+                found.add(address)
+                waiting.extend(neighbours(address))
+        return found
+
+
+def shown_name(graph: Graph, node: Node) -> str:
+    """The stage's name; its address where it belongs to another recipe."""
+    return node.name if node.recipe == graph.recipe else node.address

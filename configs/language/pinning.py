@@ -1,0 +1,107 @@
+"""Revisions that a recipe's file leaves open (`revision: pin me`), and the same file with commits in their places."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from configs.base.document import ConfigError, Loader, Problem, parse_value
+from configs.base.hub_names import PIN_ME
+
+MERGE = "tag:yaml.org,2002:merge"
+BESIDE = f"write `revision: {PIN_ME}` beside its `repo`"
+"""The remedy where the commit of one repository would be given to another."""
+
+
+@dataclass(frozen=True)
+class OpenRevision:
+    """One `pin me` in a file."""
+
+    repo: str
+    is_dataset: bool
+    line: int
+    start: int
+    """Of the value, in characters of the text."""
+    end: int
+
+
+def open_revisions(text: str, file: str) -> list[OpenRevision]:
+    """Every `pin me` of a recipe, in the order of the file; one that aliases repeat is one.
+
+    Args:
+        text: of a recipe that can be loaded.
+        file: its name, for errors.
+
+    Raises:
+        ConfigError: one stands in a mapping that does not name its repository, so that nobody can tell what is meant, or a mapping
+            that names another one merges it in.
+    """
+    found: dict[int, OpenRevision] = {}
+    problems = []
+    for mapping in _mappings(yaml.compose(text, Loader=Loader)):
+        merged, own = _merged(mapping), _own(mapping)
+        revision, repo = (own.get(name, merged.get(name)) for name in ("revision", "repo"))
+        if not isinstance(revision, yaml.ScalarNode) or revision.value != PIN_ME:
+            continue
+        if "revision" not in own:
+            if "repo" in own and "repo" in merged and own["repo"].value != merged["repo"].value:
+                what = f"{own['repo'].value} takes the `{PIN_ME}` of {merged['repo'].value} by `<<`: {BESIDE}"
+                problems.append(Problem(file, own["repo"].start_mark.line + 1, what))
+            continue
+        line = revision.start_mark.line + 1
+        if repo is None:
+            problems.append(Problem(file, line, f"`{PIN_ME}` stands here without the repository that is meant: write its `repo` beside it"))
+            continue
+        start = revision.start_mark.index
+        found[start] = OpenRevision(str(repo.value), "split" in merged | own, line, start, revision.end_mark.index)
+    if problems:
+        raise ConfigError(problems)
+    return [found[start] for start in sorted(found)]
+
+
+def without_revision(text: str) -> list[tuple[str, int]]:
+    """(repository, line) of each mapping of a recipe that names one without a revision, which it inherits from an extended recipe."""
+    found = []
+    for mapping in _mappings(yaml.compose(text, Loader=Loader)):
+        fields = _fields(mapping)
+        if isinstance(fields.get("repo"), yaml.ScalarNode) and "revision" not in fields:
+            found.append((str(fields["repo"].value), fields["repo"].start_mark.line + 1))
+    return found
+
+
+def pinned(text: str, commits: Mapping[OpenRevision, str]) -> str:
+    """The text with commits in the places of `pin me`, and nothing else changed."""
+    for revision in sorted(commits, key=lambda revision: revision.start, reverse=True):
+        commit = commits[revision]
+        written = commit if parse_value(commit) == commit else f'"{commit}"'  # YAML takes 40 digits for a number
+        text = text[: revision.start] + written + text[revision.end :]
+    return text
+
+
+def _mappings(node: yaml.Node | None, above: tuple[int, ...] = ()) -> Iterator[yaml.MappingNode]:
+    if node is None or id(node) in above:
+        return
+    if isinstance(node, yaml.MappingNode):
+        yield node
+    if isinstance(node, yaml.MappingNode | yaml.SequenceNode):
+        inner = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        for value in inner:
+            yield from _mappings(value, (*above, id(node)))
+
+
+def _fields(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
+    """Its values by key, those that it merges in (`<<`) too."""
+    return _merged(mapping) | _own(mapping)
+
+
+def _own(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
+    return {str(key.value): value for key, value in mapping.value if key.tag != MERGE}
+
+
+def _merged(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
+    merged: dict[str, yaml.Node] = {}
+    for key, value in mapping.value:
+        if key.tag == MERGE:
+            for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                merged = _fields(part) | merged
+    return merged

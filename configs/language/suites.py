@@ -1,0 +1,115 @@
+"""Dev and unseen suites: which a suite is, what it may be used for, and how often a recipe looks at it.
+
+A suite is dev or unseen by itself. Choices are made by dev suites; an unseen one measures what was chosen, and nothing else may come
+of it. A look is one model that one evaluation scores on it: whoever reads the score can tell how often there was a chance to pick.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from configs.base.document import Place
+from configs.base.frozen import canonical_json
+from configs.judging.rephrasing import FindRephrased
+from configs.language.graph import Node
+from configs.rows.datasets import Hub, PrepareData, title
+from configs.rows.decontamination import Decontaminate, Waiver
+from configs.rows.mixing import DRAWING
+
+Complaint = tuple[Node, Place, str]
+DRAWN = ("packaged", "files", "stored", "hub")
+"""Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
+DRAW = {"columns", "config", "config_as", *DRAWING, "generator", "licence", "max_bad_rows", "revision", "seed", "split", "split_as", "url"}
+"""Their fields that do not say where: of a data set's configurations and splits each is a place by itself, at whatever commit."""
+
+AMOUNT = ("count", "licence", "max_bad_rows")
+"""Fields of a program's source with which it may give the same rows."""
+
+
+def unseen_suites(nodes: Mapping[str, Node]) -> list[str]:
+    """Addresses of the stages that make unseen suites."""
+    return [address for address, node in nodes.items() if isinstance(node.config, PrepareData) and node.config.split == "unseen"]
+
+
+def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
+    """Unseen suite → (evaluation, model) for each look that the stages take at it, by address; suites that nobody looks at too."""
+    found: dict[str, list[tuple[str, str]]] = {suite: [] for suite in unseen_suites(nodes)}
+    for node in nodes.values():
+        if node.kind == "evaluate":
+            for suite in _at(node, "suites"):
+                if suite in found:
+                    found[suite] += [(node.address, policy) for policy in _at(node, "policies")]
+    return found
+
+
+def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
+    """Every use of an unseen suite that would make it a dev suite, with the input that it is about."""
+    unseen = set(unseen_suites(nodes))
+    for node in nodes.values():
+        if node.kind == "evaluate":
+            yield from _evaluated(node, nodes, unseen)
+        for edge in node.edges:
+            if edge.port == "scores":
+                for suite in sorted(unseen.intersection(_at(nodes[edge.source], "suites"))):
+                    yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: choose by an evaluation on dev suites"
+            if edge.port == "leak_from" and edge.source in unseen:
+                yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: plant those of a dev suite"
+        if isinstance(node.config, Decontaminate | FindRephrased):
+            yield from _waived(node, node.config.waivers, unseen)
+        if isinstance(node.config, PrepareData) and node.address not in unseen:
+            yield from _shares(node, nodes, unseen)
+
+
+def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
+    suites = _at(node, "suites")
+    here = [suite for suite in suites if suite in unseen]
+    if not here:
+        return
+    others = [suite for suite in suites if suite not in unseen]
+    if others:
+        yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in two stages"
+    for policy in _at(node, "policies"):
+        if nodes[policy].kind not in ("select", "source_model"):
+            message = f"{policy} is not frozen: the unseen suite {here[0]} takes the output of a `select` stage (and the base model)"
+            yield node, ("in", "policies"), message
+
+
+def _waived(node: Node, waivers: Sequence[Waiver], unseen: set[str]) -> Iterator[Complaint]:
+    """Waivers by which rows would stay that overlap with an unseen suite."""
+    labels = {edge.label: edge.source for edge in node.edges if edge.port == "benchmarks"}
+    for number, waiver in enumerate(waivers):
+        suite = labels.get(waiver.benchmark)
+        if suite in unseen:
+            yield node, ("waivers", number), f"keeps rows that overlap with the unseen suite {suite}: leave the waiver out"
+
+
+def _shares(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
+    """A dev suite or training rows of a source that an unseen suite is made of."""
+    own = dict(_origins(node, shots=True))
+    for suite in sorted(unseen):
+        for origin, name in _origins(nodes[suite]):
+            if origin in own:
+                what = "is a dev suite" if node.output == "item" else f"makes {node.output} rows"
+                yield node, ("sources",), f"{what} of {name}, which the unseen suite {suite} is made of: give one of them another source"
+
+
+def _origins(node: Node, shots: bool = False) -> Iterator[tuple[str, str]]:
+    """(what tells where rows come from, its name) for each source of a stage; with those of worked examples, which a suite only shows."""
+    config = node.config
+    if not isinstance(config, PrepareData):
+        return
+    for source in (*config.sources, *([config.shots.source] if shots and config.shots else [])):
+        given: dict[str, Any] = source.model_dump(mode="json")
+        if given["type"] in ("leaks", "artifact"):  # of other stages, which are asked themselves
+            continue
+        drawn = given["type"] in DRAWN
+        idle = DRAW if drawn else AMOUNT if given["type"] == "program" else ()
+        where = {name: value for name, value in given.items() if name not in idle}
+        named = f"the {given['type']} source {title(given)}" if drawn else f"the same {given['type']} source"
+        places = product(source.configs, source.splits) if isinstance(source, Hub) else [(None, None)]
+        for config, split in places:
+            yield canonical_json([where, config, split]), named
+
+
+def _at(node: Node, port: str) -> list[str]:
+    return [edge.source for edge in node.edges if edge.port == port]

@@ -1,0 +1,1 @@
+"""Configs of training: optimizers, losses, policy-gradient algorithms, merges."""

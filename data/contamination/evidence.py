@@ -1,0 +1,43 @@
+"""What makes an overlap no evidence that an item was copied: what the item says several times and the row once, short items in longer
+texts, and words that many items share."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from data.contamination.coverage import Benchmarks, Common, Gram, compared, grams_of, lines_of, turns_of
+from data.contamination.reading import ASCII_OPERATORS, NAME, NUMBER, readings
+
+BELOW, FEWER, SHORT, COMMON, ALIKE = "below the threshold", "said less often", "short item", "common words", "only alike"
+"""What the doubts are."""
+
+
+def common_grams(benchmarks: Benchmarks, ngram: int, abstracted: bool, many: int) -> Common:
+    """Label → the n-grams that at least so many of its items have, such as `which of the following statements is correct`."""
+    return {label: frozenset(_common(rows, ngram, abstracted, many)) for label, rows in benchmarks.items()}
+
+
+def _common(items: Sequence[Mapping[str, Any]], ngram: int, abstracted: bool, many: int) -> Iterator[Gram]:
+    """Counts hashes first, at eight bytes each, and then only the n-grams whose hash is there often enough."""
+    hashes = np.array([hash(gram) for item in items for gram in _different(item, ngram, abstracted)], np.int64)
+    known, counts = np.unique(hashes, return_counts=True)
+    often = set(known[counts >= many].tolist())
+    held = Counter(gram for item in items for gram in _different(item, ngram, abstracted) if hash(gram) in often)
+    return (gram for gram, count in held.items() if count >= many)
+
+
+def _different(item: Mapping[str, Any], ngram: int, abstracted: bool) -> set[Gram]:
+    return {gram for turns in turns_of(item, abstracted) for _, gram in grams_of(turns, ngram)}
+
+
+def ordinary_words(item: Mapping[str, Any]) -> int:
+    """Different words of an item as it is written, names and numbers apart."""
+    (turns, *_) = readings(compared(item), abstracted=True)
+    return len({token for turn in turns for token in turn.split() if token not in (NAME, NUMBER) and token not in ASCII_OPERATORS})
+
+
+def fewest_tokens(text: str, abstracted: bool) -> int:
+    """Tokens of a text in the reading that has the fewest."""
+    return min(len(line.split()) for line in lines_of([text], abstracted))

@@ -1,0 +1,199 @@
+"""Texts as sequences of words, numbers and operators, whatever they are disguised with.
+
+A reading is one line of UTF-8 tokens with spaces around them: small letters, no punctuation, no marks. A text that can be read in
+several ways has several readings, and two texts are the same if any two of them are:
+
+- as it is written, and as it looks: with letters of other scripts taken for those that they look like (`data/contamination/lookalikes.py`);
+- with invisible characters left out, and with spaces in their place.
+
+References of HTML (`&#36;`, `&quot;`) and fractions of LaTeX (`\\frac{1}{3}`) are read as what they stand for. An abstracted reading says
+of names and numbers only that there are some, so that texts are the same which differ in nothing else.
+"""
+
+import html
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from data.contamination.lookalikes import LOOKALIKES
+
+OPERATORS = dict.fromkeys("˗‐‒–⁃−➖", "-") | dict.fromkeys("×·⁎∗∙⋅✕✖", "*") | dict.fromkeys("÷⁄∕➗", "/") | {"➕": "+"}
+"""How else the operators are written; TR39 has most of them."""
+ASCII_OPERATORS = b"-+*/^%=<>"
+CODES = bytes(range(1, 1 + len(ASCII_OPERATORS)))
+"""Stand for operators while punctuation is taken out; texts keep no control character."""
+OPERATOR = re.compile(rb"[-+*/^%=<>](?=\s*[0-9(])")
+"""An operator, where a number or a bracket follows: everything else of the kind is punctuation."""
+
+INVISIBLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+"""Unicode's Default_Ignorable_Code_Point (zero-width, soft hyphen, bidi controls, variation selectors, tags) and interlinear anchors."""
+MARKS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+"""The blocks of combining diacritical marks. Marks of other blocks are vowels or other sounds of their scripts."""
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Scripts without spaces: each character is a word."""
+
+CAPITAL = "\x0e"
+"""Stands before what a capital letter that is not ASCII is read as; without a meaning where names are read as words."""
+NAME, NUMBER = b"@", b"#"
+"""What an abstracted reading has in the place of words that begin with a capital letter, and of numbers: words that begin with a digit, and
+these."""
+NUMBER_WORDS = frozenset(
+    b"""zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen
+    twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion""".split()
+)
+
+_reference = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_fraction = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
+_not_ascii = re.compile(r"[^\x00-\x7f]")
+_composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
+"""Parts of Korean syllables and marks of Japanese ones: folding goes by single characters, so they are put together before."""
+_ASCII = bytes(range(128))
+_CONTROLS = bytes([*range(9), *range(14, 28), 127])
+
+
+def _table(words: bytes, codes: bool, cased: bool = False) -> bytes:
+    """For `bytes.translate`: small letters, all else but `words` and white space as it is or, with `codes`, a space or an operator.
+
+    Args:
+        cased: leaves capital letters, and what stands for them, as they are.
+    """
+    found = bytearray(range(256))
+    for byte in range(128):
+        char = bytes([byte])
+        if char in words:
+            found[byte] = (char if cased else char.lower())[0]
+        elif codes or char.isspace():
+            found[byte] = ASCII_OPERATORS[byte - 1] if codes and char in CODES else ord(" ")
+    return bytes(found)
+
+
+_WORDS = bytes(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
+_SMALL, _PLAIN = _table(_WORDS, codes=False), _table(_WORDS, codes=True)
+_NAMED = _WORDS + CAPITAL.encode()
+_CASED, _CASED_PLAIN = _table(_NAMED, codes=False, cased=True), _table(_NAMED, codes=True, cased=True)
+_CASED_CONTROLS = _CONTROLS.replace(CAPITAL.encode(), b"")
+_CAPITALS = bytes(range(ord("A"), ord("Z") + 1)) + CAPITAL.encode()
+_DIGITS = b"0123456789"
+_BEFORE_NO_NUMBER = bytes(set(range(256)) - set(b"0123456789("))
+_TO_CODES = bytes.maketrans(ASCII_OPERATORS, CODES)
+
+
+class _Folded(dict[str, str]):
+    """Character that is not ASCII → what it is read as; found out once."""
+
+    def __init__(self, looks: bool, spaced: bool) -> None:
+        self._looks, self._spaced = looks, spaced
+
+    def __missing__(self, char: str) -> str:
+        self[char] = found = self._fold(char)
+        return found
+
+    def _fold(self, char: str) -> str:
+        if _invisible.match(char):
+            return " " if self._spaced else ""
+        return "".join(map(self._part, unicodedata.normalize("NFKC", char)))
+
+    def _part(self, char: str) -> str:
+        if _mark.match(char) or unicodedata.category(char) == "Cc":
+            return " " if char.isspace() else ""
+        if char in OPERATORS:
+            return OPERATORS[char]
+        if char.isascii():
+            return char
+        if not char.isalnum():
+            return " "
+        if _cjk.match(char):
+            return f" {char} "
+        value = unicodedata.decimal(char, None)
+        if value is not None:
+            return str(value)
+        bare = _mark.sub("", unicodedata.normalize("NFKD", char))
+        looked = "".join(LOOKALIKES.get(part, part) for part in bare) if self._looks else bare
+        return CAPITAL * (char.isupper() or char.istitle()) + unicodedata.normalize("NFC", looked.casefold())
+
+
+_FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) for spaced in (False, True)}
+
+
+def unescaped(text: str) -> str:
+    """With what references of HTML and fractions of LaTeX stand for in their place."""
+    text = _reference.sub(lambda one: html.unescape(one[0]), text) if "&" in text else text
+    return _fraction.sub(r"\1\2/\3\4", text) if "frac" in text else text
+
+
+def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]]:
+    """The different ways to read texts that belong together, e.g. the turns of a conversation, each way with one line of tokens per
+    text; the first is as it is written."""
+    line = _abstracted if abstracted else _line
+    texts = list(map(unescaped, texts))
+    if all(map(str.isascii, texts)):
+        return [[line(text) for text in texts]]
+    foreign, composed = set(), []
+    for text in texts:
+        if not text.isascii():
+            raw = text.encode("utf-8", "replace")  # no encoding has halves of surrogate pairs
+            others = raw.translate(None, _ASCII).decode()
+            text = raw.decode()
+            if _composes.search(others):
+                text = unicodedata.normalize("NFKC", text)
+                others = _not_ascii.findall(text)
+            foreign.update(others)
+        composed.append(text)
+    hidden = (False, True) if any(map(_invisible.match, foreign)) else (False,)
+    found: dict[tuple[bytes, ...], None] = {}
+    for spaced in hidden:
+        written, looked = _FOLDED[False, spaced], _FOLDED[True, spaced]
+        for folds in (written, looked) if any(written[char] != looked[char] for char in foreign) else (written,):
+            found.setdefault(tuple(line(_replaced(text, folds)) for text in composed))
+    return [list(lines) for lines in found]
+
+
+def folded(char: str, looks: bool) -> str:
+    """What a character that is not ASCII is read as, as it is written or as it looks, with nothing in the place of what is not seen."""
+    return _FOLDED[looks, False][char]
+
+
+def invisible(char: str) -> bool:
+    """Whether nobody sees the character."""
+    return _invisible.match(char) is not None
+
+
+def composes(char: str) -> bool:
+    """Whether a text with this character is put together (NFKC) before it is read."""
+    return _composes.match(char) is not None
+
+
+def _replaced(text: str, folds: _Folded) -> str:
+    return _not_ascii.sub(lambda one: folds[one[0]], text)
+
+
+def tokens(text: str) -> tuple[str, ...]:
+    """The tokens of a text as it is written."""
+    return tuple(token.decode() for token in readings([text])[0][0].split())
+
+
+def _line(folded: str) -> bytes:
+    """The tokens of a text in which nothing but words is not ASCII."""
+    return _parted(folded.encode().translate(_SMALL, _CONTROLS), _PLAIN)
+
+
+def _abstracted(folded: str) -> bytes:
+    """The same with one `NAME` for each stretch of names, and one `NUMBER` for each of numbers."""
+    found: list[bytes] = []
+    for token in _parted(folded.encode().translate(_CASED, _CASED_CONTROLS), _CASED_PLAIN).split():
+        is_number = token[0] in _DIGITS or token.lower() in NUMBER_WORDS
+        kind = NUMBER if is_number else NAME if token[0] in _CAPITALS else token
+        if kind is token or found[-1:] != [kind]:
+            found.append(kind)
+    return b" ".join(found)
+
+
+def _parted(text: bytes, plain: bytes) -> bytes:
+    """The text with spaces around its operators, and nothing but spaces between its words."""
+    if text.translate(None, _BEFORE_NO_NUMBER):
+        text = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), text)
+    return text.translate(plain)

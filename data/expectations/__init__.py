@@ -1,0 +1,1 @@
+"""What rows must satisfy before a stage reads them."""

@@ -1,0 +1,294 @@
+"""Rows that say nearly the same: MinHash proposes pairs, the Jaccard index of their shingles decides, and what hangs together is a cluster.
+
+A shingle is `size` words in a row of a folded text, as a hash of 64 bits; a text of fewer words is one shingle. Of each permutation of
+32-bit numbers the least shingle is kept (Broder 1997), and a band is a hash of several of these: two texts of Jaccard index J share one
+of `BANDS` bands of r with a probability of 1 - (1 - J^r)^BANDS (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, § 3.4).
+All pairs that share one are compared, but in bands that many rows share: there each row with the first of them and the `NEARBY` before it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data.contamination.compiled import compiled
+from data.contamination.reading import CJK
+from data.filters.row_filters import CONDITION
+from data.host.parallel import mapped
+
+Places = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+Bands = NDArray[np.uint32]
+Similarities = NDArray[np.float64]
+
+BANDS = 32
+RECALL = 0.99
+"""Of pairs just as similar as the threshold."""
+LONGEST_BAND = 8
+"""Permutations of a band. More would propose fewer pairs in vain, and cost more than these."""
+NEARBY = 8
+PAIRS = 1000
+"""That are compared together."""
+FEW = 4
+"""So many of those are not worth further processes."""
+
+SPACE = ord(" ")
+PRIME, BASE, SPREAD = np.uint64(0x100000001B3), np.uint64(0xD6E8FEB86659FD93), np.uint64(0x9E3779B97F4A7C15)
+START, NONE, HALF = np.uint64(0xCBF29CE484222325), np.uint64(0), np.uint64(32)
+MOST = np.uint32(0xFFFFFFFF)
+_draw = np.random.Generator(np.random.PCG64(0))  # the same in every version of numpy
+FACTORS = _draw.integers(0, 1 << 31, BANDS * LONGEST_BAND, np.uint32) * np.uint32(2) + np.uint32(1)
+TERMS = _draw.integers(0, 1 << 32, BANDS * LONGEST_BAND, np.uint32)
+"""Permutation p is x → FACTORS[p] x + TERMS[p], modulo 2³²."""
+
+_cjk = re.compile(f"([{CJK}])")
+
+
+def band_length(threshold: float) -> int:
+    """How many permutations make a band: as many as leave a pair at the threshold a probability of `RECALL` to be found."""
+    lengths = range(2, LONGEST_BAND + 1)
+    return max((one for one in lengths if 1 - (1 - threshold**one) ** BANDS >= RECALL), default=1)
+
+
+def bands(texts: Sequence[str], size: int, threshold: float) -> Bands:
+    """The bands of folded texts, [N, BANDS]: two rows of it that have a number in common in one column are to be compared."""
+    data, bounds, counts = _encoded(texts)
+    words, found = np.empty(max(counts, default=0), np.uint64), np.empty((len(texts), BANDS), np.uint32)
+    _bands(data, bounds, words, size, band_length(threshold), FACTORS, TERMS, found)
+    return found
+
+
+def similarities(texts: Sequence[str], size: int, pairs: Places) -> Similarities:
+    """The Jaccard index of the shingles of two texts, by numbers of texts, [2, P] → [P]."""
+    data, bounds, counts = _encoded(texts)
+    words, shingles, ends = np.empty(max(counts, default=0), np.uint64), np.empty(sum(counts), np.uint64), np.empty(len(texts), np.int64)
+    _note(data, bounds, words, size, shingles, ends)
+    sets = [np.unique(some) for some in np.split(shingles, ends)[:-1]]  # what is left over is room for words that begin no shingle
+    starts, found = np.cumsum([0, *map(len, sets)]), np.empty(pairs.shape[1], np.float64)
+    _compare(np.concatenate(sets) if sets else shingles, starts, pairs, found)
+    return found
+
+
+def _encoded(texts: Sequence[str]) -> tuple[NDArray[np.uint8], Places, list[int]]:
+    """UTF-8 of all texts, words apart by single spaces; text i is `data[bounds[i]:bounds[i + 1]]`; and how many words each has."""
+    data = [_worded(text).encode("utf-8", "surrogatepass") for text in texts]
+    return np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)]), [text.count(b" ") + 1 for text in data]
+
+
+def _worded(text: str) -> str:
+    """Characters of scripts without spaces are words. A condition is part of every word: texts under different ones share none."""
+    said, _, condition = text.partition(CONDITION)
+    words = said if said.isascii() else " ".join(_cjk.sub(r" \1 ", said).split())
+    return " ".join(f"{word}{CONDITION}{condition}" for word in words.split(" ")) if condition else words
+
+
+# --- compiled ----------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def _mixed(value):  # as in data/contamination/matching.py, and not from there: machine code is kept by what its own file says
+    """A bijection in which every bit reaches every other."""
+    value = (value ^ (value >> HALF)) * BASE
+    value = (value ^ (value >> HALF)) * SPREAD
+    return value ^ (value >> HALF)
+
+
+@compiled
+def _shingles(data, begin, end, size, words, found):
+    """Fills `found` with the hashes of a text's shingles; returns how many there are. `words` is room for those of its words (FNV-1a)."""
+    count, value = 0, START
+    for at in range(begin, end):
+        if data[at] == SPACE:
+            words[count] = _mixed(value)
+            count, value = count + 1, START
+        else:
+            value = (value ^ np.uint64(data[at])) * PRIME
+    words[count] = _mixed(value)
+    count += 1
+    length = min(size, count)
+    for first in range(count - length + 1):
+        value = NONE
+        for place in range(first, first + length):
+            value = value * BASE + words[place]
+        found[first] = _mixed(value)
+    return count - length + 1
+
+
+@compiled
+def _bands(data, bounds, words, size, length, factors, terms, found):
+    """Fills `found`, see `bands`, of bands of so many permutations."""
+    shingles, least = np.empty_like(words), np.empty(BANDS * length, np.uint32)
+    for text in range(len(found)):
+        least[:] = MOST
+        for number in range(_shingles(data, bounds[text], bounds[text + 1], size, words, shingles)):
+            shingle = np.uint32(shingles[number] >> HALF)
+            for one in range(len(least)):
+                least[one] = min(least[one], np.uint32(shingle * factors[one] + terms[one]))
+        for band in range(BANDS):
+            value = np.uint64(band)
+            for one in range(band * length, (band + 1) * length):
+                value = _mixed(value + np.uint64(least[one]))
+            found[text, band] = np.uint32(value >> HALF)
+
+
+@compiled
+def _note(data, bounds, words, size, shingles, ends):
+    """Fills `shingles` with those of all texts, one after the other, and `ends` with where those of each end."""
+    count = 0
+    for text in range(len(ends)):
+        count += _shingles(data, bounds[text], bounds[text + 1], size, words, shingles[count:])
+        ends[text] = count
+
+
+@compiled
+def _compare(sets, starts, pairs, found):
+    """Fills `found`, see `similarities`; the set of text i is `sets[starts[i]:starts[i + 1]]`."""
+    for pair in range(len(found)):
+        one, other = pairs[0, pair], pairs[1, pair]
+        found[pair] = _jaccard(sets[starts[one] : starts[one + 1]], sets[starts[other] : starts[other + 1]])
+
+
+@compiled
+def _jaccard(one, other):
+    """|A ∩ B| / |A ∪ B| of two ascending lists of different numbers."""
+    at, where, shared = 0, 0, 0
+    while at < len(one) and where < len(other):
+        low, high = one[at] <= other[where], other[where] <= one[at]
+        shared += low and high
+        at += low
+        where += high
+    return shared / (len(one) + len(other) - shared)
+
+
+# --- clusters ----------------------------------------------------------------------------------------------------------
+
+
+class Near(NamedTuple):
+    """Why a row is too near to another one."""
+
+    kept: int
+    """The first row of its cluster."""
+    similarity: float
+    """To that row; below the threshold where only others stand between them."""
+    by: int
+    """The row of the cluster that it was found to be most similar to, the first of these,"""
+    similarity_by: float
+    """and how similar it is to that one: at least the threshold."""
+
+
+@dataclass
+class Clusters:
+    """Which rows hang together by pairs that are similar enough."""
+
+    roots: Places
+    """Row → the first one of its cluster."""
+    by: Places
+    """Row → the one that it is most similar to."""
+    similarity: Similarities
+    """To that one; 0 of a row by itself."""
+
+    def join(self, pairs: Places, similarity: Similarities) -> None:
+        """Takes in pairs that are similar enough, [2, P]."""
+        for one, other, value in zip(*pairs.tolist(), similarity.tolist(), strict=True):
+            low, high = sorted((self._root(one), self._root(other)))
+            self.roots[high] = low
+            for row, partner in ((one, other), (other, one)):
+                if (-value, partner) < (-self.similarity[row], self.by[row]):
+                    self.by[row], self.similarity[row] = partner, value
+        while (self.roots[self.roots] != self.roots).any():
+            self.roots = self.roots[self.roots]
+
+    def _root(self, row: int) -> int:
+        while self.roots[row] != row:
+            row = int(self.roots[row])
+        return row
+
+
+Compare = Callable[[Places], Similarities]
+"""Numbers of rows, [2, P] → how similar they are, [P]."""
+
+
+def near(keys: Bands, threshold: float, compare: Compare) -> dict[int, Near]:
+    """The rows that are too near to an earlier one of their cluster; which is the first of it is decided by the order of the rows alone.
+
+    Args:
+        keys: of the rows, see `bands`.
+        threshold: the least Jaccard index of two that are too near.
+        compare: of two rows.
+    """
+    count = len(keys)
+    clusters = Clusters(np.arange(count), np.full(count, count), np.zeros(count))
+    refused = np.empty(0, np.int64)
+    for earlier, later in chain.from_iterable(map(_proposed, keys.T)):
+        apart = clusters.roots[earlier] != clusters.roots[later]
+        codes = _others(np.unique(earlier[apart] * count + later[apart]), refused)
+        pairs = np.stack(np.divmod(codes, max(count, 1)))
+        found = compare(pairs)
+        enough = found >= threshold
+        clusters.join(pairs[:, enough], found[enough])
+        refused = np.insert(refused, np.searchsorted(refused, codes[~enough]), codes[~enough])
+    gone = np.flatnonzero(clusters.roots != np.arange(count))
+    to_kept = compare(np.stack([clusters.roots[gone], gone]))
+    columns = (gone, clusters.roots[gone], to_kept, clusters.by[gone], clusters.similarity[gone])
+    return {place: Near(*more) for place, *more in zip(*(column.tolist() for column in columns), strict=True)}
+
+
+def _others(codes: Places, known: Places) -> Places:
+    """Those that are none of the known ones; both ascending."""
+    if not len(known):
+        return codes
+    return codes[known[np.minimum(np.searchsorted(known, codes), len(known) - 1)] != codes]
+
+
+def _proposed(band: NDArray[np.uint32]) -> Iterator[tuple[Places, Places]]:
+    """(earlier rows, later ones) of pairs of rows with the same number: first each with the first of them, for where many are alike that
+    is all there is to find; then each with the `NEARBY` before it."""
+    order = np.argsort(band, kind="stable")
+    ranked, places = band[order], np.arange(len(band))
+    begins = np.searchsorted(ranked, ranked)  # where the run of equal ones begins
+    later = begins < places
+    yield order[begins[later]], order[later]
+    befores = [(places - step)[places - step > begins] for step in range(1, NEARBY + 1)]
+    afters = [before + step for step, before in enumerate(befores, start=1)]
+    yield order[np.concatenate(befores)], order[np.concatenate(afters)]
+
+
+def comparing(texts: Callable[[Places], Sequence[str]], size: int, workers: int) -> Compare:
+    """A comparison that reads the texts of some rows again, a few thousand pairs at a time, in so many processes where there are many.
+
+    Args:
+        texts: folded, of rows by their numbers.
+        size: words of a shingle.
+        workers: processes.
+    """
+
+    def compared(pairs: Places) -> Similarities:
+        rows, numbers = np.unique(pairs, return_inverse=True)
+        return similarities(texts(rows), size, numbers.reshape(pairs.shape))
+
+    def compare(pairs: Places) -> Similarities:
+        parts = list(_parts(pairs))
+        return np.concatenate([np.empty(0), *mapped(compared, parts, workers if len(parts) > FEW else 1)])
+
+    return compare
+
+
+def _parts(pairs: Places) -> Iterator[Places]:
+    for start in range(0, pairs.shape[1], PAIRS):
+        yield pairs[:, start : start + PAIRS]
+
+
+def evidence(found: Near, threshold: float, kept: str, by: str) -> str:
+    """What was seen, for people: how similar the row is to the one that is kept, by whose id the cluster is called.
+
+    Args:
+        found: of the row.
+        threshold: the least similarity of two rows that are near.
+        kept, by: ids of the rows that `found` names.
+    """
+    said = f"{found.similarity:.3f} like {kept}"
+    return said if found.similarity >= threshold else f"{said}, by way of {by}: {found.similarity_by:.3f}"

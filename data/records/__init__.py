@@ -1,0 +1,1 @@
+"""The rows that stages exchange, in columns."""

@@ -1,0 +1,136 @@
+"""What a well-formed list of messages is."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+ROLES = ("system", "user", "assistant")
+CALL, RESULT = "call", "tool"
+"""Roles of a call that the assistant makes in its turn, see `data/chat/tools.py`, and of what comes of it."""
+ALL_ROLES = (*ROLES, CALL, RESULT)
+MARKED = ("assistant", CALL)
+"""Whose messages may have a mark, and end."""
+AFTER = {
+    "system": ("user",),
+    "user": MARKED,
+    "assistant": ("user", CALL, RESULT),
+    CALL: (RESULT, CALL),
+    RESULT: ("assistant", CALL, RESULT),
+}
+"""Role → those that may follow it, first the one that is due."""
+LAST = {"assistant": MARKED, "user": ("user", RESULT)}
+"""Who speaks last → the roles that a last message may then have: an answer is asked for by a user, or by a result."""
+SPELLED_CALL = re.compile(r"<tool_call>|<code>")
+"""What the assistant says may itself be a call: as Hermes and SmolLM3 are taught to."""
+FINISH_REASONS = ("stop", "length")
+
+
+def message_problem(messages: Any, last: str) -> str | None:
+    """The first thing wrong with a list of messages, or None.
+
+    Well-formed: an optional system turn, then user and assistant in turn, beginning with the user, ending with `last`
+    ("user" or "assistant"); every content is a text with something in it; `train` marks, if at all, turns of the assistant, and
+    `finish_reason` the last of them. A turn of the assistant may end with calls. Results follow them, which may be empty, and after
+    these the assistant goes on.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        return "there are no messages"
+    for number, message in enumerate(messages):
+        problem = _problem_of_one(message, number, number == len(messages) - 1)
+        if problem:
+            return problem
+    return _problem_of_order(messages, last)
+
+
+def _problem_of_one(message: Any, number: int, is_last: bool) -> str | None:
+    if not isinstance(message, dict) or set(message) - {"train", "finish_reason"} != {"role", "content"}:
+        return f"message {number} is not {{role, content}}"
+    role, content = message["role"], message["content"]
+    if "train" in message and (role not in MARKED or not isinstance(message["train"], bool)):
+        return f"message {number} ({role}) has train {message['train']!r}: true or false is meant, on the assistant's turns"
+    if "finish_reason" in message and (role not in MARKED or message["finish_reason"] not in FINISH_REASONS):
+        found = f"has finish_reason {message['finish_reason']!r}"
+        return f"message {number} ({role}) {found}: stop or length is meant, on the assistant's turns"
+    if message.get("finish_reason") == "length" and not is_last:
+        return f"message {number} was cut off (finish_reason length) and is not the last"
+    if role not in ALL_ROLES:
+        return f"message {number} has role {role!r}, which is none of {', '.join(ROLES)}"
+    if not isinstance(content, str):
+        return f"message {number} ({role}) has no text"
+    if not content.strip() and role != RESULT:
+        return f"message {number} ({role}) is empty"
+    if not is_unicode(content):
+        return f"message {number} ({role}) holds half of a surrogate pair, which is no character"
+    if role == CALL and not _is_call(content):
+        return f"message {number} ({role}) is no {{name, arguments}} as JSON"
+    return None
+
+
+def _problem_of_order(messages: Sequence[Any], last: str) -> str | None:
+    turns = messages[1:] if messages[0]["role"] == "system" else messages
+    before = {"role": "system", "content": ""}
+    for number, message in enumerate(turns):
+        role = message["role"]
+        if role not in AFTER[before["role"]]:
+            return f"turn {number} is the {role}'s where the {AFTER[before['role']][0]}'s is due"
+        if role == RESULT and before["role"] == "assistant" and not SPELLED_CALL.search(before["content"]):
+            return f"turn {number} is the result of a call that was not made"
+        before = message
+    if before["role"] == CALL and last == "user":
+        return "the result of the last call is missing"
+    if before["role"] not in LAST[last]:
+        return f"the last turn is the {before['role']}'s, not the {last}'s"
+    return None
+
+
+def _is_call(text: str) -> bool:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return (
+        isinstance(given, dict) and set(given) == {"name", "arguments"}
+        and isinstance(given["name"], str) and isinstance(given["arguments"], dict)
+    )  # fmt: skip
+
+
+def roles_of(messages: Sequence[Any]) -> Counter[str]:
+    """Role → turns; calls count as calls, and as a turn of the assistant where it says nothing before them."""
+    found = Counter(message["role"] for message in messages)
+    if CALL in found:
+        roles = [message["role"] for message in messages]
+        found["assistant"] += sum(role == CALL and before not in MARKED for before, role in pairwise(roles))
+    return found
+
+
+def divided(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """(what stands before the last turn of the assistant, that turn: its text and its calls); none where another speaks last."""
+    end = len(messages)
+    while end and messages[end - 1]["role"] == CALL:
+        end -= 1
+    if end and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    return list(messages[:end]), list(messages[end:])
+
+
+def said_and_called(turn: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
+    """(what the assistant says in its turn, nothing where it only calls; its calls)."""
+    calls = tuple(message["content"] for message in turn if message["role"] == CALL)
+    return turn[0]["content"] if len(calls) < len(turn) else "", calls
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written: JSON may spell out halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def user_turns(messages: list[dict[str, str]]) -> list[str]:
+    """The texts of the user's turns, in order."""
+    return [message["content"] for message in messages if message["role"] == "user"]

@@ -1,0 +1,76 @@
+"""Responses that people have rated by attributes, one in a row, as HelpSteer2 has them (Wang et al. 2024, arXiv 2406.08673).
+
+A response's score is Σ wₐ rₐ over its ratings r, by the weights w that the recipe gives. Rows with the same prompt that follow each other
+are responses to compare, if they are asked under the same template arguments.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
+from itertools import groupby
+from typing import Any
+
+from data.chat import template_arguments
+from data.sources.row_files import Unreadable, text_of
+from data.sources.transcripts import MARK, marked
+
+
+def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
+    """(place of the first, row with `answers` and their scores) of rows with one prompt; what is rated wrongly comes as it is, with the
+    reason, and so do responses none of which is the better one."""
+    for (prompt, *_), group in groupby(rows, key=lambda one: _asked(one[1])):
+        responses: list[tuple[str, Any, Fraction]] = []
+        for place, row in group:
+            try:
+                responses.append((place, row, _score(row, weights)))
+            except ValueError as error:
+                yield place, Unreadable(text_of(row), str(error))
+        if responses:
+            yield responses[0][0], _compared(prompt, responses)
+
+
+def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
+    first = responses[0][1]
+    try:
+        turns = marked(prompt) if isinstance(prompt, str) and MARK in prompt else prompt
+    except ValueError as error:
+        return Unreadable(text_of(first), str(error))
+    if len(responses) == 1:
+        return {**first, "prompt": turns, "score": float(responses[0][2])}
+    if len({score for *_, score in responses}) == 1:
+        score = float(responses[0][2])
+        return Unreadable(text_of(first), f"all {len(responses)} responses have the score {score:g}: none is the better one")
+    rest = {name: value for name, value in first.items() if name != "response"}
+    return {**rest, "prompt": turns, "answers": [{"text": row["response"], "score": float(score)} for _, row, score in responses]}
+
+
+def _asked(row: Any) -> tuple[Any, ...]:
+    """The prompt, and what it is rendered with."""
+    return tuple(row.get(column) if isinstance(row, dict) else None for column in ("prompt", *template_arguments.COLUMNS))
+
+
+def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
+    """Exact, so that equal sums are told from nearly equal ones."""
+    if isinstance(row, Unreadable):
+        raise ValueError(row.reason)
+    if not isinstance(row, dict) or "response" not in row:
+        raise ValueError("the row has no response")
+    total = Fraction(0)
+    for name, weight in weights.items():
+        total += Fraction(str(weight)) * _rating(row, name)
+    try:
+        float(total)
+    except OverflowError as error:
+        raise ValueError("the score is larger than any float") from error
+    return total
+
+
+def _rating(row: dict[str, Any], name: str) -> Fraction:
+    """A number, or a text that is one (`"0.25"`, where others of the column say `n/a`)."""
+    given = row.get(name)
+    try:
+        if not isinstance(given, bool) and isinstance(given, (int, float, str)) and math.isfinite(float(given)):
+            return Fraction(given if isinstance(given, int) else str(float(given)))  # a text may ask for any number of digits
+    except (ValueError, OverflowError):  # a float holds no integer of 400 digits
+        pass
+    raise ValueError(f"{name} {given!r:.80} is no number")

@@ -1,0 +1,316 @@
+"""Rows to examples: the usual layouts, with one sentence for every row that is in none of them."""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from configs.rows.datasets import RecordType
+from data.chat.template_arguments import arguments_in
+from data.chat.tools import calls_in, is_there
+from data.chat.turns import messages_from, refuse_more_than_messages
+from data.records.messages import CALL, MARKED, divided, message_problem, said_and_called
+from data.records.records import Answer, Message
+from data.sources import trees
+from data.sources.procedural import Example
+from data.sources.row_files import Unreadable, text_of
+from data.sources.transcripts import is_transcript, messages_of
+from data.sources.verifiable import verifier_of
+
+BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
+"""Columns with a conversation or its beginning; the first that is there counts."""
+OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
+"""Columns of layouts whose answers are texts alone."""
+
+
+def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
+    """(place, row) of the same rows, with those that hold several examples in parts."""
+    for place, row in rows:
+        if not trees.is_tree(row):
+            yield place, row
+            continue
+        try:
+            parts = list(trees.comparisons(row) if record == "preference" else trees.conversations(row))
+        except ValueError as error:
+            yield place, Unreadable(text_of(row), str(error))
+            continue
+        lacks = "two answers with ranks to one turn" if record == "preference" else "an answer"
+        yield from ((f"{place}/{number}", part) for number, part in enumerate(parts))
+        if not parts:
+            yield place, Unreadable(text_of(row), f"the tree of conversations lacks {lacks}")
+
+
+def example_of(row: Any, verifier: str | None = None) -> Example:
+    """The example of a row in one of the usual layouts; columns that none of them names are ignored.
+
+        messages [, verifier]                               chat; the last turn is the user's or the assistant's
+        messages | prompt, dataset, ground_truth            a prompt for RLVR, see `data/sources/verifiable.py`; or with the ground truth in
+                                                            `reward_model` (verl), or [{value}, {ground_truth}] (Open-Reasoner-Zero)
+        prompt, completion | response                       a chat and its last turn
+        instruction [, input], output                       Alpaca
+        conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
+        [messages | prompt,] chosen, rejected               a pair: answers, or whole chats with the same beginning
+        chosen, rejected                                    the same as transcripts, see `data/sources/transcripts.py`
+        context, response1, response2, overall_preference   a pair, of which a number below 0 prefers the first (HelpSteer3)
+        messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
+        messages | prompt, responses, rewards               the same in two lists (RLHFlow)
+        prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
+        messages | prompt, tool_calls                       a chat whose last turn calls tools (xLAM's `query` and `answers`)
+
+    `conversation` and `context_messages` are other names for messages.
+    What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
+    of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
+    `problem_is_valid` and `solution_is_valid` other than yes, and with a ground truth the `question_type` proof, make a row that its own
+    set takes for useless (NuminaMath).
+    One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
+    a `strength`, the probability that chosen is the better one. What turns may have is said in `data/chat/turns.py`. Every row may have
+    `template_arguments` or `chat_template_kwargs`: a mapping, or one as JSON in a text; and `tools` or `functions` that it offers.
+
+    Args:
+        verifier: what compares answers with the ground truth, whatever the row says.
+
+    Raises:
+        ValueError: the row cannot be read, or has missing, empty or wrong-role messages; with one sentence why.
+    """
+    if isinstance(row, Unreadable):
+        raise ValueError(row.reason)
+    try:
+        return _checked(replace(_parse(row, verifier), template_arguments=arguments_in(row)))
+    except OverflowError as error:  # an integer that no float holds
+        raise ValueError(str(error)) from error
+
+
+def _parse(row: Any, verifier: str | None) -> Example:
+    row = _named(row)
+    if not isinstance(row, dict):
+        raise ValueError("the row is not an object with named fields")
+    refuse_more_than_messages(row)
+    if verifier is not None:
+        row = {"ground_truth": None, **row, "dataset": verifier}
+    named = [row[column] for column in ("dataset", "ground_truth") if column in row]
+    verifiable = len(named) == 2 and any(value is not None for value in named)
+    row = {name: value for name, value in row.items() if value is not None}
+    _refuse_disowned(row, verifiable)
+    own = row["source"] if isinstance(row.get("source"), str) else None
+    calls = "tool_calls" in row and is_there(row["tool_calls"])
+    if calls and (others := OTHER_ANSWERS & set(row)):
+        raise ValueError(f"the row has tool_calls and {', '.join(sorted(others))}, and one of them alone can be the answer")
+    if {"response1", "response2"} <= set(row):
+        row = _compared(row)
+    if {"responses", "rewards"} <= set(row):
+        row = {**row, "answers": _rewarded(row["responses"], row["rewards"])}
+    if {"chosen", "rejected"} & set(row):
+        return _pair(row, own)
+    if "answers" in row:
+        return _by_rank(row, own) if _has_ranks(row["answers"]) else Example(_turns(row), _ranked(row["answers"]), source=own)
+    if "instruction" in row:
+        parts = [part for part in (row["instruction"], row.get("input")) if part]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError("instruction and input are not both texts")
+        question = "\n\n".join(parts)
+        answers = (_single(row["output"], row),) if "output" in row else ()
+        return Example([{"role": "user", "content": question}], answers, source=own)
+    messages = _turns(row)
+    if verifiable:
+        row["verifier"] = verifier_of(row.get("dataset"), row.get("ground_truth"))
+    for column in ("completion", "response"):
+        if column in row:
+            messages = [*messages, *_chat(row[column])]
+            break
+    if calls:
+        messages = [*messages, *calls_in(row["tool_calls"], "tool_calls")]
+    if messages and messages[-1]["role"] in MARKED:
+        return _answered(messages, row, own)
+    return Example(messages, verifier=row.get("verifier"), source=own)
+
+
+def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> Example:
+    """A conversation of which the last turn is an answer, or calls, or both."""
+    before, turn = divided(messages)
+    text, calls = said_and_called(turn)
+    row = {"finish_reason": turn[-1]["finish_reason"], **row} if "finish_reason" in turn[-1] else row
+    answer, verifier = _single(text, row), row.get("verifier")
+    return Example(before, (answer,), verifier=verifier, source=own, train=turn[0].get("train"), calls=calls)
+
+
+def _named(row: Any) -> Any:
+    """A question and its ground truth in columns of their own, where the set has them one within the other."""
+    match row:
+        case {"reward_model": {"ground_truth": truth}} if row.get("ground_truth") is None:
+            return {**row, "ground_truth": truth}
+        case [{"value": question}, {"ground_truth": {"value": truth}}]:
+            return {"prompt": question, "ground_truth": truth}
+        case _:
+            return row
+
+
+def _refuse_disowned(row: dict[str, Any], verifiable: bool) -> None:
+    """Raises ValueError for a row of which its own set says that it is not to be used, as NuminaMath does."""
+    for column in ("problem_is_valid", "solution_is_valid"):
+        if column in row and str(row[column]).lower() not in ("yes", "true"):
+            raise ValueError(f"{column} is {row[column]!r:.80}: the set itself does not vouch for this row")
+    if verifiable and str(row.get("question_type")).lower() == "proof":
+        raise ValueError(f"question_type is {row['question_type']!r:.80}: no answer shows whether a proof is right")
+
+
+def _single(text: str, row: dict[str, Any]) -> Answer:
+    """One answer, with its label or score where the row has one."""
+    score = float(row["label"]) if isinstance(row.get("label"), bool) else _number(row.get("score"))
+    return _answer(text, score, row.get("finish_reason"))
+
+
+def _answer(text: str, score: float | None, finish_reason: Any = None, win_rate: Any = None) -> Answer:
+    """An answer with what is known of it; a reason to end that is none of ours (`tool_calls`, `eos`) is no length limit."""
+    answer: Answer = {"text": text, "score": score}
+    if finish_reason == "length":
+        answer["finish_reason"] = "length"
+    if win_rate is not None:
+        answer["win_rate"] = win_rate
+    return answer
+
+
+def _ranked(given: Any) -> tuple[Answer, ...]:
+    """Answers, best first: as they stand where they are texts, by their scores (equals as they stand) where they have them."""
+    if not isinstance(given, list) or not given:
+        raise ValueError("answers is no list with something in it")
+    if all(isinstance(one, str) for one in given):
+        return tuple({"text": one, "score": None} for one in given)
+    if not all(isinstance(one, dict) and {"text", "score"} <= set(one) and _number(one["score"]) is not None for one in given):
+        raise ValueError("answers are neither texts, the best first, nor {text, score} with a finite score each")
+    best_first = sorted(given, key=lambda one: float(one["score"]), reverse=True)
+    return tuple(_answer(one["text"], float(one["score"]), one.get("finish_reason"), one.get("win_rate")) for one in best_first)
+
+
+def _rewarded(responses: Any, rewards: Any) -> list[dict[str, Any]]:
+    if not isinstance(responses, list) or not isinstance(rewards, list) or len(responses) != len(rewards):
+        raise ValueError("responses and rewards are not lists of one length")
+    return [{"text": text, "score": score} for text, score in zip(responses, rewards, strict=True)]
+
+
+def _has_ranks(given: Any) -> bool:
+    return isinstance(given, list) and any(isinstance(one, dict) and "rank" in one for one in given)
+
+
+def _by_rank(row: dict[str, Any], own: str | None) -> Example:
+    """Answers with ranks, 1 the best, to a prompt that is a transcript up to the answer. A rank says nothing of how much better one is."""
+    given = row["answers"]
+    if not all(isinstance(one, dict) and "answer" in one and _number(one.get("rank")) is not None for one in given):
+        raise ValueError("answers with ranks are not {answer, rank} with a number each")
+    best_first = sorted(given, key=lambda one: float(one["rank"]))
+    for one, after in pairwise(best_first):
+        if one["rank"] == after["rank"]:
+            raise ValueError(f"two answers have the rank {one['rank']:g}, so that neither is the better one")
+    prompt = row.get("prompt")
+    messages = _turns({"messages": messages_of(prompt)} if isinstance(prompt, str) and is_transcript(prompt) else row)
+    if messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] == "":
+        messages = messages[:-1]  # "Assistant:", after which the answer comes
+    return Example(messages, tuple(_answer(one["answer"], None) for one in best_first), source=own)
+
+
+def _compared(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of two responses and the number by which one is preferred, as chosen and rejected."""
+    number = _number(row.get("overall_preference"))
+    if number is None:
+        raise ValueError(f"overall_preference {row.get('overall_preference')!r} is no number, which is below 0 where response1 is better")
+    if number == 0:
+        raise ValueError("overall_preference is 0: neither response is the better one")
+    better, worse = ("response1", "response2") if number < 0 else ("response2", "response1")
+    rest = {name: value for name, value in row.items() if name not in BEGINNINGS}
+    before = _turns({"prompt": row["context"]} if "context" in row else {})
+    return {**rest, "messages": before, "chosen": row[better], "rejected": row[worse]}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number; None for whatever else a column of this name may hold."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
+
+
+def _pair(row: dict[str, Any], own: str | None) -> Example:
+    """Chosen and rejected as answers to a given beginning, or as two whole chats with one beginning."""
+    if not {"chosen", "rejected"} <= set(row):
+        raise ValueError("only one of chosen and rejected is there")
+    for side in ("chosen", "rejected"):
+        if isinstance(row[side], str) and _holds_messages(row[side]):
+            raise ValueError(f"{side} is a text with JSON in it, which would be taken for what an assistant says: store a list")
+    before = _turns(row) if set(BEGINNINGS) & set(row) else None
+    whole = before is None and is_transcript(row["chosen"]) and is_transcript(row["rejected"])
+    chosen, rejected = ((messages_of if whole else _chat)(row[side]) for side in ("chosen", "rejected"))
+    if len(chosen) > 1 or len(rejected) > 1:
+        if chosen[:-1] != rejected[:-1]:
+            raise ValueError("chosen and rejected do not answer the same beginning")
+        before = chosen[:-1]
+    if before is None:
+        raise ValueError("there is no prompt: neither messages, prompt nor conversations")
+    for side, turns in (("chosen", chosen), ("rejected", rejected)):
+        if turns and turns[-1]["role"] == CALL:
+            raise ValueError(f"{side} ends with a call, and answers that are compared are texts")
+        if not turns or turns[-1]["role"] != "assistant":
+            raise ValueError(f"{side} does not end with the assistant's turn")
+    high, low = (_number(row.get(f"score_{side}")) for side in ("chosen", "rejected"))
+    if high is None or low is None:
+        high = low = None
+    elif high < low:
+        raise ValueError(f"chosen has the score {high}, below rejected's {low}")
+    strength = _number(row.get("strength"))
+    if "strength" in row and (strength is None or not 0 <= strength <= 1):
+        raise ValueError(f"strength {row['strength']!r} is no probability: 0 to 1 is meant")
+    better, worse = (
+        _answer(turns[-1]["content"], score, row.get(f"finish_reason_{side}") or turns[-1].get("finish_reason"))
+        for side, turns, score in (("chosen", chosen, high), ("rejected", rejected, low))
+    )
+    return Example(before, (better, worse), source=own, strength=strength)
+
+
+def _turns(row: dict[str, Any]) -> list[Message]:
+    for column in BEGINNINGS:
+        if column in row:
+            given = row[column]
+            if not isinstance(given, str):
+                return _chat(given)
+            if given.lstrip().startswith("[{") and (column != "prompt" or _holds_messages(given)):
+                raise ValueError(f"{column} is a text with JSON in it, which would be taken for what a user says: store a list")
+            return [{"role": "user", "content": given}]
+    raise ValueError("there are no messages")
+
+
+def _holds_messages(text: str) -> bool:
+    """Whether a text is a list of messages as JSON."""
+    if not text.lstrip().startswith("[{"):
+        return False
+    try:
+        turns = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return all(isinstance(turn, dict) and {"role", "from"} & set(turn) for turn in turns)
+
+
+def _chat(given: Any) -> list[Message]:
+    """A list of messages, one ShareGPT message, or the text of one answer, as messages."""
+    if isinstance(given, str):
+        return [{"role": "assistant", "content": given}]
+    return messages_from(given if isinstance(given, list) else [given])
+
+
+def _checked(example: Example) -> Example:
+    problem = message_problem(example.messages, last="user")
+    if example.train is not None and not isinstance(example.train, bool):
+        problem = f"the last turn has train {example.train!r}: true or false is meant"
+    if not _is_json(example.verifier):
+        problem = "the verifier holds something that JSON has no form for"
+    if problem:
+        raise ValueError(problem)
+    for number, answer in enumerate(example.answers):
+        if not isinstance(answer["text"], str) or not (answer["text"].strip() or example.calls):
+            raise ValueError(f"the {('answer', 'rejected answer')[number] if number < 2 else f'answer {number}'} is empty")
+    return example
+
+
+def _is_json(value: Any) -> bool:
+    """Parquet may hold dates and bytes, and Python's JSON numbers that are none."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

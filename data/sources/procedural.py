@@ -1,0 +1,188 @@
+"""Rows made by rule, each with an answer that a verifier accepts and one that it refuses."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.base.frozen import digest
+from configs.base.problems import PedigreeError
+from configs.rows.datasets import Arithmetic, Constraints
+from data.records.records import Answer, Message
+
+
+class SourceError(PedigreeError):
+    """A source cannot give what was asked of it; the message names the rows, or the bound and the remedy."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """What a source knows of one row, before it takes the form of a record; None where the source does not say."""
+
+    messages: list[Message]
+    """Ends with the user's turn, or with the result of a call."""
+    answers: tuple[Answer, ...] = ()
+    """Best first; the first is the assistant's reply."""
+    verifier: dict[str, Any] | None = None
+    source: str | None = None
+    """Where the row says itself that it comes from."""
+    strength: float | None = None
+    """P(the first of two answers is the better one)."""
+    train: bool | None = None
+    """The mark of the assistant's turn that was taken for the answer."""
+    calls: tuple[str, ...] = ()
+    """With which that turn ends, as `data/chat/tools.py` has them; the answer may then be empty."""
+    template_arguments: dict[str, Any] | None = None
+    """Variables of the chat template → their values."""
+
+    @property
+    def answer(self) -> str | None:
+        return self.answers[0]["text"] if self.answers else None
+
+    @property
+    def rejected(self) -> str | None:
+        return self.answers[1]["text"] if len(self.answers) > 1 else None
+
+
+def unscored(*texts: str) -> tuple[Answer, ...]:
+    """Answers of which no more is known than which is better."""
+    return tuple({"text": text, "score": None} for text in texts)
+
+
+Problem = tuple[str, int, int]
+"""Operation and operands."""
+
+SYMBOLS = {"add": "+", "subtract": "-", "multiply": "*"}
+RESULTS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+}
+PHRASES = ("What is {}?", "Calculate {}.", "{} = ?")
+
+
+def arithmetic(config: Arithmetic) -> list[Example]:
+    """`count` different problems; operand lengths and operations are drawn evenly.
+
+    A problem's wording follows from the problem, so that the same problem in two sets is the same text, and the decontamination
+    of one against the other cannot miss it.
+
+    Raises:
+        SourceError: there are not `count` different problems.
+    """
+    possible = len(set(config.operations)) * sum(_numbers(length) for length in set(config.digits)) ** 2
+    if config.count > possible:
+        raise SourceError(
+            f"arithmetic: count {config.count} > {possible}, the number of different problems with operations "
+            f"{list(config.operations)} and digits {list(config.digits)}: lower count or allow more digits"
+        )
+    draw = random.Random(f"{config.seed}/arithmetic")
+    problems: dict[Problem, None] = {}
+    while len(problems) < config.count:
+        problems[(draw.choice(config.operations), _operand(draw, config.digits), _operand(draw, config.digits))] = None
+    return [_arithmetic_example(problem, config.style, draw) for problem in problems]
+
+
+def _numbers(length: int) -> int:
+    return 10 if length == 1 else 9 * 10 ** (length - 1)
+
+
+def _operand(draw: random.Random, digits: tuple[int, ...]) -> int:
+    length = draw.choice(digits)
+    return draw.randrange(0 if length == 1 else 10 ** (length - 1), 10**length)
+
+
+def _arithmetic_example(problem: Problem, style: str, draw: random.Random) -> Example:
+    operation, a, b = problem
+    term = f"{a} {SYMBOLS[operation]} {b}"
+    result = RESULTS[operation](a, b)
+    slip = _slip(problem, result, draw)
+    phrase = PHRASES[int(digest([operation, a, b])[:8], 16) % len(PHRASES)].format(term)
+    if style == "plain":
+        return _asked(phrase, str(result), str(slip), {"name": "arithmetic", "answer": str(result)})
+    return _asked(
+        f"{phrase} Show your working.",
+        f"{term} = {result}\n#### {result}",
+        f"{term} = {slip}\n#### {slip}",
+        {"name": "gsm", "answer": str(result)},
+    )
+
+
+def _slip(problem: Problem, result: int, draw: random.Random) -> int:
+    """A wrong result that people arrive at: a lost or extra carry, one off, the operands swapped, the operation mistaken."""
+    operation, a, b = problem
+    slips = {result + 10, result - 10, result + 1, result - 1}
+    slips |= {b - a} if operation == "subtract" else {a + b} if operation == "multiply" else {abs(a - b)}
+    return draw.choice(sorted(slips - {result}))
+
+
+def _asked(question: str, answer: str, rejected: str, verifier: dict[str, Any]) -> Example:
+    return Example([{"role": "user", "content": question}], unscored(answer, rejected), verifier)
+
+
+# Plural nouns of one word. Prompts are short, with the topic in the middle, so that two prompts on different topics
+# never share half their text by n-grams of eight.
+TOPICS = tuple(
+    """apples autumns bakeries beaches bees bicycles birds boats books bridges butterflies cameras candles castles cats clocks
+    clouds coins deserts dogs dolphins dreams engines farms festivals fires flowers forests friends games gardens glaciers
+    gloves guitars hats holidays horses houses islands jackets kitchens kites ladders lakes lamps languages letters libraries
+    lighthouses machines maps markets mirrors mountains mushrooms museums neighbours oceans orchards owls painters parks
+    pencils pianos planets poems rabbits radios rainbows rivers robots roses ships shoes shops songs spoons stars stations
+    storms summers teachers telescopes tents theatres trains trees turtles umbrellas valleys villages violins volcanoes
+    watches whales windmills winters wolves""".split()
+)
+OPENINGS = ("Write one sentence about {}", "Tell a friend something about {}", "Say something nice about {}")
+SENTENCE = "{} are part of daily life for many people in towns and in the country."
+WITH_COMMAS = "{}, as most people know, are part of daily life."
+SHORT = "{} are useful."
+LEAST, MOST = (6, 8, 10, 12), (5, 6, 7, 8)
+
+
+def constraints(config: Constraints) -> list[Example]:
+    """`count` different instructions; checks are drawn evenly.
+
+    Raises:
+        SourceError: there are not `count` different instructions.
+    """
+    possible = sum(len(OPENINGS) * len(TOPICS) * (len(LEAST) + len(MOST) if name == "word_count" else 1) for name in set(config.checks))
+    if config.count > possible:
+        raise SourceError(f"constraints: count {config.count} > {possible}, the number of different instructions: lower count")
+    draw = random.Random(f"{config.seed}/constraints")
+    made: dict[str, Example] = {}
+    while len(made) < config.count:
+        check, opening, topic = draw.choice(config.checks), draw.choice(OPENINGS), draw.choice(TOPICS)
+        example = _word_count(opening.format(topic), topic, draw) if check == "word_count" else _formatted(check, opening, topic)
+        made.setdefault(example.messages[0]["content"], example)
+    return list(made.values())
+
+
+IDS = {
+    "lowercase": "change_case:english_lowercase",
+    "no_comma": "punctuation:no_comma",
+    "quotation": "startend:quotation",
+    "title": "detectable_format:title",
+    "word_count": "length_constraints:number_words",
+}
+"""Of our names of checks, IFEval's."""
+
+
+def _formatted(check: str, opening: str, topic: str) -> Example:
+    name = topic.capitalize()
+    sentence = SENTENCE.format(name)
+    instruction, good, bad = {
+        "lowercase": ("{}. Use lowercase letters only.", sentence.lower(), sentence),
+        "no_comma": ("{} without any commas.", sentence, WITH_COMMAS.format(name)),
+        "quotation": ("{} and wrap it in double quotation marks.", f'"{sentence}"', sentence),
+        "title": ("{} with a title in double angular brackets.", f"<<{name}>>\n{sentence}", f"{name}\n{sentence}"),
+    }[check]
+    return _asked(instruction.format(opening.format(topic)), good, bad, {"name": "ifeval", "instructions": [{"id": IDS[check]}]})
+
+
+def _word_count(opening: str, topic: str, draw: random.Random) -> Example:
+    relation = draw.choice(("at least", "at most"))
+    words = draw.choice(LEAST if relation == "at least" else MOST)
+    long, short = SENTENCE.format(topic.capitalize()), SHORT.format(topic.capitalize())
+    good, bad = (long, short) if relation == "at least" else (short, long)
+    bound = ("at least", words) if relation == "at least" else ("less than", words + 1)
+    check = {"id": IDS["word_count"], "relation": bound[0], "num_words": bound[1]}
+    return _asked(f"{opening} in {relation} {words} words.", good, bad, {"name": "ifeval", "instructions": [check]})

@@ -1,0 +1,348 @@
+"""Files with rows: JSONL (packed or not), JSON and Parquet, each row with its place."""
+
+import gzip
+import json
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+
+from data.records.records import characters_in
+from data.sources.procedural import SourceError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyarrow.parquet import FileMetaData
+
+BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
+"""Of what is parsed together."""
+LONGEST_LINE = 64 << 20
+"""Bytes of a row of JSONL."""
+LARGEST_JSON = 2 << 30
+"""Bytes of a JSON list, which is in memory as a whole and takes several times as much there."""
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
+"""How packed files end."""
+
+
+class Unreadable(NamedTuple):
+    """Stands for a row that cannot be read by itself, where those around it can."""
+
+    text: str
+    reason: str
+
+
+def text_of(row: Any) -> str:
+    """A row as people are shown it."""
+    return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
+
+
+def writable(text: str) -> str:
+    """The text with halves of surrogate pairs, which no file holds, spelled out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+class Block(Protocol):
+    """Rows that lie together: as many as one process parses at a time."""
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """(place, row) of each."""
+        ...
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Rows that have been read."""
+
+    given: Sequence[tuple[str, Any]]
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        yield from self.given
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Whole lines of JSONL, as they were read."""
+
+    file: str
+    first: int
+    """Number of the first line."""
+    data: bytes
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        for number, line in enumerate(self._texts(), start=self.first):
+            if isinstance(line, Unreadable):
+                yield f"{self.file}:{number}", line
+            elif line.strip():
+                yield f"{self.file}:{number}", _parsed(line)
+
+    def _texts(self) -> Sequence[str | Unreadable]:
+        try:
+            return self.data.decode().split("\n")
+        except UnicodeDecodeError:
+            return [_decoded(line) for line in self.data.split(b"\n")]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a Parquet file."""
+
+    file: str
+    first: int
+    batch: "RecordBatch"
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        with _told(f"{self.file}: rows {self.first} to {self.first + len(self.batch) - 1} cannot be read"):
+            rows = self.batch.to_pylist()
+        yield from ((f"{self.file}[{number}]", row) for number, row in enumerate(rows, start=self.first))
+
+
+def read(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, row) of every row of a file, or of every data file below a folder."""
+    for block in blocks(path):
+        yield from block.rows()
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    """All rows of a file, or of every data file below a folder, to be parsed elsewhere.
+
+    Raises:
+        SourceError: it is no file of rows, cannot be unpacked, is damaged, or has a line without end.
+    """
+    for file in _files(path) if path.is_dir() else [path]:
+        if ending(file) not in READERS:
+            raise SourceError(f"{file.name}: rows are read from {', '.join(sorted(READERS))} files")
+        yield from READERS[ending(file)](file)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The data files below a folder, in order; what is hidden is none, nor what others lay beside rows, as their licence.
+
+    Raises:
+        SourceError: there is none, or something that must be rows, too, and cannot be read.
+    """
+    there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not _is_hidden(path.relative_to(folder)))
+    left_out = [path.relative_to(folder).as_posix() for path in there if ending(path) not in READERS and _looks_like_rows(path)]
+    if left_out:
+        more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        raise SourceError(
+            f"{folder.name} holds {left_out[0]}{more}, which would be left out: rows are read from {', '.join(sorted(READERS))} files: "
+            "rename, unpack or remove it"
+        )
+    files = [path for path in there if ending(path) in READERS]
+    if not files:
+        raise SourceError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
+    return files
+
+
+def _is_hidden(path: PurePath) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _looks_like_rows(file: PurePath) -> bool:
+    """Whether its name ends as one of rows does, but for capital letters and what it is packed in."""
+    plain = PurePath(file.name.lower())
+    return ending(plain.with_suffix("") if plain.suffix in PACKED else plain) in READERS
+
+
+def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
+    """Rows that something else has read, in blocks."""
+    held, size = [], 0
+    for one in rows:
+        held.append(one)
+        size += characters_in(one)
+        if len(held) >= BLOCK_ROWS or size >= BLOCK_BYTES:
+            yield Handed(held)
+            held, size = [], 0
+    if held:
+        yield Handed(held)
+
+
+def ending(file: PurePath) -> str:
+    """How a file ends, with what it is packed in."""
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+def _jsonl(file: Path) -> Iterator[Block]:
+    with file.open("rb") as stream:
+        yield from _lines(file, stream)
+
+
+def _packed(file: Path) -> Iterator[Block]:
+    try:
+        with gzip.open(file) as stream:
+            yield from _lines(file, stream)
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk; that a file is damaged has no number
+            raise
+        raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
+
+
+def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
+    number, held, length = 1, [], 0
+    for data in _pieces(stream):
+        whole, end, begun = data.rpartition(b"\n")
+        length += data.index(b"\n") if end else len(data)
+        if length > LONGEST_LINE:
+            raise SourceError(
+                f"{file.name}:{number} has more than {LONGEST_LINE} bytes: is this a JSON list? Each row stands on a line of its own, as "
+                "`jq -c '.[]'` writes those of a list"
+            )
+        if not end:
+            held.append(data)
+            continue
+        block = b"".join([*held, whole])
+        yield Lines(file.name, number, block)
+        number, held, length = number + block.count(b"\n") + 1, [begun], len(begun)
+    if rest := b"".join(held):
+        yield Lines(file.name, number, rest)
+
+
+def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
+    """What a stream holds, without the mark that some editors begin a file with."""
+    yield stream.read(max(BLOCK_BYTES, len(BOM_UTF8))).removeprefix(BOM_UTF8)
+    while data := stream.read(BLOCK_BYTES):
+        yield data
+
+
+def _decoded(line: bytes) -> str | Unreadable:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        why = f"is not UTF-8: byte {line[error.start]:#04x} at {error.start}: {error.reason}"
+        return Unreadable(line.decode(errors="backslashreplace"), why)
+
+
+def _parsed(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Unreadable(line, f"is not JSON: {error}")
+
+
+def _json(file: Path) -> Iterator[Block]:
+    size = file.stat().st_size
+    if size > LARGEST_JSON:
+        raise SourceError(
+            f"{file.name} has {size} bytes, more than the {LARGEST_JSON} that are read of a JSON list at once: write its rows into a "
+            ".jsonl file, each on a line of its own, as `jq -c '.[]'` does"
+        )
+    try:
+        rows = _parsed(file.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{file.name} is not UTF-8: {error}") from error
+    if isinstance(rows, Unreadable):
+        raise SourceError(f"{file.name} {rows.reason}")
+    if not isinstance(rows, list):
+        raise SourceError(f"{file.name} is not a JSON list of rows")
+    yield from given((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
+
+
+def _parquet(file: Path) -> Iterator[Block]:
+    from pyarrow import parquet
+
+    with _told(f"{file.name} is not Parquet"):
+        opened = parquet.ParquetFile(file)
+    with opened:
+        number, batches = 0, opened.iter_batches(_at_once(opened.metadata))
+        while True:
+            with _told(f"{file.name}: rows from {number} on cannot be read"):
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                parts = [part if part is batch else _alone(part) for part in _parts(batch)]
+            for part in parts:
+                yield Batch(file.name, number, part)
+                number += len(part)
+
+
+def _at_once(metadata: "FileMetaData") -> int:
+    """Rows that are unpacked together, by the size that the file says they have: it may be less than they have, if texts are equal."""
+    stated = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return max(1, min(BLOCK_ROWS, BLOCK_BYTES * metadata.num_rows // max(1, stated)))
+
+
+def _parts(batch: "RecordBatch") -> Iterator["RecordBatch"]:
+    """The rows in as many batches as are parsed by themselves."""
+    if len(batch) <= 1 or batch.nbytes <= BLOCK_BYTES:
+        yield batch
+        return
+    half = len(batch) // 2
+    yield from _parts(batch.slice(0, half))
+    yield from _parts(batch.slice(half))
+
+
+def _alone(part: "RecordBatch") -> "RecordBatch":
+    """With bytes of its own: a part is sent to a process with all bytes that it is a part of."""
+    from pyarrow import BufferOutputStream, ipc
+
+    with ipc.new_stream(sink := BufferOutputStream(), part.schema) as stream:
+        stream.write_batch(part)
+    return ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What pyarrow says of a file that is damaged. An error of the system has a number, and is no fault of the file."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise SourceError(f"{what}: {error}") from error
+
+
+READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jsonl.gz": _packed, ".json": _json, ".parquet": _parquet}
+
+
+def first_rows(file: Path, count: int) -> bytes | None:
+    """A file of the same kind with the first rows of this one alone; None where it has no more of them, cannot be read, or would be
+    refused for its size."""
+    try:
+        match ending(file):
+            case ".jsonl":
+                with file.open("rb") as stream:
+                    return _first_lines(stream, count)
+            case ".jsonl.gz":
+                with gzip.open(file) as stream:
+                    lines = _first_lines(stream, count)
+                return gzip.compress(lines, mtime=0) if lines is not None else None
+            case ".json":
+                if file.stat().st_size > LARGEST_JSON:
+                    return None
+                rows = json.loads(file.read_bytes())
+                return json.dumps(rows[:count]).encode() if isinstance(rows, list) and len(rows) > count else None
+            case ".parquet":
+                return _first_of_parquet(file, count)
+            case _:
+                return None
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:  # pyarrow's are of two of these kinds
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        return None
+
+
+def _first_lines(stream: BinaryIO | gzip.GzipFile, count: int) -> bytes | None:
+    lines = []
+    while line := stream.readline(LONGEST_LINE + 1):
+        if len(lines) == count and line.strip():
+            return b"".join(lines)
+        if len(line.removesuffix(b"\n")) > LONGEST_LINE:
+            return None
+        lines += [line] if line.strip() else []
+    return None
+
+
+def _first_of_parquet(file: Path, count: int) -> bytes | None:
+    from pyarrow import BufferOutputStream, Table, parquet
+
+    with parquet.ParquetFile(file) as opened:
+        if opened.metadata.num_rows <= count:
+            return None
+        rows = Table.from_batches([next(opened.iter_batches(batch_size=count))])
+    parquet.write_table(rows, sink := BufferOutputStream())
+    return sink.getvalue().to_pybytes()

@@ -1,0 +1,496 @@
+"""Where rows come from: rules, programs, packaged files, project files, object stores, the hub, and leaks planted on purpose.
+
+Each source gives `Example`s; one function gives them the form of a record. An id is the source's name and the hash of the row,
+so it depends on nothing but the row itself.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast
+
+from configs.base.frozen import digest
+from configs.rows.datasets import (
+    Arithmetic,
+    Constraints,
+    DataSource,
+    Files,
+    Hub,
+    Leaks,
+    MadeRows,
+    Packaged,
+    Read,
+    RecordType,
+    RowProgram,
+    RowSource,
+    Shots,
+    Stored,
+    Written,
+)
+from configs.rows.suite_forms import Form
+from data.artifacts import assets
+from data.artifacts.artifacts import Artifact, sha256_file
+from data.expectations.validation import row_problem
+from data.records.messages import CALL
+from data.records.records import Item, Message, ended
+from data.sources import forms, hub, layouts, named_columns, procedural, row_files, shares, stage_rows
+from data.sources.attributes import grouped
+from data.sources.named_columns import told
+from data.sources.procedural import Example, SourceError, unscored
+from data.sources.row_files import Block
+from data.sources.shares import ALL, Portion
+from data.sources.verifiable import instructions_of
+from data.store import storage
+from data.store.storage import ContentChanged, Missing
+
+LEAK = "leak-"
+"""The sources of planted leaks begin with it."""
+SHOWN = 5
+"""Bad rows that an error shows."""
+USABLE = "usable rows"
+NOTHING: Mapping[str, Any] = {}
+"""Is said beside rows that have no other columns."""
+EXCERPT, REASON = 200, 300
+"""Characters of a bad row, and of what is wrong with it, that its evidence shows."""
+GAP = " .. "
+"""Stands for what is left out of the middle of a reason."""
+
+
+class BadRow(NamedTuple):
+    """A row that nothing can be made of."""
+
+    place: str
+    """File and line, or data set, split and number."""
+    reason: str
+    text: str
+    """How it begins."""
+
+    @classmethod
+    def of(cls, place: str, reason: str, row: Any) -> "BadRow":
+        """Cut to what people read, and as it can be written."""
+        reason = row_files.writable(reason)
+        if len(reason) > REASON:  # some say at their end what is wrong with what they quote
+            half = (REASON - len(GAP)) // 2
+            reason = f"{reason[:half]}{GAP}{reason[-half:]}"
+        return cls(place, reason, row_files.text_of(row)[:EXCERPT])
+
+
+class Loaded(NamedTuple):
+    """The rows of one source, how many of its rows were not taken, by reason, and which of them were bad."""
+
+    name: str
+    rows: list[dict[str, Any]]
+    left_out: dict[str, int]
+    bad: tuple[BadRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What sources read that is not in their config."""
+
+    suites: Sequence[Item] = ()
+    """Items to plant leaks of."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Project path → where it lies."""
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    """Label → rows that another stage has made."""
+    beat: Callable[[], None] = lambda: None
+    """Called now and then while something large is fetched."""
+    mark: Callable[[str], None] = lambda mark: None
+    """Told what a reader of the result must know of where the rows came from."""
+    check_verifier: Callable[[Any], None] = lambda verifier: None
+    """Raises an error that people meet for a malformed verifier (`stages.verifiers.check`)."""
+    run: Callable[[RowProgram, Path], Iterator[tuple[str, Any]]] = lambda program, file: iter(())
+    """(place, row) of each row that a program makes (`stages.verifiers.row_programs`)."""
+
+
+class Parsed(NamedTuple):
+    """What a block of rows gives."""
+
+    rows: list[dict[str, Any]]
+    """Records without ids."""
+    bad: list[BadRow]
+    places: list[str]
+    """Where each record was read; empty where it was made."""
+    said: list[Mapping[str, Any]]
+    """Of each, what its data set says of it in other columns, of those that somebody asks for."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A source whose rows are still to be parsed, block by block, in any process."""
+
+    name: str
+    blocks: Iterable[Block]
+    parse: Callable[[Block], Parsed]
+    portion: Portion = ALL
+    """How many of its rows are taken."""
+    max_bad_rows: int | float = 0
+    """A number, or a share of all that were read."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Rows that are none already, by reason."""
+    bad: tuple[BadRow, ...] = ()
+    """Rows that are bad already."""
+
+    def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
+        """Raises SourceError for more bad rows than allowed, or fewer usable ones than asked for."""
+        _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
+        self.portion.refuse(self.name, usable, USABLE)
+
+
+def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> Opened:
+    """A source whose rows become records of one type, in a fixed order.
+
+    Args:
+        source: where they are.
+        record: what they become.
+        task: of items.
+        outside: what is read besides the config.
+        beside: columns that become no part of a record, and are told beside it where a row has them.
+
+    Raises:
+        SourceError: it cannot give this type of record.
+        StoreError: what it names cannot be fetched.
+    """
+    if isinstance(source, (Arithmetic, Constraints, Leaks)):
+        name, examples = _made(source, record, outside)
+        return Opened(name, row_files.given(("", _own(example, record, task, name)) for example in examples), _as_they_are)
+    if isinstance(source, MadeRows):
+        return _opened_rows(source, record, outside)
+    name, blocks = _blocks(source, outside, beside)
+    verifier, attributes, columns = None, {}, {}
+    if isinstance(source, Read):
+        verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
+    if attributes:  # rows that follow each other belong together, wherever a block ends
+        blocks = row_files.given(grouped(_chosen((row for block in blocks for row in block.rows()), columns), attributes))
+        columns = {}
+
+    def parse(block: Block) -> Parsed:
+        rows = ((place, part, given.said) for at, row in block.rows() for given in [told(row, columns, beside)]
+                for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
+        return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
+
+    return Opened(name, blocks, parse, _portion_of(source), _allowed_of(source))
+
+
+def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Opened:
+    """Rows of another stage."""
+
+    def parse(block: Block) -> Parsed:
+        rows = ((place, row, NOTHING) for place, row in block.rows())
+        return _parsed(rows, lambda row: _valid(stage_rows.example_of(row), record, None, source.input, outside))
+
+    return Opened(source.input, stage_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
+
+
+def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
+    made, bad, places, said = [], [], [], []
+    for place, row, beside in rows:
+        try:
+            made.append(make(row))
+            places.append(place)
+            said.append(beside)
+        except ValueError as error:
+            bad.append(BadRow.of(place, str(error), row))
+    return Parsed(made, bad, places, said)
+
+
+def _portion_of(source: RowSource | RowProgram | MadeRows) -> Portion:
+    """Of a source by itself; what its share is of, only the stage knows."""
+    return Portion.of(source, source.count, None)
+
+
+def _as_they_are(block: Block) -> Parsed:
+    given = list(block.rows())
+    return Parsed([row for _, row in given], [], [place for place, _ in given], [NOTHING] * len(given))
+
+
+def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
+    """All rows of a source as records of one type, in memory.
+
+    Raises:
+        SourceError: more bad rows than the source allows (places and reasons of the first five, and how many there are), a source that
+            cannot give this type of record, or fewer rows than `count`.
+        StoreError: what it names cannot be fetched.
+    """
+    return loaded(opened(source, record, task, outside))
+
+
+def loaded(source: Opened) -> Loaded:
+    """The same of a source that is open."""
+    parsed = [source.parse(block) for block in source.blocks]
+    rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
+    source.refuse(len(rows), bad)
+    rows, left_out = with_ids(rows), {**source.left_out, "malformed": len(bad)}
+    if not source.portion.takes_all:
+        taken = shares.drawn_rows(source.name, source.portion, shuffled(rows, source.portion.seed), USABLE)
+        left_out |= {"not drawn": len(rows) - len({row["id"] for row in taken})}
+        rows = taken
+    return Loaded(source.name, rows, {reason: number for reason, number in left_out.items() if number}, tuple(bad))
+
+
+def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
+    """Raises SourceError for more bad rows than `limit`, a number or a share of all that were read."""
+    allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
+    if len(bad) > allowed:
+        shown = "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN])
+        more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+        raise SourceError(
+            f"{name}: {len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}: mend or remove them, or raise it:\n"
+            f"  {shown}{more}"
+        )
+
+
+def shuffled(rows: Sequence[Any], seed: int) -> list[dict[str, Any]]:
+    """Rows in the order of hash(seed, id): the same whatever order they came in."""
+    return sorted(rows, key=lambda row: digest([seed, row["id"]]))
+
+
+def with_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with ids; the second of two equal rows gets a number, so that ids stay unique until a filter decides.
+
+    Ids that the rows have already are made anew.
+    """
+    seen: Counter[str] = Counter()
+    named = []
+    for row in rows:
+        row = {name: value for name, value in row.items() if name != "id"}
+        base = f"{row['source']}-{digest(row)[:16]}"
+        seen[base] += 1
+        named.append({"id": base if seen[base] == 1 else f"{base}-{seen[base]}", **row})
+    return named
+
+
+def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside: Outside) -> tuple[str, list[Example]]:
+    """(name of the source, its examples) of what is made here."""
+    match source:
+        case Arithmetic():
+            return "arithmetic", procedural.arithmetic(source)
+        case Constraints():
+            return "constraints", procedural.constraints(source)
+        case Leaks():
+            return "leak", plant(source, record, outside.suites)
+
+
+def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[str] = ()) -> tuple[str, Iterator[Block]]:
+    """(name of the source, blocks of its rows) of what others have written. A hub's rows have their columns chosen already."""
+    match source:
+        case Packaged(asset="ifeval"):
+            return "ifeval", row_files.given(_ifeval(assets.path("ifeval")))
+        case Packaged(asset=asset):
+            return asset, row_files.blocks(assets.path(asset))
+        case Files(path=path):
+            return _in_file(Path(path).name.removesuffix(row_files.ending(Path(path))), outside.files[path], source.columns)
+        case RowProgram(path=path):
+            return Path(path).stem, row_files.given(outside.run(source, outside.files[path]))
+        case Stored(name=name):
+            return _in_file(name, fetched(source, outside.beat), source.columns)
+        case Hub():
+            return source.repo.rpartition("/")[2], row_files.given(hub.rows(source, outside.beat, outside.mark, beside))
+
+
+def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, Iterator[Block]]:
+    """(name of the source, blocks of its file).
+
+    Raises:
+        SourceError: not one of its rows has a column that the source chooses.
+    """
+    unknown, instead = named_columns.lacking((row for _, row in row_files.read(path)), columns) if columns else ([], [])
+    if unknown:
+        raise SourceError(f"{name} has no column {', '.join(unknown)}: its first row has {', '.join(instead)}")
+    return name, row_files.blocks(path)
+
+
+def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, Any]]]:
+    """(name of the source, (place, row) of each of its rows in its own columns)."""
+    if isinstance(source, Packaged):
+        return source.asset, row_files.read(assets.path(source.asset))
+    name, blocks = _blocks(source, outside)
+    columns = source.columns if isinstance(source, (Files, Stored)) else {}
+    return name, _chosen((row for block in blocks for row in block.rows()), columns)
+
+
+def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """The rows with the columns that the source chooses, under the names that layouts have for them."""
+    for place, row in rows:
+        yield place, told(row, columns, ()).row
+
+
+def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Opened:
+    """A benchmark whose rows become items, asked and scored as a form says. They are all parsed here: items know each other.
+
+    Raises:
+        SourceError: rows give verifiers that are none, or too few worked examples.
+        StoreError: what it names cannot be fetched.
+    """
+    name, rows = raw(source, outside)
+    examples = list(raw(shots.source, outside)[1]) if shots else None
+
+    def problem(item: dict[str, Any]) -> str | None:
+        return row_problem(item, "item", outside.check_verifier)
+
+    made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
+    bad = tuple(BadRow.of(place, reason, row) for place, row, reason in made.bad)
+    items = row_files.given(("", item) for item in made.items)
+    return Opened(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
+
+
+def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
+    """All rows of a benchmark as items.
+
+    Raises:
+        SourceError: more rows than the source allows lack what the form reads from them or give verifiers that are none, too few
+            worked examples, or fewer rows than `count`.
+        StoreError: what it names cannot be fetched.
+    """
+    return loaded(opened_items(source, form, task, shots, outside))
+
+
+def _allowed_of(source: RowSource | RowProgram) -> int | float:
+    return source.max_bad_rows if isinstance(source, Written) else 0
+
+
+def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
+    """The source's file in the cache that all clones on this machine share; downloaded where it is not there yet.
+
+    Raises:
+        StoreError: it cannot be fetched, or another file lies at its URL; the message says both hashes.
+    """
+    file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
+    if file.is_file() and sha256_file(file) != source.sha256:
+        print(f"{file} is damaged and is fetched again", flush=True)
+        file.unlink()
+    if not file.is_file():
+        print(f"source {source.name}: fetching {source.url} ...", flush=True)
+        try:
+            storage.download(source.url, file, source.sha256, beat)
+        except ContentChanged as error:
+            raise ContentChanged(f"source {source.name}: {error}, or correct `sha256` if the new file is meant") from error
+        except Missing as error:
+            raise Missing(f"source {source.name}: {error}: correct `url`, or lay the file of this hash at {file}") from error
+    return file
+
+
+def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
+    """The prompts of IFEval, each with its instructions."""
+    for place, row in row_files.read(file):
+        instructions = instructions_of(row["instruction_id_list"], row["kwargs"])
+        yield place, {"prompt": row["prompt"], "verifier": {"name": "ifeval", "instructions": instructions}}
+
+
+def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Example]:
+    """Benchmark items disguised as training rows.
+
+    Raises:
+        SourceError: no suites, a record that has no prompt to leak into, or fewer items times styles than `count`.
+    """
+    if record == "item":
+        raise SourceError("leaks go into training rows: record must be conversation, prompt or preference, not item")
+    if config.count > len(suites) * len(config.styles):
+        raise SourceError(
+            f"leaks: count {config.count} > {len(suites)} items x {len(config.styles)} styles: name suites in the stage's "
+            "`leak_from` input, or lower count"
+        )
+    items = cast(list[Item], shuffled(suites, config.seed))
+    leaks = []
+    for number in range(config.count):
+        turn, place = divmod(number, len(items))
+        leaks.append(_leak(items[place], config.styles[(place + turn) % len(config.styles)]))
+    return leaks
+
+
+def _leak(item: Item, style: str) -> Example:
+    """The item's own question, without instructions and worked examples where it has a form."""
+    turns: list[Message] = [{"role": "user", "content": item["question"]}] if "question" in item else item["messages"]
+    messages: list[Message] = [
+        {"role": turn["role"], "content": DISGUISES[style](turn["content"]) if turn["role"] == "user" else turn["content"]}
+        for turn in turns
+    ]
+    answer = str(item["verifier"].get("answer", "Of course."))
+    return Example(messages, unscored(answer, "I would rather not say."), item["verifier"], source=f"{LEAK}{style}")
+
+
+def _embedded(text: str) -> str:
+    return f"My sister sent me a riddle this morning. It reads: {text} I wonder what you make of it."
+
+
+def _rewrapped(text: str) -> str:
+    words = text.upper().split()
+    return "\n".join("  ".join(words[start : start + 3]) for start in range(0, len(words), 3))
+
+
+DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "embedded": _embedded, "rewrapped": _rewrapped}
+
+
+def _valid(example: Example, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
+    """What others have written as a row of one type, without its id.
+
+    Raises:
+        ValueError: it lacks what the type needs, or breaks an expectation; with one sentence why.
+    """
+    made = _record(example, record, task, example.source or name)
+    problem = row_problem(made, record, outside.check_verifier)
+    if problem:
+        raise ValueError(problem)
+    return made
+
+
+def _own(example: Example, record: RecordType, task: str | None, name: str) -> dict[str, Any]:
+    try:
+        return _record(example, record, task, example.source or name)
+    except ValueError as error:
+        raise SourceError(f"{name}: {error}") from error
+
+
+def _record(example: Example, record: RecordType, task: str | None, source: str) -> dict[str, Any]:
+    """The example as a row of one type, without its id.
+
+    Raises:
+        ValueError: the example lacks what the type needs.
+    """
+    lacks, need = NEEDS.get(record, (lambda example: False, ""))
+    if lacks(example):
+        raise ValueError(f"{record} rows need {need}, which this one lacks")
+    row: dict[str, Any] = {"source": source, "messages": example.messages}
+    if example.template_arguments:
+        row["template_arguments"] = example.template_arguments
+    match record:
+        case "conversation":
+            return row | {"messages": [*example.messages, *_last_turn(example)]}
+        case "prompt":
+            return row | {"verifier": example.verifier}
+        case "item":
+            if example.template_arguments:
+                names = ", ".join(example.template_arguments)
+                raise ValueError(f"a suite asks all policies alike, and the row has template arguments ({names}): leave their column out")
+            return row | {"task": task, "verifier": example.verifier}
+        case "preference":
+            if example.calls:
+                raise ValueError("the answer calls tools, and answers that are compared are texts")
+            return row | {"answers": list(example.answers), "strength": example.strength}
+
+
+def _last_turn(example: Example) -> list[Message]:
+    """The answer, and what it calls."""
+    answer: Message = {"role": "assistant", "content": example.answers[0]["text"]}
+    turn = [answer] if answer["content"] or not example.calls else []
+    turn += [Message(role=CALL, content=call) for call in example.calls]
+    if example.train is not None:
+        for message in turn:
+            message["train"] = example.train
+    if not ended(example.answers[0]):
+        turn[-1]["finish_reason"] = "length"
+    return turn
+
+
+NEEDS: dict[RecordType, tuple[Callable[[Example], bool], str]] = {
+    "conversation": (lambda example: not example.answers, "an answer"),
+    "item": (lambda example: example.verifier is None, "a verifier"),
+    "preference": (
+        lambda example: not example.answers or (len(example.answers) == 1 and example.answers[0]["score"] is None),
+        "two answers, or one with a score or a label",
+    ),
+}
+"""Whether an example lacks what a record of the type needs, and what that is."""

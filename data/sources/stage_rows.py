@@ -1,0 +1,53 @@
+"""Rows that another stage has made, as examples that may become rows of another type."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.artifacts.artifacts import Artifact
+from data.records import columns, records
+from data.records.messages import MARKED, divided, said_and_called
+from data.records.records import Answer
+from data.sources.procedural import Example
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows of an artifact that were written together; read where they are parsed."""
+
+    file: Path
+    number: int
+    first: int
+    """Number of its first row in the file."""
+    record: type
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """(place, row) of each."""
+        rows = columns.to_rows(columns.read_group(self.file, self.number), self.record)
+        yield from ((f"{self.file.name}[{number}]", row) for number, row in enumerate(rows, start=self.first))
+
+
+def blocks(artifact: Artifact) -> Iterator[RowGroup]:
+    """All rows of a data artifact, to be read elsewhere."""
+    record = records.RECORDS[artifact.type]
+    for name in records.row_files(path.name for path in artifact.payload.iterdir()):
+        file, first = artifact.payload / name, 0
+        for number, rows in enumerate(columns.groups(file)):
+            yield RowGroup(file, number, first, record)
+            first += rows
+
+
+def example_of(row: dict[str, Any]) -> Example:
+    """What a conversation, prompt or preference says; its last answer, or its best one, is the example's."""
+    messages, source, arguments = row["messages"], row["source"], row.get("template_arguments")
+    if "answers" in row:
+        return Example(messages, tuple(row["answers"]), source=source, strength=row["strength"], template_arguments=arguments)
+    if messages[-1]["role"] in MARKED:
+        before, turn = divided(messages)
+        text, calls = said_and_called(turn)
+        answer: Answer = {"text": text, "score": None}
+        if "finish_reason" in turn[-1]:
+            answer["finish_reason"] = turn[-1]["finish_reason"]
+        return Example(before, (answer,), source=source, train=turn[0].get("train"), template_arguments=arguments, calls=calls)
+    return Example(messages, verifier=row["verifier"], source=source, template_arguments=arguments)

@@ -1,0 +1,59 @@
+"""Trees of conversations, as OpenAssistant exports them (Köpf et al. 2023, arXiv 2304.07327): every turn has several replies.
+
+{"message_tree_id": ..., "prompt": {"text": ..., "role": "prompter", "replies": [{"text": ..., "role": "assistant", "rank": 0, ...}]}}
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from data.records.records import Message
+
+ROLES = {"prompter": "user", "assistant": "assistant"}
+
+
+def is_tree(row: Any) -> bool:
+    """Whether a row is to be read as a tree, be it a broken one."""
+    return isinstance(row, dict) and isinstance(row.get("prompt"), dict) and "replies" in row["prompt"]
+
+
+def conversations(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each way from the root to an answer after which there is none; what a user said last, and nobody answered, is left out.
+
+    Raises:
+        ValueError: replies that are no list of turns.
+    """
+    for way, node in _nodes(tree):
+        if node.get("role") == "assistant" and not any(_replies(reply) for reply in _replies(node)):
+            yield {"messages": way}
+
+
+def comparisons(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each turn of a user with at least two answers that people have ranked, 0 the best; answers without a rank are left out.
+
+    Raises:
+        ValueError: replies that are no list of turns.
+    """
+    for way, node in _nodes(tree):
+        ranked = [reply for reply in _replies(node) if reply.get("rank") is not None]
+        if node.get("role") == "prompter" and len(ranked) > 1:
+            yield {"messages": way, "answers": [{"answer": reply.get("text"), "rank": reply["rank"]} for reply in ranked]}
+
+
+def _nodes(tree: dict[str, Any]) -> Iterator[tuple[list[Message], dict[str, Any]]]:
+    """(the conversation up to it and with it, turn) of every turn, in the order in which a reader meets them."""
+    waiting: list[tuple[list[Message], dict[str, Any]]] = [([], tree["prompt"])]
+    while waiting:
+        before, node = waiting.pop()
+        role = node.get("role")
+        way = [*before, Message(role=ROLES.get(str(role), str(role)), content=node.get("text", ""))]
+        yield way, node
+        waiting += [(way, reply) for reply in reversed(_replies(node))]
+
+
+def _replies(node: dict[str, Any]) -> list[dict[str, Any]]:
+    given = node.get("replies")
+    if given is None:
+        return []
+    if not isinstance(given, list) or not all(isinstance(reply, dict) for reply in given):
+        raise ValueError(f"replies {given!r:.80} of a turn in the tree of conversations are no list of turns")
+    return given

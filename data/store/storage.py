@@ -1,0 +1,384 @@
+"""Object stores and shared folders, `s3://BUCKET/KEY` and `file:///PATH`: the one door to s3fs.
+
+Keys come from where every AWS tool looks for them (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws), never from a URL.
+What may pass (throttling, a cut connection) is tried again with growing pauses; everything else is one error with its remedy.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from configs.base.problems import PedigreeError
+from data.store.durable import replace
+
+PAUSES_S = (1.0, 5.0, 20.0)
+"""Before the further tries of what may pass; the client library has tried a few times in quick succession before each."""
+CHECK_PAUSES_S = (1.0,)
+"""The same where somebody waits to be told of a mistake."""
+PIECE = 16 << 20
+"""Bytes of one request for a part of a large object."""
+
+NOTHING = "there is no such object"
+KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+REFUSED = {
+    "NoSuchBucket": "the bucket does not exist: create it, or correct the URL or AWS_ENDPOINT_URL",
+    "AccessDenied": "these credentials may not do that: allow them to list, read, write and delete there, or take others",
+    **dict.fromkeys(
+        ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"),
+        f"the credentials are wrong or expired: {KEYS}",
+    ),
+    "403": f"the credentials are wrong or do not allow it: {KEYS}",
+    "PermanentRedirect": "the bucket is in another region: set AWS_DEFAULT_REGION",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_DEFAULT_REGION",
+}
+"""Code of an S3 error that will not pass → what to say."""
+BUSY = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServiceUnavailable", "503"}
+PASSING = BUSY | {"InternalError", "500", "502", "504", "RequestTimeout", "BadDigest", "IncompleteBody", "OperationAborted"}
+
+LASTING = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+T = TypeVar("T")
+
+
+class StoreError(PedigreeError):
+    """A store cannot be used; the message names the place and the remedy."""
+
+    def __init__(self, message: str, passing: bool = False) -> None:
+        self.passing = passing
+        """Whether it may pass by itself."""
+        super().__init__(message)
+
+
+class Missing(StoreError):
+    """There is no such object."""
+
+
+class ContentChanged(StoreError):
+    """What lies there is not what was promised."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object below an address."""
+
+    name: str
+    """Relative to what was listed."""
+    size: int
+    modified: float
+    """By the clock of the store."""
+
+
+class Backend(Protocol):
+    """What a kind of store can do; paths are `BUCKET/KEY` or absolute."""
+
+    def read(self, path: str) -> bytes: ...
+    def pieces(self, path: str) -> Iterator[bytes]: ...
+    def write(self, path: str, data: bytes) -> None: ...
+    def create(self, path: str, data: bytes) -> bool: ...
+    def upload(self, file: Path, path: str) -> None: ...
+    def entries(self, path: str) -> list[StoredObject]: ...
+    def remove(self, path: str) -> None: ...
+
+
+def read(url: str, limit: int | None = None) -> bytes:
+    """A small object.
+
+    Raises:
+        Missing: there is none.
+        ContentChanged: it has more bytes than `limit`, and is not read any further.
+    """
+
+    def bounded(backend: Backend, path: str) -> bytes:
+        found = bytearray()
+        for piece in backend.pieces(path):
+            found += piece
+            if limit is not None and len(found) > limit:
+                raise ContentChanged(f"{url} has more than {limit} bytes: no Pedigree wrote it")
+        return bytes(found)
+
+    return _patiently(url, bounded if limit is not None else lambda backend, path: backend.read(path))
+
+
+def write(url: str, data: bytes) -> None:
+    """A small object, whole or not at all, over one that is there."""
+    _patiently(url, lambda backend, path: backend.write(path, data))
+
+
+def create(url: str, data: bytes) -> bool:
+    """A small object where there is none; False where there is one. Of several who try, one succeeds."""
+    return _patiently(url, lambda backend, path: backend.create(path, data))
+
+
+def upload(file: Path, url: str) -> None:
+    """A file, whole or not at all."""
+    _patiently(url, lambda backend, path: backend.upload(file, path))
+
+
+def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambda: None) -> None:
+    """A file of known content: hashed while it is written, and there under its name only when it is what was promised.
+
+    Args:
+        url: the object.
+        file: where to; its folder is made.
+        sha256: what the object must hash to.
+        beat: called now and then.
+
+    Raises:
+        ContentChanged: another hash; nothing is left under the name of the file.
+        Missing: there is no such object.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}.part")
+
+    def stream(backend: Backend, path: str) -> str:
+        found = hashlib.sha256()
+        with temporary.open("wb") as target:
+            for piece in backend.pieces(path):
+                found.update(piece)
+                target.write(piece)
+                beat()
+        return found.hexdigest()
+
+    try:
+        found = _patiently(url, stream)
+        if found != sha256:
+            raise ContentChanged(f"{url} has sha256 {found}, not {sha256}: it was changed or replaced; put the right one back")
+        replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def entries(url: str) -> list[StoredObject]:
+    """All objects below an address, by name; none where there is nothing."""
+    return sorted(_patiently(url, lambda backend, path: backend.entries(path)), key=lambda entry: entry.name)
+
+
+def remove(url: str) -> None:
+    """An object, or all below an address."""
+    _patiently(url, lambda backend, path: backend.remove(path))
+
+
+def check(url: str) -> None:
+    """Proves that objects can be written, listed and removed below an address, by doing so.
+
+    Raises:
+        StoreError: they cannot.
+    """
+
+    def prove(backend: Backend, path: str) -> None:
+        probe = f"{path}/probe-{uuid.uuid4().hex}"
+        backend.write(probe, b"written by pedigree to see whether it may\n")
+        backend.entries(probe)
+        backend.remove(probe)
+
+    _patiently(url, prove, CHECK_PAUSES_S)
+
+
+# --- errors ------------------------------------------------------------------------------------------------------------
+
+
+def _patiently(url: str, call: Callable[[Backend, str], T], pauses: tuple[float, ...] | None = None) -> T:
+    for pause in (*(PAUSES_S if pauses is None else pauses), None):
+        try:
+            with _explained(url):
+                return call(*_open(url))
+        except StoreError as error:
+            if pause is None or not error.passing:
+                raise
+            time.sleep(pause)
+    raise AssertionError("the last try returns or raises")
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """One exception for whatever clients of stores raise; told with the address, which holds no keys."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # the boundary to botocore, aiohttp, s3fs and the file system, each with exceptions of its own
+        message, passing = _reason(error)
+        if message == NOTHING:
+            raise Missing(f"{url}: {message}") from error
+        raise StoreError(f"{url}: {message}", passing) from error
+
+
+def _reason(error: BaseException) -> tuple[str, bool]:
+    """(what is wrong and what to do, whether it may pass)"""
+    code = next((found for link in _chain(error) if (found := _code(link))), "")
+    name = type(error).__name__
+    if code in REFUSED:
+        return REFUSED[code], False
+    if code in PASSING:
+        return ("the store is busy (throttled)" if code in BUSY else f"the store failed ({code})") + ": try again later", True
+    if isinstance(error, ImportError):
+        return f"s3fs is not installed ({error}): run `make setup`", False
+    if name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
+        return f"there are no credentials ({error}): {KEYS}", False
+    if isinstance(error, FileNotFoundError):
+        return NOTHING, False
+    if isinstance(error, PermissionError):
+        return f"access was refused ({error}): allow this user to read and write there", False
+    if _is_network(error):
+        where = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        return f"the store cannot be reached{f' at {where}' if where else ''} ({name}): see the network and AWS_ENDPOINT_URL", True
+    return f"{name}: {error}", isinstance(error, OSError) and error.errno not in LASTING
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _code(error: BaseException) -> str:
+    answer = getattr(error, "response", None)
+    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+
+
+def _is_network(error: BaseException) -> bool:
+    modules = ("botocore", "aiobotocore", "aiohttp")
+    return isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.split(".")[0] in modules
+
+
+# --- kinds of stores ---------------------------------------------------------------------------------------------------
+
+
+def _open(url: str) -> tuple[Backend, str]:
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return _Folder(), unquote(parts.path)
+    settings = tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
+    return _Bucket(_filesystem(os.getpid(), settings)), f"{parts.netloc}{parts.path}"
+
+
+@cache
+def _filesystem(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
+    """One client per process (its loop does not survive a fork) and environment."""
+    import s3fs
+
+    environment = dict(settings)
+    retries = {"mode": "standard", "total_max_attempts": 1}  # s3fs tries five times, and we after it
+    return s3fs.S3FileSystem(
+        endpoint_url=environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL"),
+        config_kwargs={"connect_timeout": 10, "read_timeout": 60, "retries": retries},
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    filesystem: Any
+
+    def read(self, path: str) -> bytes:
+        return self.filesystem.cat_file(path)
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        size = self.filesystem.info(path)["size"]
+        for start in range(0, size, PIECE):
+            yield self.filesystem.cat_file(path, start=start, end=min(start + PIECE, size))
+
+    def write(self, path: str, data: bytes) -> None:
+        self.filesystem.pipe_file(path, data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            self.filesystem.pipe_file(path, data, mode="create")  # If-None-Match: *
+        except FileExistsError:
+            # a lost answer is asked again, and the second time finds what the first has written
+            return self.filesystem.cat_file(path) == data
+        return True
+
+    def upload(self, file: Path, path: str) -> None:
+        largest = max(PIECE, file.stat().st_size // 9000)  # at most 10,000 parts
+        self.filesystem.put_file(str(file), path, chunksize=largest, max_concurrency=4)
+
+    def entries(self, path: str) -> list[StoredObject]:
+        bucket, _, prefix = path.partition("/")
+        found, more = [], {}
+        while True:
+            answer = self.filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=f"{prefix}/" if prefix else "", **more)
+            for entry in answer.get("Contents", ()):
+                name = entry["Key"].removeprefix(prefix).lstrip("/")
+                found.append(StoredObject(name, entry["Size"], entry["LastModified"].timestamp()))
+            if not answer.get("IsTruncated"):
+                return found
+            more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+    def remove(self, path: str) -> None:
+        for entry in self.entries(path):
+            self.filesystem.rm_file(f"{path}/{entry.name}")
+        self.filesystem.rm_file(path)
+
+
+class _Folder:
+    def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def pieces(self, path: str) -> Iterator[bytes]:
+        with Path(path).open("rb") as stream:
+            while piece := stream.read(PIECE):
+                yield piece
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._written(path) as temporary:
+            temporary.write_bytes(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        temporary = self._temporary(path)
+        temporary.write_bytes(data)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def upload(self, file: Path, path: str) -> None:
+        with self._written(path) as temporary:
+            shutil.copyfile(file, temporary)
+
+    def entries(self, path: str) -> list[StoredObject]:
+        root, found = Path(path), []
+        for file in root.rglob("*"):
+            if not file.name.startswith("."):
+                try:
+                    told = file.stat()
+                except FileNotFoundError:  # removed meanwhile
+                    continue
+                if file.is_file():
+                    found.append(StoredObject(file.relative_to(root).as_posix(), told.st_size, told.st_mtime))
+        return found
+
+    def remove(self, path: str) -> None:
+        if Path(path).is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            Path(path).unlink(missing_ok=True)
+
+    @contextmanager
+    def _written(self, path: str) -> Iterator[Path]:
+        temporary = self._temporary(path)
+        try:
+            yield temporary
+            replace(temporary, Path(path))
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _temporary(self, path: str) -> Path:
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.with_name(f".{file.name}.{uuid.uuid4().hex}")

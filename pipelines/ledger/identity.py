@@ -1,0 +1,134 @@
+"""What a stage would be made from now, and whether what lies there was made from that: compared by key.
+
+DVC compares files with hashes; a recipe that changes under a run can leave both in agreement and wrong. The key of a stage says what
+its result means, so it decides: the key in the record against the key of the recipe as this run has loaded it, all the way up.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.base.project import Project
+from configs.language.graph import Edge, Graph, Node
+from data.artifacts.artifacts import ArtifactError, Input, KnownHashes, stage_key
+from data.store.hashing import Beat, silent
+from pipelines.ledger.ledger import Ledger, RemoteError
+
+HASHES = KnownHashes()
+"""Of project files: every stage above another one is asked about them."""
+
+
+class Replaced(Exception):
+    """An artifact was made from something else than what this run's recipe says: another version of the recipe made it."""
+
+    def __init__(self, address: str, key: str, wanted: str) -> None:
+        self.address = address
+        super().__init__(
+            f"{address} was made under key {key[:12]}, and this run's recipe asks for {wanted[:12]}: another version of the recipe, or "
+            "another run of it, has made it meanwhile"
+        )
+
+
+class MissingFiles(Exception):
+    """Project files that a config names do not exist."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a stage run is made from."""
+
+    key: str
+    inputs: tuple[Input, ...]
+    folders: Mapping[str, Mapping[str, Path]]
+    """Port → label → folder of the artifact."""
+    source_files: Mapping[str, str]
+    """Project file → sha256."""
+
+
+class Identities:
+    """Keys of a graph's stages from the records of their inputs, whose files need not be here; each looked up once."""
+
+    def __init__(self, project: Project, graph: Graph, ledger: Ledger, beat: Beat = silent) -> None:
+        """`beat` is told of the hashing of large project files."""
+        self.project, self.graph, self.ledger, self.beat = project, graph, ledger, beat
+        self._needs: dict[str, Need] = {}
+
+    def need(self, node: Node) -> Need:
+        """What a stage is made from.
+
+        Raises:
+            ArtifactError: an input is missing.
+            Replaced: an input, or one of its ancestors, is not what the recipe makes.
+            MissingFiles: a project file is missing.
+            RemoteError: an input's record is not here, and the remote does not give it.
+        """
+        for above in self._ancestry(node):
+            if above.address not in self._needs and above is not node:
+                with suppress(ArtifactError, MissingFiles, RemoteError):  # it cannot be made here: what was made from it tells its content
+                    self._needs[above.address] = self._need(above, recorded=True)
+        if node.address not in self._needs:
+            self._needs[node.address] = self._need(node)
+        return self._needs[node.address]
+
+    def check(self, node: Node) -> None:
+        """Raises Replaced unless the stage's artifact was made from what the recipe says (and as `need`)."""
+        record, wanted = self.ledger.record(node.address), self.need(node).key
+        if record.key != wanted:
+            raise Replaced(node.address, record.key, wanted)
+
+    def _need(self, node: Node, recorded: bool = False) -> Need:
+        """`recorded`: inputs that are nowhere are taken from the stage's own record."""
+        inputs, folders = [], {}
+        for edge in node.edges:
+            given = self._input(node, edge, recorded)
+            inputs.append(given)
+            folders.setdefault(edge.port, {})[edge.label] = self.project.artifact(edge.source)
+        missing = [name for name in node.files if not (self.project.root / name).exists()]
+        if missing:
+            raise MissingFiles(f"{', '.join(missing)} does not exist in the project: put it there, or change the config that names it")
+        files = {name: HASHES.sha256(self.project.root / name, self.beat) for name in node.files}
+        edges = [(given.port, given.label, given.content) for given in inputs]
+        key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
+        return Need(key, tuple(inputs), folders, files)
+
+    def _input(self, node: Node, edge: Edge, recorded: bool) -> Input:
+        try:
+            record = self.ledger.record(edge.source)
+        except (ArtifactError, RemoteError) as error:
+            if recorded:
+                for given in self.ledger.record(node.address).inputs:
+                    if (given.port, given.label) == (edge.port, edge.label):
+                        return given
+            kind = RemoteError if isinstance(error, RemoteError) else ArtifactError
+            raise kind(f"input {edge.source}: {error}") from error
+        wanted = self._needs.get(edge.source)
+        if wanted is not None and record.key != wanted.key:
+            raise Replaced(edge.source, record.key, wanted.key)
+        return Input(port=edge.port, label=edge.label, content=record.content, producer=record.id)
+
+    def _ancestry(self, node: Node) -> list[Node]:
+        """The stage and all above it, parents first."""
+        wanted = self.graph.ancestors([node.address])
+        return [self.graph.nodes[address] for address in self.graph.nodes if address in wanted]
+
+
+def standing(project: Project, graph: Graph, ledger: Ledger, node: Node, beat: Beat = silent) -> tuple[list[str], bool]:
+    """Why a stage must run, one short sentence each, and whether its files lie in the remote alone.
+
+    Without a reason it is up to date, to DVC and by its key. `beat` is told of the hashing of large files.
+
+    Raises:
+        RemoteError: that cannot be told, because something is not here and the remote does not give it.
+    """
+    reasons = ledger.reasons(node, beat)
+    remote = bool(reasons) and ledger.place(node, reasons) == "remote"
+    if reasons and not remote:
+        return reasons, False
+    try:
+        Identities(project, graph, ledger, beat).check(node)
+    except Replaced as error:
+        return [str(error)], False
+    except (ArtifactError, MissingFiles) as error:
+        return [f"it cannot be told what it is made from: {error}"], False
+    return [], remote

@@ -1,0 +1,64 @@
+"""The state of our code in git, which `run.json` records with every attempt."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from configs.base.secrets import find_secrets
+from data.artifacts.provenance import CODE_ROOT
+from pipelines.ledger.git import run_git
+
+PATCH_LIMIT = 2**20
+"""Most bytes of a dirty tree's patch that is kept with an artifact."""
+DIFF = (
+    "-c", "core.quotePath=true", "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--full-index", "--binary",
+    "--diff-algorithm=myers", "--indent-heuristic", "--unified=3", "--inter-hunk-context=0", "--no-relative", "-O/dev/null",
+    "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+"""A diff that no setting of the user's changes: equal trees have equal patches."""
+GENERATED = (":(exclude,top)dvc.yaml", ":(exclude,top)dvc.lock", ":(exclude,top)artifacts", ":(exclude,glob,top)**/.gitignore")
+
+
+def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, Any]:
+    """Commit of our code, and how the working tree differs from it; generated files do not count.
+
+    Args:
+        root: top folder of a git repository with our code.
+        new_files: files that git does not know belong to the patch too; otherwise they are counted, and neither named nor kept.
+
+    Returns:
+        `commit` (None outside git), `dirty`, `patch_sha256`; of a dirty tree also `patch`, the text of that sha256, of which `git apply`
+        makes this tree, or `patch_left_out`: why it is not kept; and `new_files`, how many files were left out.
+    """
+    commit = _git(root, "rev-parse", "HEAD").decode().strip() or None
+    patch = _git(root, *DIFF, "HEAD", "--", ".", *GENERATED)
+    untracked = os.fsdecode(_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *GENERATED)).split("\0")
+    names = [name for name in sorted(filter(None, untracked)) if (root / name).is_file()]
+    kept = names if new_files else []
+    state: dict[str, Any] = {"commit": commit, "dirty": bool(patch or kept), "patch_sha256": None}
+    if state["dirty"]:
+        state |= _kept(root, patch, kept)
+    return state | ({"new_files": len(names)} if names and not new_files else {})
+
+
+def _kept(root: Path, patch: bytes, new: list[str]) -> dict[str, str]:
+    """The patch as text with its sha256, when it is small, is text and holds nothing secret."""
+    size = len(patch) + sum((root / name).stat().st_size for name in new)
+    if size > PATCH_LIMIT:
+        return {"patch_left_out": f"it has {size} bytes, more than {PATCH_LIMIT}: commit the changes before you run"}
+    whole = patch + b"".join(_git(root, *DIFF, "--no-index", "--", os.devnull, name, differs=1) for name in new)
+    try:
+        text = whole.decode()
+    except UnicodeDecodeError:
+        return {"patch_left_out": "it is not UTF-8: commit the changes before you run"}
+    found = find_secrets(text)
+    if found:
+        return {"patch_left_out": f"it seems to hold secrets ({', '.join(sorted(set(found)))}): take them out, and commit the changes"}
+    return {"patch": text, "patch_sha256": hashlib.sha256(whole).hexdigest()}
+
+
+def _git(root: Path, *arguments: str, differs: int = 0) -> bytes:
+    """Output of a git command in a folder; empty where there is no git repository. `differs`: a further exit code that is success."""
+    answer = run_git(root, *arguments)
+    return answer.stdout if answer.returncode in (0, differs) else b""

@@ -1,0 +1,209 @@
+"""What would have to be made again without a row: nothing is changed here.
+
+It would go by a filter of the stages that bring it in (`configs.rows.filters.Ids`), so what would be made again are those stages and all
+that their recipes, and variants of them, make from them: what a plan would show after that change.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from configs.base.document import ConfigError
+from configs.base.project import Project
+from configs.base.wordings import wordings
+from configs.language.compile import source_file
+from configs.language.declarations import DECLARATIONS
+from configs.language.graph import Graph, Node
+from configs.language.recipe import load_recipe, recipe_names
+from configs.rows.datasets import PrepareData
+from configs.rows.filters import Filter, Ids, Spoken
+from data.artifacts.artifacts import ArtifactError, Run, read_run
+from data.store.untrusted import read_source
+from pipelines.estimate.sampling_plan import drawing_of, opens_engines
+from pipelines.lineage.named_models import Named, named_models, versions
+from pipelines.lineage.trace import MODELS, Trace
+
+Part = Literal["data", "models", "scores"]
+PARTS: tuple[Part, ...] = ("data", "models", "scores")
+HELD, AFTER = "holds it", "reads what is made again"
+
+
+@dataclass(frozen=True)
+class Again:
+    """A stage that would run again."""
+
+    address: str
+    kind: str
+    part: Part
+    why: str
+    """What its artifact is to the row; `reads what is made again`: it runs only where that comes out different."""
+    names: tuple[str, ...]
+    """That recipes give to its model, each with the versions that tags name."""
+    seconds: float | None
+    """That it took the last time."""
+    gpu_hours: float | None
+    """The same times the GPUs; None where none took part, or nothing is known."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What to write in a recipe."""
+
+    recipe: str
+    stage: str
+    filters: tuple[Mapping[str, Any], ...]
+    """All of the stage's."""
+
+    @property
+    def text(self) -> str:
+        """As a line of YAML."""
+        listed = yaml.safe_dump(list(self.filters), default_flow_style=True, sort_keys=False, allow_unicode=True, width=1 << 20)
+        return f"filters: {listed.strip()}"
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """What it takes to make everything without some rows."""
+
+    changes: tuple[Change, ...]
+    again: tuple[Again, ...]
+    """The first that reads it first, each after what it is made from."""
+    unmade: tuple[str, ...]
+    """Addresses of stages below which have never been made, or are not here."""
+    strays: tuple[str, ...]
+    """Addresses of artifacts with the row in them, or made from it, that no recipe makes any more."""
+    unread: Mapping[str, str]
+    """Recipe or variant that cannot be read → why."""
+    missing: tuple[str, ...]
+    """Where nothing says which stage brought it in: addresses of those that may have, and are not here or could not be looked in."""
+
+
+def forget(project: Project, trace: Trace) -> Forgetting:
+    """What would be made again without the rows that were found.
+
+    Args:
+        project: whose recipes and variants are asked.
+        trace: of the rows, in all artifacts.
+    """
+    unread: dict[str, str] = {}
+    graphs = list(_graphs(project, unread))
+    holding: dict[str, list[str]] = {}
+    for place in trace.places:
+        if place.kind == "prepare_data":
+            holding.setdefault(place.address, []).extend(trace.brought_in(place))
+    held = {place.address for place in trace.places}  # all of them: what brought it in may not be here
+    nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
+    changes = _changes(holding, nodes)
+    why = {place.address: HELD if place.type != "scores" else "scored on it" for place in trace.places}
+    why |= {found.address: found.how for found in trace.reached}
+    named = named_models(project)
+    made = {address: run for address in nodes if (run := _run(project, address)) is not None}
+    again = [_again(project, node, made[address], why.get(address, AFTER), named) for address, node in nodes.items() if address in made]
+    touched = sorted(address for address in why if address not in nodes and (project.artifact(address) / "record.json").is_file())
+    return Forgetting(
+        changes=changes,
+        again=tuple(again),
+        unmade=tuple(address for address in nodes if address not in made),
+        strays=tuple(touched),
+        unread=unread,
+        missing=() if changes else _missing(project, graphs, trace),
+    )
+
+
+def _graphs(project: Project, unread: dict[str, str]) -> Iterator[Graph]:
+    """All recipes and variants; those that cannot be read are noted."""
+    loads: dict[str, Callable[[], Graph]] = {}
+    for name in recipe_names(project.recipes):
+        loads[name] = lambda name=name: load_recipe(project.recipes, name)
+    for path in sorted(project.artifacts.glob("*/source.json")):
+        loads[path.parent.name] = lambda name=path.parent.name: _compiled(project, name)
+    for name, load in loads.items():
+        try:
+            yield load()
+        except (ArtifactError, ConfigError) as error:
+            unread[name] = str(error).partition("\n")[0]
+
+
+def _compiled(project: Project, name: str) -> Graph:
+    source = read_source(project.root / source_file(name))
+    return load_recipe(project.recipes, source.recipe, source.overrides)
+
+
+def _below(graph: Graph, held: Collection[str]) -> list[str]:
+    """Addresses of the stages that hold the row and of all that are made from them, parents first."""
+    below = graph.descendants(address for address in held if address in graph.nodes)
+    return [address for address in graph.nodes if address in below]
+
+
+def _missing(project: Project, graphs: Sequence[Graph], trace: Trace) -> tuple[str, ...]:
+    """Addresses of the stages above those that hold the row which bring rows of its kind in, and could not be looked in."""
+    items = all(place.type == "scores" for place in trace.places)  # a suite hands its items on to nothing else
+    found: dict[str, None] = {}
+    for graph in graphs:
+        above = graph.ancestors(place.address for place in trace.places if place.address in graph.nodes)
+        for address, node in graph.nodes.items():
+            config = node.config
+            if address in above and isinstance(config, PrepareData) and config.brings_in and (config.record == "item") == items:
+                if address in trace.not_looked_in or not (project.artifact(address) / "record.json").is_file():
+                    found[address] = None
+    return tuple(found)
+
+
+def _run(project: Project, address: str) -> Run | None:
+    try:
+        return read_run(project.artifact(address) / "run.json")
+    except ArtifactError:
+        return None
+
+
+def _again(project: Project, node: Node, run: Run, why: str, named: list[Named]) -> Again:
+    part: Part = "models" if node.output in MODELS else "scores" if node.output in ("scores", "report") else "data"
+    mine = [model for model in named if model.address == node.address]
+    names = tuple(" ".join([model.full, *(f"({version})" for version in versions(project, model))]) for model in mine)
+    return Again(node.address, node.kind, part, why, names, run.seconds, gpu_hours(node, run))
+
+
+def gpu_hours(node: Node, run: Run) -> float | None:
+    """Of a job that has run; None where no GPU took part, or no time was recorded."""
+    declaration = DECLARATIONS[node.kind]
+    computes = declaration.engine != "none" and any(set(declaration.inputs[edge.port].types) & set(MODELS) for edge in node.edges)
+    used = run.numerics.get("device") == "cuda" and computes  # a stage that asks an endpoint has no model of its own
+    return run.seconds / 3600 * _gpus(node, run) if used and run.seconds is not None else None
+
+
+def _gpus(node: Node, run: Run) -> int:
+    """That its job had: those of its training ranks, or of all its engines where these are more."""
+    counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
+    ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
+    if drawing_of(node.config) is None:
+        return ranks
+    return max(ranks, of_engine * (engines if opens_engines(node.config) else 1))
+
+
+def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tuple[Change, ...]:
+    """By recipe and stage; a variant's stage has its filters from the recipe."""
+    wanted: dict[tuple[str, str], tuple[PrepareData, set[str]]] = {}
+    for address, ids in holding.items():
+        node = nodes.get(address)
+        config = node.config if node is not None else None
+        if ids and node is not None and isinstance(config, PrepareData) and config.brings_in:  # what others hand on is left out there
+            wanted.setdefault((node.recipe.partition("+")[0], node.name), (config, set()))[1].update(ids)
+    return tuple(Change(recipe, stage, without(config, ids)) for (recipe, stage), (config, ids) in sorted(wanted.items()))
+
+
+def without(config: PrepareData, ids: set[str]) -> tuple[Mapping[str, Any], ...]:
+    """The filters of a stage that would leave these rows out too, as its recipe writes them; one by ids stands last."""
+    others = [one for one in config.filters if not isinstance(one, Ids)]
+    named = {name for one in config.filters if isinstance(one, Ids) for name in one.ids}
+    return tuple(_written(one) for one in [*others, Ids(type="ids", ids=tuple(sorted(named | ids)))])
+
+
+def _written(one: Filter) -> dict[str, Any]:
+    """A filter without what its recipe leaves open, what sources state, and lists that are those of its languages: these stand instead."""
+    written = one.model_dump(mode="json", exclude={"stated"}, exclude_unset=True)
+    if not isinstance(one, Spoken) or "languages" not in one.model_fields_set:
+        return written
+    theirs = {field for field, name in one.LISTS.items() if getattr(one, field) == wordings(name, one.languages)}
+    return {field: value for field, value in written.items() if field not in theirs} | {"languages": list(one.languages)}

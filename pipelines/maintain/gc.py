@@ -1,0 +1,373 @@
+"""Deletes what no kept lineage needs from the cache, and from the remote.
+
+Kept is every artifact that a `dvc.lock` names: in the working tree, on a branch, at a tag, in a stash; and every artifact that lies
+in `artifacts/`. With each goes its whole ancestry, as its `lineage.json` tells it: `reproduce --from-cache`, `--stage` and `restore` need
+the ancestors too, and most of them stand in no `dvc.lock` any more once a recipe has moved on. The run cache leads from their ids to
+their objects.
+
+What cannot be read cannot be judged: one lineage that is damaged or nowhere to be had, and nothing is deleted.
+"""
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.base.texts import shown
+from data.artifacts.artifacts import ArtifactError, Record, Run, open_artifact, parse_lineage, parse_record, read_lineage
+from data.host.faults import fault_point
+from data.store.untrusted import LIST_BYTES, Address, ObjectId, described, parse_json, parse_listing, parse_yaml, read_plain
+from pipelines.jobs.code import unused
+from pipelines.jobs.live import live_jobs
+from pipelines.jobs.liveness import Signs
+from pipelines.jobs.scratch_state import read_mapping
+from pipelines.ledger.git import git
+from pipelines.ledger.ledger import Ledger
+from pipelines.ledger.lock_files import read_lock, read_run_entry
+from pipelines.ledger.objects import md5_of_bytes
+from pipelines.ledger.store import RemoteError, Store
+from stages.job.job import TOKENS
+
+KEEP_PLACE = "add --workspace, which keeps what the working tree names and nothing else"
+LIST_AGAIN = "`pedigree verify` names the stage; `pedigree run` makes a sound one, or give up the branch or tag that names it"
+_ADDRESS, _OBJECT_ID = TypeAdapter(Address), TypeAdapter(ObjectId)
+
+
+class GcRefused(UsageProblem):
+    """Nothing is deleted; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class MadeBefore:
+    """What a stage has made before: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
+
+    where: str
+    """For messages: file, and the commit it stands in."""
+    owner: str
+    """`RECIPE/STAGE`, or the file that names it."""
+    parts: dict[str, str]
+    """Name of the output → md5."""
+
+
+@dataclass
+class Sweep:
+    """What is kept and what may go."""
+
+    artifacts: int = 0
+    """Kept artifacts, ancestors too."""
+    kept: set[str] = field(default_factory=set)
+    """Objects that are needed."""
+    entries: list[Path] = field(default_factory=list)
+    """Entries of the run cache that lead to what goes."""
+    owners: dict[str, str] = field(default_factory=dict)
+    """Object → the stage that made it, of those that go."""
+    objects: dict[str, int] = field(default_factory=dict)
+    """Objects of the cache that go, with their bytes."""
+    remote_objects: dict[str, int] = field(default_factory=dict)
+    remote_entries: list[str] = field(default_factory=list)
+    snapshots: list[Path] = field(default_factory=list)
+    """Snapshots of the code that no unfinished job needs."""
+    tokens: dict[Path, int] = field(default_factory=dict)
+    """Files of tokenised rows that no unfinished job reads, with their bytes: they are made again where somebody needs them."""
+
+
+def collect(
+    project: Project,
+    *,
+    workspace: bool = False,
+    remote: bool = False,
+    delete: bool = False,
+    listening: Callable[[], None] = lambda: None,
+) -> Sweep:
+    """Finds what may go, and deletes it if so asked. DVC's lock is held all the time: nobody adds an object meanwhile.
+
+    Args:
+        project: whose cache.
+        workspace: keep what the working tree needs alone; branches, tags and stashes do not count.
+        remote: the remote too. What others have made is kept as far as this clone's branches and tags know it.
+        delete: delete; interrupted, it has deleted nothing that is needed, and the next call goes on.
+        listening: called when other machines must be listened to, which takes a while.
+
+    Raises:
+        GcRefused: something runs, the cache is not this project's alone, or a lineage cannot be read.
+        RemoteError: the remote cannot be used.
+    """
+    signs = Signs(project)
+    if delete:
+        _refuse_company(signs, listening)
+    with closing(Ledger(project).store) as store:
+        if delete and not store.cache_path("0" * 32).resolve().is_relative_to(project.root):
+            remedy = "nothing is deleted; `dvc gc` can delete there, if you know that no other project needs it"
+            raise GcRefused(f"the cache lies outside of this project (cache.dir), and other projects may use it: {remedy}")
+        with store.locked():
+            sweep = _Survey(project, store).sweep(workspace, remote)
+            sweep.snapshots = unused(project)
+            sweep.tokens = _unread_tokens(project)
+            if delete:
+                _refuse_company(signs, listening)
+                _delete(store, sweep, remote)
+    return sweep
+
+
+def _refuse_company(signs: Signs, listening: Callable[[], None]) -> None:
+    """Jobs and commands at work, on whatever machine, may be about to need or to add anything."""
+
+    def look() -> list[str]:
+        holders = [signs.holder(folder.name) for folder in sorted((signs.project.private / "leases").glob("*/"))]
+        jobs = [f"the job of {job.address}" for job in live_jobs(signs.project, signs)]
+        return jobs + sorted({f"`{holder.what}`" for holder in holders if holder})
+
+    busy = signs.listen(look, waiting=listening)
+    if busy:
+        raise GcRefused(
+            f"{', '.join(busy)} is running: wait for its end, or end it (`pedigree jobs`, `pedigree cancel`), then type this again"
+        )
+
+
+class _Survey:
+    """One look at everything that is recorded."""
+
+    def __init__(self, project: Project, store: Store) -> None:
+        self.project, self.store = project, store
+        self.contents: dict[str, str] = {}
+        """Id → content, of every kept artifact and its ancestors."""
+        self.held: set[str] = set()
+        """Ids of those that entries lead to."""
+        self.objects: set[str] = set()
+
+    def sweep(self, workspace: bool, remote: bool) -> Sweep:
+        if remote:
+            self.store.fetch_run_cache()
+        for entry in self._roots(workspace):
+            self._keep(entry)
+        for artifact in sorted(self.project.artifacts.glob("*/*/record.json")):
+            self._keep_folder(artifact.parent)
+        runs = {path: _run_cache_entry(path) for path in sorted(self.store.run_cache_files())}
+        made = {path: self._record(entry) for path, entry in runs.items() if entry is not None}
+        self.held |= {record.id for record in made.values() if isinstance(record, Record)}
+        lost = {content for identifier, content in self.contents.items() if identifier not in self.held}
+        for path, record in made.items():
+            entry = runs[path]
+            # an equal payload serves, where the artifact itself is nowhere
+            wanted = record == "unknown" or (isinstance(record, Record) and (record.id in self.contents or record.content in lost))
+            if entry is not None and wanted:
+                self.objects |= set(entry.parts.values())
+        found = Sweep(artifacts=len(self.contents))
+        gone = {path: entry for path, entry in runs.items() if entry is None or not set(entry.parts.values()) <= self.objects}
+        found.kept = self.objects | {member for oid in self.objects if oid.endswith(".dir") for member in self._members(oid)}
+        found.entries, found.owners = list(gone), self._owners(filter(None, gone.values()))
+        found.objects = {oid: path.stat().st_size for oid, path in self.store.cached_objects().items() if oid not in found.kept}
+        if remote:
+            objects, entries = self.store.remote_files()
+            base = Path(self.store.repo.stage_cache.cache_dir)
+            unwanted = {path.relative_to(base).as_posix() for path in gone}
+            found.remote_objects = {oid: size for oid, size in objects.items() if oid not in found.kept}
+            found.remote_entries = sorted(entries.keys() & unwanted)
+        return found
+
+    # --- what is kept ---------------------------------------------------------------------------------------------------
+
+    def _roots(self, workspace: bool) -> Iterator[MadeBefore]:
+        root = self.project.root
+        paths = [root / "dvc.lock", *root.glob("*.dvc"), *root.glob("[!.]*/**/*.dvc"), *root.glob("[!.]*/**/dvc.lock")]
+        for path in sorted(path for path in paths if not path.is_dir()):
+            name = path.relative_to(root).as_posix()
+            try:
+                text = read_lock(path)
+            except ArtifactError as error:
+                raise _unread(name, "", str(error)) from error
+            yield from _entries(text, name, "")
+        if workspace or not self._in_git():
+            return
+        seen: set[tuple[str, str]] = set()
+        for commit in self._commits():
+            listing = git(self.project, "ls-tree", "-r", "-z", commit, "--", ".").stdout
+            for line in filter(None, listing.split("\0")):
+                blob, name = line.split(" ")[2].partition("\t")[::2]
+                if (PurePosixPath(name).name == "dvc.lock" or name.endswith(".dvc")) and (blob, name) not in seen:
+                    seen.add((blob, name))
+                    yield from _entries(git(self.project, "cat-file", "blob", blob).stdout, name, f" at {commit[:12]}")
+
+    def _in_git(self) -> bool:
+        """Whether git knows of branches.
+
+        Raises:
+            GcRefused: here is a repository, and git cannot be asked (it is not installed, or the folder is another user's).
+        """
+        answer = git(self.project, "rev-parse", "--git-dir")
+        if answer.returncode and any((folder / ".git").exists() for folder in (self.project.root, *self.project.root.parents)):
+            said = " ".join(shown(answer.stderr).split())
+            raise GcRefused(f"nothing is deleted: git cannot be asked what its branches need ({said}): mend that, or {KEEP_PLACE}")
+        return answer.returncode == 0
+
+    def _commits(self) -> list[str]:
+        """Tips of branches (of remotes too), tags, work trees, and all stashes with the new files they hold."""
+        found = git(self.project, "rev-list", "--no-walk", "--all").stdout.split()
+        for stash in git(self.project, "reflog", "show", "--format=%H", "refs/stash").stdout.split():
+            found += [stash, *git(self.project, "rev-parse", "--verify", "--quiet", f"{stash}^3").stdout.split()]
+        return list(dict.fromkeys(found))
+
+    def _keep(self, entry: MadeBefore) -> None:
+        self.objects |= set(entry.parts.values())
+        if "lineage.json" not in entry.parts or "record.json" not in entry.parts:
+            return  # of somebody's own
+        place = self.project.artifact(entry.owner)
+        try:
+            record = parse_record(self._bytes(entry.parts["record.json"], place / "record.json"), "record.json")
+            told = parse_json(self._bytes(entry.parts["lineage.json"], place / "lineage.json"), "lineage.json")
+            lineage = parse_lineage(told, "lineage.json")
+        except (ArtifactError, RemoteError, ValueError, OSError) as error:
+            remedy = f"`pedigree pull` it, give up the branch or tag that names it, or {KEEP_PLACE}"
+            raise GcRefused(
+                f"nothing is deleted: the lineage of {entry.owner} ({entry.where}) cannot be read: {error}. {remedy}"
+            ) from error
+        self.held.add(record.id)
+        self._keep_records(record, lineage)
+
+    def _keep_folder(self, folder: Path) -> None:
+        """An artifact that lies in place, recorded or not."""
+        try:
+            lineage = read_lineage(folder / "lineage.json")
+            self._keep_records(open_artifact(folder).record, lineage)
+        except ArtifactError as error:
+            shown = folder.relative_to(self.project.root)
+            raise GcRefused(f"nothing is deleted: the lineage of {shown} cannot be read: {error}. `pedigree run` restores it") from error
+
+    def _keep_records(self, record: Record, lineage: dict[str, tuple[Record, Run]]) -> None:
+        self.contents |= {record.id: record.content} | {name: ancestor.content for name, (ancestor, _) in lineage.items()}
+
+    def _record(self, entry: MadeBefore) -> Record | Literal["unknown"] | None:
+        """Of what an entry of the run cache made; None where it is nowhere or of no artifact: without it nobody can restore anything."""
+        if "record.json" not in entry.parts:
+            return None
+        try:
+            return parse_record(self._bytes(entry.parts["record.json"]), "record.json")
+        except RemoteError:  # the remote may have it, and cannot be asked
+            return "unknown"
+        except (ArtifactError, ValueError, OSError):
+            return None
+
+    def _owners(self, entries: Iterable[MadeBefore]) -> dict[str, str]:
+        owners: dict[str, str] = {}
+        for entry in entries:
+            owners |= dict.fromkeys(entry.parts.values(), entry.owner)
+            for oid in entry.parts.values():
+                try:
+                    owners |= dict.fromkeys(self.store.listing(oid).values() if oid.endswith(".dir") else (), entry.owner)
+                except ArtifactError:  # it goes, whatever it is
+                    continue
+        return owners
+
+    # --- objects --------------------------------------------------------------------------------------------------------
+
+    def _bytes(self, oid: str, place: Path | None = None) -> bytes:
+        """An object of the cache, of the file that it was checked out to, or of the remote; hashed before it is believed."""
+        damaged = False
+        for path in filter(None, (self.store.cache_path(oid), place)):
+            if path.is_file():
+                data = read_plain(path, LIST_BYTES)
+                if md5_of_bytes(data) == oid.removesuffix(".dir"):
+                    return data
+                damaged = damaged or path != place  # in place may lie another one
+        name = self.store.remote_name()
+        if name is not None:
+            refusal = self.store.refusal()
+            if refusal:
+                raise RemoteError(refusal)
+            remote = self.store.remote(name)
+            if remote.exists(oid):
+                with remote.open(oid) as stream:
+                    data = stream.read(LIST_BYTES + 1)
+                if md5_of_bytes(data) == oid.removesuffix(".dir"):
+                    return data
+                damaged = True
+        raise ArtifactError(f"its object {oid} is {'damaged' if damaged else 'nowhere'}")
+
+    def _members(self, oid: str) -> set[str]:
+        """The files of a folder; none where its list is nowhere to be had: then nobody can restore the folder.
+
+        Raises:
+            GcRefused: the list is damaged, or the remote that may have it cannot be asked.
+        """
+        try:
+            data = self._bytes(oid)
+        except ArtifactError as error:
+            if "nowhere" in str(error):
+                return set()
+            raise GcRefused(f"nothing is deleted: the list of a folder that is needed cannot be read: {error}; {LIST_AGAIN}") from error
+        try:
+            return set(parse_listing(data, f"object {oid}").values())
+        except ArtifactError as error:
+            raise GcRefused(f"nothing is deleted: {error}; {LIST_AGAIN}") from error
+
+
+def _unread_tokens(project: Project) -> dict[Path, int]:
+    read = [read_mapping(path).get("file") for path in (project.private / "scratch").glob(f"*/{TOKENS}")]
+    return {path: path.stat().st_size for path in sorted(project.tokens.glob("*")) if path.name not in read}
+
+
+def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
+    """What leads to an object goes before the object: a kill in between leaves nothing that promises more than there is."""
+    for path in sweep.entries:
+        path.unlink(missing_ok=True)
+    fault_point("gc entries deleted")
+    for oid in sorted(sweep.objects, key=lambda oid: (not oid.endswith(".dir"), oid)):
+        store.cache_path(oid).unlink(missing_ok=True)
+        fault_point("gc object deleted")
+    for path in sweep.snapshots:
+        shutil.rmtree(path)
+    for path in sweep.tokens:
+        path.unlink(missing_ok=True)
+    if remote:
+        store.delete_remote(sweep.remote_objects, sweep.remote_entries)
+
+
+def _entries(text: str, name: str, where: str) -> Iterator[MadeBefore]:
+    """What a `dvc.lock` or `.dvc` file names.
+
+    Raises:
+        GcRefused: it cannot be read.
+    """
+    try:
+        value = parse_yaml(text, "it") or {}
+        stages = (value.get("stages") or {}) if PurePosixPath(name).name == "dvc.lock" else {"": value}
+        yield from [_entry(stage, name, f"{name}{where}") for stage in stages.values()]
+    except (ArtifactError, ValidationError, AttributeError, KeyError, TypeError) as error:
+        raise _unread(name, where, described(error) if isinstance(error, ValidationError) else str(error)) from error
+
+
+def _unread(name: str, where: str, said: str) -> GcRefused:
+    """Of a file in place, or ` at` a commit: whatever it names would be deleted."""
+    remedy = f"give up the branch, tag or stash that has it, or {KEEP_PLACE}" if where else "take it back from git, or delete it"
+    return GcRefused(f"nothing is deleted: {name}{where} cannot be read, and may name anything: {' '.join(said.split())}. {remedy}")
+
+
+def _entry(stage: Mapping[str, Any], name: str, where: str) -> MadeBefore:
+    command = str(stage.get("cmd", ""))
+    owner = _ADDRESS.validate_python(command.removeprefix("pedigree stage ")) if command.startswith("pedigree stage ") else name
+    return MadeBefore(where, owner, _parts(stage.get("outs") or []))
+
+
+def _parts(outs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    found = {}
+    for out in outs:
+        name = PurePosixPath(str(out["path"])).name
+        if "md5" in out:
+            found[name if name not in found else str(out["path"])] = _OBJECT_ID.validate_python(out["md5"])
+        listed = [file for file in out.get("files") or [] if "md5" in file]
+        found |= {f"{out['path']}/{file['relpath']}": _OBJECT_ID.validate_python(file["md5"]) for file in listed}
+    return found
+
+
+def _run_cache_entry(path: Path) -> MadeBefore | None:
+    """None for what is no entry: half of one, left by a kill."""
+    try:
+        return _entry(read_run_entry(path) or {}, path.name, "the run cache")
+    except (ValidationError, AttributeError, KeyError, TypeError):
+        return None

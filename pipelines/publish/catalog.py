@@ -1,0 +1,99 @@
+"""What is known of every named model: its artifact, whether it is here and current, its scores, its versions."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, Literal
+
+from configs.base.document import ConfigError
+from configs.base.project import Project
+from data.artifacts.artifacts import ArtifactError, Record, load_record, open_artifact
+from pipelines.jobs.context import Watch, unwatched
+from pipelines.ledger.ledger import Ledger
+from pipelines.lineage.evaluations import evaluations_of
+from pipelines.lineage.named_models import Named, named_models, versions
+from pipelines.lineage.waivers import touched
+from pipelines.run.runs import open_compiled, plan
+
+State = Literal["current", "stale", "no recipe", "recorded", "not made"]
+"""Here and as the recipe says; here, and a run would make another; here, and its recipe is gone or cannot be read; only `dvc.lock`
+names it; neither."""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A named model."""
+
+    model: Named
+    state: State
+    record: Record | None
+    """None where it is not made, or its record is in the remote alone."""
+    scores: dict[str, dict[str, dict[str, float]]]
+    """Address of an evaluation → task → n, mean and interval."""
+    waived: dict[str, list[str]]
+    """Address of an evaluation → tasks on which a waiver let rows with items of it into the training of the model."""
+    versions: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        record = self.record
+        known = {"id": record.id, "content": record.content, "kind": record.kind} if record else {"id": None, "content": None, "kind": None}
+        named = asdict(self.model) | {"labels": list(self.model.labels), "dvc": self.model.full}
+        return named | known | {"state": self.state, "scores": self.scores, "waived": self.waived, "versions": self.versions}
+
+    def scored(self) -> str:
+        """The mean scores in one line, with a mark where a waiver touches them."""
+        found = [
+            f"{task} {score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]{' (waiver)' * (task in self.waived.get(address, ()))}"
+            for address, tasks in self.scores.items()
+            for task, score in tasks.items()
+        ]
+        return ", ".join(found)
+
+
+def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
+    """All named models of the working tree; `watch` is told what takes long.
+
+    Raises:
+        ArtifactError: a compiled file cannot be read.
+        LedgerError: a `dvc.lock` cannot be read.
+    """
+
+    @cache
+    def standing(recipe: str) -> dict[str, State]:
+        """Address → state of what lies there, for the stages of a recipe."""
+        try:
+            planned = plan(open_compiled(project, recipe, looking=True, watch=watch))
+        except ConfigError:
+            return {}
+        return {entry.node.address: "stale" if entry.reasons else "current" for entry in planned}
+
+    with closing(Ledger(project, looking=True)) as ledger:
+        recorded = {(entry.address, entry.part): entry.md5 for entry in ledger.recorded()}
+        return [_row(project, ledger, model, recorded, standing) for model in named_models(project)]
+
+
+def _row(
+    project: Project, ledger: Ledger, model: Named, recorded: dict[tuple[str, str], str], standing: Callable[[str], dict[str, State]]
+) -> NamedModel:
+    md5 = recorded.get((model.address, "record.json"))
+    try:
+        record = open_artifact(project.artifact(model.address)).record
+        state: State = standing(model.recipe).get(model.address, "no recipe")
+    except ArtifactError:
+        record, state = _cached(ledger, md5), "recorded" if md5 else "not made"
+    scores, waived = {}, {}
+    for found in evaluations_of(project, record.content) if record else []:
+        address = found.pedigree.address
+        scores[address] = found.table()
+        tasks = [task for label, task in touched(found.pedigree) if label == found.label]
+        waived |= {address: tasks} if tasks else {}
+    return NamedModel(model, state, record, scores, waived, versions(project, model))
+
+
+def _cached(ledger: Ledger, md5: str | None) -> Record | None:
+    """The record that this machine's cache holds; the remote is not asked for a listing."""
+    try:
+        return load_record(ledger.store.cache_path(md5)) if md5 else None
+    except ArtifactError:
+        return None

@@ -1,0 +1,102 @@
+"""Published work beside ours: hours that were published beside those that are estimated, scores beside those that were measured."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.base.published import Expected, Published
+from configs.language.graph import Graph, Node
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One published score, and what the recipe's model got."""
+
+    task: str
+    stage: str
+    expected: float
+    """Percent."""
+    tolerance: float
+    """Points."""
+    metric: str
+    measured: float | None
+    """Percent, of the same metric; None while no evaluation has it."""
+
+    @property
+    def verdict(self) -> str:
+        if self.measured is None:
+            return "not measured"
+        off = self.measured - self.expected
+        return "as published" if abs(off) <= self.tolerance else "above" if off > 0 else "below"
+
+
+def node_of(graph: Graph, stage: str) -> Node | None:
+    """The stage of that name that the recipe uses, its own or another recipe's; None where it uses none."""
+    own = graph.nodes.get(f"{graph.recipe}/{stage}")
+    return own or next((node for node in graph.nodes.values() if node.name == stage), None)
+
+
+def hardware_cells(graph: Graph, estimated: Mapping[str, float | None]) -> list[tuple[str, str, str, str]]:
+    """(stage, published hardware and hours, published GPU-hours, estimated ones) of each stage that is published.
+
+    Args:
+        graph: of the recipe.
+        estimated: address → GPU-hours of a stage under the profile; None or missing where nothing is known.
+    """
+    cells = []
+    for stage, hardware in (graph.published.hardware if graph.published else {}).items():
+        node = node_of(graph, stage)
+        if node is not None:
+            hours = estimated.get(node.address)
+            took = f"{hardware.gpus} {hardware.gpu}, {hardware.hours:g} h"
+            cells.append((stage, took, f"{hardware.gpu_hours:.0f}", f"{hours:.0f}" if hours is not None else "?"))
+    return cells
+
+
+def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(columns, rows) of the published scores: a row for each task, a column for each stage."""
+    published = graph.published
+    if published is None or not published.scores:
+        return (), []
+    stages = [stage for stage in stages_of(published) if node_of(graph, stage)]
+    rows = [(task, expected.metric, asked(expected), *(_score(expected, stage) for stage in stages), f"±{expected.tolerance:g}")
+            for task, expected in published.scores.items()]  # fmt: skip
+    return ("task", "metric", "items", *stages, "tolerance"), rows
+
+
+def stages_of(published: Published) -> list[str]:
+    """The stages whose scores are published, in the order in which they are named."""
+    return list(dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of))
+
+
+def asked(expected: Expected) -> str:
+    """`164 x 20`: items, and answers to each where there are several."""
+    return f"{expected.items} x {expected.samples}" if expected.samples > 1 else str(expected.items)
+
+
+def comparisons(graph: Graph, scores: Mapping[str, Mapping[str, Any]]) -> Iterator[Comparison]:
+    """Every published score beside the measured one.
+
+    Args:
+        graph: of the recipe.
+        scores: evaluation → its scores, as `payload/scores.json` has them.
+    """
+    for task, expected in (graph.published.scores if graph.published else {}).items():
+        for stage, score in expected.of.items():
+            node = node_of(graph, stage)
+            if node is not None:
+                measured = _measured(scores, task, expected.metric, {stage, node.address})
+                yield Comparison(task, stage, score, expected.tolerance, expected.metric, measured)
+
+
+def _measured(scores: Mapping[str, Mapping[str, Any]], task: str, metric: str, labels: set[str]) -> float | None:
+    for table in scores.values():
+        for label, policy in table.get("policies", {}).items():
+            found = policy.get("metrics", {}).get(task, {}).get(metric) if label in labels else None
+            if found is not None:
+                return 100 * found["mean"]
+    return None
+
+
+def _score(expected: Expected, stage: str) -> str:
+    return f"{expected.of[stage]:g}" if stage in expected.of else ""

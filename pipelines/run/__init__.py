@@ -1,0 +1,1 @@
+"""One recipe, run: every stage is made current, independent ones side by side."""

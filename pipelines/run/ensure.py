@@ -1,0 +1,538 @@
+"""Making one stage current: the heart of the project. `pedigree run`, the Prefect flow and `dvc repro` all come through here.
+
+1. Ask DVC, and the stage's key, whether it is stale.
+2. Take the stage's lease; take its identity *now*, and again after every wait.
+3. Restore it from the run cache or the remote, proven by its record.
+4. Look for its job: alive → re-attach, ended unseen → take its result, otherwise submit one, with inputs and code of its own.
+5. Wait, holding no lock of DVC's.
+6. Verify, publish by rename, commit under what the job started from, whatever the recipe says by then.
+"""
+
+import csv
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from configs.base.problems import PedigreeError
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.language.execution import Numerics, Placement
+from configs.language.graph import Node
+from configs.rows.datasets import generators_of, licences_of
+from data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact, write_json
+from data.host.faults import fault_point
+from data.store import heartbeat
+from data.store.durable import rename, sync_tree
+from data.store.hashing import Beat
+from data.store.heartbeat import Listener
+from pipelines.jobs import checkpoint_store
+from pipelines.jobs.attempts import (
+    REMEDIES,
+    await_elsewhere,
+    begin_again,
+    is_elsewhere,
+    is_forced,
+    is_unrecorded,
+    modified,
+    resumable,
+    run_job,
+    seen_files,
+    unproven,
+    working,
+)
+from pipelines.jobs.code import CodeMoves
+from pipelines.jobs.context import RunContext, StageFailed
+from pipelines.jobs.lease import Cancelled, Hold, Holder, LeaseLost, lease, listen
+from pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
+from pipelines.jobs.scratch_state import (
+    ATTEMPTS,
+    DEPENDENCIES,
+    Damaged,
+    all_attempts,
+    attempts_here,
+    known_spec,
+    read_dependencies,
+    read_spec,
+)
+from pipelines.jobs.slots import Pool, slots
+from pipelines.ledger.identity import Identities, MissingFiles, Need, Replaced, standing
+from pipelines.ledger.ledger import Check, is_complete
+from pipelines.ledger.objects import files_of
+from pipelines.ledger.store import LedgerError, RemoteError
+from pipelines.ledger.transfers import Told
+from pipelines.lineage.inheritance import write_origin
+from stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
+
+Outcome = Literal["unchanged", "remote", "restored", "ran", "attached"]
+"""`remote`: it is recorded as done, and its files are left in the remote until something needs them."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A stage that is current now."""
+
+    address: str
+    outcome: Outcome
+    seconds: float
+
+
+class _Moved(Exception):
+    """While the stage waited, what it is made from has changed."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The leases of a stage: of its artifact folder, and of the scratch folder of its key."""
+
+    artifact: Hold
+    scratch: Hold
+    heard: Listener
+    """Has listened to the stage's job, if there is one elsewhere, since the leases were asked for."""
+
+    @property
+    def waited(self) -> bool:
+        """Whether another runner had to be waited for."""
+        return self.artifact.waited or self.scratch.waited
+
+    def check(self) -> None:
+        """Raises LeaseLost when another runner has taken over one of them; call it just before anything that lasts."""
+        self.artifact.check()
+        self.scratch.check()
+
+
+def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False) -> Result:
+    """Makes a stage current, by whatever is cheapest. Its parents are current already.
+
+    Args:
+        run: the run of a recipe that it belongs to.
+        node: the stage.
+        force: run it, current or not.
+        needed: its files must be here, also where they could stay in the remote.
+
+    Raises:
+        StageFailed: with one line why.
+    """
+    started = time.monotonic()
+    with _failures(run, node):
+        run.watch(node.address, "checking")
+        outcome = None if force else at_rest(run, node, needed)
+        if node.address in run.require_checkpoint:
+            _refuse_to_begin(run, node, outcome is None)
+        while outcome is None:
+            need = identify(run, node)
+            with _alone(run, node, need) as alone, suppress(_Moved, InputsGone):
+                _confirm(run, node, need)
+                idle = alone.waited and not force and at_rest(run, node, needed=True) is not None
+                outcome = "unchanged" if idle else _make_current(run, node, need, force, alone)
+        if outcome != "remote":
+            open_artifact(run.project.artifact(node.address))
+        result = Result(node.address, outcome, time.monotonic() - started)
+        run.watch(node.address, outcome, seconds=result.seconds)
+        return result
+
+
+def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["unchanged", "remote"] | None:
+    """Whether nothing is to be done about a stage whose parents are current: it is here, or may stay in the remote.
+
+    Raises:
+        StageFailed: it is recorded as done, its files are not here, and the remote cannot be asked for them.
+        LedgerError: DVC refuses.
+    """
+    try:
+        reasons, remote = standing(run.project, run.graph, run.ledger, node, run.telling(node.address).hashed)
+    except RemoteError as error:
+        message = f"whether it is up to date cannot be told: {error}; or run it again with --force {node.name}"
+        raise StageFailed(node.address, "remote", message) from error
+    if reasons:
+        return None
+    if remote:
+        return None if needed or run.fetch else "remote"
+    return "unchanged"
+
+
+def run_under_dvc(run: RunContext, node: Node) -> Result:
+    """The same for the command of a stage in `dvc.yaml`: DVC has asked, restored and deleted before, and commits afterwards."""
+    started = time.monotonic()
+    with _failures(run, node):
+        need = identify(run, node)
+        with _alone(run, node, need) as alone:
+            outcome: Outcome = "restored"
+            # another runner may have published meanwhile
+            if not _is_in_place(run.project.artifact(node.address), need.key, run.telling(node.address).hashed):
+                try:
+                    outcome, before = _produce(run, node, need, False, alone)
+                except (_Moved, InputsGone) as error:  # DVC asked about another state than this
+                    waited = "what it is made from has changed while it waited: type the command again"
+                    raise StageFailed(node.address, "inputs_moved", waited) from error
+                moved = run.ledger.moved(node, before)
+                if moved:  # DVC would record what lies there now
+                    raise _moved(node, moved)
+                _publish(run, node, need, alone)
+                _clear(run.project, node, need.key)
+        result = Result(node.address, outcome, time.monotonic() - started)
+        run.watch(node.address, outcome, seconds=result.seconds)
+        return result
+
+
+def identify(run: RunContext, node: Node) -> Need:
+    """What the stage is made from at this moment.
+
+    Raises:
+        StageFailed: an input or a project file is missing, or an input is not what this run's recipe makes.
+    """
+    try:
+        return Identities(run.project, run.graph, run.ledger, run.telling(node.address).hashed).need(node)
+    except ArtifactError as error:
+        raise StageFailed(node.address, "refused", _inside(run.project, str(error))) from error
+    except MissingFiles as error:
+        raise StageFailed(node.address, "refused", str(error)) from error
+    except Replaced as error:
+        again = command("run", run.graph.source or node.recipe)
+        message = f"{error}. Nothing is made from a mixture: {again} makes all of it as the recipe says now"
+        raise StageFailed(node.address, "inputs_moved", message) from error
+
+
+def _confirm(run: RunContext, node: Node, need: Need) -> None:
+    """Raises _Moved where the stage would be made from something else by now."""
+    if identify(run, node).key != need.key:
+        raise _Moved
+
+
+def recover(project: Project, address: str) -> None:
+    """Finishes or takes back a publication that a kill interrupted."""
+    aside = _aside(project, address)
+    if aside.exists():
+        if project.artifact(address).exists():
+            shutil.rmtree(aside)
+        else:
+            rename(aside, project.artifact(address))
+
+
+def log_file(project: Project, address: str) -> Path:
+    """Where the log of a finished stage is kept; a running job's is `log.txt` in its scratch folder."""
+    return project.private / "logs" / f"{address}.log"
+
+
+# --- steps 2 to 6 ------------------------------------------------------------------------------------------------------
+
+
+def _make_current(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> Outcome:
+    told = run.telling(node.address)
+    if not force and _taken(run, node, need, told, alone.check):
+        _clear(run.project, node, need.key)
+        return "restored"
+    if not run.make:
+        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has it whole; `pedigree run` makes it")
+    _bring_inputs(run, node)
+    outcome, before = _produce(run, node, need, force, alone)
+    _publish(run, node, need, alone)
+    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), told.hashed, alone.check)
+    _clear(run.project, node, need.key)
+    return outcome
+
+
+def _taken(run: RunContext, node: Node, need: Need, told: Told, check: Check) -> bool:
+    """Whether it was there already. What this key's job has just made goes before what the cache knows: `--force` asked for it."""
+    scratch = run.project.scratch(need.key)
+    ledger = run.ledger
+    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, told.hashed, check):
+        return True
+    return not is_forced(scratch) and (ledger.restore(node, need.key, told, check) or ledger.adopt(node, need.key, told.hashed, check))
+
+
+def _bring_inputs(run: RunContext, node: Node) -> None:
+    """The files of parents that had been left in the remote; what the remote has lost meanwhile is made again."""
+    for edge in node.edges:
+        if not (run.project.artifact(edge.source) / "record.json").exists():
+            ensure(run, run.graph.nodes[edge.source], needed=True)
+
+
+def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> tuple[Outcome, dict[str, Any]]:
+    """A finished, verified job in the scratch folder; returns how it got there and the dependencies at its start."""
+    scratch = run.project.scratch(need.key)
+    handle = working(run.jobs(), scratch)
+    if handle and force and known_spec(scratch) is None:  # nothing can be made of what it works on
+        run.jobs().cancel(handle)
+        handle = None
+    if handle:
+        _take_over(run, node, need, scratch)
+    if handle and is_elsewhere(run.jobs(), handle):
+        placement = read_spec(scratch).placement
+        if await_elsewhere(run, node, handle, placement, alone.scratch, alone.heard):
+            return "attached", _dependencies(scratch)
+        handle = None
+    alive = handle is not None
+    outdated = run.on_code_change == "rerun" and began_with_other_code(run, node, scratch)
+    if not alive and not outdated and (not force or is_forced(scratch)) and _took_unseen(run, node, scratch, force):
+        _take_over(run, node, need, scratch)
+        return "attached", _dependencies(scratch)
+    numerics, placement = run.execution.of(node.kind, node.name)
+    if "deepspeed" not in node.declaration.engine:
+        numerics = numerics.model_copy(update={"world_size": 1})
+    if alive:
+        placement = read_spec(scratch).placement
+        if outdated:
+            first = command("cancel", node.name)
+            run.ledger.notice(f"{node.address}: its job goes on with the code that it began with; to begin again, end it with {first}")
+    elif force:
+        checkpoint_store.clear(placement.checkpoint_url, scratch)
+        begin_again(scratch)
+    if not alive and node.address in run.too_large:
+        unfit = f"what the cache has of it cannot be used, and its job needs more memory than there is: {run.too_large[node.address]}"
+        raise StageFailed(node.address, "refused", unfit)
+    with _slots(run, node, need, numerics, placement) as names:
+        if not alive:
+            _confirm(run, node, need)
+            prepare(run, node, need, numerics, placement)
+            _confirm(run, node, need)
+        run_job(run, node, scratch, handle, placement, names, alone.scratch)
+    return ("attached" if alive else "ran"), _dependencies(scratch)
+
+
+def _take_over(run: RunContext, node: Node, need: Need, scratch: Path) -> None:
+    """Makes work that was begun under this key this stage's: another recipe or variant may have begun it."""
+    if take_over(run, node, scratch):
+        _confirm(run, node, need)  # what is recorded as its dependencies is what has the key
+
+
+def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
+    """`--require-checkpoint STAGE`: refuses to start a stage from the beginning.
+
+    Raises:
+        StageFailed: there is no checkpoint to go on from, or nothing to run.
+    """
+    if not stale:
+        raise StageFailed(node.address, "refused", "--require-checkpoint: it is up to date, so nothing is resumed: leave the option out")
+    scratch = run.project.scratch(identify(run, node).key)
+    mirrored = checkpoint_store.has_work(run.execution.of(node.kind, node.name)[1], scratch.name)
+    if not (resumable(scratch) or mirrored or working(run.jobs(), scratch)):
+        remedy = "leave the option out to start it from the beginning"
+        raise StageFailed(node.address, "refused", f"--require-checkpoint: it has left no checkpoint to go on from: {remedy}")
+
+
+def _dependencies(scratch: Path) -> dict[str, Any]:
+    """The dependencies at the start of a job.
+
+    Raises:
+        Damaged: they are not known any more.
+    """
+    found = read_dependencies(scratch)
+    if found is None:
+        raise Damaged(scratch / DEPENDENCIES, "it cannot be read")
+    return found
+
+
+def _took_unseen(run: RunContext, node: Node, scratch: Path, force: bool) -> bool:
+    """Whether the last job succeeded while nobody watched, and its output is what it says; `force` minds no report that is none."""
+    if known_spec(scratch) is None or read_dependencies(scratch) is None:
+        return False
+    try:
+        if unproven(scratch, thorough=True, beat=run.telling(node.address).hashed) is not None:
+            return False
+    except ArtifactError:
+        if force:
+            return False
+        raise
+    attempts = attempts_here(scratch)
+    if attempts and "ended_at" not in attempts[-1]:
+        ended = datetime.fromtimestamp(modified(scratch / "done.json"), UTC).isoformat(timespec="seconds")
+        attempts[-1] |= {"ended_at": ended, "cause": "succeeded"}
+        write_json(scratch / ATTEMPTS, attempts)
+    return True
+
+
+def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
+    """Record, evidence, run and lineage into the output; then the old artifact aside, the new one in, the old one away.
+
+    All of it is told from what the job was given, not from what stands in the project by now.
+    """
+    scratch = run.project.scratch(need.key)
+    spec, out, done = read_spec(scratch), scratch / "out", _result(scratch)
+    record = Record(
+        kind=spec.kind,
+        version=spec.version,
+        type=node.output,
+        config=spec.config,
+        inputs=spec.lineage_inputs(),
+        source_files={name: given.sha256 for name, given in spec.source_files.items()},
+        key=spec.key,
+        content=done.content,
+        files=done.files,
+        metrics=done.metrics,
+        marks=done.marks,
+    )
+    _complete(node, spec, scratch, record)
+    target, aside = run.project.artifact(node.address), _aside(run.project, node.address)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sync_tree(out)
+    alone.check()
+    if target.exists():
+        aside.parent.mkdir(parents=True, exist_ok=True)
+        rename(target, aside)
+    fault_point("publish set aside")
+    rename(out, target)
+    fault_point("publish renamed")
+    shutil.rmtree(aside, ignore_errors=True)
+    for mark in record.marks:
+        run.ledger.notice(f"{node.address}: {mark}")
+
+
+def _complete(node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
+    """Adds evidence, run, lineage and record to the output.
+
+    They are renamed into it: half a file that a kill or a full disk leaves beside the payload would be taken for the job's, and the job
+    for one that has failed.
+    """
+    out, beside = scratch / "out", scratch / "told"
+    shutil.rmtree(beside, ignore_errors=True)
+    write_json(beside / "evidence" / "metrics.json", record.metrics)
+    _write_curve(scratch / "curve.jsonl", beside / "evidence" / "curve.csv")
+    inputs = [scratch / given.folder for labelled in spec.inputs.values() for given in labelled.values()]
+    write_origin(beside, _run_record(node, spec, scratch, _result(scratch)), inputs)
+    write_json(beside / "record.json", record.model_dump(mode="json"))
+    (out / "evidence").mkdir(exist_ok=True)
+    for path in sorted(files_of(beside)):
+        path.rename(out / path.relative_to(beside))
+
+
+def _result(scratch: Path) -> Success:
+    """What a job reported whose success has been proved."""
+    done = read_done(scratch)
+    assert isinstance(done, Success)
+    return done
+
+
+def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict[str, Any]:
+    """How it came about; code, environment, hardware and numerics as the job found them where it ran."""
+    return {
+        "address": node.address,
+        "numerics": spec.numerics.model_dump(mode="json"),
+        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names somebody's bucket or folder
+        "licences": licences_of(node.config),
+        "generators": generators_of(node.config),
+        "attempts": all_attempts(scratch),
+        **done.made_by.model_dump(mode="json", exclude_unset=True),
+    }
+
+
+def _write_curve(source: Path, target: Path) -> None:
+    """The training curve as CSV, one column per number that was ever logged."""
+    if not source.exists():
+        return
+    rows = read_curve(source)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with target.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _clear(project: Project, node: Node, key: str) -> None:
+    """Removes the scratch folder of a stage that is done; its log stays."""
+    scratch = project.scratch(key)
+    if (scratch / "log.txt").exists():
+        kept = log_file(project, node.address)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(scratch / "log.txt", kept)
+    checkpoint_store.clear_after(scratch)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+# --- leases, slots, words ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _failures(run: RunContext, node: Node) -> Iterator[None]:
+    """Every way to fail becomes one StageFailed, and is told to who watches."""
+    try:
+        yield
+    except StageFailed as error:
+        run.watch(node.address, "failed", error.message)
+        raise
+    except CodeMoves as error:
+        run.watch(node.address, "failed", str(error))
+        raise StageFailed(node.address, "refused", str(error)) from error
+    except (Cancelled, LeaseLost) as error:
+        run.watch(node.address, "failed", str(error))
+        raise StageFailed(node.address, "cancelled" if isinstance(error, Cancelled) else "overtaken", str(error)) from error
+    except (OSError, LedgerError) as error:
+        cause = storage_cause(error) if isinstance(error, OSError) else "storage"
+        message = _inside(run.project, str(error)) + (f": {REMEDIES[cause]}" if cause in REMEDIES else "")
+        run.watch(node.address, "failed", message)
+        raise StageFailed(node.address, cause, message) from error
+    except PedigreeError as error:
+        message = _inside(run.project, str(error)) + (f": {_fresh_start(node, error)}" if isinstance(error, Damaged) else "")
+        run.watch(node.address, "failed", message)
+        raise StageFailed(node.address, "refused", message) from error
+
+
+def _fresh_start(node: Node, damaged: Damaged) -> str:
+    """What to type where the work of a scratch folder cannot be gone on with."""
+    clean = command("scratch", f"{node.name}/{damaged.scratch.name[:12]}", "--clean")
+    again = command("run", node.recipe, "--force", node.name)
+    return f"go on with the version that wrote it, or give up the unfinished work: {clean} deletes it, and {again} begins again"
+
+
+@contextmanager
+def _alone(run: RunContext, node: Node, need: Need) -> Iterator[Alone]:
+    """The only writer of this artifact folder, and the only one of this scratch folder."""
+
+    def waiting(holder: Holder) -> None:
+        run.watch(node.address, "waiting", str(holder))
+
+    def held(name: str, **listening: Any) -> AbstractContextManager[Hold]:
+        return lease(run.project.lease(name), run.title, waiting=waiting, cancelled=run.cancelled, **listening)
+
+    def hear_job() -> None:
+        job.silent_s(heartbeat.sign(run.project.scratch(need.key) / PULSES))
+
+    def hear_all() -> None:  # a machine that is gone falls silent once, not once for each thing that it held
+        hear_job()
+        listen(run.project.lease(need.key), key)
+
+    job, key = Listener(), Listener()
+    with held(node.address.replace("/", "--"), beside=hear_all) as artifact, held(need.key, listener=key, beside=hear_job) as scratch:
+        recover(run.project, node.address)
+        yield Alone(artifact, scratch, job)
+
+
+def _slots(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement):
+    pool = Pool.of(numerics, run.execution.slots)
+
+    def waiting(whose: list[str]) -> None:
+        here = sum(job.startswith(f"{run.project.root}/") for job in whose)
+        others = f", {len(whose) - here} of them of other clones on this machine" if len(whose) > here else ""
+        run.watch(node.address, "waiting", f"for {placement.slots} of {len(pool.names)} slots, which {len(whose)} jobs hold{others}")
+
+    job = run.project.scratch(need.key) / "job.json"
+    return slots(pool, placement.slots, jobs=run.jobs(), job=job, waiting=waiting, cancelled=run.cancelled)
+
+
+def _moved(node: Node, moved: list[str]) -> StageFailed:
+    return StageFailed(
+        node.address,
+        "inputs_moved",
+        f"{', '.join(moved)} changed while it ran: its result is not recorded under what stands there now, "
+        "but kept, and taken at once when the old state comes back; type the command again",
+    )
+
+
+def _is_in_place(folder: Path, key: str, beat: Beat) -> bool:
+    try:
+        artifact: Artifact = open_artifact(folder, verify=True, beat=beat)
+    except ArtifactError:
+        return False
+    return artifact.record.key == key and is_complete(artifact)
+
+
+def _aside(project: Project, address: str) -> Path:
+    return project.private / "aside" / address
+
+
+def _inside(project: Project, text: str) -> str:
+    return text.replace(f"{project.root}/", "")

@@ -1,0 +1,174 @@
+"""What a recipe takes from the Hugging Face hub: whether its revisions are chosen, whether it can be had, and `pedigree pin`."""
+
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.base.document import ConfigError, Problem
+from configs.base.frozen import Frozen
+from configs.base.hub_names import PIN_ME
+from configs.base.packaged import EMBEDDER
+from configs.base.problems import UsageProblem
+from configs.base.project import Project
+from configs.base.texts import command
+from configs.judging.rephrasing import FindRephrased
+from configs.language.graph import Graph
+from configs.language.pinning import BESIDE, OpenRevision, open_revisions, pinned, without_revision
+from configs.language.recipe import load_recipes, recipe_file
+from configs.rows.datasets import Hub, hub_sources
+from configs.rows.decontamination import Decontaminate
+from data.artifacts import assets
+from data.sources import hub
+from data.sources.hub import HubError, Repository
+from data.store.durable import replace
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A revision that was left open."""
+
+    file: Path
+    line: int
+    repo: str
+    commit: str | None
+    """What stands there now; None where it could not be told."""
+    problem: str = ""
+    """Why not."""
+
+
+def repositories(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[str]]:
+    """What these stages take from the hub → the names of the stages that do, in the order of the graph."""
+    found: dict[Repository, list[str]] = {}
+    for node in (node for address, node in graph.nodes.items() if address in addresses):
+        for source in hub_sources(node.config):
+            kind = "dataset" if isinstance(source, Hub) else "model"
+            stages = found.setdefault(Repository(kind, source.repo, source.revision), [])
+            stages += [] if node.name in stages else [node.name]
+    return found
+
+
+def unpinned(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[str]]:
+    """Those of them whose revision is still `pin me`."""
+    return {repo: stages for repo, stages in repositories(graph, addresses).items() if repo.revision == PIN_ME}
+
+
+def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
+    """Says before anything is begun which revisions are still to be chosen.
+
+    Raises:
+        ConfigError: all of them, with the stages that need them and the command that chooses.
+    """
+    remedy = f"{command('pin', graph.source or graph.recipe)} writes the newest commit into the recipe"
+    problems = [
+        Problem(graph.recipe, None, f"{', '.join(stages)}: {repo} has no revision yet (`{PIN_ME}`): {remedy}")
+        for repo, stages in unpinned(graph, addresses).items()
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
+    """Says before anything is begun which repositories cannot be had: gated, missing, moved, without the commit, not in the mirror.
+
+    Raises:
+        ConfigError: all of them, with the stages that need them.
+    """
+    problems = []
+    for repo, stages in repositories(graph, addresses).items():
+        try:
+            hub.check(repo)
+        except HubError as error:
+            problems.append(Problem(graph.recipe, None, f"{', '.join(stages)}: {error}"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
+    """Says before anything is begun which stages compare by vectors that are not on this machine.
+
+    Raises:
+        ConfigError: they are missing or damaged; the stages are named.
+    """
+    comparing = [node.address for node in graph.nodes.values() if _embeds(node.config)]
+    due = sorted(set(comparing) & set(addresses))
+    if not due:
+        return
+    try:
+        for name in EMBEDDER.values():
+            assets.path(name)
+    except assets.AssetError as error:
+        raise ConfigError([Problem(graph.recipe, None, f"{', '.join(due)}: {error}")]) from error
+
+
+def _embeds(config: Frozen) -> bool:
+    return isinstance(config, FindRephrased) or (isinstance(config, Decontaminate) and config.embedded is not None)
+
+
+def pin(project: Project, recipe: str) -> list[Pinned]:
+    """Writes the newest commit in the place of every `pin me` of a recipe and of those that it extends or takes stages from.
+
+    Comments and layout stay; a file is written whole or not at all. What cannot be told stays open, and is returned with the reason.
+
+    Raises:
+        ConfigError: the recipe cannot be loaded, or one repository would get the commit of another.
+        UsageProblem: a file cannot be written, or was edited meanwhile.
+    """
+    graphs = load_recipes(project.recipes, recipe)
+    files = {file: file.read_bytes() for file in (recipe_file(project.recipes, graph.source).resolve() for graph in graphs)}
+    _refuse_inherited(files, {repo.name for graph in graphs for repo in unpinned(graph, graph.nodes)})
+    revisions = {file: open_revisions(before.decode(), file.name) for file, before in files.items()}
+    known: dict[Repository, Pinned] = {}
+    return [found for file, before in files.items() for found in _pin_file(file, before, revisions[file], known)]
+
+
+def _refuse_inherited(files: Mapping[Path, bytes], repos: Collection[str]) -> None:
+    """Says where one of these repositories, whose revisions are open, inherits `pin me` from another that stands in its parent's place.
+
+    Raises:
+        ConfigError: all of these places.
+    """
+    problems = [
+        Problem(file.name, line, f"{repo} stands here without a revision of its own, and would get the commit of another: {BESIDE}")
+        for file, text in files.items()
+        for repo, line in without_revision(text.decode())
+        if repo in repos
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _pin_file(file: Path, before: bytes, revisions: Sequence[OpenRevision], known: dict[Repository, Pinned]) -> list[Pinned]:
+    found: dict[OpenRevision, Pinned] = {}
+    for revision in revisions:
+        repo = Repository("dataset" if revision.is_dataset else "model", revision.repo, PIN_ME)
+        if repo not in known:
+            known[repo] = _newest(file, revision, repo)
+        found[revision] = Pinned(file, revision.line, repo.name, known[repo].commit, known[repo].problem)
+    commits = {revision: one.commit for revision, one in found.items() if one.commit}
+    if commits:
+        _write(file, before, pinned(before.decode(), commits).encode())
+    return list(found.values())
+
+
+def _newest(file: Path, revision: OpenRevision, repo: Repository) -> Pinned:
+    try:
+        return Pinned(file, revision.line, repo.name, hub.newest(repo))
+    except HubError as error:
+        return Pinned(file, revision.line, repo.name, None, str(error))
+
+
+def _write(file: Path, before: bytes, after: bytes) -> None:
+    """Puts a file in the place of one that is still what it was."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(after)
+        shutil.copymode(file, temporary)
+        if file.read_bytes() != before:
+            raise UsageProblem(f"{file.name} was edited meanwhile: type the command again")
+        replace(temporary, file)
+    except OSError as error:
+        raise UsageProblem(f"{file} cannot be written ({error.strerror}): mend its permissions, or those of its folder") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,496 @@
+"""Running a recipe: load, compile, and make every stage current, independent ones side by side."""
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from configs.base.document import ConfigError, Problem, read_document
+from configs.base.project import Project
+from configs.base.texts import command, shown
+from configs.language.compile import overrides_of, params_file, pipeline_file, source_file, write_compiled
+from configs.language.execution import Execution, batch_problem, engines_problem, fitted, profile_path
+from configs.language.graph import Graph, Node
+from configs.language.recipe import load_recipes
+from data.artifacts import provenance
+from data.artifacts.artifacts import read_run
+from data.host import machine
+from data.store.untrusted import RESTORE, ArtifactError, read_source
+from pipelines.estimate.estimates import refusals
+from pipelines.estimate.sampling_plan import drawing_of, opens_engines
+from pipelines.jobs.attempts import BUG
+from pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
+from pipelines.jobs.scratch_state import address_of
+from pipelines.ledger.identity import standing
+from pipelines.ledger.ledger import Ledger
+from pipelines.ledger.store import RemoteError
+from pipelines.run.ensure import Result, at_rest, ensure, log_file, run_under_dvc
+from pipelines.run.pins import refuse_unpinned
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """A stage that was not tried: one that it needs has failed, or the run was cancelled."""
+
+    address: str
+    because: str
+
+
+StageEnd = Result | StageFailed | NotRun
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do with a stage."""
+
+    node: Node
+    reasons: tuple[str, ...]
+    """Why it must run; empty: it is up to date. Children of a stage that must run may still be spared: only content counts."""
+    remote: bool = False
+    """It is up to date, and its files are in the remote."""
+
+
+@dataclass
+class Progress:
+    """A graph being worked off."""
+
+    graph: Graph
+    selection: frozenset[str]
+    watch: Watch
+    ends: dict[str, StageEnd] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+
+    def ready(self) -> list[Node]:
+        """Stages whose parents are all current; those below a failed one are given up."""
+        found = []
+        for address, node in self.graph.nodes.items():
+            if address not in self.selection or address in self.started or address in self.ends:
+                continue
+            parents = [parent for parent in node.parents if parent in self.selection]
+            lost = [parent for parent in parents if isinstance(self.ends.get(parent), (StageFailed, NotRun))]
+            if lost:
+                self.leave_out(address, f"{lost[0]} failed")
+            elif all(isinstance(self.ends.get(parent), Result) for parent in parents):
+                found.append(node)
+        return found
+
+    def leave_out(self, address: str, because: str) -> None:
+        """Gives a stage up, and says so at once."""
+        self.ends[address] = NotRun(address, because)
+        with suppress(Exception):  # a bug of whoever watches ends no run
+            self.watch(address, "skipped", because)
+
+
+def load_run(
+    project: Project,
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+    watch: Watch = unwatched,
+    cancelled: threading.Event | None = None,
+    compiled: bool = False,
+) -> RunContext:
+    """Loads a recipe (name or path, with `--set` overrides) and its profile. A run works on what it has loaded, whatever is edited since.
+
+    Args:
+        project: that of the recipe.
+        recipe: its name or path.
+        overrides: as `--set` has them.
+        profile: another one than the recipe's.
+        watch: told what changes.
+        cancelled: ends the run.
+        compiled: write the `dvc.yaml` and `params.yaml` of the recipe, and of all it refers to; nothing else is ever written.
+
+    Raises:
+        ConfigError: problems of the recipe or of the profile.
+    """
+    graphs = load_recipes(project.recipes, recipe, overrides)
+    execution = profile_for(project, graphs[-1], profile)
+    if compiled:
+        write_compiled(project.root, graphs)
+    return RunContext(project, graphs[-1], execution, Ledger(project, looking=not compiled), watch, cancelled or threading.Event())
+
+
+def open_run(
+    project: Project,
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    profile: str | None = None,
+    watch: Watch = unwatched,
+    cancelled: threading.Event | None = None,
+) -> RunContext:
+    """The same for a run that will work: compiled, for whoever uses plain DVC."""
+    return load_run(project, recipe, overrides, profile=profile, watch=watch, cancelled=cancelled, compiled=True)
+
+
+def open_compiled(
+    project: Project, recipe: str, *, profile: str | None = None, watch: Watch = unwatched, looking: bool = False
+) -> RunContext:
+    """The run of a recipe by the name it was compiled under, e.g. `tiny+1a2b3c4d`: nothing is written, by `looking` ones ever.
+
+    Raises:
+        ConfigError: problems of the recipe or of the profile, or no such recipe.
+    """
+    name, overrides = _compiled_from(project, recipe)
+    if name.endswith((".yaml", ".yml")):
+        name = str(project.root / name)
+    graph = load_recipes(project.recipes, name, overrides)[-1]
+    if graph.recipe != recipe:
+        raise ConfigError([Problem(source_file(recipe), None, f"makes {graph.recipe}, not {recipe}: {_written_again(recipe)}")])
+    return RunContext(project, graph, profile_for(project, graph, profile), Ledger(project, looking=looking), watch)
+
+
+def _compiled_from(project: Project, recipe: str) -> tuple[str, tuple[str, ...]]:
+    """The recipe's name or path and its overrides, as `source.json` has them; git may have brought that file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    path = project.root / source_file(recipe)
+    if not os.path.lexists(path):
+        return recipe, ()
+    try:
+        source = read_source(path)
+    except ArtifactError as error:
+        said = f"{error}".removeprefix(f"{path} ").removesuffix(f": {RESTORE}").removesuffix(f"; {RESTORE}")
+        raise ConfigError([Problem(source_file(recipe), None, f"{said}: {_written_again(recipe)}")]) from error
+    return source.recipe, source.overrides
+
+
+def _written_again(recipe: str) -> str:
+    name, _, changes = recipe.partition("+")
+    how = f", with the --set that the first line of {pipeline_file(recipe)} names," if changes else ""
+    return f"{command('compile', name)}{how} writes it again"
+
+
+def profile_for(project: Project, graph: Graph, profile: str | None) -> Execution:
+    """The execution profile of a run: the one that was asked for, or the recipe's.
+
+    Raises:
+        ConfigError: problems of the file, and every stage that cannot be placed, or whose global batch the profile cannot hit exactly.
+    """
+    name = profile or graph.execution
+    execution = load_execution(project, name)
+    found = ((node, _profile_problem(execution, node)) for node in graph.nodes.values())
+    problems = [Problem(f"{graph.recipe} under {name}", None, f"stage {node.name}: {problem}") for node, problem in found if problem]
+    if problems:
+        raise ConfigError(problems)
+    return execution
+
+
+def _profile_problem(execution: Execution, node: Node) -> str | None:
+    """Why a stage cannot run under a profile, whose kinds and stages are each valid alone; or None."""
+    try:
+        numerics, placement = execution.of(node.kind, node.name)
+    except ValidationError as error:  # what is given together is excluded by a rule of the whole
+        return error.errors()[0]["msg"].removeprefix("Value error, ")
+    except ValueError as error:
+        return f"{error}".removeprefix(f"{node.name}: ")
+    return (engines_problem(numerics, placement) if opens_engines(node.config) else None) or batch_problem(node.config, numerics)
+
+
+ENGINES = {
+    "none": (),
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed"),
+    "vllm": ("torch", "transformers", "vllm"),
+    "deepspeed+vllm": ("torch", "transformers", "deepspeed", "vllm"),
+}
+"""What a stage's job imports; the local launcher runs jobs in this environment."""
+
+
+KERNELS = {"liger": "liger_kernel"}
+"""What a value of `Numerics.kernels` needs, in stages that load a model into torch themselves."""
+
+
+def _packages(node: Node, kernels: str) -> Iterable[str]:
+    """What its job imports: vLLM where a policy of the recipe rates or writes, none where a server does it instead."""
+    engine, speaks = node.declaration.engine, drawing_of(node.config) is not None
+    if engine == "vllm" and not speaks:
+        return ()
+    own = (KERNELS[kernels],) if kernels in KERNELS and engine not in ("none", "vllm") else ()
+    return dict.fromkeys((*ENGINES[engine], *(("vllm",) if speaks else ()), *own))
+
+
+def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
+    """Says before anything runs what the jobs of these stages would not find.
+
+    Raises:
+        ConfigError: a package is not installed; the stages that need it are named.
+    """
+    needing: dict[str, list[str]] = {}
+    for address in addresses:
+        node = graph.nodes[address]
+        for package in _packages(node, execution.of(node.kind, node.name)[0].kernels):
+            if find_spec(package) is None:
+                needing.setdefault(package, []).append(node.name)
+    if needing:
+        remedy = "run `make setup`, or stop before them with --until"
+        raise ConfigError(
+            [Problem(graph.recipe, None, f"{', '.join(names)}: needs {p}, not installed: {remedy}") for p, names in needing.items()]
+        )
+
+
+def refuse_what_cannot_fit(run: RunContext, due: Collection[str], chosen: Collection[str], forced: Collection[str]) -> None:
+    """Says before anything runs which of the stages that are due need more memory than the profile's machine has.
+
+    Of those that the cache gives back no job runs; where one turns out to have to be made, `ensure` refuses it by `run.too_large`.
+
+    Raises:
+        ConfigError: with each stage, what it lacks, by how much, and the settings that would make it fit.
+    """
+    found = refusals(run.project, run.graph, run.execution, due)
+    if not found:
+        return
+    cached = restorable(run, plan(run, chosen, forced), forced)
+    run.too_large = {node.address: str(misfit) for node, misfit in found if node.address in cached}
+    problems = [Problem(run.graph.recipe, None, f"stage {node.name}: {misfit}") for node, misfit in found if node.address not in cached]
+    if problems:
+        raise ConfigError(problems)
+
+
+def load_execution(project: Project, name: str) -> Execution:
+    """An execution profile, by name or path, with numbers for this machine where it says `auto`.
+
+    Raises:
+        ConfigError: every problem of the file.
+    """
+    document = read_document(profile_path(project.executions, name))
+    try:
+        return Execution.model_validate(fitted(document.value, machine.cores(), machine.memory()))
+    except ValidationError as error:
+        raise ConfigError(
+            [
+                document.problem(
+                    detail["loc"], f"{'.'.join(map(str, detail['loc'])) or 'profile'}: {detail['msg'].removeprefix('Value error, ')}"
+                )
+                for detail in error.errors()
+            ]
+        ) from error
+
+
+def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) -> Result:
+    """What `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`, does.
+
+    Raises:
+        StageFailed: with one line why.
+        ConfigError: the recipe cannot be loaded.
+    """
+    recipe, _, name = address.partition("/")
+    run = open_compiled(project, recipe, watch=watch)
+    node = run.graph.nodes.get(address)
+    if node is None:
+        raise StageFailed(address, "refused", f"recipe {recipe} has no stage {name!r}: it has changed; {_recompile(run.graph)}")
+    compiled = read_document(project.root / params_file(recipe), params_file(recipe)).value
+    if compiled.get(name) != node.identity():
+        message = f"{params_file(recipe)} is not what the recipe says now; {_recompile(run.graph)}"
+        raise StageFailed(address, "refused", message)
+    refuse_unpinned(run.graph, [address])
+    return run_under_dvc(run, node)
+
+
+def selected(graph: Graph, *, only: Iterable[str] = (), start: Iterable[str] = (), until: Iterable[str] = ()) -> frozenset[str]:
+    """Addresses that `--only`, `--from` and `--until` choose, by name or address; all stages when none is given.
+
+    Raises:
+        UsageProblem: a stage that does not exist.
+    """
+    chosen = set(graph.nodes)
+    if only:
+        chosen &= {graph.find(name).address for name in only}
+    if start:
+        chosen &= graph.descendants(graph.find(name).address for name in start)
+    if until:
+        chosen &= graph.ancestors(graph.find(name).address for name in until)
+    return frozenset(chosen)
+
+
+def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Plan]:
+    """What a run would do, in order; nothing is run or changed."""
+    found: list[Plan] = []
+    stale: set[str] = set()
+    with closing(run.ledger):
+        for address, node in run.graph.nodes.items():
+            if selection is not None and address not in selection:
+                continue
+            above = [parent for parent in node.parents if parent in stale]
+            reasons, remote = (["forced"], False) if address in forced else _reasons(run, node, bool(above))
+            if above:
+                reasons = [reason for reason in reasons if not reason.startswith("input ")]
+                reasons.append(f"waits for {', '.join(above)}")
+            if reasons:
+                stale.add(address)
+            found.append(Plan(node, tuple(reasons), remote))
+    return found
+
+
+def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str] = ()) -> frozenset[str]:
+    """Addresses of the planned stages that are due and that this machine's cache gives back.
+
+    Below a stage that is due only those count above which nothing is but lost files: what they will be made from is known.
+    """
+    found: set[str] = set()
+    due: set[str] = set()
+    lost: set[str] = set()
+    for entry in planned:
+        node = entry.node
+        if not entry.reasons:
+            continue
+        if node.address not in forced and lost.issuperset(due.intersection(node.parents)):
+            if run.ledger.is_cached(node, run.telling(node.address).hashed):
+                found.add(node.address)
+                if all(reason.startswith(("output ", "waits for ")) for reason in entry.reasons):
+                    lost.add(node.address)
+        due.add(node.address)
+    return frozenset(found)
+
+
+def _reasons(run: RunContext, node: Node, waits: bool) -> tuple[list[str], bool]:
+    """Why a stage must run, and whether it is up to date with its files in the remote alone."""
+    beat = run.telling(node.address).hashed
+    if waits:  # what is above it decides
+        return run.ledger.reasons(node, beat), False
+    try:
+        return standing(run.project, run.graph, run.ledger, node, beat)
+    except RemoteError as error:
+        return [f"whether it is up to date cannot be told: {error}"], False
+
+
+def drift(run: RunContext, node: Node) -> list[str]:
+    """Files of our code that are not what they were when the stage's artifact was made; comments and formatting do not count."""
+    try:
+        recorded = read_run(run.project.artifact(node.address) / "run.json").fingerprint.files
+    except ArtifactError:  # `verify` names it
+        return []
+    now = provenance.fingerprint(node.kind, run.code_root)["files"]
+    return sorted(name for name in recorded.keys() | now.keys() if recorded.get(name) != now.get(name)) if recorded else []
+
+
+def unchanged(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Result]:
+    """Makes sure, in one thread, of the stages that are up to date (here or in the remote) with all above them; the rest needs a run."""
+    done: dict[str, Result] = {}
+    chosen = set(run.graph.nodes if selection is None else selection)
+    for address, node in run.graph.nodes.items():
+        above = all(parent in done or parent not in chosen for parent in node.parents)
+        if address in chosen and address not in forced and above and _rests(run, node):
+            done[address] = ensure(run, node)
+    return list(done.values())
+
+
+def _rests(run: RunContext, node: Node) -> bool:
+    try:
+        rests = at_rest(run, node) is not None
+        if not rests:
+            run.watch(node.address, "pending")
+    except Exception:  # whatever it is, the run meets it again where it can tell whose it is
+        return False
+    return rests
+
+
+def run_graph(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[StageEnd]:
+    """Makes the selected stages (default: all) current; returns how each ended, in the order of the graph.
+
+    The one scheduling loop, whoever looks on (`pipelines/run/observer.py`). A failed stage spoils what is below it and nothing else. On
+    Ctrl-C running jobs are ended, their checkpoints kept.
+    """
+    progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection), run.watch)
+    with closing(run.ledger):
+        progress.ends |= {result.address: result for result in unchanged(run, progress.selection, forced)}
+    running: dict[Future[Result | StageFailed], Node] = {}
+    with ThreadPoolExecutor(max_workers=max(2, run.execution.slots), thread_name_prefix="stage") as pool:
+        try:
+            while True:
+                for node in progress.ready():
+                    if run.cancelled.is_set():
+                        progress.leave_out(node.address, "the run was cancelled")
+                    else:
+                        progress.started.add(node.address)
+                        running[pool.submit(_end_of, run, node, node.address in forced)] = node
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    progress.ends[running.pop(future).address] = future.result()
+        except BaseException:
+            run.cancelled.set()
+            raise
+    for address in progress.ends.keys() - run.graph.nodes.keys():
+        raise AssertionError(f"{address} is not in the graph")
+    return [progress.ends[address] for address in run.graph.nodes if address in progress.ends]
+
+
+def _end_of(run: RunContext, node: Node, force: bool) -> Result | StageFailed:
+    """Makes one stage current; not even a bug of ours goes further than to the end of this stage."""
+    try:
+        with closing(run.ledger):
+            return ensure(run, node, force=force)
+    except StageFailed as error:
+        return error
+    except BaseException as error:  # the boundary between stages; what runs beside this one has no part in it
+        message = f"{type(error).__name__}: {error}: {BUG}"
+        failed = StageFailed(node.address, "bug", message, _keep_traceback(run, node, error))
+        with suppress(Exception):  # the bug may be that of whoever watches
+            run.watch(node.address, "failed", failed.message)
+        return failed
+
+
+def _keep_traceback(run: RunContext, node: Node, error: BaseException) -> str | None:
+    """Writes it to the end of the stage's log; returns the log, within the project."""
+    text = "".join(traceback.format_exception(error))
+    with suppress(Exception):  # a full disk, or one more bug: the stages beside this one have no part in either
+        log = _open_log(run.project, node.address)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as stream:
+            stream.write(text)
+        return log.relative_to(run.project.root).as_posix()
+    sys.stderr.write(shown(text))
+    return None
+
+
+def _open_log(project: Project, address: str) -> Path:
+    """The log of the stage's unfinished job, where it has one; else of its last finished one."""
+    for log in (project.private / "scratch").glob("*/log.txt"):
+        if address_of(log.parent) == address:
+            return log
+    return log_file(project, address)
+
+
+def pull(run: RunContext, selection: Collection[str] | None = None) -> list[StageEnd]:
+    """Brings the files of all finished stages from the cache and the remote, and runs none; those not finished fail as such.
+
+    Raises:
+        RemoteError: there is no remote, or it cannot be used.
+    """
+    run.ledger.store.require_remote("pull from")
+    run.fetch, run.make = True, False
+    return run_graph(run, selection)
+
+
+def push(run: RunContext) -> tuple[int, int]:
+    """Sends the recorded artifacts of a recipe and the run cache to the remote; returns how many objects and entries were new there.
+
+    Raises:
+        RemoteError: there is no remote, it cannot be used, or not all arrived.
+    """
+    with closing(run.ledger):
+        run.ledger.store.require_remote("push to")
+        objects = 0
+        for node in run.graph.nodes.values():
+            sent = run.ledger.push(node, run.transferring(node.address, "sending"))
+            run.watch(node.address, "sent", f"{sent} objects were new there" if sent else "nothing new")
+            objects += sent
+        return objects, run.ledger.store.send_run_cache()
+
+
+def _recompile(graph: Graph) -> str:
+    changes = [word for change in overrides_of(graph) for word in ("--set", change)]
+    return f"compile it anew with {command('plan', graph.source or Path(graph.recipe).name, *changes)}"

@@ -1,1 +1,0 @@
-"""One door each to DeepSpeed and vLLM."""

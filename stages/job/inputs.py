@@ -1,0 +1,105 @@
+"""What a job reads, proven: by hash when it is first opened, and by what the files look like from outside ever after.
+
+A file that somebody has written into since the job began may have been read before or after: the result of such a job is refused,
+also where the old bytes were put back, and also by an attempt that goes on from a checkpoint of before.
+"""
+
+from pathlib import Path
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from configs.base.frozen import Frozen
+from configs.base.texts import command
+from data.artifacts.artifacts import ArtifactError, entries_of, open_artifact, read_json, sha256_path, survey, write_json
+from data.store.hashing import Hashed, hash_files
+from data.store.untrusted import Sha256, Size
+from stages.job.job import Inputs, Job, JobSpec, Number, StageError, place_in
+
+SEEN = "inputs.json"
+"""In the scratch folder: file → what it held and looked like when the first attempt opened it."""
+
+
+class _Seen(Frozen):
+    size: Size
+    mtime_ns: Number
+    inode: Number
+    sha256: Sha256
+    md5: str = Field(default="", max_length=32)
+
+
+_SEEN = TypeAdapter(dict[str, _Seen])
+
+
+def open_inputs(spec: JobSpec, job: Job) -> Inputs:
+    """The artifacts that the job was given; the first rank proves every byte.
+
+    Raises:
+        StageError: they are not what the spec says, or were written to since an earlier attempt opened them.
+    """
+    inputs: Inputs = {}
+    for port, labelled in spec.inputs.items():
+        for label, given in labelled.items():
+            artifact = open_artifact(job.folder / given.folder)
+            if (artifact.record.content, artifact.record.id) != (given.content, given.producer):
+                raise StageError(f"{port} {label} is not the artifact that the job was given: {_remedy(spec)}")
+            inputs.setdefault(port, {})[label] = artifact
+    if job.rank == 0:
+        if _seen_before(job) is None:
+            _prove(spec, job, inputs)
+        else:
+            check_untouched(spec, job)
+    return inputs
+
+
+def _seen_before(job: Job) -> dict[str, Hashed] | None:
+    """What an attempt saw when it opened what the job reads; None where none has, or the file that says so is damaged."""
+    try:
+        found = _SEEN.validate_python(read_json(job.folder / SEEN))
+    except (ArtifactError, ValidationError):
+        return None
+    return {name: Hashed(**seen.model_dump()) for name, seen in found.items()}
+
+
+def check_untouched(spec: JobSpec, job: Job) -> None:
+    """Looks whether all that the job reads is as it was when it was first opened.
+
+    Raises:
+        StageError: somebody has written into it since.
+    """
+    found = _seen_before(job)
+    if found is None:
+        raise StageError(f"{SEEN} was damaged while it ran, so nobody can tell whether its inputs are as they were: {_remedy(spec)}")
+    for name, seen in found.items():
+        if not _is_same(job.folder / name, seen):
+            raise StageError(f"{name} was written to or removed while the job read it, so nobody can tell what it read: {_remedy(spec)}")
+
+
+def _prove(spec: JobSpec, job: Job, inputs: Inputs) -> None:
+    seen: dict[Path, Hashed] = {}
+    for port, labelled in inputs.items():
+        for label, artifact in labelled.items():
+            found = survey(artifact.payload, beat=lambda done, size: job.doing("checking inputs", done / 1e9, size / 1e9, "GB"))
+            if entries_of(found) != artifact.record.files:
+                raise StageError(f"{port} {label} does not hold what its record says: {_remedy(spec)}")
+            seen |= {artifact.payload / name: one for name, one in found.items()}
+    for name, given in spec.source_files.items():
+        place = job.folder / given.path
+        with job.busy("checking inputs"):
+            if sha256_path(place) != given.sha256:
+                raise StageError(f"{name} is not the file that the job was given: {_remedy(spec)}")
+            seen |= hash_files([place] if place.is_file() else [path for path in sorted(place.rglob("*")) if path.is_file()])
+    write_json(job.folder / SEEN, {place_in(job.folder, path): found.as_json() for path, found in seen.items()})
+
+
+def _is_same(path: Path, seen: Hashed) -> bool:
+    if seen.is_of(path):
+        return True
+    if not path.is_file():
+        return False
+    found = path.stat()  # of a project that was copied to another disk, times kept
+    return (found.st_size, found.st_mtime_ns) == (seen.size, seen.mtime_ns) and hash_files([path])[path].sha256 == seen.sha256
+
+
+def _remedy(spec: JobSpec) -> str:
+    recipe, _, stage = spec.address.partition("/")
+    return f"begin again with {command('run', recipe, '--force', stage)}"

@@ -1,0 +1,1 @@
+"""Answers from language models: vLLM and remote endpoints, and rewards of answers."""

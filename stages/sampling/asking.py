@@ -1,0 +1,230 @@
+"""Questions to a language model, and what it says: a policy that vLLM runs here, or an endpoint. What was said once is kept for the next
+attempt. An endpoint is asked equal questions once.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from configs.base.frozen import digest
+from configs.base.texts import shown
+from configs.judging.asking import ByEndpoint, ByPolicy, Speaker
+from configs.methods.training import Sampling
+from data.artifacts.artifacts import Artifact
+from data.chat.chat import Chat, ChatError
+from data.records import records
+from data.records.records import Message
+from stages.core.forging import control_token
+from stages.job.job import Job, StageError
+from stages.sampling.chunks import Ask, generate
+from stages.sampling.endpoint import KEPT_NAME, ChatServer, NoReply, Reply, request_body
+from stages.sampling.engine_processes import Ahead
+from stages.sampling.prepared import Prepared
+from stages.sampling.replies import kept_replies
+from stages.sampling.sampler import EngineLost, Request, model_context
+
+MOST_NAMES = 20
+"""Of what an endpoint said that it was: a server may have a new fingerprint for each reply."""
+MARKED_NAMES = 3
+"""In a line of the record, which is short."""
+
+
+class Questions(Protocol):
+    """All that is asked, each made when its turn comes: together they may be long."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the words of a reply are drawn."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def messages(self, number: int) -> list[Message]:
+        """What is asked."""
+        ...
+
+    def seed(self, number: int) -> int:
+        """Of this question alone."""
+        ...
+
+    def about(self, number: int) -> str:
+        """What lacks something where this question has no reply: several may be about one."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How much of what questions are about may lack something before an endpoint is asked no further."""
+
+    share: float
+    of: int
+    lacks: str
+    """What was not given, e.g. `no rating for {} of {} answers`."""
+    field: str
+    """Of the config, which says the share."""
+
+    def problem(self, failed: int, by: ByEndpoint, last: NoReply) -> Exception | None:
+        """Why the asking ends with so many, the last of them with this outcome; None where it goes on."""
+        if failed <= self.share * self.of:
+            return None
+        what = f"the model at {by.base_url} gave {self.lacks.format(failed, self.of)}, more than {self.share:.0%}"
+        if last.refused:
+            return StageError(f"{what} (the last: {last.reason}): look at model, sampling and the prompts, or raise {self.field}")
+        return EngineLost(f"lost engine: {what} (the last: {last.reason}); all answers that came are kept")
+
+
+def ask(by: Speaker, policy: Artifact | None, questions: Questions, job: Job, bound: Bound) -> list[Reply | str]:
+    """Asks all questions.
+
+    Args:
+        by: who is asked.
+        policy: the one, where it is a policy.
+        questions: what is asked.
+        job: the job.
+        bound: of what an endpoint may leave unanswered.
+
+    Returns:
+        Of each question the reply, or why it has none.
+
+    Raises:
+        StageError: an endpoint refuses too many requests, its key or its model; or vLLM cannot serve the policy, or no question would fit
+            into its context with a reply.
+        EngineLost: the model is down; what it has said is kept for the next attempt.
+    """
+    if isinstance(by, ByPolicy):
+        assert policy is not None
+        longest = model_context(policy.payload)
+        if questions.sampling.max_tokens >= longest:
+            raise StageError(
+                f"sampling.max_tokens is {questions.sampling.max_tokens} and the context of the model that is asked {longest}, so no "
+                "question fits with its reply: lower sampling.max_tokens, or ask a model with a longer context"
+            )
+        with Ahead(job.numerics, job.placement.engines) as ahead:
+            return _of_policy(by, policy, questions, job, ahead)
+    return _of_endpoint(by, questions, job, bound)
+
+
+def reported(replies: Iterable[Reply | str]) -> dict[str, dict[str, int]]:
+    """What an endpoint said that it was: `model` and `fingerprint` → name → replies; empty for a policy.
+
+    Of more than `MOST_NAMES` it is the most frequent ones, and of the others together how many replies they gave.
+    """
+    told = list(replies)
+    return {what: _most(names) for what in ("model", "fingerprint") if (names := _names(told, what))}
+
+
+def mark_models(done: str, replies: Iterable[Reply | str], job: Job) -> None:
+    """Marks the result where an endpoint has said that it was several models, e.g. `rated by 2 models: new, old`.
+
+    Names are the server's words, and there may be one for each reply: a few are told, and as one line shows them.
+    """
+    names = _names(replies, "model")
+    if len(names) > 1:
+        first = [" ".join(shown(name).split())[:KEPT_NAME] for name, _ in _by_frequency(names)[:MARKED_NAMES]]
+        others = [f"and {len(names) - MARKED_NAMES} others"] if len(names) > MARKED_NAMES else []
+        job.marks.append(f"{done} by {len(names)} models: {', '.join([*first, *others])}")
+
+
+def _names(replies: Iterable[Reply | str], what: str) -> Counter[str]:
+    names = (getattr(reply, what) for reply in replies if isinstance(reply, Reply))
+    return Counter(name for name in names if name is not None)
+
+
+def _by_frequency(names: Counter[str]) -> list[tuple[str, int]]:
+    return sorted(names.items(), key=lambda one: (-one[1], one[0]))
+
+
+def _most(names: Counter[str]) -> dict[str, int]:
+    ordered = _by_frequency(names)
+    others = ordered[MOST_NAMES:]
+    return dict(sorted(ordered[:MOST_NAMES])) | ({f"{len(others)} others": sum(count for _, count in others)} if others else {})
+
+
+def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, ahead: Ahead) -> list[Reply | str]:
+    chat, longest = Chat(policy.payload), model_context(policy.payload)
+    sampling = questions.sampling
+    replies: list[Reply | str] = ["it was not asked"] * len(questions)
+    sent = array("q")
+
+    def fitting() -> Iterator[Request]:
+        for number in range(len(questions)):
+            job.doing("tokenising", number, len(questions), "questions")
+            try:
+                ids = chat.prompt(questions.messages(number))
+            except ChatError as error:  # e.g. the answer spells out a token that ends turns
+                replies[number] = str(error)
+                continue
+            if len(ids) + sampling.max_tokens > longest:
+                replies[number] = (
+                    f"the question has {len(ids)} tokens and its reply may have {sampling.max_tokens}, the model's context is {longest}"
+                )
+            else:
+                sent.append(number)
+                yield Request(ids, questions.seed(number))
+
+    requests = Prepared(fitting(), job.folder)
+    if requests:
+        asked = Ask(policy, chat, requests, sampling)
+        answers = generate({"asked": asked}, chunk_size=by.chunk_size, dtype=by.dtype, job=job, ahead=ahead)["asked"]
+        for number, answer in zip(sent, answers, strict=True):
+            replies[number] = Reply(chat.decode(answer.response_ids), records.ended({"finish_reason": answer.finish_reason}))
+    return replies
+
+
+def _of_endpoint(by: ByEndpoint, questions: Questions, job: Job, bound: Bound) -> list[Reply | str]:
+    server = ChatServer(by, job.placement)
+    replies: list[Reply | str] = ["it was not asked"] * len(questions)
+    keys: dict[int, str] = {}
+    """Of the numbers that are being asked."""
+    askers: dict[str, list[int]] = {}
+    """Key → all numbers that wait for its outcome."""
+    unanswered: dict[str, NoReply] = {}
+    failed: set[str] = set()
+    done = 0
+
+    def settle(number: int, outcome: Reply | NoReply) -> None:
+        nonlocal done
+        if isinstance(outcome, Reply):
+            replies[number] = outcome
+        else:
+            replies[number] = outcome.reason
+            failed.add(questions.about(number))
+            problem = bound.problem(len(failed), by, outcome)
+            if problem is not None:
+                raise problem
+        done += 1
+        job.progress(done, len(questions))
+
+    with kept_replies(job) as kept:
+
+        def unknown() -> Iterator[tuple[int, dict[str, Any]]]:
+            """Each question once: a second reply to the same one could be another, and only one of them would be kept."""
+            for number in range(len(questions)):
+                messages = questions.messages(number)
+                if token := control_token(messages):
+                    settle(number, NoReply(f"what is asked about spells out the control token {token!r}, which could forge a turn", True))
+                    continue
+                body = request_body(by, questions.sampling, messages, questions.seed(number))
+                key = digest([by.base_url, body])
+                known = kept.get(key) or unanswered.get(key)
+                if known is not None:
+                    settle(number, known)
+                elif key in askers:
+                    askers[key].append(number)
+                else:
+                    keys[number], askers[key] = key, [number]
+                    yield number, body
+
+        def arrived(number: int, outcome: Reply | NoReply) -> None:
+            key = keys.pop(number)
+            if isinstance(outcome, Reply):
+                kept.keep(key, outcome)
+            else:
+                unanswered[key] = outcome
+            for one in askers.pop(key):
+                settle(one, outcome)
+
+        server.ask(unknown(), arrived, lambda: job.doing("waiting for the model's endpoint"))
+    return replies

@@ -1,0 +1,120 @@
+"""Answers of several policies to many requests without chunks: each engine has all of its requests at once, runs as many as fit into its
+KV cache, and begins another when one ends, so that nobody waits for the longest answer of a chunk.
+
+Each answer is kept as it ends, in `chunks/answers.jsonl` of the job's scratch folder: after a kill only what was not answered is asked.
+
+How numbers are rounded depends on which requests run together. So the same work gives the same bits where nobody interrupts it, with
+engines of the same number and size; a resumed run asks the rest in other company, may draw other tokens for it, and is marked.
+"""
+
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TypeVar
+
+from configs.base.frozen import digest
+from data.records.sequences import Mapped
+from stages.job.job import Job
+from stages.sampling.chunks import Ask, Progress, Working, at_work, by_architecture, context_of, with_weights
+from stages.sampling.engine_processes import Ahead
+from stages.sampling.response_log import KeptLog
+from stages.sampling.sampler import Child, Generation, Request, told
+
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one engine is asked of one policy."""
+
+    ask: Ask
+    requests: Sequence[Request]
+    keys: Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Answered:
+    key: str
+    answer: Generation
+
+
+def generate_continuously(asks: Mapping[K, Ask], *, dtype: str, job: Job, ahead: Ahead) -> dict[K, Sequence[Generation]]:
+    """Label → answers, in the order of its requests; read when they are asked for, and there as long as the job's folder is.
+
+    Policies of one architecture share engines, whose weights are replaced; another architecture takes other engines.
+
+    Raises:
+        StageError: a prompt with its answer is longer than the policy's context, or than a KV cache.
+        EngineLost: an engine died or stopped responding; answers that have ended are kept for the next attempt.
+    """
+    progress = Progress(job, sum(len(ask.requests) for ask in asks.values()))
+    families, answers = list(by_architecture(asks)), dict[K, Sequence[Generation]]()
+    keys: dict[K, list[str]] = {}
+    with job.busy("preparing requests"):
+        contexts = [context_of({label: asks[label] for label in labels}) for labels in families]
+        for labels, context in zip(families, contexts, strict=True):
+            keys |= {label: _keys(asks[label], dtype, context, job) for label in labels}
+    ahead.expect(len(families) * job.placement.engines)
+    with KeptLog(job, job.folder / "chunks" / "answers.jsonl", "answer", asdict, lambda written: Generation(**written)) as kept:
+        if known := sum(key in kept for own in keys.values() for key in own):
+            before = f"{known} of {progress.total} answers are those of interrupted attempts"
+            job.marks.append(f"{before}: what is asked after an interruption runs in other company, and may round otherwise")
+        for labels, context in zip(families, contexts, strict=True):
+            with job.busy("preparing requests"):
+                dealt = _deal({label: asks[label] for label in labels}, keys, kept, job.placement.engines)
+            lacking = sum(len(share.keys) for shares in dealt for share in shares)
+            progress.keep(sum(len(keys[label]) for label in labels) - lacking)
+            if lacking:
+                _fill(dealt, kept, dtype, context, ahead, progress)
+            answers |= {label: Mapped(keys[label], kept.__getitem__) for label in labels}
+    return answers
+
+
+def _keys(ask: Ask, dtype: str, context: int, job: Job) -> list[str]:
+    """Of each request: what is equal decides the distribution that its answer is drawn from, and the draw."""
+    numerics = job.numerics.model_dump()
+    common = digest({"weights": ask.policy.record.content, **ask.settings(), "dtype": dtype, "context": context, "numerics": numerics})
+    return [digest([common, told(request)])[:32] for request in ask.requests]
+
+
+def _deal(asks: Mapping[K, Ask], keys: Mapping[K, Sequence[str]], kept: KeptLog[Generation], engines: int) -> list[list[_Share]]:
+    """What was not answered yet, for each engine by policy; engines without work are left out.
+
+    Requests with one prompt go to one engine, which computes it once. Dealt to whoever is idle, they would run in other company each time.
+    """
+    dealt: list[list[_Share]] = [[] for _ in range(engines)]
+    for label, ask in asks.items():
+        own = keys[label]
+        missing = {key: place for place, key in enumerate(own) if key not in kept}
+        parts = [array("q") for _ in range(engines)]
+        for number, (_, alike) in enumerate(groupby(missing.values(), key=lambda place: ask.requests[place].prompt_ids)):
+            parts[number % engines].extend(alike)
+        for shares, part in zip(dealt, parts, strict=True):
+            if part:
+                shares.append(_Share(ask, Mapped(part, ask.requests.__getitem__), Mapped(part, own.__getitem__)))
+    return [shares for shares in dealt if shares]
+
+
+def _fill(dealt: Sequence[Sequence[_Share]], kept: KeptLog[Generation], dtype: str, context: int, ahead: Ahead, progress: Progress) -> None:
+    """Asks each engine for its shares, and keeps each answer as it comes."""
+    opened = dealt[0][0].ask.policy
+
+    def work(number: int, engine: Child, tell: Callable[[str | Working | _Answered], None]) -> None:
+        loaded = opened
+        for share in dealt[number]:
+            loaded = with_weights(engine, loaded, share.ask.policy, tell)
+            keys, stop_ids = share.keys, [share.ask.chat.eos_id]
+            engine.stream(
+                share.requests,
+                share.ask.sampling,
+                stop_ids,
+                lambda place, answer, keys=keys: tell(_Answered(keys[place], answer)),
+                lambda _: tell(Working(number, 0)),
+            )
+
+    with closing(at_work(work, len(dealt), opened, dtype, context, ahead, progress)) as answered:
+        for one in answered:
+            kept.keep(one.key, one.answer)
+            progress.keep(1)

@@ -1,0 +1,125 @@
+"""Ratings of answers by a language model: a policy that vLLM runs here, or an endpoint.
+
+One question for each answer and rubric, the rubrics of one answer after each other: they share all but their ends, which caches of
+prefixes know how to use. Two policies that answer alike are asked about once.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from configs.judging.rating import Rating
+from configs.judging.rubrics import load_rubric
+from configs.methods.training import Sampling
+from data.artifacts.artifacts import Artifact, write_rows
+from data.records import records
+from data.records.records import AspectRating, Message
+from stages.core.rating import parse_rating, question
+from stages.job.job import Job
+from stages.sampling.asking import Bound, ask, mark_models, reported
+from stages.sampling.endpoint import Reply
+from stages.sampling.sampler import seed_of
+
+SHOWN_ANSWERS = 4
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """What a judge made of all answers."""
+
+    by_answer: list[dict[str, AspectRating]]
+    """Rubric → rating of each answer."""
+    failures: list[dict[str, Any]]
+    """Every rating that is missing, and why."""
+    reported: dict[str, dict[str, int]]
+    """What the endpoint said that it was, see `stages.sampling.asking.reported`."""
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Rubric → mean of its ratings, how often each was given, and how many answers have none."""
+        found = {}
+        for name in self.by_answer[0]:
+            given = [ratings[name]["rating"] for ratings in self.by_answer]
+            known = [rating for rating in given if rating is not None]
+            counts = {str(rating): count for rating, count in sorted(Counter(known).items())}
+            found[name] = {"mean": fmean(known) if known else None, "counts": counts, "unrated": len(given) - len(known)}
+        return found
+
+    def metrics(self) -> dict[str, Any]:
+        """The summary, and of an endpoint what it said that it was."""
+        return {"ratings": self.summary(), **({"reported": self.reported} if self.reported else {})}
+
+
+class RatingQuestions:
+    """One for each answer and rubric: together they are many times as long as the answers."""
+
+    def __init__(self, rating: Rating, completions: Sequence[dict[str, Any]]) -> None:
+        self.rating, self.completions = rating, completions
+        self.rubrics = {name: load_rubric(name) for name in rating.rubrics}
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.rating.sampling
+
+    def __len__(self) -> int:
+        return len(self.completions) * len(self.rubrics)
+
+    def of(self, number: int) -> tuple[dict[str, Any], str]:
+        """(answer, name of the rubric) that a question is about."""
+        return self.completions[number // len(self.rubrics)], self.rating.rubrics[number % len(self.rubrics)]
+
+    def about(self, number: int) -> str:
+        return self.of(number)[0]["id"]
+
+    def messages(self, number: int) -> list[Message]:
+        row, name = self.of(number)
+        return question(row["messages"], row["text"], self.rubrics[name], ended=records.ended(row))
+
+    def seed(self, number: int) -> int:
+        row, name = self.of(number)
+        return seed_of(self.rating.seed, "rating", row["id"], name)
+
+
+def rate(
+    rating: Rating, judge: Artifact | None, completions: Sequence[dict[str, Any]], job: Job, *, max_unanswered_share: float
+) -> Ratings:
+    """Asks for all ratings.
+
+    Args:
+        rating: who is asked what.
+        judge: the policy, where one is asked.
+        completions: the answers, in their contexts; read one after the other.
+        job: the job.
+        max_unanswered_share: with more answers without a reply the asking stops.
+
+    Raises:
+        StageError: an endpoint refuses too many requests, its key or its model; or vLLM cannot serve the policy.
+        EngineLost: the judge is down; what it has said is kept for the next attempt.
+    """
+    questions = RatingQuestions(rating, completions)
+    bound = Bound(max_unanswered_share, len(completions), "no rating for {} of {} answers", "max_unscored_share")
+    replies = ask(rating.by, judge, questions, job, bound)
+    shown = min(len(questions), SHOWN_ANSWERS * len(questions.rubrics))
+    write_rows(job.evidence / "questions.jsonl", [_shown(questions, number, replies[number]) for number in range(shown)])
+    mark_models("rated", replies, job)
+    return _read(questions, replies)
+
+
+def _read(questions: RatingQuestions, replies: list[Reply | str]) -> Ratings:
+    by_answer: list[dict[str, AspectRating]] = [{} for _ in range(len(questions.completions))]
+    failures: list[dict[str, Any]] = []
+    for number, reply in enumerate(replies):
+        row, name = questions.of(number)
+        found: int | str = reply if isinstance(reply, str) else parse_rating(reply.text, ended=reply.ended)
+        if isinstance(found, str):
+            failures.append({"id": row["id"], "judge": f"rating/{name}", "reason": found})
+        text = None if isinstance(reply, str) else reply.text
+        by_answer[number // len(questions.rubrics)][name] = {"rating": found if isinstance(found, int) else None, "text": text}
+    return Ratings(by_answer, failures, reported(replies))
+
+
+def _shown(questions: RatingQuestions, number: int, reply: Reply | str) -> dict[str, Any]:
+    row, name = questions.of(number)
+    said = {"failure": reply} if isinstance(reply, str) else {"reply": reply.text}
+    return {"id": row["id"], "rubric": name, "question": questions.messages(number)[0]["content"], **said}

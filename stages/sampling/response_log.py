@@ -1,0 +1,149 @@
+"""What a job is told bit by bit, kept as it arrives: what it has been told once, neither it nor its next attempt asks again.
+
+the log            in the job's scratch folder: a line per value, written at once; a line that a kill has torn is none
+chunks/HASH.json   the same in parts, for another machine to go on with (`stages.job.mirroring`); what the log lacks of them is added,
+                   and what they lack of the log, since a kill came first, is sent by the next attempt
+
+In memory is where each value's line begins, and what was not sent yet.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from configs.base.frozen import canonical_json, digest
+from data.artifacts.artifacts import write_text
+from data.host.faults import fault_point
+from stages.job.job import Job
+from stages.job.mirroring import open_mirror
+
+PART = 64
+"""Values in one file that is sent to other machines, and between two syncs of the log: what a lost machine or power takes is less."""
+READING = "reading what was kept"
+"""What a job says that it does while it looks through its log, which may take minutes."""
+
+T = TypeVar("T")
+
+
+class KeptLog(Generic[T]):
+    """All values that this job has, by the key of what was asked, read when they are asked for. A context manager; its end sends what was
+    not sent yet, and nothing is kept after it."""
+
+    def __init__(self, job: Job, log: Path, what: str, write: Callable[[T], Any], read: Callable[[Any], T]) -> None:
+        """
+        Args:
+            job: the job.
+            log: the file of its own.
+            what: a value is called, in tests that kill.
+            write: a value as JSON.
+            read: the other way round; raises ValueError or TypeError for what is none.
+        """
+        self._job, self._mirror, self._what, self._write, self._read = job, open_mirror(job), what, write, read
+        self._log = log
+        self._places: dict[str, int] = {}
+        """Key → where its line begins."""
+        self._unsent: dict[str, T] = {}
+        folder = job.folder / "chunks"
+        if self._mirror is not None:
+            self._mirror.fetch_all_chunks(folder)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._stream = log.open("ab+")
+        self._stream.write(b"\n" * _is_torn(self._stream))
+        self._stream.flush()
+        for key, place in self._lines():
+            self._places[key] = place
+        self._take_parts(sorted(folder.glob("[0-9a-f]*.json")))  # also where the mirror is gone from which they were fetched
+
+    def __enter__(self) -> "KeptLog[T]":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._send()
+        self._stream.close()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
+
+    def __getitem__(self, key: str) -> T:
+        with self._log.open("rb") as stream:
+            stream.seek(self._places[key])
+            return self._entry(json.loads(stream.readline()))[1]
+
+    def get(self, key: str) -> T | None:
+        return self[key] if key in self else None
+
+    def keep(self, key: str, value: T) -> None:
+        """Writes a value down before anything else happens."""
+        self._job.seal()
+        self._add(key, value)
+        fault_point(f"{self._what} kept")
+        self._to_send(key, value)
+
+    def _take_parts(self, parts: Sequence[Path]) -> None:
+        """Adds what the log lacks of them. What they lack of the log, an earlier attempt was killed before it sent it: it is sent now."""
+        lacking = set(self._places) if self._mirror is not None else set[str]()
+        for number, part in enumerate(parts):
+            self._job.doing(READING, number, len(parts), "parts")
+            for key, value in self._part(part):
+                lacking.discard(key)
+                if key not in self:
+                    self._add(key, value)
+        for key in filter(lacking.__contains__, self._places):  # in the order of the log
+            self._job.doing(READING)
+            self._to_send(key, self[key])
+
+    def _to_send(self, key: str, value: T) -> None:
+        self._unsent[key] = value
+        if len(self._unsent) >= PART:
+            os.fsync(self._stream.fileno())
+            self._send()
+
+    def _add(self, key: str, value: T) -> None:
+        line = canonical_json([key, self._write(value)]).encode() + b"\n"
+        self._stream.write(line)
+        self._stream.flush()
+        end = os.lseek(self._stream.fileno(), 0, os.SEEK_CUR)  # where it came to lie, also where another process has just written
+        self._places[key] = end - len(line)
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, {}
+        if self._mirror is None or not unsent:
+            return
+        text = canonical_json([[key, self._write(value)] for key, value in unsent.items()])
+        part = self._job.folder / "chunks" / f"{digest(text)[:32]}.json"
+        self._job.seal()
+        write_text(part, text)
+        self._mirror.offer_chunk(part)
+
+    def _part(self, part: Path) -> list[tuple[str, T]]:
+        """The values of a part; none where it is a file of something else: answers in chunks, or rewards."""
+        try:
+            return [self._entry(entry) for entry in json.loads(part.read_text())]
+        except (ValueError, TypeError):
+            return []
+
+    def _lines(self) -> Iterator[tuple[str, int]]:
+        """(key, where its line begins) of all lines that are whole."""
+        place, size = 0, self._log.stat().st_size
+        with self._log.open("rb") as stream:
+            for line in stream:
+                self._job.doing(READING, place / 1e6, size / 1e6, "MB")
+                with suppress(ValueError, TypeError):  # torn
+                    yield self._entry(json.loads(line))[0], place
+                place += len(line)
+
+    def _entry(self, entry: Any) -> tuple[str, T]:
+        key, value = entry
+        return key, self._read(value)
+
+
+def _is_torn(stream: BinaryIO) -> bool:
+    """Whether a file that is open at its end ends within a line."""
+    if stream.tell() == 0:
+        return False
+    stream.seek(-1, os.SEEK_END)
+    return stream.read(1) != b"\n"

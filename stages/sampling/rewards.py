@@ -1,0 +1,186 @@
+"""Rewards of answers by a reward model: each is read at the answer's last token, mostly its end-of-turn token."""
+
+import gc
+import json
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from configs.base.frozen import Dtype, digest
+from data.artifacts.artifacts import Artifact
+from data.chat.chat import Chat, ChatError
+from data.records import records
+from stages.core.batches import Unit, document
+from stages.core.ensembles import Member
+from stages.job.job import Job, StageError
+from stages.sampling.chunks import fetch_kept, kept
+from stages.sampling.sampler import model_context
+from stages.training.feed import GlobalBatch, feed
+from stages.training.models import frozen, load_reward_model
+from stages.training.probe import probe
+
+PART = 1024
+"""Answers that are scored together and kept: as many are tokens in memory, and are scored again where a kill has come between."""
+KEPT = "rewards-"
+"""How the files begin that keep them, in a folder with chunks and replies."""
+
+
+class RawReward(NamedTuple):
+    """One answer's."""
+
+    value: float | None
+    reason: str
+    """Why there is none; empty where there is one."""
+
+
+class FrozenRewardModel:
+    """A reward model that is asked, in memory from the first answer on that it can read."""
+
+    def __init__(self, payload: Path, dtype: Dtype, job: Job) -> None:
+        self._payload, self._job = payload, job
+        self._dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
+        self._device = torch.device(job.numerics.device)
+        self._chat, self._longest = Chat(payload), model_context(payload)
+
+    @cached_property
+    def _module(self) -> torch.nn.Module:
+        with self._job.busy("loading the model"):
+            module = frozen(load_reward_model(self._payload, self._job.numerics), self._device, self._dtype)
+            probe(module, self._job.numerics, self._device)
+        return module
+
+    def rewards(self, answers: Sequence[dict[str, Any]], progress: Callable[[int], None]) -> tuple[list[float | None], dict[int, str]]:
+        """(raw rewards; index → why there is none).
+
+        Batches depend on the answers only, so equal ones give equal bits.
+
+        Args:
+            answers: each a `text` after its `messages`, which has no reward where it `calls` tools.
+            progress: called with the number of answers that are scored.
+        """
+        rewards: list[float | None] = [None] * len(answers)
+        problems: dict[int, str] = {}
+        units = dict(self._documents(answers, problems))
+        if not units:
+            return rewards, problems
+        module, places, done = self._module, list(units), 0
+        batches = [GlobalBatch(list(units.values()))]
+        with torch.no_grad(), feed(batches, 0, 1, self._job.numerics, self._chat.pad_id, self._device) as fed:
+            for micro_batch in fed.micro_batches():
+                for index, reward in zip(micro_batch.units, module(micro_batch.batch).tolist(), strict=True):
+                    if math.isfinite(reward):
+                        rewards[places[index]] = reward
+                    else:
+                        problems[places[index]] = f"the reward is {reward}"
+                done += len(micro_batch.units)
+                progress(done)
+        return rewards, problems
+
+    def _documents(self, answers: Sequence[dict[str, Any]], problems: dict[int, str]) -> Iterator[tuple[int, Unit]]:
+        """(index, tokens) of the answers that the model can read; why the others cannot be is noted."""
+        for place, row in enumerate(answers):
+            self._job.doing("tokenising", place, len(answers), "answers")
+            try:
+                if row.get("calls"):
+                    raise ChatError("the answer calls tools, for which a reward model that reads texts has no form")
+                arguments = row.get("template_arguments")
+                unit = document(*self._chat.answer(row["messages"], row["text"], ended=records.ended(row), arguments=arguments))
+                if not unit.num_trained:
+                    raise ChatError("the answer was cut off before it had any text")
+                if len(unit) > self._longest:
+                    raise ChatError(f"prompt and answer have {len(unit)} tokens, the reward model's context is {self._longest}")
+            except ChatError as error:
+                problems[place] = str(error)
+            else:
+                yield place, (unit,)
+
+    def close(self) -> None:
+        """Gives its memory back to the device: engines that come after it are promised a share of all, and refuse to start on less."""
+        self.__dict__.pop("_module", None)
+        gc.collect()  # of modules that hold themselves
+        give_back(self._device)
+
+
+def give_back(device: torch.device) -> None:
+    """Gives the device what torch has kept of it for later, and nothing needs."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def rewards_in_parts(
+    model: Artifact, answers: Iterable[dict[str, Any]], dtype: Dtype, job: Job, progress: Callable[[int], None]
+) -> Generator[list[RawReward], None, None]:
+    """The rewards of any number of answers, so many at a time; what is scored once is kept across restarts.
+
+    A part's file is named after all that determines its rewards: weights, answers, dtype and numerics.
+    """
+    fetch_kept(job)
+    rest, done = iter(answers), 0
+    with closing(FrozenRewardModel(model.payload, dtype, job)) as reader:
+        while part := list(islice(rest, PART)):
+
+            def made(part: list[dict[str, Any]] = part, done: int = done) -> list[RawReward]:
+                raw, problems = reader.rewards(part, lambda finished: progress(done + finished))
+                return [RawReward(one, problems.get(place, "")) for place, one in enumerate(raw)]
+
+            decides = {"weights": model.record.content, "answers": part, "dtype": dtype, "numerics": job.numerics.model_dump()}
+            yield [RawReward(*one) for one in kept(f"{KEPT}{digest(decides)[:32]}", made, job)]
+            done += len(part)
+            progress(done)
+
+
+def ask_all(
+    models: Mapping[str, Artifact],
+    answers: Sequence[dict[str, Any]],
+    dtype: Dtype,
+    job: Job,
+    missing: Callable[[str, dict[int, str]], None],
+) -> dict[str, Member]:
+    """Label → the rewards of each model, one model after the other.
+
+    Args:
+        models: label → reward model.
+        answers: see `FrozenRewardModel.rewards`.
+        dtype: of the models.
+        job: the job, which is told how far it is.
+        missing: called with a label and place → reason of the rewards that are missing, some answers at a time.
+
+    Raises:
+        StageError: a model's statistics are missing.
+    """
+    statistics = {label: reward_statistics(model.payload) for label, model in models.items()}
+    members: dict[str, Member] = {}
+    for label, model in models.items():
+        raw: list[float | None] = []
+
+        def progress(done: int, before: int = len(members) * len(answers)) -> None:
+            job.progress(before + done, len(models) * len(answers))
+
+        with closing(rewards_in_parts(model, answers, dtype, job, progress)) as parts:
+            for part in parts:
+                missing(label, {place: reward.reason for place, reward in enumerate(part, len(raw)) if reward.value is None})
+                raw += [reward.value for reward in part]
+        members[label] = Member(raw, *statistics[label])
+    return members
+
+
+def reward_statistics(payload: Path) -> tuple[float, float]:
+    """(mean, standard deviation) of the reward model on its held-out answers.
+
+    Raises:
+        StageError: they are missing, or nothing can be divided by them.
+    """
+    try:
+        found = json.loads((payload / "reward_stats.json").read_text())
+        mean, std = float(found["mean"]), float(found["std"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StageError(f"the reward model has no usable reward_stats.json ({error}): make it by a `reward_model` stage") from error
+    if not (math.isfinite(mean) and math.isfinite(std) and std > 0):
+        raise StageError(f"reward_stats.json has mean {mean} and std {std}: both must be finite and std > 0: train the reward model again")
+    return mean, std

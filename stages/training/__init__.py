@@ -1,0 +1,1 @@
+"""Models in training: loading, forward passes, DeepSpeed, checkpoints, policy updates."""

@@ -1,0 +1,119 @@
+"""The door to peft: low-rank adapters on a transformers model, and the weights with adapters merged.
+
+Adapters are injected in place, so the model keeps its class, and losses, packing and checkpoints need not know about them.
+
+A sampler gets the adapters themselves (`write_adapters`), since a merged weight in bf16 has no room for a small update: W + Δ rounds
+to W wherever |Δ| is below 2^-9 |W|, which is nearly everywhere in the first steps.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.methods.training import Lora
+from stages.job.job import StageError
+
+ALL_LINEAR = "all-linear"
+PREFIX = "base_model.model."
+"""What peft puts before the names of a model's layers in an adapter's file."""
+
+
+def add_adapters(model: Any, lora: Lora, seed: int) -> None:
+    """Adds adapters to linear layers of the model's body and freezes everything else; B starts at zero, so outputs do not change.
+
+    Raises:
+        StageError: `targets` names a layer that the body does not have, or it has none that takes adapters.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "lora_dropout": 0.0, "bias": "none"}
+    # peft takes names of a mixture's dense layers for those of its experts, by the model's config: what is inside a list has none
+    inside = nn.ModuleList([model])
+    config = LoraConfig(**settings, target_modules=[f"0.{name}" for name in targets(model, lora)])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # of A
+        inject_adapter_in_model(config, inside)
+
+
+def targets(model: Any, lora: Lora) -> list[str]:
+    """Full names of the linear layers to adapt: of the body only, without output head or score head.
+
+    Routers that answer more than a product, and experts that are one parameter together, are no linear layers.
+    """
+    body = {id(part) for part in model.base_model.modules()}
+    linear = [name for name, part in model.named_modules() if type(part) is nn.Linear and id(part) in body]
+    if not linear:
+        raise StageError(f"the body of {type(model).__name__} has no plain linear layers, which lora adapts: train it without `lora`")
+    if lora.targets == ALL_LINEAR:
+        return linear
+    for wanted in lora.targets:
+        if not any(is_named(name, wanted) for name in linear):
+            known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+            raise StageError(f"lora.targets: the model has no linear layer {wanted!r}; it has {known}")
+    return [name for name in linear if any(is_named(name, wanted) for wanted in lora.targets)]
+
+
+def adapted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers with an adapter, by name."""
+    return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
+
+
+def is_named(name: str, wanted: str) -> bool:
+    return name == wanted or name.endswith(f".{wanted}")
+
+
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, list[nn.Parameter], Callable[[], Tensor]]]:
+    """(name in a plain model, parameters it is made of, their combination) of every weight, adapters merged in fp32.
+
+    Call the combination where the parameters are gathered (ZeRO-3 partitions them).
+    """
+    layers: list[Any] = list(adapted_layers(model).values())
+    adapters = {id(layer.base_layer.weight): layer for layer in layers}
+    own = {id(parameter) for layer in layers for parameter in (*layer.lora_A.parameters(), *layer.lora_B.parameters())}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in own:
+            continue
+        layer = adapters.get(id(parameter))
+        if layer is None:
+            yield name.replace(".base_layer.", "."), [parameter], parameter.detach
+        else:
+            ((adapter, scale),) = layer.scaling.items()
+            a, b = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight
+            yield name.replace(".base_layer.", "."), [parameter, a, b], lambda w=parameter, a=a, b=b, scale=scale: merged(w, a, b, scale)
+
+
+def adapter_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name in an adapter's file, parameter) of every A and B."""
+    for name, parameter in model.named_parameters():
+        for kind in ("lora_A", "lora_B"):
+            before, found, _ = name.partition(f".{kind}.")
+            if found:
+                yield f"{PREFIX}{before}.{kind}.weight", parameter
+
+
+def write_adapters(folder: Path, lora: Lora, weights: dict[str, Tensor]) -> None:
+    """Writes a folder that peft and vLLM load as an adapter, in the dtype of the weights.
+
+    Args:
+        folder: new or empty.
+        lora: what the adapters were made with.
+        weights: of `adapter_weights`, gathered.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "adapter_model.safetensors")
+    layers = sorted({name.removeprefix(PREFIX).rsplit(".", 2)[0] for name in weights})
+    scale = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora}
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "target_modules": layers, **scale}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+@torch.no_grad()
+def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + scale · B A in fp32."""
+    return weight.float() + scale * (b.float() @ a.float())

@@ -1,0 +1,180 @@
+"""Attention of packed documents one by one, with the prompt that several answers share computed once.
+
+A packed row is a sequence of spans. A span attends to itself, causally, and to all of one earlier span, its prefix:
+
+    prompt | first answer | second answer | prompt of the next unit | ...
+    P        L1 → P         L2 → P          P'
+
+so that answers to one prompt see it without seeing each other. Nothing is computed between documents, while a mask over the
+whole row would cost its square. `register` gives it to transformers under the name `varlen`.
+
+What a model's attention may have besides: a sliding window (a token sees itself and the W - 1 before it in its document), a soft cap
+on the scores, c · tanh(score / c) (Gemma 2, arXiv 2408.00118, section 2), and sinks, a learned score per head that takes part in the
+softmax and gives nothing (gpt-oss, arXiv 2508.10925, section 2.2). What this module does not know, it refuses.
+
+Shapes: T tokens of the row, H heads, K key heads, D width of a head.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from configs.base.problems import PedigreeError
+from stages.core.spans import Spans, calls
+from stages.training.cpu_attention import by_flash
+
+NAME = "varlen"
+
+
+class AttentionError(PedigreeError):
+    """The profile asks for `varlen` where it cannot be used; the message says what to set instead."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How scores become weights."""
+
+    scale: float
+    window: int | None = None
+    """Tokens that a token sees, itself among them; None for all before it."""
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether torch's own attention computes it, given a mask."""
+        return self.softcap is None and self.sinks_H is None
+
+
+def attend(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
+    """Attention within spans and to their prefixes, shape (T, H, D)."""
+    if query_THD.is_cuda and query_THD.dtype in (torch.bfloat16, torch.float16) and rule.is_plain:
+        return _on_gpu(query_THD, key_TKD, value_TKD, spans, rule)
+    if query_THD.device.type == "cpu" and rule.is_plain and value_TKD.shape[-1] == query_THD.shape[-1]:
+        return by_flash(query_THD, key_TKD, value_TKD, spans.table_S4, rule.scale, rule.window)
+    return _call_by_call(query_THD, key_TKD, value_TKD, spans, rule)
+
+
+def _on_gpu(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
+    """torch's flash attention over sequences of different lengths; its causal mask ends at the last key."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if spans.key_places is not None:
+        key_TKD, value_TKD = key_TKD[spans.key_places], value_TKD[spans.key_places]
+    most_queries = max(span.length for span in spans.all)
+    before = -1 if rule.window is None or rule.window >= spans.longest else rule.window - 1
+    grouped = {"scale": rule.scale, "window_size": (before, 0), "enable_gqa": key_TKD.shape[1] != query_THD.shape[1]}
+    found = varlen_attn(query_THD, key_TKD, value_TKD, spans.queries_S1, spans.keys_S1, most_queries, spans.longest, **grouped)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _call_by_call(query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Spans, rule: Rule) -> Tensor:
+    """In fp32: on CPUs the backward pass of bf16 attention is several times slower, and less exact."""
+    lengths, numbers = [span.length for span in spans.all], {span.start: number for number, span in enumerate(spans.all)}
+    # one split: the backward pass of each slice would allocate a whole row of zeros
+    query, key, value = (tensor.float().split(lengths) for tensor in (query_THD, key_TKD, value_TKD))
+    grouped = key_TKD.shape[1] != query_THD.shape[1]
+    found = []
+    for call, mask in zip(calls(spans.all), spans.masks(rule.window), strict=True):
+        asking = [numbers[span.start] for span in call]
+        seen = [numbers[call[0].prefix_start], *asking] if len(call) == 1 and call[0].prefix_length else asking
+        given = _joined(query, asking), _joined(key, seen), _joined(value, seen)
+        if rule.is_plain:
+            asked = {"attn_mask": mask, "is_causal": mask is None, "scale": rule.scale, "enable_gqa": grouped}
+            result = scaled_dot_product_attention(given[0], given[1], given[2], **asked)
+        else:
+            result = _by_scores(given[0], given[1], given[2], mask, rule)
+        found.append(result[0].transpose(0, 1))
+    return torch.cat(found).to(query_THD.dtype)
+
+
+def _by_scores(query_1HTD: Tensor, key_1KSD: Tensor, value_1KSD: Tensor, mask_TS: Tensor | None, rule: Rule) -> Tensor:
+    """softmax(cap(scale · Q Kᵀ) ⊕ sinks) V, where a sink's weight is dropped; causal where there is no mask. Shape (1, H, T, D)."""
+    groups = query_1HTD.shape[1] // key_1KSD.shape[1]
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key_1KSD, value_1KSD))
+    scores = query_1HTD @ key.transpose(-1, -2) * rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    if mask_TS is None:
+        mask_TS = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    scores = scores.masked_fill(~mask_TS, float("-inf"))
+    if rule.sinks_H is not None:
+        sinks = rule.sinks_H.float()[None, :, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1] @ value
+    return scores.softmax(-1) @ value
+
+
+def _joined(pieces: Sequence[Tensor], numbers: Sequence[int]) -> Tensor:
+    """(t, H, D) pieces as one, in the form (1, H, T, D)."""
+    whole = pieces[numbers[0]] if len(numbers) == 1 else torch.cat([pieces[number] for number in numbers])
+    return whole.transpose(0, 1)[None]
+
+
+UNDERSTOOD = {"spans", "scaling", "sliding_window", "softcap", "s_aux"}
+WITHOUT_EFFECT = {"cache_position", "dropout", "is_causal", "output_attentions", "output_hidden_states", "position_ids", "use_cache"}
+"""What transformers passes on besides; dropout is off in training too."""
+
+
+def varlen_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **asked: Any
+) -> tuple[Tensor, None]:
+    """The signature that transformers calls: query (1, H, T, D), key and value (1, K, T, D) → ((1, T, H, D), None).
+
+    Raises:
+        AttentionError: the rows are not packed, or the model's attention has features that `varlen` lacks.
+    """
+    spans: Spans | None = asked.get("spans")
+    if spans is None:
+        raise AttentionError(
+            f"{type(module).__name__} is not told which tokens belong together (it keeps keyword arguments from its attention, or the rows "
+            "are not packed): set `attention: sdpa` in the execution profile"
+        )
+    unknown = sorted(name for name, given in asked.items() if given is not None and name not in UNDERSTOOD | WITHOUT_EFFECT)
+    if attention_mask is not None:
+        unknown.append("a mask of its own")
+    if unknown:
+        features = ", ".join(unknown)
+        raise AttentionError(f"the attention of {type(module).__name__} has {features}: set `attention: sdpa` in the execution profile")
+    scale = query.shape[-1] ** -0.5 if asked.get("scaling") is None else asked["scaling"]
+    rule = Rule(scale, _window(module, asked, spans), asked.get("softcap"), asked.get("s_aux"))
+    found = attend(query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), spans, rule)
+    return found[None], None
+
+
+def _window(module: Any, asked: Mapping[str, Any], spans: Spans) -> int | None:
+    """The window of a layer: what it is called with, or else what its config says, from which transformers would make a mask.
+
+    Raises:
+        AttentionError: the layer sees pieces of a document, and the longest document has several.
+    """
+    config = getattr(module, "config", None)
+    piece = getattr(config, "attention_chunk_size", None)
+    if piece is not None and _kind(module) == "chunked_attention" and spans.longest > piece:
+        raise AttentionError(
+            f"layer {module.layer_idx} of the model attends within pieces of {piece} tokens, and a document has {spans.longest}: set "
+            "`packing: false` and `attention: eager` in the execution profile"
+        )
+    if "sliding_window" in asked:
+        return asked["sliding_window"]
+    kind = _kind(module)
+    if kind is not None:
+        return getattr(config, "sliding_window", None) if kind == "sliding_attention" else None
+    return getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+
+
+def _kind(module: Any) -> str | None:
+    """Of a layer's attention, where a model has several."""
+    types, layer = getattr(getattr(module, "config", None), "layer_types", None), getattr(module, "layer_idx", None)
+    return types[layer] if types and layer is not None else None
+
+
+def register() -> None:
+    """Makes `attn_implementation="varlen"` known. Without a mask function transformers builds no mask for it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, varlen_attention)

@@ -1,0 +1,188 @@
+"""Checkpoints of a running stage: written whole or not at all, loaded only when every byte is the one that was written.
+
+    checkpoints/step-000040/   engine/... (a folder per model), random_RANK.pt, state.json (the caller's), manifest.json (sha256 of
+                               all; written last)
+
+Training stands still while the ranks write; hashing, the manifest and the rename go on beside the next steps.
+DeepSpeed's files are pickles: nothing that our manifest does not vouch for is ever opened.
+"""
+
+import json
+import shutil
+import signal
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from configs.language.execution import FORMERLY
+from data.artifacts.artifacts import scan, write_json
+from data.host.faults import fault_point
+from data.store.durable import rename, sync_file, sync_tree
+from stages.job.job import Job, Preempted, StageError, checkpoint_names
+from stages.job.mirroring import open_mirror
+from stages.training.trainer import Trainer
+
+RESHAPING = ("world_size", "zero_stage")
+"""Numerics that decide how the optimizer's state is cut into files."""
+
+
+class Checkpoints:
+    """When to write, what to keep, where to go on; one per job and rank."""
+
+    def __init__(self, job: Job, trainer: Trainer, *others: Trainer) -> None:
+        self.job, self.trainer, self.trainers = job, trainer, (trainer, *others)
+        self.folder = job.checkpoints
+        self.mirror = open_mirror(job)
+        self.last_write = time.monotonic()
+        self.stop_asked = False
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._sealing: Future[None] | None = None
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask_stop)
+
+    def _ask_stop(self, *_: Any) -> None:
+        self.stop_asked = True
+
+    def resume(self) -> dict[str, Any] | None:
+        """Loads the newest sound checkpoint; returns the state given to `after_step`, or None when there is none.
+
+        Raises:
+            StageError: it was made for something else; or under other numerics, without `--allow-numerics-change`; or there is none,
+                with `--require-checkpoint`.
+        """
+        chosen = self.trainer.broadcast(self._chosen() if self.trainer.rank == 0 else None)
+        if chosen is None:
+            self.job.rewind(0)
+            if self.job.require_checkpoint:
+                remedy = "leave the option out to start it from the beginning"
+                raise StageError(f"--require-checkpoint: {self.job.address} has no undamaged checkpoint: {remedy}")
+            return None
+        saved = json.loads((self.folder / chosen / "state.json").read_text())
+        changes = self._changes(chosen, saved["guard"])
+        self.job.note_code(saved.get("code"), f"step {saved['step']}")
+        self.job.marks = list(dict.fromkeys([*saved["marks"], *self.job.marks]))
+        if changes:
+            self.job.marks.append(f"numerics changed at step {saved['step']}: {', '.join(changes.values())}")
+        for trainer in self.trainers:
+            trainer.load_state(self.folder / chosen, resharded=bool(changes.keys() & set(RESHAPING)))
+        self.job.rewind(saved["step"])
+        self.job.resumed_from = chosen
+        if self.trainer.rank == 0:
+            print(f"resumed from {chosen}", flush=True)
+        return saved["state"]
+
+    def after_step(self, step: int, state: dict[str, Any]) -> None:
+        """Call after each optimizer step, on all ranks: writes a checkpoint when one is due.
+
+        Raises:
+            Preempted: the job was asked to stop, and has written one.
+        """
+        placement = self.job.placement
+        due = time.monotonic() - self.last_write >= placement.checkpoint_every_s
+        due = due or (placement.checkpoint_every_steps is not None and step % placement.checkpoint_every_steps == 0)
+        stopping, due_anywhere = self.trainer.sum(float(self.stop_asked), float(due))
+        if stopping or due_anywhere:
+            self.write(step, state)
+        if stopping:
+            self._settle()
+            if self.mirror is not None:
+                self.mirror.flush()
+            self.trainer.barrier()
+            raise Preempted(f"was asked to stop and wrote a checkpoint after step {step}")
+
+    def write(self, step: int, state: dict[str, Any]) -> None:
+        began = time.monotonic()
+        self._settle()
+        temporary, final = self.folder / f".step-{step:06d}", self.folder / f"step-{step:06d}"
+        if self.trainer.rank == 0:
+            self.job.seal()
+            for left in self.folder.glob(".step-*"):  # by a kill
+                shutil.rmtree(left)
+            temporary.mkdir(parents=True)
+        self.trainer.barrier()
+        for trainer in self.trainers:
+            trainer.save_state(temporary)
+        self.trainer.barrier()
+        if self.trainer.rank == 0:
+            if self.mirror is not None and (self.job.folder / "curve.jsonl").exists():  # its next line may be written at any time
+                shutil.copyfile(self.job.folder / "curve.jsonl", temporary / "curve.jsonl")
+            described = {"step": step, "guard": self._guard(), "code": self.job.code, "marks": self.job.marks, "state": state}
+            self._sealing = self._sealer.submit(self._seal, temporary, final, described)
+        cost = self.job.checkpoint_cost
+        self.last_write = time.monotonic()
+        cost["written"] += 1
+        cost["seconds"] += self.last_write - began
+
+    def _seal(self, temporary: Path, final: Path, described: dict[str, Any]) -> None:
+        write_json(temporary / "state.json", described)
+        files = scan(temporary)  # beside the training, whose steps beat the heart
+        write_json(temporary / "manifest.json", {entry.path: entry.sha256 for entry in files})
+        sync_tree(temporary)
+        curve = self.job.folder / "curve.jsonl"
+        if curve.exists():  # a resume from here goes on behind its lines
+            sync_file(curve)
+        fault_point("checkpoint written")
+        self.job.seal()
+        shutil.rmtree(final, ignore_errors=True)
+        rename(temporary, final)
+        fault_point("checkpoint renamed")
+        self.job.checkpoint_cost["bytes"] = sum(entry.size for entry in files)
+        if self.mirror is not None:
+            self.mirror.offer(final)
+        for old in self._written()[: -self.job.placement.keep_checkpoints]:
+            if self.mirror is None or self.mirror.busy != old.name:
+                shutil.rmtree(old)
+
+    def _settle(self) -> None:
+        """Waits for the checkpoint that is being sealed; what went wrong with it is raised here."""
+        if self._sealing is not None:
+            sealing, self._sealing = self._sealing, None
+            with self.job.busy("writing the checkpoint", flushing=True):
+                sealing.result()
+
+    def _written(self) -> list[Path]:
+        return [self.folder / name for name in checkpoint_names(self.job.folder)]
+
+    def _chosen(self) -> str | None:
+        """The newest sound checkpoint, fetched from the mirror where that has a newer one."""
+        local = self._newest_sound()
+        return local if self.mirror is None else self.mirror.fetch_newer(local, self.folder) or local
+
+    def _newest_sound(self) -> str | None:
+        for path in reversed(self._written()):
+            try:
+                promised = json.loads((path / "manifest.json").read_text())
+                checked = scan(path, lambda done, size: self.job.doing("checking the checkpoint", done / 1e9, size / 1e9, "GB"))
+                found = {entry.path: entry.sha256 for entry in checked if entry.path != "manifest.json"}
+            except (OSError, ValueError) as error:
+                print(f"checkpoint {path.name} is unreadable ({error}): going back to the one before", flush=True)
+                continue
+            if found == promised:
+                return path.name
+            wrong = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
+            print(f"checkpoint {path.name} is damaged ({', '.join(wrong)}): going back to the one before", flush=True)
+        return None
+
+    def _changes(self, chosen: str, guard: dict[str, Any]) -> dict[str, str]:
+        """Numerics that differ from those of a checkpoint, each with both values."""
+        guard = FORMERLY | guard
+        if guard["key"] != self.job.key:
+            raise StageError(f"{chosen} belongs to key {guard['key'][:12]}, {self.job.address} has key {self.job.key[:12]}: delete it")
+        now = self._guard()
+        changes = {name: f"{name} {guard.get(name)} -> {now[name]}" for name in sorted(now) if guard.get(name) != now[name]}
+        if changes and not self.job.allow_numerics_change:
+            raise StageError(
+                f"{chosen} of {self.job.address} was made under other numerics ({', '.join(changes.values())}): run it under those, "
+                f"or go on under the new ones with --allow-numerics-change (the record will say so), or start again with --force"
+            )
+        stages = {guard["zero_stage"], now["zero_stage"]}
+        if len(stages) > 1 and stages & {0, 3}:
+            raise StageError(
+                f"{chosen} of {self.job.address} has zero_stage {guard['zero_stage']}, and DeepSpeed's universal checkpoints cannot be "
+                f"loaded under zero_stage {now['zero_stage']}: keep the stage, or change between 1 and 2"
+            )
+        return changes
+
+    def _guard(self) -> dict[str, Any]:
+        return {"key": self.job.key, **self.job.numerics.model_dump(mode="json")}

@@ -1,0 +1,35 @@
+"""How far the weights of one model folder are from those of another: `python -m stages.training.distance BEFORE AFTER`.
+
+A process of its own, because planning loads no torch. It prints ‖after - before‖₂ / ‖before‖₂ over all tensors together.
+"""
+
+import sys
+from pathlib import Path
+
+from torch import float64
+
+from stages.training.merging import Weights, WeightsError, difference
+
+
+def relative_l2(before: Path, after: Path) -> float:
+    """Relative L2 distance over the safetensors of two folders, in fp64, one tensor at a time.
+
+    Raises:
+        WeightsError: the folders hold other tensors, or tensors of other shapes.
+    """
+    old, new = Weights(before), Weights(after)
+    problem = difference(old, new)
+    if problem:
+        raise WeightsError(f"these are two different models: {problem}")
+    squared_distance = squared_norm = 0.0
+    for name in sorted(old.entries):
+        tensor = old.tensor(name).to(float64)
+        squared_distance += (new.tensor(name).to(float64) - tensor).square().sum().item()
+        squared_norm += tensor.square().sum().item()
+    if squared_norm == 0.0:
+        raise WeightsError(f"all weights in {before} are zero: a relative distance to them is not defined")
+    return (squared_distance / squared_norm) ** 0.5
+
+
+if __name__ == "__main__":
+    print(repr(relative_l2(Path(sys.argv[1]), Path(sys.argv[2]))))

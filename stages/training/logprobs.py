@@ -1,0 +1,206 @@
+"""Log-probabilities and scores of documents, by one rule for every trainer.
+
+What decides correctness here, each with a test:
+- packed documents do not attend to each other: attention `varlen` computes each one alone (`stages/training/attention.py`); with the others
+  transformers isolates them by restarting `position_ids`, but only without an attention mask and without a KV cache
+  (`use_cache=False`); `stages/training/probe.py` proves it for the model at hand before training;
+- log-softmax is taken in fp32: in bf16 it is off by 1e-2 per token, more than a typical DPO margin;
+- logits are divided by the sampling temperature first;
+- logits are those of the model's own forward, which may scale them, cap them or change hidden states before its head: it is run with
+  the hidden states of trained positions in place of its body;
+- logits exist for trained positions only, `chunk` tokens at a time, so the vocabulary never meets the whole batch.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from stages.core.batches import MicroBatch
+from stages.training import attention
+
+
+@dataclass(frozen=True)
+class RowKernels:
+    """Forward and backward of the log-softmax over some rows of logits, shape (n, V), in fp32."""
+
+    forward: Callable[[Tensor, Tensor, float, bool], tuple[Tensor, Tensor, Tensor]]
+    """(logits, targets, T, whether entropies are wanted) → (log π of the targets, log Σ exp(logits / T), entropies), each of shape (n,)."""
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+    """(logits, targets, log Σ exp, gradient of log π over T, T) → gradient of the logits, in their dtype."""
+
+
+def rows_forward(logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    scaled = _scaled(logits_NV, temperature)
+    all_logps = scaled.log_softmax(-1)
+    targets = targets_N[:, None]
+    logps_N = all_logps.gather(-1, targets)[:, 0]
+    normalisers_N = scaled.gather(-1, targets)[:, 0] - logps_N
+    entropies_N = -all_logps.exp().mul_(all_logps).sum(-1) if entropy else torch.zeros_like(logps_N)
+    return logps_N, normalisers_N, entropies_N
+
+
+def rows_backward(logits_NV: Tensor, targets_N: Tensor, normalisers_N: Tensor, weights_N: Tensor, temperature: float) -> Tensor:
+    probabilities = _scaled(logits_NV, temperature).sub_(normalisers_N[:, None]).exp_()
+    weight = weights_N[:, None]
+    return probabilities.mul_(-weight).scatter_add_(-1, targets_N[:, None], weight).to(logits_NV.dtype)
+
+
+def _scaled(logits_NV: Tensor, temperature: float) -> Tensor:
+    """logits / T in fp32, in newly allocated memory."""
+    scaled = logits_NV.to(torch.float32, copy=True)
+    return scaled if temperature == 1 else scaled.div_(temperature)
+
+
+class PolicyModule(nn.Module):
+    """A causal language model that returns log-probabilities of trained tokens instead of logits."""
+
+    model: Any
+
+    def __init__(self, model: Any, chunk: int) -> None:
+        super().__init__()
+        self.model = model
+        self.chunk = chunk
+        self.rows = RowKernels(rows_forward, rows_backward)
+
+    def forward(self, batch: MicroBatch, temperature: float = 1.0, entropy: bool = False) -> tuple[Tensor, Tensor]:
+        """(log π(y_t), entropy of π(· | y_<t)) for each trained token, both fp32 of shape (N,).
+
+        The entropy carries no gradient, and is zeros unless asked for.
+        """
+        seen = _body_outputs(self.model, batch)
+        hidden_NH = seen.last_hidden_state.flatten(0, 1)[batch.places_N]
+        pieces = max(1, -(-batch.most_trained // self.chunk))  # under ZeRO-3 each call of the head is a collective
+        logps, entropies = [], []
+        for hidden, targets in zip(hidden_NH.tensor_split(pieces), batch.targets_N.tensor_split(pieces), strict=True):
+            if pieces > 1 and torch.is_grad_enabled():
+                logp, spread = checkpoint(self._token_logps, type(seen), hidden, targets, temperature, entropy, use_reentrant=False)
+            else:
+                logp, spread = self._token_logps(type(seen), hidden, targets, temperature, entropy)
+            logps.append(logp)
+            entropies.append(spread)
+        return torch.cat(logps), torch.cat(entropies)
+
+    def _token_logps(self, kind: type, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+        logits_NV = _own_logits(self.model, kind(last_hidden_state=hidden_NH[None]))
+        return _TokenLogps.apply(logits_NV, targets_N, temperature, entropy, self.rows)  # pyright: ignore[reportReturnType]
+
+
+class _TokenLogps(torch.autograd.Function):
+    """log softmax(logits / T) at the targets, in fp32, a block of rows at a time: apart from the logits, nothing of their size is kept.
+
+    ∂ log π_t / ∂ logit_v = (1[v = target] - π_v) / T.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits_NV: Tensor, targets_N: Tensor, temperature: float, entropy: bool, kernels: RowKernels
+    ) -> tuple[Tensor, Tensor]:
+        logps_N = logits_NV.new_empty(len(targets_N), dtype=torch.float32)
+        normalisers_N, entropies_N = torch.empty_like(logps_N), torch.empty_like(logps_N)
+        for rows in _blocks(logits_NV):
+            found = kernels.forward(logits_NV[rows], targets_N[rows], temperature, entropy)
+            logps_N[rows], normalisers_N[rows], entropies_N[rows] = found
+        ctx.save_for_backward(logits_NV, targets_N, normalisers_N)
+        ctx.temperature, ctx.kernels = temperature, kernels
+        ctx.mark_non_differentiable(entropies_N)
+        return logps_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
+        weights_N = grad_outputs[0] / ctx.temperature
+        logits_NV, targets_N, normalisers_N = ctx.saved_tensors
+        grad_NV = torch.empty_like(logits_NV)
+        for rows in _blocks(logits_NV):
+            given = (logits_NV[rows], targets_N[rows], normalisers_N[rows], weights_N[rows], ctx.temperature)
+            grad_NV[rows] = ctx.kernels.backward(*given)
+        return grad_NV, None, None, None, None
+
+
+def _blocks(logits_NV: Tensor) -> list[slice]:
+    """Blocks of rows that are converted to fp32 together."""
+    rows = 128 if logits_NV.device.type == "cpu" else 1024
+    return [slice(start, start + rows) for start in range(0, len(logits_NV), rows)]
+
+
+class ScoreHead(nn.Linear):
+    """A linear head computed in fp32 whatever the dtype of the body."""
+
+    def forward(self, input: Tensor) -> Tensor:  # named as in nn.Linear
+        return nn.functional.linear(input.float(), self.weight.float())
+
+
+class RewardModule(nn.Module):
+    """A sequence classifier with one label, read at each document's last token."""
+
+    model: Any
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        head = model.score
+        model.score = ScoreHead(head.in_features, 1, bias=False, dtype=head.weight.dtype)
+        model.score.weight = head.weight
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Scores of shape (D,), fp32."""
+        hidden_DH = _hidden(self.model, batch).flatten(0, 1)[batch.last_D]
+        return self.model.score(hidden_DH)[:, 0]
+
+
+class ValueModule(RewardModule):
+    """A sequence classifier with one label, read before each trained token: the value of the state in which the token was sampled."""
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Values of shape (N,), fp32."""
+        hidden_NH = _hidden(self.model, batch).flatten(0, 1)[batch.places_N]
+        return self.model.score(hidden_NH)[:, 0]
+
+
+def body_of(model: Any) -> tuple[str, Any]:
+    """Name and module of the part of a transformers model that makes hidden states of ids."""
+    body = model.base_model if model.base_model is not model else model.model
+    return next((name, part) for name, part in model.named_children() if part is body)
+
+
+class _Given(nn.Module):
+    """Stands where a model's body was, and answers what was computed before."""
+
+    def __init__(self, body: Any, answer: Any) -> None:
+        super().__init__()
+        self._body, self.answer = (body,), answer
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return self.answer
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "decoder" else getattr(self.__dict__["_body"][0], name)  # which OPT calls, past its own body
+
+
+def _own_logits(model: Any, seen: Any) -> Tensor:
+    """What the model's own forward makes of hidden states of shape (1, N, H): logits of shape (N, V)."""
+    name, body = body_of(model)
+    twin = copy.copy(model)  # shares all modules, and through them the parameters
+    twin._modules = model._modules | {name: _Given(body, seen)}
+    return type(model).forward(twin, use_cache=False).logits[0]
+
+
+def _hidden(model: Any, batch: MicroBatch) -> Tensor:
+    return _body_outputs(model, batch).last_hidden_state
+
+
+def _body_outputs(model: Any, batch: MicroBatch) -> Any:
+    kernel = model.config._attn_implementation
+    if (kernel == attention.NAME) != (batch.spans is not None):
+        raise ValueError(f"the model was loaded with attention {kernel!r}, the batch is for another: use the same numerics for both")
+    return body_of(model)[1](
+        input_ids=batch.input_ids_BT,
+        position_ids=batch.position_ids_BT,
+        attention_mask=batch.attention_mask_BT,
+        use_cache=False,
+        **({"spans": batch.spans} if batch.spans is not None else {}),
+    )

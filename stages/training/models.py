@@ -1,0 +1,96 @@
+"""Loads a payload as a transformers model for training, scoring or as a frozen reference."""
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from configs.language.execution import Numerics
+from configs.methods.training import Lora
+from data.artifacts.artifacts import Artifact, sha256_file
+from data.host.machine import settled
+from stages.job.job import StageError
+from stages.training import attention
+from stages.training.adapters import add_adapters
+from stages.training.kernels import fuse, refuse
+from stages.training.logprobs import PolicyModule, RewardModule, ValueModule
+from stages.training.products import through_fp32
+
+Module = TypeVar("Module", bound=PolicyModule | RewardModule)
+
+
+def load_policy(artifact: Artifact, numerics: Numerics, lora: Lora | None = None, seed: int = 0) -> PolicyModule:
+    """A policy's payload, in fp32, ready for a `Trainer`; with adapters, only those are trained."""
+    from transformers import AutoModelForCausalLM
+
+    model = _load(AutoModelForCausalLM, artifact.payload, numerics)
+    if lora is not None:
+        add_adapters(model, lora, seed)
+    return _fused(PolicyModule(model, numerics.logprob_chunk), numerics)
+
+
+def load_reward_model(payload: Path, numerics: Numerics, lora: Lora | None = None, seed: int = 0, **changes: Any) -> RewardModule:
+    """A sequence classifier with one label; from a policy's payload its head is new and must be initialised.
+
+    With adapters, those and the head are trained.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    model = _load(AutoModelForSequenceClassification, payload, numerics, num_labels=1, **changes)
+    if lora is not None:
+        add_adapters(model, lora, seed)
+        model.score.requires_grad_(True)
+    return _fused(RewardModule(model), numerics)
+
+
+def load_value_model(start: Artifact, numerics: Numerics, pad_id: int) -> ValueModule:
+    """PPO's value model: from a reward model with its head, or from a policy with a zero-initialised head, so that values start at 0."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = _load(AutoModelForSequenceClassification, start.payload, numerics, num_labels=1, pad_token_id=pad_id)
+    if start.record.type == "policy":
+        torch.nn.init.zeros_(model.score.weight)
+    return _fused(ValueModule(model), numerics)
+
+
+def _load(auto: Any, payload: Path, numerics: Numerics, **changes: Any) -> Any:
+    refuse(payload, numerics)
+    attention.register()
+    through_fp32(settled(numerics).bf16_products == "fp32")
+    kernel = numerics.attention if numerics.packing or numerics.attention != attention.NAME else "sdpa"
+    try:
+        return auto.from_pretrained(
+            payload, dtype=torch.float32, attn_implementation=kernel, local_files_only=True, trust_remote_code=False, **changes
+        )
+    except (ValueError, ImportError, KeyError) as error:  # a model that has no such attention, or attention that is not installed
+        said = f"{type(error).__name__}: {error}"
+        raise StageError(
+            f"transformers cannot load the model with attention {kernel} ({said}): set another `attention` in the execution profile; "
+            "`eager` with `packing: false` is what every model has"
+        ) from error
+
+
+def _fused(module: Module, numerics: Numerics) -> Module:
+    fuse(module, numerics)
+    return module
+
+
+def frozen(module: Module, device: torch.device, dtype: torch.dtype) -> Module:
+    """The module for use without gradients, its weights in the dtype in which a `Trainer` computes.
+
+    Buffers stay in fp32, as they do in a `Trainer`: rotary frequencies rounded to bf16 rotate late tokens by wrong angles (off by a
+    radian after a few hundred tokens), and reference and judge would compute something else than the policy and vLLM.
+    """
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    return module.to(device).eval()
+
+
+def same_weights(first: Artifact, second: Artifact) -> bool:
+    """Whether two payloads hold byte-equal weights (their other files may differ)."""
+
+    def weights(artifact: Artifact) -> dict[str, str]:
+        return {path.name: sha256_file(path) for path in sorted(artifact.payload.glob("*.safetensors"))}
+
+    return weights(first) == weights(second)

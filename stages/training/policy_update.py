@@ -1,0 +1,628 @@
+"""One batch of rollouts → optimizer updates of the policy (and of PPO's value model), on all ranks, without a sampler.
+
+    rewards → mini-batches of groups → groups that cannot have a gradient are left out → micro-batches
+    → [no gradient: old log-probs, reference log-probs, values] → advantages per token → per inner epoch and mini-batch: one update
+
+Leaving a group out saves its passes and nothing else: it still counts in the divisor of its mini-batch (`pg.has_gradient`).
+
+With one update per batch of rollouts the ratio ρ is 1 by construction, and the old log-probs are those of the update's own forward
+pass. With several updates the old log-probs are computed first, on the very micro-batches that are trained on: each mini-batch is cut
+into micro-batches once, and inner epochs shuffle mini-batches only, so that rounding cancels and the first update sees ρ = 1 too.
+
+All ranks get all rollouts: counts, and so denominators, need no communication. Metrics stay on the device: the host reads them once
+per mini-batch, before the policy is updated, and once at the end, for the gradient norms.
+
+Shapes: P prompts, G answers to each (the group), A = P · G answers of the step, D answers of a micro-batch, N trained tokens.
+"""
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.language.execution import Numerics
+from configs.methods.policy_gradient import Algorithm, Correction, Kl, Ppo, ReinforcePp
+from stages.core import advantages
+from stages.core import policy_gradient as pg
+from stages.core.batches import Document, MicroBatch, Unit, document, share_prompts
+from stages.job.job import StageError
+from stages.training.feed import GlobalBatch, PreparedMicroBatch
+from stages.training.logprobs import PolicyModule
+from stages.training.trainer import MetricSums, Trainer
+
+WHITENING_EPSILON = 1e-8
+"""Added to the variance that whitened advantages are divided by."""
+KL_ESTIMATORS = ("k1", "k2", "k3")
+RATIO_MAX = "ratio_max"
+"""The only metric of a micro-batch that is a maximum and no sum over tokens."""
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """One rollout with its reward."""
+
+    prompt: str
+    """Id of its prompt."""
+    prompt_ids: Sequence[int]
+    ids: Sequence[int]
+    """Token ids of the answer."""
+    logprobs: Sequence[float]
+    """The sampler's log-prob of each of `ids`."""
+    reward: float
+    """NaN where it is missing."""
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What is trained and how: the same in every step."""
+
+    algorithm: Algorithm
+    trainer: Trainer
+    numerics: Numerics
+    pad_id: int
+    temperature: float
+    """Of sampling: logits are divided by it."""
+    max_tokens: int
+    """Longest answer that the sampler may give."""
+    seed: int = 0
+    reference: PolicyModule | None = None
+    """The frozen policy that the KL is measured against."""
+    critic: Trainer | None = None
+    """PPO's value model."""
+    max_gap: float = math.inf
+    """Largest accepted mean |log-prob(sampler) - log-prob(trainer)| per token."""
+
+
+class AlgorithmState(TypedDict):
+    """What an algorithm carries from one step to the next; JSON, for the checkpoint."""
+
+    coefficient: float | None
+    """β of the KL penalty; None without one."""
+    prompts: dict[str, list[Any]]
+    """DCPO: id of a prompt → reward statistics of all its visits (`advantages.Visits`)."""
+
+
+@dataclass(frozen=True)
+class RolloutMicroBatch:
+    """One forward pass of this rank over rollouts, with everything known about their tokens."""
+
+    batch: MicroBatch
+    weight: float
+    """0 for a repeated pass that only keeps the ranks in step."""
+    mini_batch_tokens: int
+    """Trained tokens of the whole mini-batch, over all ranks."""
+    max_length: int
+    """Tokens of the longest answer."""
+    sample_D: Tensor
+    """Index of each answer among the samples of the step."""
+    token_weights_N: Tensor
+    """Weight of each token in the loss."""
+    sampler_logps_N: Tensor
+    old_logps_N: Tensor | None = None
+    entropy_N: Tensor | None = None
+    """Of the old policy."""
+    reference_logps_N: Tensor | None = None
+    values_N: Tensor | None = None
+    """Of the value model before the first update."""
+    advantages_N: Tensor | None = None
+    returns_N: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What the updates of one step leave."""
+
+    metrics: dict[str, float]
+    """For the curve; equal on all ranks."""
+    state: AlgorithmState
+    """For the next step and the checkpoint."""
+    updates: int
+    """Optimizer updates of the policy."""
+
+
+TokenSums = dict[str, Tensor]
+"""Metric → its sum over the tokens of one micro-batch, on the device."""
+MiniBatchSums = dict[str, float]
+"""Metric → its sum over the tokens of one mini-batch, over all ranks."""
+
+
+def initial_state(algorithm: Algorithm) -> AlgorithmState:
+    return {"coefficient": algorithm.kl.coefficient if algorithm.kl else None, "prompts": {}}
+
+
+def update_policy(
+    learner: Learner,
+    samples: Sequence[TrainingSample],
+    group_size: int,
+    step: int,
+    state: AlgorithmState,
+    greedy_rewards: Sequence[float] | None = None,
+) -> UpdateResult:
+    """Trains on one batch of rollouts; called on all ranks with the same arguments.
+
+    Args:
+        learner: what is trained, and how.
+        samples: the answers to the first prompt, then those to the second, and so on.
+        group_size: answers per prompt.
+        step: 0-based; with the seed it decides the shuffle.
+        state: `initial_state`, or that of the step before.
+        greedy_rewards: ReMax: the reward of each prompt's greedy answer.
+
+    Raises:
+        StageError: sampler and trainer disagree on log-probs by more than `max_gap`.
+        NotFinite: a loss or gradient is NaN or infinite.
+    """
+    algorithm = learner.algorithm
+    policy_frozen = isinstance(algorithm, Ppo) and step < algorithm.critic.warmup_steps
+    follow_schedule(learner, step)
+    rewards_PG = torch.tensor([sample.reward for sample in samples], dtype=torch.float32).view(-1, group_size)
+    if greedy_rewards is not None:  # a prompt without a baseline has no advantages
+        rewards_PG = rewards_PG.masked_fill(torch.tensor(greedy_rewards)[:, None].isnan(), math.nan)
+    chosen, next_state = choose_answers(algorithm, samples, rewards_PG, state, greedy_rewards)
+    num_kept = sum(len(group) for group in chosen.groups) - len(chosen.skipped)
+    kept_groups = sum(not chosen.skipped.issuperset(group) for group in chosen.groups)
+    kept = {"informative_groups": float(chosen.informative), "kept_groups": float(kept_groups), "kept_answers": float(num_kept)}
+    cut = mini_batches(chosen.groups, algorithm.mini_batches, f"{learner.seed}/{step}")
+    grouped = [groups for groups in cut if not all(map(chosen.skipped.issuperset, groups))]
+    if not grouped:
+        nothing = {"updates": 0.0, "trained_tokens": 0.0}
+        return UpdateResult(nothing | kept | metrics_without_update(learner, samples, group_size), next_state, 0)
+    old_logprobs = algorithm.updates > 1 or _kl_in_reward(algorithm) is not None or policy_frozen
+    batches = micro_batches(learner, samples, grouped, old_logprobs=old_logprobs, skipped=chosen.skipped)
+    batches, next_state = compute_advantages(learner, samples, batches, rewards_PG, state, next_state, greedy_rewards)
+    metrics, first_epoch_sums = run_updates(learner, batches, step, policy_frozen, state["coefficient"])
+    metrics |= kept | rollout_metrics(first_epoch_sums)
+    if algorithm.kl is not None:
+        assert state["coefficient"] is not None
+        metrics["kl_coefficient"] = state["coefficient"]
+        if algorithm.kl.adaptive is not None:
+            mean_kl = sum(sums["k1"] for sums in first_epoch_sums) / num_kept
+            coefficient = pg.adapted(state["coefficient"], mean_kl, num_kept, algorithm.kl.adaptive)
+            next_state = AlgorithmState(coefficient=coefficient, prompts=next_state["prompts"])
+    updates = 0 if policy_frozen else len(batches) * algorithm.updates // algorithm.mini_batches
+    computed = [index for groups in grouped for group in groups for index in group if index not in chosen.skipped]
+    trained = 0 if policy_frozen else sum(len(samples[index].ids) for index in computed)
+    return UpdateResult(metrics | {"updates": float(updates), "trained_tokens": float(trained)}, next_state, updates)
+
+
+def follow_schedule(learner: Learner, step: int) -> None:
+    """The learning rates of a step are those planned for it, however many updates the steps before it have made: a step without a
+    learning signal makes none, and one with fewer prompts than mini-batches makes fewer."""
+    algorithm = learner.algorithm
+    warmup = algorithm.critic.warmup_steps if isinstance(algorithm, Ppo) else 0
+    learner.trainer.go_to(max(0, step - warmup) * algorithm.updates)
+    if learner.critic is not None:
+        learner.critic.go_to(step * algorithm.updates)
+
+
+@dataclass(frozen=True)
+class ChosenAnswers:
+    """Which answers of a step are in its loss, and which of them are worth a forward pass."""
+
+    groups: list[list[int]]
+    """Indices of the samples that have a reward, by prompt: all of them are in the loss's divisor."""
+    skipped: frozenset[int]
+    """Those among them that can have no gradient."""
+    informative: int
+    """Number of groups whose rewards teach something."""
+
+
+def choose_answers(
+    algorithm: Algorithm,
+    samples: Sequence[TrainingSample],
+    rewards_PG: Tensor,
+    state: AlgorithmState,
+    greedy_rewards: Sequence[float] | None,
+) -> tuple[ChosenAnswers, AlgorithmState]:
+    """(the answers of a step, the next state); the rules are `pg.has_gradient` and `pg.informative`."""
+    present_PG, next_state, advantages_PG = ~rewards_PG.isnan(), state, None
+    if not algorithm.per_token:
+        advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+        next_state = state if _kl_in_reward(algorithm) is not None else after  # there rewards are not complete yet
+    gradient_PG = pg.has_gradient(algorithm, advantages_PG, present_PG)
+    group_size = rewards_PG.shape[1]
+    groups = [[p * group_size + g for g in range(group_size) if present_PG[p, g]] for p in range(len(present_PG))]
+    skipped = frozenset((present_PG & ~gradient_PG).flatten().nonzero().flatten().tolist())
+    informative = int(pg.informative(rewards_PG, advantages_PG).sum())
+    return ChosenAnswers([group for group in groups if group], skipped, informative), next_state
+
+
+def answer_advantages(
+    algorithm: Algorithm,
+    samples: Sequence[TrainingSample],
+    rewards_PG: Tensor,
+    state: AlgorithmState,
+    greedy_rewards: Sequence[float] | None,
+) -> tuple[Tensor, AlgorithmState]:
+    """(one advantage per answer, the next state)."""
+    match algorithm.advantage:
+        case "normalised":
+            return advantages.normalised(rewards_PG), state
+        case "centred":
+            return advantages.centred(rewards_PG), state
+        case "leave_one_out":
+            return advantages.leave_one_out(rewards_PG), state
+        case "greedy":
+            if greedy_rewards is None:
+                raise StageError(f"{algorithm.type} needs the rewards of greedy answers: give `greedy_rewards`")
+            return advantages.over_greedy(rewards_PG, torch.tensor(greedy_rewards)), state
+        case "smoothed":
+            prompts = [samples[p * rewards_PG.shape[1]].prompt for p in range(len(rewards_PG))]
+            history_P = [advantages.Visits(*state["prompts"].get(prompt, ())) for prompt in prompts]
+            advantages_PG, history_P = advantages.smoothed(rewards_PG, history_P)
+            visited = {prompt: list(visits) for prompt, visits in zip(prompts, history_P, strict=True)}
+            return advantages_PG, AlgorithmState(coefficient=state["coefficient"], prompts=state["prompts"] | visited)
+    raise StageError(f"{algorithm.type} has one advantage per token, none per answer")
+
+
+def mini_batches(groups: list[list[int]], count: int, seed: str) -> list[list[list[int]]]:
+    """Groups shuffled into `count` mini-batches of nearly equal size; fewer where there are fewer groups."""
+    if count > 1:
+        groups = random.Random(seed).sample(groups, len(groups))
+    edges = [len(groups) * i // count for i in range(count + 1)]
+    return [groups[start:end] for start, end in pairwise(edges) if end > start]
+
+
+@dataclass(frozen=True)
+class MiniBatchPlan:
+    """How one mini-batch is cut into micro-batches: the same on every rank."""
+
+    samples: Sequence[TrainingSample]
+    """All of the step."""
+    indices: Sequence[int]
+    """Of the answers among `samples` that are computed, prompt by prompt."""
+    units: Sequence[Unit]
+    """The same answers, those that share a forward pass together."""
+    unit_starts: Sequence[int]
+    """Where each unit begins in `indices`."""
+    token_weights_D: np.ndarray
+    """Weight in the loss of every token of an answer, for each of `indices`."""
+
+    @classmethod
+    def of(cls, learner: Learner, samples: Sequence[TrainingSample], groups: list[list[int]], skipped: frozenset[int]) -> "MiniBatchPlan":
+        """Args: `groups` holds, for each prompt of the mini-batch, the indices of its answers; `skipped` those that only count."""
+        counted = [index for group in groups for index in group]
+        lengths_D = torch.tensor([len(samples[index].ids) for index in counted])
+        weights_D = pg.token_weights(learner.algorithm.aggregation, lengths_D, len(groups), learner.max_tokens)
+        computed = [[index for index in group if index not in skipped] for group in groups]
+        indices = [index for group in computed for index in group]
+        documents = [document(samples[index].prompt_ids, samples[index].ids) for index in indices]
+        units = prompt_sharing_units(documents, [len(group) for group in computed], learner.trainer.world_size, learner.numerics)
+        weights_D = weights_D[[place for place, index in enumerate(counted) if index not in skipped]]
+        return cls(samples, indices, units, [0, *accumulate(len(unit) for unit in units)], weights_D.numpy())
+
+    def global_batch(self) -> GlobalBatch:
+        return GlobalBatch(self.units, self._token_tensors)
+
+    def micro_batch(self, prepared: PreparedMicroBatch) -> RolloutMicroBatch:
+        num_tokens = sum(len(self.samples[index].ids) for index in self.indices)
+        max_length = max(len(self.samples[self.indices[answer]].ids) for answer in self._answers(prepared.units))
+        return RolloutMicroBatch(prepared.batch, prepared.weight, num_tokens, max_length, **prepared.extras)
+
+    def _answers(self, units: Sequence[int]) -> list[int]:
+        """Places in `indices` of the answers in these units."""
+        return [answer for unit in units for answer in range(self.unit_starts[unit], self.unit_starts[unit + 1])]
+
+    def _token_tensors(self, units: Sequence[int]) -> dict[str, Tensor]:
+        answers = self._answers(units)
+        samples = [self.samples[self.indices[answer]] for answer in answers]
+        return {
+            "sample_D": torch.tensor([self.indices[answer] for answer in answers]),
+            "token_weights_N": torch.from_numpy(np.repeat(self.token_weights_D[answers], [len(sample.ids) for sample in samples])),
+            "sampler_logps_N": torch.tensor([logp for sample in samples for logp in sample.logprobs]),
+        }
+
+
+def prompt_sharing_units(documents: Sequence[Document], group_sizes: Sequence[int], ranks: int, numerics: Numerics) -> list[Unit]:
+    """Answers to one prompt as units that share a forward pass over it: as many as fit, and as few as give work to every rank.
+
+    Args:
+        documents: all answers to the first prompt, then to the second, and so on.
+        group_sizes: number of answers to each prompt.
+        ranks: number of ranks that share the work.
+        numerics: whether prompts are shared, and the size of a micro-batch.
+    """
+    max_answers = max(1, len(documents) // ranks)
+    units: list[Unit] = []
+    for start, end in pairwise([0, *accumulate(group_sizes)]):
+        for first in range(start, end, max_answers):
+            units += share_prompts(documents[first : min(end, first + max_answers)], numerics)
+    return units
+
+
+def micro_batches(
+    learner: Learner,
+    samples: Sequence[TrainingSample],
+    grouped: list[list[list[int]]],
+    *,
+    old_logprobs: bool,
+    skipped: frozenset[int] = frozenset(),
+) -> list[list[RolloutMicroBatch]]:
+    """This rank's micro-batches of each mini-batch, with all that is computed before the first update.
+
+    Args:
+        learner: what is trained.
+        samples: all of the step.
+        grouped: of each mini-batch, the indices of the answers to each of its prompts.
+        old_logprobs: whether to compute old log-probs.
+        skipped: indices of answers that count in the divisors and are not computed.
+    """
+    plans = [MiniBatchPlan.of(learner, samples, groups, skipped) for groups in grouped]
+    with learner.trainer.feed((plan.global_batch() for plan in plans), learner.pad_id) as feed:
+        return [
+            [compute_old_quantities(learner, plan.micro_batch(prepared), old_logprobs) for prepared in feed.micro_batches()]
+            for plan in plans
+        ]
+
+
+@torch.no_grad()
+def compute_old_quantities(learner: Learner, micro_batch: RolloutMicroBatch, old_logprobs: bool) -> RolloutMicroBatch:
+    """Adds what stays fixed during the updates: old log-probs and entropy where asked, reference log-probs, values."""
+    found: dict[str, Tensor] = {}
+    batch, temperature = micro_batch.batch, learner.temperature
+    if old_logprobs:
+        found["old_logps_N"], found["entropy_N"] = learner.trainer.module(batch, temperature=temperature, entropy=True)
+    if learner.reference is not None:
+        found["reference_logps_N"], _ = learner.reference(batch, temperature=temperature)
+    if learner.critic is not None:
+        found["values_N"] = learner.critic.module(batch)
+    return replace(micro_batch, **found)
+
+
+def metrics_without_update(learner: Learner, samples: Sequence[TrainingSample], group_size: int) -> dict[str, float]:
+    """Metrics of the rollouts of a step in which no group has a learning signal."""
+    groups = [list(range(start, start + group_size)) for start in range(0, len(samples), group_size)]
+    (all_samples,) = micro_batches(learner, samples, [groups], old_logprobs=True)
+    sums = [(micro_batch, rollout_sums(learner, micro_batch)) for micro_batch in all_samples]
+    return rollout_metrics([_sum_over_ranks(learner, sums)])
+
+
+def compute_advantages(
+    learner: Learner,
+    samples: Sequence[TrainingSample],
+    batches: list[list[RolloutMicroBatch]],
+    rewards_PG: Tensor,
+    state: AlgorithmState,
+    next_state: AlgorithmState,
+    greedy_rewards: Sequence[float] | None,
+) -> tuple[list[list[RolloutMicroBatch]], AlgorithmState]:
+    """(every micro-batch with the advantages of its tokens, the next state)."""
+    algorithm, device = learner.algorithm, learner.trainer.device
+    kl, coefficient = _kl_in_reward(algorithm), state["coefficient"]
+    if algorithm.per_token:
+        rewards_A = rewards_PG.flatten().to(device)
+        batches = [[_with_token_advantages(learner, one, rewards_A, coefficient) for one in batch] for batch in batches]
+    else:
+        if kl is not None:
+            assert coefficient is not None
+            rewards_PG = rewards_PG - coefficient * _answer_kl(learner, batches, kl, len(samples)).view_as(rewards_PG)
+        advantages_PG, after = answer_advantages(algorithm, samples, rewards_PG, state, greedy_rewards)
+        next_state = after if kl is not None else next_state
+        advantages_A = advantages_PG.flatten().to(device)
+        batches = [[_with_answer_advantages(one, advantages_A) for one in batch] for batch in batches]
+    return (_whiten_advantages(learner, batches) if algorithm.whitened else batches), next_state
+
+
+def _kl_in_reward(algorithm: Algorithm) -> Kl | None:
+    return algorithm.kl if algorithm.kl is not None and algorithm.kl.where == "reward" else None
+
+
+def _answer_kl(learner: Learner, batches: list[list[RolloutMicroBatch]], kl: Kl, num_samples: int) -> Tensor:
+    """Σ_t k_t of every answer of the step, shape (A,): each rank adds those of its own micro-batches."""
+    sums_A = torch.zeros(num_samples, dtype=torch.float64, device=learner.trainer.device)
+    for one in (micro_batch for batch in batches for micro_batch in batch if micro_batch.weight):
+        assert one.old_logps_N is not None and one.reference_logps_N is not None
+        kl_D = one.batch.sum_by_document(pg.kl(kl.estimator, one.old_logps_N, one.reference_logps_N))
+        sums_A = sums_A.index_add(0, one.sample_D, kl_D.double())
+    return learner.trainer.summed(sums_A).float().cpu()
+
+
+def _with_answer_advantages(micro_batch: RolloutMicroBatch, advantages_A: Tensor) -> RolloutMicroBatch:
+    """Every token has its answer's advantage."""
+    return replace(micro_batch, advantages_N=advantages_A[micro_batch.sample_D][micro_batch.batch.documents_N])
+
+
+def _with_token_advantages(
+    learner: Learner, micro_batch: RolloutMicroBatch, rewards_A: Tensor, coefficient: float | None
+) -> RolloutMicroBatch:
+    """Returns to go (REINFORCE++), or GAE and the returns that the value model learns (PPO)."""
+    algorithm, documents_N = learner.algorithm, micro_batch.batch.documents_N
+    penalties_N = torch.zeros_like(micro_batch.token_weights_N)
+    kl = _kl_in_reward(algorithm)
+    if kl is not None and coefficient is not None:
+        assert micro_batch.old_logps_N is not None and micro_batch.reference_logps_N is not None
+        penalties_N = coefficient * pg.kl(kl.estimator, micro_batch.old_logps_N, micro_batch.reference_logps_N)
+    max_length = micro_batch.max_length
+    rewards_DT = advantages.token_rewards(rewards_A[micro_batch.sample_D], penalties_N, documents_N, max_length)
+    if isinstance(algorithm, ReinforcePp):
+        return replace(micro_batch, advantages_N=advantages.flat(advantages.returns_to_go(rewards_DT, algorithm.gamma), documents_N))
+    assert isinstance(algorithm, Ppo) and micro_batch.values_N is not None
+    values_DT = advantages.rows(micro_batch.values_N, documents_N, micro_batch.batch.num_documents, max_length)
+    advantages_N = advantages.flat(advantages.gae(rewards_DT, values_DT, algorithm.gamma, algorithm.gae_lambda), documents_N)
+    return replace(micro_batch, advantages_N=advantages_N, returns_N=advantages_N + micro_batch.values_N)
+
+
+def _whiten_advantages(learner: Learner, batches: list[list[RolloutMicroBatch]]) -> list[list[RolloutMicroBatch]]:
+    """Advantages with mean 0 and variance 1 over all tokens of all mini-batches and ranks."""
+    counted = [one for batch in batches for one in batch if one.weight]
+    all_N = [one.advantages_N.double() for one in counted if one.advantages_N is not None]
+    zero = torch.zeros((), dtype=torch.float64, device=learner.trainer.device)
+    local_count = torch.full_like(zero, sum(len(advantages_N) for advantages_N in all_N))
+    local_sum = sum((advantages_N.sum() for advantages_N in all_N), zero)
+    total, count = learner.trainer.summed(torch.stack([local_sum, local_count]))
+    mean = total / count
+    local_squares = sum((((advantages_N - mean) ** 2).sum() for advantages_N in all_N), zero)
+    variance = learner.trainer.summed(local_squares[None])[0] / count
+    scale = 1 / (variance + WHITENING_EPSILON).sqrt()
+
+    def whitened(micro_batch: RolloutMicroBatch) -> RolloutMicroBatch:
+        assert micro_batch.advantages_N is not None
+        return replace(micro_batch, advantages_N=(micro_batch.advantages_N - mean) * scale)
+
+    return [[whitened(one) for one in batch] for batch in batches]
+
+
+def run_updates(
+    learner: Learner, batches: list[list[RolloutMicroBatch]], step: int, policy_frozen: bool, coefficient: float | None
+) -> tuple[dict[str, float], list[MiniBatchSums]]:
+    """All optimizer updates of one batch of rollouts.
+
+    Returns:
+        (metrics of the updates, for each mini-batch the sums of the first epoch, in which the old policy is still measured).
+    """
+    metrics: dict[str, float] = {}
+    first_epoch: list[MiniBatchSums] = []
+    every_epoch: list[MiniBatchSums] = []
+    applied: list[tuple[Trainer, MiniBatchSums, str, Tensor | float]] = []
+    models = [(trainer, prefix) for trainer, prefix in ((None if policy_frozen else learner.trainer, ""), (learner.critic, "value_"))]
+    for epoch in range(learner.algorithm.updates // learner.algorithm.mini_batches):
+        order = list(range(len(batches)))
+        if epoch:
+            random.Random(f"{learner.seed}/{step}/{epoch}").shuffle(order)
+        for number in order:
+            sums = _sum_over_ranks(learner, accumulate_gradients(learner, batches[number], coefficient, policy_frozen, epoch == 0))
+            every_epoch.append(sums)
+            if epoch == 0:
+                first_epoch.append(sums)
+                check_logprob_gap(sums["gap"] / sums["tokens"], step, learner.max_gap)
+            for trainer, prefix in models:
+                if trainer is not None:
+                    trainer.refuse_not_finite(step + 1, sums[f"{prefix}loss"])
+                    stats = trainer.step()
+                    metrics[f"{prefix}learning_rate"] = stats.learning_rate
+                    applied.append((trainer, sums, prefix, stats.grad_norm))
+    norms = learner.trainer.totals({}, {str(number): norm for number, (*_, norm) in enumerate(applied)})
+    for (trainer, sums, prefix, _), norm in zip(applied, norms.values(), strict=True):
+        sums[f"{prefix}grad_norm"] = norm
+        trainer.refuse_not_finite(step + 1, sums[f"{prefix}loss"], norm)
+    return metrics | update_metrics(every_epoch, policy_frozen), first_epoch
+
+
+def accumulate_gradients(
+    learner: Learner, batch: list[RolloutMicroBatch], coefficient: float | None, policy_frozen: bool, first_epoch: bool
+) -> list[tuple[RolloutMicroBatch, TokenSums]]:
+    """Forward and backward over the micro-batches of a mini-batch; each with the sums of its metrics."""
+    done: list[tuple[RolloutMicroBatch, TokenSums]] = [(micro_batch, {}) for micro_batch in batch]
+    if not policy_frozen:
+        done = [accumulate_policy_gradient(learner, micro_batch, coefficient) for micro_batch, _ in done]
+    if learner.critic is not None:
+        critic = learner.critic
+        done = [(one, sums | accumulate_value_gradient(critic, learner.algorithm, one)) for one, sums in done]
+    if first_epoch:
+        done = [(one, sums | rollout_sums(learner, one)) for one, sums in done]
+    return done
+
+
+def accumulate_policy_gradient(
+    learner: Learner, micro_batch: RolloutMicroBatch, coefficient: float | None
+) -> tuple[RolloutMicroBatch, TokenSums]:
+    """Forward and backward of the policy: (the micro-batch with its old log-probs, sums over its tokens and the largest ratio)."""
+    algorithm, batch, kl = learner.algorithm, micro_batch.batch, learner.algorithm.kl
+    logps_N, entropy_N = learner.trainer.module(batch, temperature=learner.temperature, entropy=micro_batch.old_logps_N is None)
+    if micro_batch.old_logps_N is None:  # one update per batch of rollouts: the old policy is the one that is updated
+        micro_batch = replace(micro_batch, old_logps_N=logps_N.detach(), entropy_N=entropy_N)
+    old_logps_N, advantages_N = micro_batch.old_logps_N, micro_batch.advantages_N
+    assert old_logps_N is not None and advantages_N is not None
+    log_ratios_N = logps_N - old_logps_N
+    ratios_N = pg.ratios(log_ratios_N, batch.documents_N, batch.num_documents, algorithm.ratio)
+    objective = pg.objective(algorithm, ratios_N, logps_N, old_logps_N, advantages_N)
+    loss_N = objective.loss_N
+    if algorithm.correction is not None:
+        loss_N = loss_N * _correction_weights(algorithm.correction, micro_batch)[0]
+    if kl is not None and kl.where == "loss":
+        assert micro_batch.reference_logps_N is not None and coefficient is not None
+        loss_N = loss_N + coefficient * pg.kl_loss(kl, logps_N, micro_batch.reference_logps_N, log_ratios_N.exp())
+    loss = (micro_batch.token_weights_N * loss_N).sum()
+    learner.trainer.backward(loss * micro_batch.weight)
+    ratios_N = ratios_N.detach()
+    sums = {"clip_low": objective.low_N.sum(), "clip_high": objective.high_N.sum(), "ratio_mean": ratios_N.sum()}
+    return micro_batch, {"loss": loss.detach(), **sums, RATIO_MAX: ratios_N.max()}
+
+
+def accumulate_value_gradient(critic: Trainer, algorithm: Algorithm, micro_batch: RolloutMicroBatch) -> TokenSums:
+    """Forward and backward of the value model; its loss is the mean over all tokens of the mini-batch."""
+    assert isinstance(algorithm, Ppo) and micro_batch.values_N is not None and micro_batch.returns_N is not None
+    values_N = critic.module(micro_batch.batch)
+    loss_N, clipped_N = pg.value_loss(values_N, micro_batch.values_N, micro_batch.returns_N, algorithm.critic.clip)
+    loss = loss_N.sum() / micro_batch.mini_batch_tokens
+    critic.backward(loss * micro_batch.weight)
+    return {"value_loss": loss.detach(), "value_clip": clipped_N.sum()}
+
+
+def rollout_sums(learner: Learner, micro_batch: RolloutMicroBatch) -> TokenSums:
+    """Sums over the tokens of what is measured of the rollouts under the old policy, before any update."""
+    old_logps_N, returns_N = micro_batch.old_logps_N, micro_batch.returns_N
+    assert old_logps_N is not None and micro_batch.entropy_N is not None
+    sums = {"entropy": micro_batch.entropy_N.sum(), "gap": (old_logps_N - micro_batch.sampler_logps_N).abs().sum()}
+    if micro_batch.reference_logps_N is not None:
+        sums |= {name: pg.kl(name, old_logps_N, micro_batch.reference_logps_N).sum() for name in KL_ESTIMATORS}
+    if micro_batch.advantages_N is not None:
+        sums["advantage"] = micro_batch.advantages_N.abs().sum()
+        if learner.algorithm.correction is not None:
+            weights_N, bounded_N = _correction_weights(learner.algorithm.correction, micro_batch)
+            sums |= {"correction": weights_N.sum(), "correction_cut": bounded_N.sum()}
+    if returns_N is not None and micro_batch.values_N is not None:
+        for name, values_N in (("return", returns_N.double()), ("error", returns_N.double() - micro_batch.values_N)):
+            sums |= {name: values_N.sum(), f"{name}_squares": (values_N**2).sum()}
+    return sums
+
+
+def _correction_weights(settings: Correction, micro_batch: RolloutMicroBatch) -> tuple[Tensor, Tensor]:
+    batch, old_logps_N = micro_batch.batch, micro_batch.old_logps_N
+    assert old_logps_N is not None
+    return pg.correction_weights(settings, old_logps_N, micro_batch.sampler_logps_N, batch.documents_N, batch.num_documents)
+
+
+def _sum_over_ranks(learner: Learner, done: list[tuple[RolloutMicroBatch, TokenSums]]) -> MiniBatchSums:
+    """Sums over the micro-batches of all ranks, and the number of their tokens; one exchange, one wait for the device."""
+    metric_sums, largest = MetricSums(), []
+    for micro_batch, sums in done:
+        if RATIO_MAX in sums:
+            largest.append(sums[RATIO_MAX] * micro_batch.weight)
+        metric_sums.add({name: value for name, value in sums.items() if name != RATIO_MAX}, micro_batch.weight)
+    tokens = sum(len(micro_batch.sampler_logps_N) * micro_batch.weight for micro_batch, _ in done)
+    maxima = {RATIO_MAX: torch.stack(largest).amax()} if largest else {}
+    return learner.trainer.totals({**metric_sums.sums(), "tokens": tokens}, maxima)
+
+
+def rollout_metrics(mini_batch_sums: list[MiniBatchSums]) -> dict[str, float]:
+    """Means per token of what `rollout_sums` measures, over all mini-batches."""
+    total = {name: sum(sums[name] for sums in mini_batch_sums) for name in mini_batch_sums[0]}
+    tokens = total["tokens"]
+    metric_names = {"entropy": "entropy", "gap": "logprob_gap", "advantage": "advantage_size"}
+    metric_names |= {"correction": "correction_mean", "correction_cut": "correction_cut"}
+    metric_names |= {name: f"kl_{name}" for name in KL_ESTIMATORS}
+    metrics = {metric: total[name] / tokens for name, metric in metric_names.items() if name in total}
+    if "return" in total:
+        return_variance, error_variance = (total[f"{name}_squares"] / tokens - (total[name] / tokens) ** 2 for name in ("return", "error"))
+        metrics["explained_variance"] = 1 - error_variance / return_variance if return_variance > 0 else 0.0
+    return metrics
+
+
+def update_metrics(updates: list[MiniBatchSums], policy_frozen: bool) -> dict[str, float]:
+    """Means over all updates of one batch of rollouts."""
+    tokens = sum(sums["tokens"] for sums in updates)
+    per_token = [name for name in ("clip_low", "clip_high", "ratio_mean", "value_clip") if name in updates[0]]
+    per_update = [name for name in ("loss", "grad_norm", "value_loss", "value_grad_norm") if name in updates[0]]
+    metrics = {name: sum(sums[name] for sums in updates) / tokens for name in per_token}
+    metrics |= {name: sum(sums[name] for sums in updates) / len(updates) for name in per_update}
+    return metrics if policy_frozen else metrics | {RATIO_MAX: max(sums[RATIO_MAX] for sums in updates)}
+
+
+def check_logprob_gap(gap: float, step: int, bound: float) -> None:
+    """Proves that the sampler used the trainer's weights.
+
+    Raises:
+        StageError: it did not.
+    """
+    if not gap <= bound:
+        raise StageError(
+            f"in step {step + 1} sampler and trainer differ by {gap:.4g} in the log-prob of a token, on average (bound "
+            f"max_logprob_gap {bound}): the sampler has the wrong weights, or the dtype needs a higher bound"
+        )

@@ -1,0 +1,64 @@
+"""The reference of preference training: a frozen policy in memory, or log-probabilities computed by an earlier stage."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs.base.frozen import digest
+from data.artifacts.artifacts import Artifact
+from data.records import records
+from stages.core.batches import Document, MicroBatch, Unit
+from stages.job.job import StageError
+from stages.training.feed import PreparedMicroBatch
+from stages.training.logprobs import PolicyModule
+
+Reference = Callable[[PreparedMicroBatch], Tensor]
+"""A micro-batch → Σ_t log π₀(y_t) of each document, shape (D,), without gradient."""
+
+
+def content_key(doc: Document) -> str:
+    """The key of a cached log-probability: a hash of the ids of prompt and answer, and of where the answer begins."""
+    return digest([doc.ids.tolist(), doc.prompt_length])
+
+
+def online(module: PolicyModule) -> Reference:
+    """A frozen policy, run on the very micro-batches of training: rounding cancels in the first step."""
+
+    return lambda micro_batch: document_logps(module, micro_batch.batch)
+
+
+@torch.no_grad()
+def document_logps(module: PolicyModule, batch: MicroBatch) -> Tensor:
+    """Σ_t log π of each document's trained tokens, shape (D,)."""
+    logps_N, _ = module(batch)
+    return batch.sum_by_document(logps_N)
+
+
+class Cached:
+    """Log-probabilities from a `reference_logprobs` artifact: no second model in memory."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.logps: dict[str, float] = {row["id"]: row["logp"] for row in records.load(artifact)}
+
+    def refuse_missing(self, rows: Sequence[dict[str, Any]], units: Sequence[Unit], max_length: int) -> None:
+        """Checks before any model is loaded.
+
+        Raises:
+            StageError: a document of these rows has no log-probability here.
+        """
+        missing = [row["id"] for row, unit in zip(rows, units, strict=True) if any(content_key(doc) not in self.logps for doc in unit)]
+        if missing:
+            raise StageError(
+                f"{len(missing)} of {len(rows)} rows have no log-probability in `reference`, the first of them {missing[0]}: its stage saw "
+                f"other rows, another tokenizer or chat template, or a max_length below {max_length}; give it the same preferences and "
+                "max_length, and a policy with the tokenizer of this one"
+            )
+
+    def tensors(self, documents: Sequence[Document]) -> dict[str, Tensor]:
+        """What a micro-batch of these documents needs (`GlobalBatch.extras`)."""
+        return {"reference": torch.tensor([self.logps[content_key(doc)] for doc in documents])}
+
+    def __call__(self, micro_batch: PreparedMicroBatch) -> Tensor:
+        return micro_batch.extras["reference"]

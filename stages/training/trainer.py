@@ -1,0 +1,461 @@
+"""The door to DeepSpeed: gradients over ranks and micro-batches, optimizer steps, exact state, export.
+
+The contract that every loss relies on: `backward(loss)` with loss = (sum over this rank's micro-batch) / (count of the GLOBAL
+batch) makes the step's gradient the SUM over micro-batches and ranks. DeepSpeed averages over ranks, so the loss is multiplied
+by their number; accumulation is ours (`managed_gradient_accumulation: false`), in fp32.
+"""
+
+import argparse
+import atexit
+import fcntl
+import importlib.util
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+os.environ.setdefault("DS_SKIP_CUDA_CHECK", "1")
+
+import torch
+from torch import Tensor, nn
+
+from configs.base.frozen import Dtype
+from configs.language.execution import Numerics
+from configs.methods.training import Lora, Optimizer
+from data.artifacts.assets import extensions_folder
+from data.chat.chat import Chat
+from stages.job.job import NotFinite, StageError
+from stages.training.adapters import adapter_weights, plain_weights, write_adapters
+from stages.training.feed import Feed, GlobalBatch, feed
+from stages.training.kernels import settle
+from stages.training.logprobs import PolicyModule, RewardModule
+from stages.training.recomputation import recompute_layers
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class StepStats:
+    learning_rate: float
+    grad_norm: Tensor | float
+    """Global L2 norm before clipping, on the device; `Trainer.totals` reads it together with the other metrics."""
+
+
+class MetricSums:
+    """Metrics summed over micro-batches. The sums stay on the device: reading one would wait for all queued work."""
+
+    def __init__(self) -> None:
+        self._names: tuple[str, ...] = ()
+        self._sums_K: Tensor | None = None
+
+    def add(self, values: Mapping[str, Tensor], weight: float = 1.0) -> None:
+        """Adds scalars, in fp64; every micro-batch has the same names."""
+        if not values:
+            return
+        row_K = torch.stack(list(values.values())).detach().double() * weight
+        assert self._names in ((), tuple(values)), f"{list(values)} after {list(self._names)}"
+        self._names, self._sums_K = tuple(values), row_K if self._sums_K is None else self._sums_K + row_K
+
+    def sums(self) -> dict[str, Tensor]:
+        return {} if self._sums_K is None else dict(zip(self._names, self._sums_K, strict=True))
+
+
+def learning_rate(step: int, total_steps: int, optimizer: Optimizer) -> float:
+    """Of a 0-based step: linear warm-up over `warmup_steps` or ⌈ratio · total⌉ steps, then the schedule, which would reach 0 after the
+    last step."""
+    given = optimizer.warmup_steps
+    warmup = math.ceil(optimizer.warmup_ratio * total_steps) if given is None else given
+    if step < warmup:
+        return optimizer.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    shape = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
+    return optimizer.learning_rate * shape[optimizer.schedule]
+
+
+class Trainer:
+    """One model under DeepSpeed on this rank."""
+
+    def __init__(
+        self,
+        module: PolicyModule | RewardModule,
+        *,
+        optimizer: Optimizer,
+        total_steps: int,
+        dtype: Dtype,
+        numerics: Numerics,
+        seed: int,
+        name: str = "engine",
+    ) -> None:
+        """Takes over `module` (whose `.model` is a transformers model): dtype, device, optimizer state.
+
+        `name` is the folder of its state in a checkpoint: several models of one job have several.
+
+        Raises:
+            StageError: the numerics are not available: no GPU, or bf16 with ZeRO 0 (DeepSpeed has no fp32 accumulation there).
+        """
+        if numerics.device == "cuda" and not torch.cuda.is_available():
+            raise StageError("numerics ask for device cuda, and torch sees none: use another execution profile")
+        if dtype == "bf16" and numerics.zero_stage == 0:
+            raise StageError("bf16 with zero_stage 0 has no fp32 gradient accumulation: set zero_stage to 1, 2 or 3")
+        backend = "nccl" if numerics.device == "cuda" else "gloo"
+        os.environ["DS_ACCELERATOR"] = numerics.device
+        alone = "RANK" not in os.environ
+        with _distributed_environment():
+            deepspeed = _deepspeed()
+            if numerics.device == "cpu":
+                load_comm_op()
+            if not torch.distributed.is_initialized():
+                atexit.register(_leave)
+                if alone:
+                    _meet_nobody(backend)
+            deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if self.world_size != numerics.world_size:
+            raise StageError(f"{self.world_size} ranks run, the execution profile asks for {numerics.world_size}")
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = torch.device("cuda", local_rank) if numerics.device == "cuda" else torch.device("cpu")
+        if numerics.device == "cpu":
+            torch.set_num_threads(numerics.threads)
+        torch.manual_seed(seed * 1000003 + self.rank)
+        torch.use_deterministic_algorithms(numerics.deterministic)  # an operation without a deterministic form raises
+        self.optimizer_config, self.total_steps, self.dtype = optimizer, total_steps, TORCH_DTYPES[dtype]
+        self.numerics, self.name = numerics, name
+        self.steps = 0
+        """Planned updates that are over, made or not: the place in the learning-rate schedule."""
+        self._grad_norm: Tensor | float = 0.0
+        module.eval()  # no dropout or router noise: policy and reference must be the same function of their weights
+        if numerics.gradient_checkpointing:
+            recompute_layers(module.model)
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.has_frozen = len(trained) < len(list(module.parameters()))
+        adamw = torch.optim.AdamW(
+            parameter_groups(trained, optimizer),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.epsilon,
+            fused=True,
+        )
+        plain = numerics.zero_stage == 0
+        if plain:  # DeepSpeed reports no norm there
+            adamw.register_step_pre_hook(self._clip)
+        finer = finer_than_bf16(module) if self.dtype == torch.bfloat16 else {}
+        with _distributed_environment(), _uncompiled():
+            self.engine, *_ = deepspeed.initialize(model=module, optimizer=adamw, config=self._config(numerics, plain))
+        for parameter in module.parameters():  # DeepSpeed makes its fp32 master weights from the bf16 ones: restore what rounding lost
+            if id(parameter) in finer:
+                deepspeed.utils.safe_set_full_fp32_param(parameter, finer[id(parameter)])
+        self.module = self.engine
+        settle(self.engine.module, trained, numerics, self.device)
+
+    def _config(self, numerics: Numerics, plain: bool) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": 0.0 if plain else self.optimizer_config.max_grad_norm or 0.0,  # 0 is DeepSpeed's word for none
+            # each bf16 gradient is added to the fp32 one and freed as soon as it is computed
+            "bf16": {"enabled": self.dtype == torch.bfloat16, "immediate_grad_update": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",  # the default, bf16, would round the sum
+            "zero_optimization": {
+                "stage": numerics.zero_stage,
+                "overlap_comm": False,
+                "contiguous_gradients": True,
+                "reduce_scatter": True,
+                **({"offload_optimizer": {"device": "cpu", "pin_memory": numerics.device == "cuda"}} if numerics.offload_optimizer else {}),
+            },
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW computes on CPUs too, and needs no compiler
+            "steps_per_print": 10**9,
+        }
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds this micro-batch's part of the global loss; see the module's contract."""
+        self.engine.backward(loss * self.world_size, scale_wrt_gas=False)
+
+    def go_to(self, step: int) -> None:
+        """Sets which of the planned updates is the next, where some are left out: the learning rate follows the plan."""
+        self.steps = step
+
+    def step(self) -> StepStats:
+        """Reduces, clips and applies the gradient accumulated since the last step."""
+        rate = learning_rate(self.steps, self.total_steps, self.optimizer_config)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = rate
+        self.engine.step()
+        self.steps += 1
+        norm = self.engine.get_global_grad_norm()
+        return StepStats(rate, norm if norm is not None else self._grad_norm)
+
+    def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._grad_norm = nn.utils.clip_grad_norm_(parameters, self.optimizer_config.max_grad_norm or math.inf)
+
+    def refuse_not_finite(self, step: int, loss: float, grad_norm: float = 0.0) -> None:
+        """Ends the job before NaN or infinite weights reach a checkpoint.
+
+        Raises:
+            NotFinite: the loss of the step, or its gradient's norm, is NaN or infinite.
+        """
+        for name, value in (("loss", loss), ("norm of the gradient", grad_norm)):
+            if not math.isfinite(value):
+                rate = self.optimizer_config.learning_rate
+                raise NotFinite(f"the {name} of step {step} is {value}: lower optimizer.learning_rate ({rate})")
+
+    def feed(self, batches: Iterable[GlobalBatch], pad_id: int) -> AbstractContextManager[Feed]:
+        """This rank's micro-batches of global batches that all ranks are given, prefetched."""
+        return feed(batches, self.rank, self.world_size, self.numerics, pad_id, self.device)
+
+    def totals(self, sums: Mapping[str, Tensor | float], largest: Mapping[str, Tensor | float] | None = None) -> dict[str, float]:
+        """All-reduces metrics: sums, and maxima of others, in one exchange and one wait for the device. Pass what is equal on all ranks
+        as a maximum."""
+        largest = largest or {}
+        local_K = torch.stack([self._scalar(value) for value in (*sums.values(), *largest.values())])
+        every_RK = self._every(local_K)
+        found_K = torch.cat([every_RK[:, : len(sums)].sum(0), every_RK[:, len(sums) :].amax(0)])
+        return dict(zip([*sums, *largest], found_K.tolist(), strict=True))
+
+    def summed(self, values_K: Tensor) -> Tensor:
+        """Values summed over ranks, left on the device."""
+        return self._every(values_K).sum(0)
+
+    def sum(self, *values: float) -> list[float]:
+        """Each host value summed over ranks."""
+        return list(self.totals({str(place): value for place, value in enumerate(values)}).values()) if self.world_size > 1 else [*values]
+
+    def _scalar(self, value: Tensor | float) -> Tensor:
+        if isinstance(value, Tensor):
+            return value.detach().double()
+        return torch.full((), value, dtype=torch.float64, device=self.device)
+
+    def _every(self, values_K: Tensor) -> Tensor:
+        """The values of all ranks, one row each."""
+        if self.world_size == 1:
+            return values_K[None]
+        every = values_K.new_empty(self.world_size * len(values_K))
+        torch.distributed.all_gather_into_tensor(every, values_K.contiguous())
+        return every.view(self.world_size, -1)
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        box = [value]
+        torch.distributed.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def barrier(self) -> None:
+        torch.distributed.barrier()
+
+    def save_state(self, folder: Path) -> None:
+        """Writes trained weights, optimizer and this rank's random state into `folder`; called on all ranks.
+
+        Frozen weights are left out: a resumed job reads them from its inputs again.
+        """
+        self.engine.save_checkpoint(
+            str(folder), tag=self.name, client_state={"steps": self.steps}, save_latest=False, exclude_frozen_parameters=self.has_frozen
+        )
+        torch.save(_random_state(), folder / f"random_{self.rank}.pt")
+
+    def load_state(self, folder: Path, resharded: bool = False) -> None:
+        """Restores what `save_state` wrote. The caller has verified the files: they are pickles.
+
+        Args:
+            folder: of the checkpoint.
+            resharded: whether it was written by another number of ranks or another ZeRO stage.
+        """
+        if resharded:
+            folder = self._universal(folder)
+        _, client = self.engine.load_checkpoint(str(folder), tag=self.name, load_module_strict=not self.has_frozen)
+        if client is None:
+            raise StageError(f"the checkpoint {folder.name} cannot be loaded by DeepSpeed: delete it to resume from the one before")
+        self.steps = client["steps"]
+        if resharded:
+            self.barrier()
+            if self.rank == 0:
+                shutil.rmtree(folder)
+        else:
+            _restore_random_state(torch.load(folder / f"random_{self.rank}.pt", weights_only=False))
+
+    def _universal(self, folder: Path) -> Path:
+        """A copy of the checkpoint in DeepSpeed's universal form, one file per parameter, which any number of ranks can load."""
+        universal = folder.parent / f".universal-{folder.name}-{self.name}"
+        if self.rank == 0:
+            shutil.rmtree(universal, ignore_errors=True)
+            convert_to_universal(folder / self.name, universal / self.name)
+        self.barrier()
+        self.engine._config.load_universal_checkpoint = True
+        return universal
+
+    def export(self, folder: Path, chat: Chat) -> None:
+        """Writes a folder that transformers and vLLM load, in the compute dtype; called on all ranks, written by rank 0."""
+        model = self.engine.module.model
+        state: dict[str, Tensor] = {}
+        for name, parts, whole in plain_weights(model):
+            with _gathered(parts):
+                if self.rank == 0:
+                    state[name] = whole().to("cpu", self.dtype).clone().contiguous()
+        if self.rank == 0:
+            folder.mkdir(parents=True, exist_ok=True)
+            model.config.dtype = self.dtype
+            model.save_pretrained(folder, state_dict=state)
+            chat.tokenizer.save_pretrained(folder)
+        self.barrier()
+
+    def export_adapters(self, folder: Path, lora: Lora) -> None:
+        """Writes the adapters alone, bit by bit those that this trainer computes with; called on all ranks, written by rank 0."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in adapter_weights(self.engine.module.model):
+            with _gathered([parameter]):
+                if self.rank == 0:
+                    state[name] = parameter.detach().to("cpu", self.dtype).clone().contiguous()
+        if self.rank == 0:
+            write_adapters(folder, lora, state)
+        self.barrier()
+
+    def close(self) -> None:
+        """Frees the engine. The process group lives as long as the process: DeepSpeed cannot enter a second one."""
+        self.engine.destroy()
+
+
+def parameter_groups(trained: Iterable[nn.Parameter], optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Parameters by their weight decay; a single group where nothing decays."""
+    by_decay: dict[float, list[nn.Parameter]] = {}
+    for parameter in trained:
+        decays = optimizer.decayed == "all" or parameter.ndim >= 2
+        by_decay.setdefault(optimizer.weight_decay if decays else 0.0, []).append(parameter)
+    return [{"params": parameters, "weight_decay": decay} for decay, parameters in by_decay.items()]
+
+
+@torch.no_grad()
+def finer_than_bf16(module: nn.Module) -> dict[int, Tensor]:
+    """id of each trained parameter that bf16 would round → its fp32 values."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return {id(parameter): parameter.detach() for parameter in trained if not torch.equal(parameter, parameter.bfloat16().float())}
+
+
+def convert_to_universal(source: Path, target: Path) -> None:
+    """DeepSpeed's own converter, in this process."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    asked = {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "strict": True, "inject_missing_state": True}
+    ds_to_universal.main(argparse.Namespace(input_folder=str(source), output_folder=str(target), **asked))
+
+
+def _meet_nobody(backend: str) -> None:
+    """A process group of this process alone, which needs no port: one that was found free may be taken a moment later, by another job
+    that starts."""
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _leave() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _deepspeed() -> Any:
+    import logging
+
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    return deepspeed
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Makes `torch.compile` do nothing while DeepSpeed is set up. DeepSpeed decorates the steps of optimizers that are not used here
+    with it, and loading the compiler takes a quarter of a job's start-up time."""
+    compiling = torch.compile
+    setattr(torch, "compile", lambda model=None, **_: model if model is not None else lambda function: function)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch, "compile", compiling)  # noqa: B010
+
+
+@contextmanager
+def _gathered(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Makes parameters whole where ZeRO-3 partitions them over ranks."""
+    if hasattr(parameters[0], "ds_id"):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(parameters):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _distributed_environment() -> Iterator[None]:
+    """The variables that torchrun would set, for a single process without it; removed afterwards, so that no child inherits them."""
+    if "RANK" in os.environ:
+        yield
+        return
+    added = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    os.environ |= added
+    try:
+        yield
+    finally:
+        for name in added.keys() - {"LOCAL_RANK"}:  # which ZeRO-3 reads at every step
+            os.environ.pop(name, None)
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def load_comm_op() -> None:
+    """Loads DeepSpeed's CPU communication op, and compiles it where it is missing (minutes, once per machine).
+
+    A complete build is loaded as it is: `ninja` would compile it again for every clone, because its command line contains paths.
+    torch guards the build by a lock file that a killed process leaves behind, and every later process would wait for it for ever. Our
+    `flock` is released by the kernel when its holder dies, and nothing else uses this folder: its holder may delete torch's lock file.
+    """
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    builder, folder = ShareMemCommBuilder(), extensions_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    ours = str(Path(sys.executable).parent)  # another version of ninja would consider everything out of date
+    if os.environ.get("PATH", "").split(os.pathsep)[0] != ours:
+        os.environ["PATH"] = os.pathsep.join([ours, os.environ.get("PATH", os.defpath)])
+    with (folder / ".lock").open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        built, whole = folder / builder.name / f"{builder.name}.so", folder / builder.name / "whole"
+        (folder / builder.name / "lock").unlink(missing_ok=True)
+        if whole.exists():
+            OpBuilder._loaded_ops[builder.name] = _extension(builder.name, built)
+        else:
+            builder.load(verbose=False)
+            whole.touch()
+
+
+def _extension(name: str, path: Path) -> ModuleType:
+    """A compiled module by its path."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    _deepspeed()
+    load_comm_op()
+    print(json.dumps({"built": "deepspeed_shm_comm"}))

@@ -1,0 +1,157 @@
+"""Rows for every stage that trains: what is taken from the data, and which of it fits; the rest is counted and listed in the evidence.
+
+All of it is taken by iteration and by index, and made anew when it is asked for: a stage keeps the few facts of a row that it needs
+besides its tokens.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+
+from configs.methods.training import Lists, TooLong
+from data.artifacts.artifacts import Artifact, write_json, write_rows
+from data.records import records
+from data.records.sequences import Chained, Mapped
+from stages.job.job import Job, StageError
+from stages.training.token_cache import Units
+
+Row = dict[str, Any]
+
+
+def gather(artifacts: Iterable[Artifact]) -> Sequence[Row]:
+    """All rows of several data sets, in the recipe's order; they stay on the disk until they are asked for."""
+    return Chained([records.opened(artifact) for artifact in artifacts])
+
+
+def pairs(rows: Sequence[Row], lists: Lists) -> Sequence[Row]:
+    """The pairs of preferences: {id, list, source, messages, chosen, rejected, ended, win_rates, strength, margin}, with
+    `template_arguments` where the preference has them.
+
+    A pair is taken as it is, whatever its scores; of a ranked list, the pairs that `lists` selects, if their scores differ or are
+    unknown. `list` is the id of the preference, which all its pairs share; `margin` the score gap where both have one; `ended` and
+    `win_rates` are of (chosen, rejected), the latter None where one of them is unknown.
+
+    Raises:
+        StageError: none is left.
+    """
+    places = []
+    for number, row in enumerate(rows):
+        answers = row["answers"]
+        for i, j in chosen_places(len(answers), lists):
+            if len(answers) == 2 or gap(answers[i]["score"], answers[j]["score"]) != 0:
+                places.append((number, i, j))
+    if not places:
+        raise StageError(f"none of {len(rows)} preferences gives a pair: they are single answers, or lists of equal scores")
+    return Mapped(places, lambda place: _pair(rows[place[0]], place[1], place[2]))
+
+
+def _pair(row: Row, i: int, j: int) -> Row:
+    answers = row["answers"]
+    better, worse = answers[i], answers[j]
+    name = row["id"] if len(answers) == 2 else f"{row['id']}/{i}-{j}"
+    common = {"id": name, "list": row["id"], "source": row["source"], **records.context_of(row)}
+    texts = {"chosen": better["text"], "rejected": worse["text"]}
+    wins = (better.get("win_rate"), worse.get("win_rate"))
+    facts = {"ended": (records.ended(better), records.ended(worse)), "win_rates": None if None in wins else wins}
+    margin = gap(better["score"], worse["score"])
+    return {**common, "messages": row["messages"], **texts, **facts, "strength": row["strength"], "margin": margin}
+
+
+def chosen_places(count: int, lists: Lists) -> list[tuple[int, int]]:
+    """Which places of a ranked list of `count` answers are compared, the better one first."""
+    if count < 2:
+        return []
+    match lists:
+        case "best_vs_worst":
+            return [(0, count - 1)]
+        case "adjacent":
+            return list(pairwise(range(count)))
+        case "all":
+            return list(combinations(range(count), 2))
+
+
+def gap(better: float | None, worse: float | None) -> float | None:
+    return None if better is None or worse is None else better - worse
+
+
+def single_answers(rows: Sequence[Row], threshold: float) -> Sequence[Row]:
+    """Answers that are good or bad, as {..., text, ended, label}: 1.0 or 0.0.
+
+    First the best answer of each preference, which is good, and its worst; then those given alone, good with a score above `threshold`.
+
+    Raises:
+        StageError: one given alone has no score, or no preference with several answers gives a pair.
+    """
+    several = [number for number, row in enumerate(rows) if len(row["answers"]) > 1]
+    alone = [number for number, row in enumerate(rows) if len(row["answers"]) == 1]
+    unscored = next((rows[number]["id"] for number in alone if rows[number]["answers"][0]["score"] is None), None)
+    if unscored is not None:
+        raise StageError(f"preference {unscored} is one answer without a score, which kto needs: score or drop it")
+    judged = pairs(Mapped(several, lambda number: rows[number]), "best_vs_worst") if several else []
+    sides = [(number, side) for number in range(len(judged)) for side in (0, 1)]
+    return Chained([
+        Mapped(sides, lambda place: _side(judged[place[0]], place[1])),
+        Mapped(alone, lambda number: _alone(rows[number], threshold)),
+    ])  # fmt: skip
+
+
+def _side(pair: Row, side: int) -> Row:
+    return {**pair, "text": pair[("chosen", "rejected")[side]], "ended": pair["ended"][side], "label": 1.0 - side}
+
+
+def _alone(row: Row, threshold: float) -> Row:
+    (answer,) = row["answers"]
+    return {**row, "text": answer["text"], "ended": records.ended(answer), "label": float(answer["score"] > threshold)}
+
+
+def every_answer(rows: Sequence[Row]) -> Sequence[Row]:
+    """All answers of preferences, one by one: {id, source, messages, text, ended}."""
+    places = [(number, place) for number, row in enumerate(rows) for place in range(len(row["answers"]))]
+    return Mapped(places, lambda place: _answer(rows[place[0]], place[1]))
+
+
+def _answer(row: Row, place: int) -> Row:
+    answer = row["answers"][place]
+    said = {"text": answer["text"], "ended": records.ended(answer)}
+    return {name: row[name] for name in ("id", "source", "messages")} | said | records.context_of(row)
+
+
+def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop") -> tuple[Sequence[Row], Units]:
+    """The rows whose documents fit, or are cut to fit, and these; what is dropped is counted and listed in the evidence.
+
+    Args:
+        rows: read only where something is to be said of one.
+        units: their documents.
+        max_length: tokens of a document.
+        job: rank 0 writes the evidence.
+        too_long: what becomes of longer ones.
+
+    Raises:
+        StageError: none is left.
+    """
+    longest_R = units.lengths_RD.max(axis=1, initial=0)
+    long_R = longest_R > max_length
+    untrained_R = (units.trained_RD == 0).any(axis=1)
+    if too_long == "truncate":
+        for row in np.flatnonzero(long_R & ~untrained_R):
+            untrained_R[row] = any(doc.cut(max_length).num_trained == 0 for doc in units[int(row)])
+    dropped_R = untrained_R if too_long == "truncate" else long_R | untrained_R
+    if job.rank == 0:
+        drops = []
+        for place in np.flatnonzero(dropped_R).tolist():
+            reason = "no trained token" if too_long == "truncate" or not long_R[place] else f"longer than max_length {max_length}"
+            row = rows[place]
+            drops.append({"id": row["id"], "source": row["source"], "reason": reason, "length": int(longest_R[place])})
+        write_rows(job.evidence / "drops.jsonl", drops)
+        counts = Counter((drop["source"], drop["reason"]) for drop in drops)
+        summary = [{"source": source, "reason": reason, "rows": count} for (source, reason), count in sorted(counts.items())]
+        cut = int(np.count_nonzero(long_R)) if too_long == "truncate" else 0
+        told = {"rows": len(rows), "kept": len(rows) - len(drops), "truncated": cut, "dropped": summary}
+        write_json(job.evidence / "counts.json", told)
+    kept = np.flatnonzero(~dropped_R)
+    if not len(kept):
+        raise StageError(f"none of {len(rows)} rows is left: all are longer than max_length {max_length} or train no token")
+    return Mapped(kept, lambda place: rows[int(place)]), units.taken(kept, max_length)

@@ -1,0 +1,165 @@
+"""The checks of RLVR-IFeval's rows, by the names of open-instruct's functions, which its `ground_truth` gives in `func_name`.
+
+They are named like those of IFEval and differ from them: a number of words or letters is met exactly, words are divided at white
+space, paragraphs by `* * *`. An answer counts without the white space around it. A row is scored by the rule that it was made for
+(`open_instruct/if_functions.py` and `ground_truth_utils.py` at e6c3044).
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from data.filters.languages import language
+from stages.verifiers.ifeval import ended_lines, placeholders
+from stages.verifiers.verdict import Verdict, VerifierError, exactly
+
+Arguments = Mapping[str, Any]
+
+
+class Function(NamedTuple):
+    """One check."""
+
+    arguments: Mapping[str, Callable[[Any], bool]]
+    """What each argument must be."""
+    holds: Callable[[Arguments, str], bool]
+
+
+def verify(verifier: Arguments, text: str) -> Verdict:
+    name = verifier["function"]
+    right = FUNCTIONS[name].holds(verifier["arguments"], text.strip())
+    return Verdict(float(right), None, "right" if right else f"not {name}")
+
+
+def check(verifier: Arguments) -> None:
+    """Raises VerifierError when the function is unknown, or an argument is missing, unknown or of another type."""
+    exactly(verifier, {"name", "function", "arguments"})
+    function, given = verifier["function"], verifier["arguments"]
+    if not isinstance(function, str) or function not in FUNCTIONS:
+        raise VerifierError(f"function {function!r} is none of {', '.join(sorted(FUNCTIONS))}")
+    wanted = FUNCTIONS[function].arguments
+    if not isinstance(given, Mapping):
+        raise VerifierError(f"arguments {given!r} of {function} are no object with named fields")
+    exactly(given, set(wanted))
+    wrong = [name for name, fits in wanted.items() if not fits(given[name])]
+    if wrong:
+        raise VerifierError(f"arguments {dict(given)!r}: {', '.join(wrong)} is not what {function} takes")
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _quantifier(value: Any) -> bool:
+    return value in ("at least", "around", "at most")
+
+
+def _compares(found: int, given: Arguments, tolerance: float) -> bool:
+    """`around` allows for the tolerance."""
+    match given["quantifier"]:
+        case "at least":
+            return found >= given["N"]
+        case "at most":
+            return found <= given["N"]
+        case _:
+            return abs(found - given["N"]) <= tolerance
+
+
+def _tenth(given: Arguments) -> int:
+    return max(round(given["N"] * 0.1), 1)
+
+
+def _word_frequency(given: Arguments, text: str) -> bool:
+    return re.findall(r"\b\w+\b", text.lower()).count(given["word"].lower()) == given["N"]
+
+
+def _language(given: Arguments, text: str) -> bool:
+    found = language(text)
+    if found is None:
+        raise VerifierError(f"the language of an answer of {len(text)} characters cannot be told")
+    return found == given["language"]
+
+
+def _paragraph_count(given: Arguments, text: str) -> bool:
+    parts = "\n".join(line.strip() for line in text.splitlines()).split("* * *")
+    return len(parts) == given["N"] and all(part.strip() for part in parts)
+
+
+def _first_word(given: Arguments, text: str) -> bool:
+    parts = text.split("\n\n")
+    return len(parts) == given["N"] and given["i"] <= len(parts) and parts[given["i"] - 1].strip().startswith(given["first_word"])
+
+
+def _postscript(given: Arguments, text: str) -> bool:
+    _, marker, after = text.partition(given["postscript_marker"])
+    return bool(marker and after.strip())
+
+
+def _sections(given: Arguments, text: str) -> bool:
+    parts = text.split(given["section_splitter"])
+    return len(parts[1:] if parts[0] == "" else parts) == given["N"]
+
+
+def _json(_: Arguments, text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _two_responses(_: Arguments, text: str) -> bool:
+    parts = [part.strip() for part in text.split("******")]
+    return len(parts) == 2 and parts[0] != parts[1]
+
+
+SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=\.|\?|!)\s")
+QUANTITY = {"N": _count, "quantifier": _quantifier}
+
+FUNCTIONS: dict[str, Function] = {
+    "validate_choice": Function({"options": _texts}, lambda given, text: any(option in text for option in given["options"])),
+    "validate_end": Function({"end_phrase": _text}, lambda given, text: text.endswith(given["end_phrase"])),
+    "validate_forbidden_words": Function(
+        {"forbidden_words": _texts}, lambda given, text: not any(word.lower() in text.lower() for word in given["forbidden_words"])
+    ),
+    "validate_frequency_capital_words": Function(
+        QUANTITY, lambda given, text: _compares(len(re.findall(r"\b[A-Z]+\b", text)), given, _tenth(given))
+    ),
+    "validate_highlighted_sections": Function({"N": _count}, lambda given, text: len(re.findall(r"\*.*?\*", text)) >= given["N"]),
+    "validate_json_format": Function({}, _json),
+    "validate_lowercase": Function({}, lambda given, text: text == text.lower()),
+    "validate_no_commas": Function({}, lambda given, text: "," not in text),
+    "validate_paragraphs": Function({"N": _count, "first_word": _text, "i": lambda value: type(value) is int and value >= 1}, _first_word),
+    "validate_placeholders": Function({"N": _count}, lambda given, text: placeholders(text) >= given["N"]),
+    "validate_quotation": Function({}, lambda given, text: text.startswith('"') and text.endswith('"')),
+    "validate_repeat_prompt": Function({"original_prompt": _text}, lambda given, text: text.startswith(given["original_prompt"])),
+    "validate_response_language": Function({"language": _text}, _language),
+    "validate_sections": Function({"N": _count, "section_splitter": _text}, _sections),
+    "validate_title": Function({}, lambda given, text: any("<<" in line for line in ended_lines(text, ">>"))),
+    "validate_two_responses": Function({}, _two_responses),
+    "validate_uppercase": Function({}, lambda given, text: text == text.upper()),
+    "validate_word_constraint": Function(QUANTITY, lambda given, text: _compares(len(text.split()), given, _tenth(given))),
+    "verify_bullet_points": Function(
+        {"N": _count}, lambda given, text: sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == given["N"]
+    ),
+    "verify_keyword_frequency": Function({"word": _text, "N": _count}, _word_frequency),
+    "verify_keywords": Function(
+        {"keyword_list": _texts}, lambda given, text: all(word.lower() in text.lower() for word in given["keyword_list"])
+    ),
+    "verify_letter_frequency": Function(
+        {"letter": lambda value: _text(value) and len(value) == 1, "N": _count},
+        lambda given, text: text.count(given["letter"]) == given["N"],
+    ),
+    "verify_paragraph_count": Function({"N": _count}, _paragraph_count),
+    "verify_postscript": Function({"postscript_marker": _text}, _postscript),
+    "verify_sentence_constraint": Function(QUANTITY, lambda given, text: _compares(len(SENTENCE_END.split(text)), given, 1)),
+}
+"""By open-instruct's names."""

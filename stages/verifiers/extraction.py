@@ -1,0 +1,93 @@
+"""Answers that stand at a place which the prompt asks for: "Therefore, the answer is (C)".
+
+`extracted` {answer, patterns [, compare]}   the first pattern that matches anywhere decides, by its last match: what its group holds is
+                                             compared with the answer. One pattern is the exact form; more are a cascade of looser ones.
+
+Compared as `text`: case, outer white space, brackets and quotes and a final full stop aside, so that `(A)` is `a`; as `expression`: a
+mathematical one with `**` for powers, see `maths`, or several with commas between them, in their order; as `number`: by its value.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import regex
+
+from stages.verifiers.apart import Unanswered
+from stages.verifiers.maths import equal
+from stages.verifiers.numbers import number
+from stages.verifiers.verdict import Verdict, VerifierError, exactly
+
+SEARCH_SECONDS = 2.0
+"""For one pattern, which may be one that takes for ever."""
+COMPARISONS = ("text", "expression", "number")
+WRAPPINGS = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"), ("*", "*"), ("$", "$"))
+
+
+def check(verifier: Mapping[str, Any]) -> None:
+    """Raises VerifierError when there is no answer, no pattern, a pattern without one group, or an unknown comparison."""
+    exactly(verifier, {"name", "answer", "patterns", *({"compare"} & set(verifier))})
+    if not isinstance(verifier["answer"], str) or not plain(verifier["answer"]):
+        raise VerifierError(f"verifier {dict(verifier)!r}: the answer must be a text, e.g. 'B'")
+    patterns = verifier["patterns"]
+    if not isinstance(patterns, (list, tuple)) or not patterns or not all(isinstance(one, str) for one in patterns):
+        raise VerifierError(f"verifier {dict(verifier)!r}: patterns must be a list of at least one regular expression")
+    for pattern in patterns:
+        try:
+            groups = regex.compile(pattern).groups
+        except regex.error as error:
+            raise VerifierError(f"pattern {pattern!r} is no regular expression: {error}") from error
+        if groups != 1:
+            raise VerifierError(f"pattern {pattern!r} has {groups} groups: one group must hold the answer")
+    if verifier.get("compare", "text") not in COMPARISONS:
+        raise VerifierError(f"compare {verifier['compare']!r} is none of {', '.join(COMPARISONS)}")
+
+
+def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
+    """Whether what stands in the answer's place is the answer.
+
+    Raises:
+        VerifierError: a pattern or a comparison took too long.
+    """
+    found = extract(verifier["patterns"], text)
+    if found is None:
+        return Verdict(0.0, None, "no answer in its place")
+    right = _same(found, verifier["answer"], verifier.get("compare", "text"))
+    return Verdict(float(right), found, "right" if right else f"{found[:80]} instead of {verifier['answer']}")
+
+
+def extract(patterns: list[str], text: str) -> str | None:
+    """What the group of the first matching pattern holds at its last match."""
+    for pattern in patterns:
+        try:
+            found = [match.group(1) for match in regex.finditer(pattern, text, timeout=SEARCH_SECONDS)]
+        except TimeoutError as error:
+            problem = f"the pattern {pattern!r} took more than {SEARCH_SECONDS:g} s on an answer of {len(text)} characters"
+            raise VerifierError(problem) from error
+        found = [one for one in found if one is not None]
+        if found:
+            return found[-1].strip()
+    return None
+
+
+def plain(text: str) -> str:
+    """A text without case, outer white space, brackets, quotes and final full stop."""
+    text = text.strip().rstrip(".").strip()
+    for opening, closing in WRAPPINGS:
+        if text[0:1] == opening and text[-1:] == closing and text[1:-1].strip():
+            return plain(text[1:-1])
+    return text.casefold()
+
+
+def _same(found: str, answer: str, compare: str) -> bool:
+    if plain(found) == plain(answer):
+        return True
+    if compare == "text":
+        return False
+    if compare == "number":
+        value = number(found)
+        return value is not None and value == number(answer)
+    ours, theirs = found.replace("**", "^").split(","), answer.replace("**", "^").split(",")
+    try:
+        return len(ours) == len(theirs) and all(equal(one.strip(), other.strip()) for one, other in zip(ours, theirs, strict=True))
+    except Unanswered as error:
+        raise VerifierError(f"{found[:80]!r} could not be compared with {answer!r}: {error}") from error

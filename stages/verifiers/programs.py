@@ -1,0 +1,70 @@
+"""Answers that are programs.
+
+`python` {before, tests, entry [, seconds, opened]}   the code of the answer, after `before`, passes the tests of the function `entry`,
+                                                      in a sandbox (`sandbox`): HumanEval's rule (Chen et al. 2021, arXiv 2107.03374)
+
+The code is the first fenced block that names Python or no language, or the whole answer where there is none. With `opened` the prompt has
+opened the block, and the code is all up to the first fence.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stages.verifiers.sandbox import SandboxFailed, require, run
+from stages.verifiers.verdict import Verdict, VerifierError, exactly
+
+SECONDS = 3
+"""CPU time, as in the authors' program."""
+LONGEST = 100_000
+"""Characters of a program."""
+BLOCK = re.compile(r"(?<![\w`])```([^\n`]*)\n(.*?)(?:^```|\Z)", re.DOTALL | re.MULTILINE)
+"""With its two fences, so that none is taken for the other kind: what follows the first (mostly a language), and what is inside."""
+
+
+def check(verifier: Mapping[str, Any]) -> None:
+    """Raises VerifierError when a text is missing, the function has no name, or the seconds are no whole number from 1 to 60."""
+    exactly(verifier, {"name", "before", "tests", "entry", *({"seconds", "opened"} & set(verifier))})
+    for field in ("before", "tests", "entry"):
+        if not isinstance(verifier[field], str):
+            raise VerifierError(f"verifier {verifier['name']}: {field} must be a text, not {verifier[field]!r:.80}")
+    if not verifier["entry"].isidentifier():
+        raise VerifierError(f"verifier {verifier['name']}: entry {verifier['entry']!r} must be the name of a function")
+    if not verifier["tests"].strip():
+        raise VerifierError(f"verifier {verifier['name']}: there are no tests, and every program would pass")
+    if not isinstance(verifier.get("opened", False), bool):
+        raise VerifierError(f"verifier {verifier['name']}: opened is {verifier['opened']!r}; it must be true or false")
+    seconds = verifier.get("seconds", SECONDS)
+    if type(seconds) is not int or not 1 <= seconds <= 60:
+        raise VerifierError(f"verifier {verifier['name']}: seconds is {seconds!r}; it must be a whole number from 1 to 60")
+
+
+def verify(verifier: Mapping[str, Any], text: str) -> Verdict:
+    """1.0 when all tests pass.
+
+    Raises:
+        NoSandbox: programs cannot be run on this machine.
+        VerifierError: the sandbox did not come up.
+    """
+    code = code_of(text, opened=verifier.get("opened", False))
+    if not code.strip():
+        return Verdict(0.0, None, "no code")
+    if len(code) > LONGEST:
+        return Verdict(0.0, None, f"a program of {len(code)} characters, {LONGEST} at most")
+    require()
+    try:
+        outcome = run(verifier["before"], code, verifier["tests"], verifier["entry"], verifier.get("seconds", SECONDS))
+    except SandboxFailed as error:
+        raise VerifierError(str(error)) from error
+    return Verdict(float(outcome.right), None, outcome.reason)
+
+
+def code_of(text: str, *, opened: bool) -> str:
+    """The code of an answer; `opened`: it begins inside a block."""
+    if opened:
+        return text.partition("```")[0]
+    for block in BLOCK.finditer(text):
+        language, code = block.groups()
+        if not language.strip() or language.strip().lower().startswith("py"):
+            return code.removesuffix("\n") + "\n" if code else ""
+    return text

@@ -1,0 +1,98 @@
+"""Short answers that are compared word by word.
+
+`mentions` {answers}         one of the answers stands in the reply, as it is written, in small letters or with a capital: PopQA's rule
+                             (Mallen et al. 2023, arXiv 2212.10511).
+`drop` {answers [, score]}   DROP's F1 between the words of the reply and of the best of several answers (Dua et al. 2019, arXiv
+                             1903.00161, §5), each a list of spans; `score: exact_match` asks for all of them and no others.
+"""
+
+import re
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from stages.verifiers.verdict import Verdict, VerifierError, exactly
+
+SCORES = ("f1", "exact_match")
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def check_mentions(verifier: Mapping[str, Any]) -> None:
+    """Raises VerifierError when the answers are no texts."""
+    exactly(verifier, {"name", "answers"})
+    if not _texts(verifier["answers"]):
+        raise VerifierError(f"verifier {dict(verifier)!r}: answers must be a list of at least one text")
+
+
+def mentions(verifier: Mapping[str, Any], text: str) -> Verdict:
+    for answer in verifier["answers"]:
+        if any(form in text for form in (answer, answer.lower(), answer.capitalize())):
+            return Verdict(1.0, answer, "right")
+    return Verdict(0.0, None, f"none of {', '.join(verifier['answers'])[:80]}")
+
+
+def check_drop(verifier: Mapping[str, Any]) -> None:
+    """Raises VerifierError when the answers are no lists of spans, or the score is unknown."""
+    exactly(verifier, {"name", "answers", *({"score"} & set(verifier))})
+    answers = verifier["answers"]
+    if not isinstance(answers, (list, tuple)) or not answers or not all(_texts(spans) for spans in answers):
+        raise VerifierError(f"verifier {dict(verifier)!r}: answers must be a list of lists of spans, e.g. [['3'], ['three']]")
+    if verifier.get("score", "f1") not in SCORES:
+        raise VerifierError(f"score {verifier['score']!r} is none of {', '.join(SCORES)}")
+
+
+def drop(verifier: Mapping[str, Any], text: str) -> Verdict:
+    found = normalised(text)
+    compare = span_f1 if verifier.get("score", "f1") == "f1" else _exact
+    score, best = max(((compare(found, spans), spans) for spans in verifier["answers"]), key=lambda one: one[0])
+    return Verdict(score, text.strip()[:80] or None, "right" if score == 1 else f"{found[:80]} instead of {', '.join(best)[:80]}")
+
+
+def span_f1(found: str, spans: list[str]) -> float:
+    """F1 of the bags of words, of the reply and the span that fits best, divided by the number of spans, to two digits.
+
+    2PR / (P + R) with P = |r ∩ s| / |r| and R = |r ∩ s| / |s|; 0 where the span has numbers and the reply none of them. A reply is one
+    span, so that of several only one can be met. The rounding is that of the authors' program.
+
+    Args:
+        found: a reply, normalised.
+        spans: an answer.
+    """
+    reply = set(found.split())
+    best = 0.0
+    for span in spans:
+        wanted = set(normalised(span).split())
+        numbers = {word for word in wanted if _is_number(word)}
+        if numbers and not numbers & reply:
+            continue
+        shared = len(reply & wanted)
+        precision = shared / len(reply) if reply else 1.0
+        recall = shared / len(wanted) if wanted else 1.0
+        best = max(best, 2 * precision * recall / (precision + recall) if precision + recall else 0.0)
+    return round(best / len(spans), 2)
+
+
+def _exact(found: str, spans: list[str]) -> float:
+    return float([found] == [normalised(span) for span in spans])
+
+
+def normalised(text: str) -> str:
+    """Words in small letters without punctuation and articles, numbers as Python writes floats."""
+    words = []
+    for word in re.split(r" |-", text.lower()):
+        bare = word if _is_number(word) else "".join(letter for letter in word if letter not in string.punctuation)
+        bare = str(float(bare)) if _is_number(bare) else bare
+        words += ARTICLES.sub(" ", bare).split()
+    return " ".join(words)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) and one.strip() for one in value)
