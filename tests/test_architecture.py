@@ -8,7 +8,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import tomllib
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -182,7 +181,7 @@ def test_rooms_import_one_way():
         for name in below(f"{package}/"):
             room = name.removesuffix(".py").split("/")[1]
             if room not in rooms:
-                assert room == "__init__" or package == "stages" and name.count("/") == 1, f"{name} is in no room"
+                assert room == "__init__" or (package == "stages" and name.count("/") == 1), f"{name} is in no room"
                 continue
             allowed = rooms[: rooms.index(room) + 1]
             others = [(imported, line) for imported, line in module(name).imports if imported.startswith(f"{package}.")]

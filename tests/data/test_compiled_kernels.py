@@ -109,7 +109,7 @@ def foreign_names(tree: ast.Module) -> set[str]:
     return seen & ours
 
 
-KERNELS = [path for path in sorted((ROOT / "data").glob("*.py")) if any(map(is_compiled, ast.parse(path.read_text()).body))]
+KERNELS = [path for path in sorted((ROOT / "data").rglob("*.py")) if any(map(is_compiled, ast.parse(path.read_text()).body))]
 
 
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)

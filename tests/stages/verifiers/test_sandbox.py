@@ -34,6 +34,7 @@ from stages.verifiers import sandbox
 sandbox.STARTUP_SECONDS, sandbox.SLACK, *order = json.load(sys.stdin)
 json.dump(sandbox.run(*order), sys.stdout)
 """
+ROOT = Path(__file__).parents[3]
 ORDINARY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
 
 
@@ -46,11 +47,8 @@ def by_ordinary_user():
         folder = Path(name)
         folder.chmod(0o755)
         shutil.copy(bubblewrap, folder / "bwrap")
-        verifiers = folder / "stages" / "core" / "verifiers"
-        theirs = {
-            sandbox.__file__: verifiers, sandbox.RUNNER: verifiers, pipes.__file__: verifiers.parent, problems.__file__: folder / "configs",
-        }  # fmt: skip
-        for file, where in theirs.items():
+        for file in map(Path, (sandbox.__file__, sandbox.RUNNER, pipes.__file__, problems.__file__)):
+            where = folder / file.parent.relative_to(ROOT)
             where.mkdir(parents=True, exist_ok=True)
             shutil.copy(file, where)
         environment = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": name}
