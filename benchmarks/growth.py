@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 from benchmarks.disguises import chat, problems, prose, shuffled
 from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import seal
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics, Placement
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import open_artifact, sha256_file
 from data.artifacts.provenance import code_files, code_sha256, hardware
 from data.records import columns, records
@@ -300,8 +300,8 @@ def write_spec(
         address=f"bench/{kind}",
         kind=kind,
         key="k",
-        version=DECLARATIONS[kind].version,
-        config=DECLARATIONS[kind].config.model_validate(config).model_dump(mode="json"),
+        version=KINDS[kind].version,
+        config=KINDS[kind].config.model_validate(config).model_dump(mode="json"),
         inputs=given,
         source_files={name: GivenFile(path=os.path.relpath(path, folder), sha256=sha256_file(path)) for name, path in files.items()},
         code=code_sha256(code_files()),

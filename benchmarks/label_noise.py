@@ -26,8 +26,8 @@ from typing import Any
 
 from benchmarks.report import RESULTS, RUNS, Interval, Watch, described
 from benchmarks.workloads import made, seal
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics, Placement
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, open_artifact
 from data.artifacts.provenance import hardware
 from data.host.parallel import mapped
@@ -114,7 +114,7 @@ class Study:
         from data.chat.chat import Chat
         from stages.core.batches import document
         from stages.job.job import Job
-        from stages.reference_logprobs import score
+        from stages.reference_logprobs.run import score
         from stages.training.models import load_policy
 
         chat = Chat(model.payload)
@@ -128,8 +128,8 @@ class Study:
 
     def _made(self, kind: str, artifact_type: str, name: str, config: Row, **ports: Artifact) -> Artifact:
         """What a stage makes, in this process."""
-        typed, inputs = DECLARATIONS[kind].config.model_validate(config), {port: {"it": given} for port, given in ports.items()}
-        made(importlib.import_module(f"stages.{kind}"), typed, inputs, self.folder / name, artifact_type, ONE_THREAD)
+        typed, inputs = KINDS[kind].config.model_validate(config), {port: {"it": given} for port, given in ports.items()}
+        made(importlib.import_module(f"stages.{kind}.run"), typed, inputs, self.folder / name, artifact_type, ONE_THREAD)
         return open_artifact(self.folder / name)
 
     def _saved(self, name: str, record: str, rows: Sequence[Row]) -> Artifact:

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.pacing import Enough, Pace
 from benchmarks.workloads import LEARNING_RATE, SEED, Workload, read, rewards
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Placement
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import open_artifact
 from stages.job.job import Inputs, Job
 
@@ -56,13 +56,13 @@ def config_of(workload: Workload) -> Any:
     }
     optimizer = {"learning_rate": LEARNING_RATE, "schedule": "constant"}
     shared = {"dtype": workload.dtype, "optimizer": optimizer, "seed": SEED}
-    return DECLARATIONS[workload.task].config.model_validate(own[workload.task] | shared)
+    return KINDS[workload.task].config.model_validate(own[workload.task] | shared)
 
 
 def updates(config: Any, inputs: Inputs, job: Job, workload: Workload, folder: Path) -> None:
     """RLVR without its sampler: the learner of the stage and its update, on made rollouts."""
     from data.chat.chat import Chat
-    from stages.rlvr import make_learner
+    from stages.rlvr.run import make_learner
     from stages.training.policy_update import TrainingSample, initial_state, update_policy
 
     learner = make_learner(config, inputs, Chat(folder / "policy" / "payload"), job)
@@ -91,7 +91,7 @@ def main(folder: Path) -> None:
     try:
         if workload.task == "rlvr":
             updates(config, inputs, job, workload, folder)
-        importlib.import_module(f"stages.{workload.task}").run(config, inputs, job)
+        importlib.import_module(f"stages.{workload.task}.run").run(config, inputs, job)
     except Enough:
         pace.finish()
 

@@ -68,7 +68,7 @@ def job(folder: Path) -> None:
     import transformers  # noqa: F401
 
     import stages.__main__ as entry
-    import stages.sft
+    import stages.sft.run
     from stages.training.feed import Feed
 
     marks.add("imported")
@@ -109,8 +109,8 @@ def peer(folder: Path) -> None:
 def prepare(folder: Path) -> dict[str, str]:
     """Model, rows and the job's spec; returns the environment that the launcher gives a job."""
     from benchmarks.ours import config_of
-    from configs.language.declarations import DECLARATIONS
     from configs.language.execution import Numerics, Placement
+    from configs.language.kinds import KINDS
     from data.artifacts.artifacts import open_artifact
     from data.artifacts.provenance import CODE_ROOT, code_files, code_sha256
     from pipelines.jobs.launcher import job_environment
@@ -126,7 +126,7 @@ def prepare(folder: Path) -> dict[str, str]:
         kind="sft",
         key="k",
         config=config_of(JOB).model_dump(mode="json"),
-        version=DECLARATIONS["sft"].version,
+        version=KINDS["sft"].version,
         inputs={name: {name: GivenInput.of(open_artifact(folder / name), scratch)} for name in ("policy", "data")},
         source_files={},
         code=code_sha256(code_files()),

@@ -68,7 +68,7 @@ def measure(count: int, folder: Path) -> None:
     from data.chat.documents import Conversations
     from data.chat.token_files import TokenFile, written
     from data.chat.tokenizing import packed
-    from stages.source_model import gguf_tokenizer
+    from stages.source_model.run import gguf_tokenizer
 
     tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))
     tokenizer.chat_template = (TEMPLATES / "chatml.jinja").read_text()

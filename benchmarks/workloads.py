@@ -172,7 +172,7 @@ def cache_reference(workload: Workload, folder: Path) -> None:
     """The policy's own log-probabilities of the answers, as `reference_logprobs` makes them."""
     from configs.methods.training import ReferenceLogprobs
     from data.artifacts.artifacts import open_artifact
-    from stages import reference_logprobs
+    from stages.reference_logprobs import run as reference_logprobs
 
     config = ReferenceLogprobs.model_validate({"max_length": workload.max_length, "dtype": "bf16"})
     inputs = {"policy": {"policy": open_artifact(folder / "policy")}, "preferences": {"data": open_artifact(folder / "data")}}
@@ -217,7 +217,7 @@ def make_policy(model: str, conversations: list[Any], folder: Path) -> None:
     from configs.rows.datasets import SourceModel
     from data.artifacts.artifacts import open_artifact
     from data.records import records
-    from stages import source_model
+    from stages.source_model import run as source_model
 
     records.save(folder / "corpus", "conversation", conversations)
     seal(folder / "corpus", "conversation")

@@ -16,8 +16,8 @@ from pydantic.fields import FieldInfo
 
 from configs.base.frozen import Frozen
 from configs.judging.rephrasing import FindRephrased
-from configs.language.declarations import DECLARATIONS, Declaration
 from configs.language.execution import Execution, Machine, Numerics, Placement
+from configs.language.kinds import KINDS, Kind
 from configs.methods.policy_gradient import AGGREGATIONS, AdaptiveKl
 from docs import commands, flagship, planning
 
@@ -79,7 +79,7 @@ def profiles_page() -> str:
 def methods() -> dict[str, list[type[Frozen]]]:
     """Kind of stage → the methods that its config can name, in the order of their unions."""
     found: dict[str, list[type[Frozen]]] = {}
-    for declaration in DECLARATIONS.values():
+    for declaration in KINDS.values():
         reachable = [declaration.config, *parts_of(declaration.config)]
         own = [config for config in reachable if "formula" in vars(config)]
         if own:
@@ -95,7 +95,7 @@ def sections() -> dict[str, list[type[Frozen]]]:
             kinds_of.setdefault(config, []).append(kind)
     found: dict[str, list[type[Frozen]]] = {}
     for config, kinds in sorted(kinds_of.items(), key=lambda entry: len(entry[1])):
-        everywhere = len(kinds) > 1 and all(DECLARATIONS[kind].trains for kind in kinds)
+        everywhere = len(kinds) > 1 and all(KINDS[kind].trains for kind in kinds)
         found.setdefault("every stage that trains" if everywhere else " and ".join(kinds), []).append(config)
     return found
 
@@ -124,13 +124,13 @@ def _row(*cells: str) -> str:
 
 
 def _anchor(config: type[Frozen]) -> str:
-    return next((kind for kind, declaration in DECLARATIONS.items() if declaration.config is config), config.__name__.lower())
+    return next((kind for kind, declaration in KINDS.items() if declaration.config is config), config.__name__.lower())
 
 
 def page() -> str:
     """All kinds, then the configs that their fields are made of."""
     parts = [HEAD, _overview()]
-    parts += [_stage(declaration) for declaration in DECLARATIONS.values()]
+    parts += [_stage(declaration) for declaration in KINDS.values()]
     parts.append("## Parts of configurations\n")
     parts += [_config(config) for config in _parts()]
     return "\n".join(parts).rstrip() + "\n"
@@ -138,13 +138,13 @@ def page() -> str:
 
 def _overview() -> str:
     lines = ["| kind | takes | gives | runs on |", "|---|---|---|---|"]
-    for declaration in DECLARATIONS.values():
+    for declaration in KINDS.values():
         takes = ", ".join(f"{name}{'?' if port.optional else ''}" for name, port in declaration.inputs.items())
         lines.append(f"| [`{declaration.kind}`](#{declaration.kind}) | {takes} | {_gives(declaration)} | {_engine(declaration)} |")
     return "\n".join([*lines, "", "`?` marks a port that may stay empty.", ""])
 
 
-def _stage(declaration: Declaration) -> str:
+def _stage(declaration: Kind) -> str:
     lines = [f"## {declaration.kind}", "", _text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
         facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
@@ -232,7 +232,7 @@ def _bounds(field: FieldInfo) -> str:
 
 def _parts() -> list[type[Frozen]]:
     """Config classes inside the stages' configs, each once, in order of first use."""
-    return _reachable([declaration.config for declaration in DECLARATIONS.values()])
+    return _reachable([declaration.config for declaration in KINDS.values()])
 
 
 def parts_of(config: type[Frozen]) -> list[type[Frozen]]:
@@ -261,14 +261,14 @@ def _inside(annotation: Any) -> Iterator[type[Frozen]]:
         yield from _inside(argument)
 
 
-def _gives(declaration: Declaration) -> str:
+def _gives(declaration: Kind) -> str:
     try:
         return f"`{declaration.output(declaration.config.model_construct(), {})}`"
     except (AttributeError, KeyError):  # it depends on the config, or on what arrives
         return "the type of its `data`" if "data" in declaration.inputs else "its `record`"
 
 
-def _engine(declaration: Declaration) -> str:
+def _engine(declaration: Kind) -> str:
     return {"none": "CPU", "torch": "torch"}.get(declaration.engine, declaration.engine.replace("+", " and "))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.base.problems import PedigreeError
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, content_hash, entries_of, survey, write_json
 from data.artifacts.provenance import code_files, code_sha256, environment, fingerprint, hardware
 from data.host import memory
@@ -105,7 +105,7 @@ def end(job: Job, **said: Any) -> None:
 def run(spec: JobSpec, job: Job) -> dict[str, Any]:
     """Calls the stage's `run(config, inputs, job)`; its result is the metrics that go into the record."""
     check_code(spec)
-    declaration = DECLARATIONS[spec.kind]
+    declaration = KINDS[spec.kind]
     inputs = open_inputs(spec, job)
     config = read_config(spec)
     with job.busy("loading libraries"):
@@ -142,7 +142,7 @@ def read_config(spec: JobSpec) -> Any:
         StageError: it is none any more: a file behind it, e.g. a template, has changed since.
     """
     try:
-        return DECLARATIONS[spec.kind].config.model_validate(spec.config)
+        return KINDS[spec.kind].config.model_validate(spec.config)
     except ValidationError as error:
         raise StageError(f"its configuration cannot be used ({described(error)}): type the command again") from error
 
@@ -155,7 +155,7 @@ def load_stage(kind: str) -> ModuleType:
     """
     try:
         with uncollected():
-            return importlib.import_module(f"stages.{kind}")
+            return importlib.import_module(f"stages.{kind}.run")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in OURS:
             raise
@@ -170,9 +170,9 @@ def check_code(spec: JobSpec) -> None:
     """
     if code_sha256(code_files()) != spec.code:
         raise StageError("the code that runs is not the snapshot that the job was given: remove .pedigree/code and type the command again")
-    if DECLARATIONS[spec.kind].version != spec.version:
+    if KINDS[spec.kind].version != spec.version:
         raise StageError(f"the recipe was loaded with version {spec.version} of {spec.kind}, and the code that runs has version "
-                         f"{DECLARATIONS[spec.kind].version}: it changed just then; type the command again")  # fmt: skip
+                         f"{KINDS[spec.kind].version}: it changed just then; type the command again")  # fmt: skip
 
 
 def cause_of(error: BaseException, folder: Path) -> str:

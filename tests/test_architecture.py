@@ -19,7 +19,7 @@ import pytest
 import configs
 from configs.base.frozen import Frozen
 from configs.language.compile import pipeline_file
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 from configs.language.recipe import load_recipe, recipe_names
 from docs.generate import meanings
 
@@ -240,17 +240,17 @@ def test_the_ledger_and_ensure_load_no_engine_and_no_prefect():
 
 
 def test_every_declared_kind_has_a_stage_and_every_stage_a_declaration():
-    files = {path.stem for path in (ROOT / "stages").glob("*.py")} - {"__init__", "__main__"}
-    assert files == set(DECLARATIONS)
+    assert {path.parent.name for path in (ROOT / "stages").glob("*/run.py")} == set(KINDS)
+    assert all(name == kind.name for name, kind in KINDS.items())
 
 
-@pytest.mark.parametrize("kind", DECLARATIONS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stage_is_a_function_of_config_inputs_and_job(kind):
-    tree = ast.parse((ROOT / "stages" / f"{kind}.py").read_text())
+    tree = ast.parse((ROOT / "stages" / kind / "run.py").read_text())
     (run,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
     assert [argument.arg for argument in run.args.args] == ["config", "inputs", "job"]
     annotation = run.args.args[0].annotation
-    assert annotation is not None and ast.unparse(annotation).split(".")[-1] == DECLARATIONS[kind].config.__name__
+    assert annotation is not None and ast.unparse(annotation).split(".")[-1] == KINDS[kind].config.__name__
 
 
 @pytest.mark.parametrize("recipe", recipe_names(ROOT / "configs" / "recipes"))

@@ -23,8 +23,8 @@ from configs.base.naming import Model
 from configs.base.published import Published
 from configs.judging.answers import Judge
 from configs.judging.asking import key_variable
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics, Placement
+from configs.language.kinds import KINDS
 from configs.language.recipe import Reproduce, load_recipe, recipe_names
 from configs.rehearsal.families import ModelFamily
 from configs.rows.datasets import LAYOUT_COLUMNS, PrepareData
@@ -118,7 +118,7 @@ def test_generated_pages_are_current(name):
 def test_every_choice_of_a_stage_that_makes_a_model_is_a_method_with_formula_and_source():
     listed = {config for configs in generate.methods().values() for config in configs}
     for kind in ("reward_model", "preference_train", "rlvr", "merge"):
-        for config in generate.parts_of(DECLARATIONS[kind].config):
+        for config in generate.parts_of(KINDS[kind].config):
             assert "type" not in config.model_fields or config in listed, f"{kind}: {config.__name__} has no `formula` of its own"
     for config in listed:
         assert isinstance(getattr(config, "source", None), str) and (config.__doc__ or "").strip(), config.__name__
@@ -151,7 +151,7 @@ def test_what_stands_beside_the_arguments_of_trl_is_valid():
                 else:
                     kind = "sft" if title == "Every trainer" else title
                     common = {**REQUIRED[kind], "optimizer": {"learning_rate": 1e-6}}
-                    DECLARATIONS[kind].config.model_validate({**common, **fields})
+                    KINDS[kind].config.model_validate({**common, **fields})
                 checked += 1
     assert checked > 40
 
@@ -164,7 +164,7 @@ def test_the_pages_of_benchmarks_are_current():
 
 def test_the_page_of_stages_names_every_kind_and_field():
     text = generate.page()
-    for kind, declaration in DECLARATIONS.items():
+    for kind, declaration in KINDS.items():
         section = text.split(f"\n## {kind}\n")[1].split("\n## ")[0]
         assert all(f"`{field}`" in section for field in declaration.config.model_fields), kind
         assert all(f"input `{port}`" in section for port in declaration.inputs), kind
@@ -177,7 +177,7 @@ def said_in(value: Any) -> Iterator[tuple[type[Frozen], dict[str, Any]]]:
     """What a block of YAML says of recipes, profiles and models: each a config class, and what it is given."""
     match value:
         case {"kind": str(kind)}:
-            yield DECLARATIONS[kind].config, {name: given for name, given in value.items() if name not in ("kind", "in")}
+            yield KINDS[kind].config, {name: given for name, given in value.items() if name not in ("kind", "in")}
         case {"stages": stages}:
             yield from said_in(stages)
         case {"sources": _} | {"filters": _}:
@@ -398,7 +398,7 @@ def types_in(value: object) -> set[str]:
 def test_every_kind_of_stage_is_in_a_recipe_that_is_shipped():
     recipes = ROOT / "configs" / "recipes"
     used = {node.kind for name in recipe_names(recipes) for node in load_recipe(recipes, name).nodes.values()}
-    assert used == set(DECLARATIONS)
+    assert used == set(KINDS)
 
 
 def test_the_recipe_of_all_methods_has_all_methods():

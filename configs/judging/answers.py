@@ -5,7 +5,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.base import kind
 from configs.base.frozen import Arrived, Dtype, Frozen, Many
+from configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
+from configs.judging.asking import ByEndpoint
 from configs.judging.rating import Rating
 from configs.methods.training import Sampling
 from configs.rows.datasets import PrepareData
@@ -291,3 +294,24 @@ class Select(Frozen):
         if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
             raise ValueError(f"task {list(value)} must name one task, or several different ones: gsm8k, or [minerva_math, ifeval]")
         return value
+
+
+SCORERS = {
+    "reward_models": kind.port("reward_model", many=True, optional=True),
+    "judge": kind.port("policy", optional=True),
+}
+"""Inputs that score answers."""
+
+
+def shrink_scorers(cut: Cut) -> None:
+    """Short ratings, by the rehearsal's own judge."""
+    assert isinstance(cut.config, Scorers)
+    if cut.config.rating is None:
+        return
+    cut.most("rating.sampling.max_tokens", TOKENS, "lengths")
+    if cut.get("max_unscored_share") < MAX_UNKNOWN:
+        cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
+    if cut.config.rated_by_policy:  # a tiny model has no opinion: its ratings are drawn
+        cut.set("rating.sampling.temperature", 1.0, "judges")
+    if isinstance(cut.config.rating.by, ByEndpoint):
+        cut.set("rating.by.base_url", cut.stand_ins.judge_url, "judges")

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from configs.base.frozen import Dtype, Frozen
+from configs.base.shrink import Cut
 
 
 def endpoint_url(value: str) -> str:
@@ -50,3 +51,12 @@ class ByEndpoint(Frozen):
 
 
 Speaker = Annotated[ByPolicy | ByEndpoint, Field(discriminator="type")]
+
+
+def shrink_asking(cut: Cut, port: str) -> None:
+    """Asks the rehearsal's own endpoint, whoever the recipe asks: a tiny model keeps to no form."""
+    if cut.get("by.type") == "endpoint":
+        cut.set("by.base_url", cut.stand_ins.judge_url, "judges")
+        return
+    cut.leave_out(port)
+    cut.set("by", {"type": "endpoint", "base_url": cut.stand_ins.judge_url, "model": "made"}, "judges")

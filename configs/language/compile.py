@@ -22,8 +22,6 @@ from configs.language.graph import Graph, Node
 
 DEFAULT_RECIPE = "demo"
 OUTPUTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
-CURVES = {"sft": "loss", "reward_model": "loss", "preference_train": "loss", "rlvr": "reward", "overoptimization": "gold"}
-"""Kinds that leave a curve, and the column of `evidence/curve.csv` to plot."""
 MODELS = ("policy", "reward_model")
 METRICS = "evidence/metrics.json"
 CURVE = "evidence/curve.csv"
@@ -109,7 +107,7 @@ def _pipeline(graph: Graph) -> dict[str, Any]:
 
     pipeline: dict[str, Any] = {"stages": {node.name: compiled_stage(node) for node in graph.own}}
     pipeline["metrics"] = [inside(node, METRICS) for node in graph.own]
-    plots = [{inside(node, CURVE): {"x": "step", "y": CURVES[node.kind]}} for node in graph.own if node.kind in CURVES]
+    plots = [{inside(node, CURVE): {"x": "step", "y": curve}} for node in graph.own if (curve := node.declaration.curve)]
     models = {name: _artifact(model, inside(graph.nodes[model.stage], "payload")) for name, model in named_models(graph).items()}
     return pipeline | ({"plots": plots} if plots else {}) | ({"artifacts": models} if models else {})
 

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.base.frozen import Frozen
 from configs.base.stores import StoreUrl
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 from configs.methods.training import Rlvr, Training
 
 SMALLEST_TOKENS = 64
@@ -223,9 +223,9 @@ class Execution(Frozen):
 
     @model_validator(mode="after")
     def overrides_are_valid(self) -> "Execution":
-        unknown = sorted(set(self.kinds) - set(DECLARATIONS))
+        unknown = sorted(set(self.kinds) - set(KINDS))
         if unknown:
-            raise ValueError(f"kinds {', '.join(unknown)}: there are {', '.join(DECLARATIONS)}")
+            raise ValueError(f"kinds {', '.join(unknown)}: there are {', '.join(KINDS)}")
         for name in ("", *self.kinds, *self.stages):
             self.of(name, name)
         return self

@@ -8,7 +8,7 @@ from configs.base.frozen import Frozen
 from configs.base.naming import Model
 from configs.base.problems import UsageProblem
 from configs.base.published import Published
-from configs.language.declarations import DECLARATIONS, Declaration
+from configs.language.kinds import KINDS, Kind
 
 
 def postorder(names: Iterable[str], parents: Callable[[str], Iterable[str]]) -> list[str]:
@@ -57,8 +57,8 @@ class Node:
         return f"{self.recipe}/{self.name}"
 
     @property
-    def declaration(self) -> Declaration:
-        return DECLARATIONS[self.kind]
+    def declaration(self) -> Kind:
+        return KINDS[self.kind]
 
     @property
     def parents(self) -> tuple[str, ...]:

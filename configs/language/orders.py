@@ -3,13 +3,9 @@
 from collections.abc import Iterator, Mapping
 
 from configs.base.document import Place
-from configs.language.declarations import COMPARING
 from configs.language.graph import Node
 from configs.methods.training import Training
 from configs.rows.datasets import PrepareData
-
-KEEPING = (*COMPARING, "select_rows")
-"""Kinds of stages that leave rows of their input `data` out, and change neither others nor their order."""
 
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
@@ -22,7 +18,7 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
     for node in reversed(list(nodes.values())):
         below = readers.get(node.address, [])
         for edge in node.edges:
-            kept = node.kind in KEEPING and edge.port == "data"
+            kept = edge.port == node.declaration.subset_of
             readers.setdefault(edge.source, []).extend([node, *(below if kept else [])])
         if not isinstance(node.config, PrepareData) or node.config.order == "shuffled":
             continue

@@ -38,8 +38,8 @@ from configs.base.naming import MODEL_NAME, Model
 from configs.base.problems import UsageProblem
 from configs.base.published import Published
 from configs.language import orders, suites
-from configs.language.declarations import DATASETS, DECLARATIONS, Declaration, Port
 from configs.language.graph import Edge, Graph, Node, postorder
+from configs.language.kinds import DATASETS, KINDS, Kind, Port
 from configs.language.rounds import is_stage, unroll
 from configs.rows.datasets import PrepareData
 
@@ -392,9 +392,9 @@ class _Building:
         """The node of a stage whose parents are built; None when it has problems (they are collected)."""
         body = dict(self.written.stages[name].body)
         kind = body.pop("kind", None)
-        declaration = DECLARATIONS.get(str(kind))
+        declaration = KINDS.get(str(kind))
         if declaration is None:
-            self._complain(name, ("kind",), f"kind {kind!r} is none of {', '.join(DECLARATIONS)}")
+            self._complain(name, ("kind",), f"kind {kind!r} is none of {', '.join(KINDS)}")
             return None
         sources = self._sources(name, declaration, body.pop("in", None) or {})
         config = self._config(name, declaration, body)
@@ -446,7 +446,7 @@ class _Building:
         for address in postorder([node.address], lambda address: () if address in self.nodes else self.foreign[address].parents):
             self.nodes.setdefault(address, self.foreign[address])
 
-    def _sources(self, name: str, declaration: Declaration, given: Any) -> list[tuple[Edge, Node]] | None:
+    def _sources(self, name: str, declaration: Kind, given: Any) -> list[tuple[Edge, Node]] | None:
         """The stage's inputs, each with the node that makes it; None when one of them has a problem."""
         ports, before = declaration.inputs, len(self.problems)
         if not isinstance(given, dict):
@@ -507,7 +507,7 @@ class _Building:
         self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; there are {known}")
         return None
 
-    def _config(self, name: str, declaration: Declaration, body: dict[str, Any]) -> Frozen | None:
+    def _config(self, name: str, declaration: Kind, body: dict[str, Any]) -> Frozen | None:
         try:
             return declaration.config.model_validate(body)
         except ValidationError as error:

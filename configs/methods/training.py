@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from configs.base.frozen import Arrived, Dtype, Frozen, Many
+from configs.base.shrink import Cut, even
 from configs.methods.optimizer import Optimizer
 from configs.methods.policy_gradient import Algorithm, Ppo
 from configs.methods.preference import Kto, PreferenceLoss
@@ -258,3 +259,15 @@ def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
     if arrived.get("value") and not isinstance(algorithm, Ppo):
         return f"a value model is given, and {algorithm.type} has none: take algorithm ppo, or leave the input out"
     return None
+
+
+REHEARSED_BATCH, REHEARSED_EPOCHS = 4, 2
+
+
+def shrink_training(cut: Cut) -> None:
+    """Small batches, few epochs."""
+    cut.set("global_batch", even(min(cut.get("global_batch"), REHEARSED_BATCH)), "batches")
+    cut.most("epochs", REHEARSED_EPOCHS, "batches")
+    cut.learning_rate("optimizer.learning_rate")
+    if cut.get("loss.margin_weight"):  # relaxed pairs have no scores where nothing verifies them
+        cut.set("loss.margin_weight", 0.0, "thresholds")

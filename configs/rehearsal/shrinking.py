@@ -1,398 +1,53 @@
 """A recipe made small enough to be rehearsed on a CPU in minutes: the same graph, few rows, few steps, short answers, tiny models.
 
-What is reduced stands in this file and is told with each change; whatever is not in the list of changes is as the recipe has it.
+Each kind of stage reduces its own config (`Kind.shrink`). A setting that is not in the list of changes is as the recipe has it.
 """
 
-import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
+from configs.base.frozen import Frozen
 from configs.base.naming import Model
-from configs.judging.answers import Evaluate, Judge, Sample, Scorers
-from configs.judging.asking import ByEndpoint
-from configs.judging.keeping import BestAnswers, SelectPrompts, SelectRows
-from configs.judging.pairing import Pair
-from configs.judging.rephrasing import FindRephrased
-from configs.judging.synthesis import Synthesize
+from configs.base.shrink import INPUT, Cut, Reduced, StandIns, rehearsed_name
 from configs.language.compile import yaml_text
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Execution
 from configs.language.graph import Edge, Graph, Node
-from configs.methods.policy_gradient import Ppo
-from configs.methods.training import Rlvr, Training
-from configs.rows.datasets import DataSource, Hub, MadeRows, Packaged, PrepareData, SourceModel, Stored
-from configs.rows.mixing import Drawn
+from configs.language.kinds import KINDS
 
-BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-5
-"""Of training. In a few steps a smaller rate changes less than bf16 can hold; a larger one makes a tiny model so sure of its answers that
-no rewards differ any more."""
-PROMPTS, SAMPLES, TOKENS = 4, 8, 24
-"""Of a step of RLVR: prompts, and answers to each; tokens of any answer."""
-ROWS, HUB_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 48, 2, 3
-"""Training rows of a file or a package, of the hub where the recipe has a count, and of a rule; planted leaks; prompts of a window."""
-SUITE_ROWS, SAMPLED_ROWS = 3, 1
-"""Items of a suite, and where each is answered many times."""
 FILE_ROWS = 16
 """Rows of a file of the project, of which some may be bad."""
-REQUESTS, SHOTS = 8, 2
-"""Of a stage that has prompts written: requests, and examples that each shows."""
-RESAMPLES, BAD_ROWS, MAX_UNKNOWN, KEPT_SHARE = 200, 0.75, 0.5, 0.75
-LOWEST, HIGHEST = -1e6, 1e6
-"""Instead of bounds of scores, which what a made model says need not keep."""
 MOST_SLOTS = 4
-OF_REAL_ROWS = ("ids", "values")
-"""Filters by what made rows do not have: these ids, and such values, or the columns at all."""
-INPUT = "in."
-"""How a setting begins that is no field but an input, which a rehearsal leaves out."""
-Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
-"""What of the real run a change leaves unproved."""
-
-
-class Reduced(NamedTuple):
-    """One setting that a rehearsal has otherwise than the recipe or the profile."""
-
-    where: str
-    """Address of the stage, or name of the profile."""
-    setting: str
-    """Path of the field, with dots."""
-    real: Any
-    rehearsed: Any
-    reason: Reason
-
-
-@dataclass(frozen=True)
-class Stand:
-    """What stands in for things of outside."""
-
-    commits: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(`dataset` or `model`, repository) → the commit of the made one."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Name of a stored source → sha256 of the made file."""
-    judge_url: str = ""
-    """Where the made judge answers, in place of any endpoint."""
-
-
-Given = Mapping[str, Node]
-"""The stages of the graph, by address."""
-
-
-def model_repo(node: Node) -> str:
-    """The repository that stands for the source of a model: its own name on the hub, or a name after the stage."""
-    assert isinstance(node.config, SourceModel)
-    source = node.config.source
-    return source.repo if source.type == "hub" else f"rehearsal/{rehearsed_name(node.recipe)}-{node.name}"
-
-
-def rehearsed_name(recipe: str) -> str:
-    """Name of the recipe's file in a rehearsal, where a variant is a recipe by itself."""
-    return recipe.replace("+", "-")
 
 
 # --- stages ------------------------------------------------------------------------------------------------------------
 
 
-class _Cut:
-    """The values of one config, and what was changed of them."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.full: dict[str, Any] = node.config.model_dump(mode="json", exclude_computed_fields=True)
-        self.written: dict[str, Any] = node.config.model_dump(mode="json", exclude_computed_fields=True, exclude_unset=True)
-        self.changes: list[Reduced] = []
-
-    def get(self, place: str) -> Any:
-        value: Any = self.full
-        for part in place.split("."):
-            value = value[int(part)] if isinstance(value, list) else value.get(part) if isinstance(value, dict) else None
-        return value
-
-    def set(self, place: str, value: Any, reason: Reason) -> None:
-        real = self.get(place)
-        if real == value:
-            return
-        self.changes.append(Reduced(self.node.address, place, real, value, reason))
-        parts: list[Any] = [int(part) if part.isdigit() else part for part in place.split(".")]
-        full: Any = self.full
-        written: Any = self.written
-        for part in parts[:-1]:
-            full = full[part]
-            if isinstance(written, dict):  # what is not written is a default as a whole, which its parts may not have
-                written.setdefault(part, copy.deepcopy(full))
-            written = written[part]
-        full[parts[-1]] = written[parts[-1]] = value
-
-    def most(self, place: str, bound: float, reason: Reason) -> None:
-        """At most `bound`; what the recipe leaves open stays open."""
-        value = self.get(place)
-        if value is not None and value > bound:
-            self.set(place, bound, reason)
-
-
-def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], list[Reduced]]:
+def reduced(node: Node, nodes: Mapping[str, Node], stand_ins: StandIns) -> tuple[dict[str, Any], list[Reduced]]:
     """(fields of a stage's config as a recipe would have them, what was changed)."""
-    cut = _Cut(node)
-    match node.config:
-        case SourceModel():
-            _source_model(cut, stand)
-        case PrepareData():
-            _rows(cut, stand)
-        case Training():
-            _training(cut)
-        case Rlvr():
-            _rlvr(cut, node.config)
-        case Sample():
-            _sample(cut, node.config)
-        case Judge():
-            _scorers(cut, node.config, stand)
-        case Synthesize():
-            _synthesize(cut, stand)
-        case FindRephrased():
-            _compared(cut)
-            _find_rephrased(cut, stand)
-        case Evaluate():
-            _evaluate(cut, node, nodes)
-        case Pair():
-            _pair(cut)
-        case BestAnswers():
-            _best_answers(cut)
-        case SelectPrompts():
-            _select_prompts(cut)
-        case SelectRows():
-            _scorers(cut, node.config, stand)
-            _select_rows(cut)
-        case _:
-            for place, bound, reason in BOUNDS.get(node.kind, ()):
-                cut.most(place, bound, reason)
-            if node.kind == "decontaminate":
-                _compared(cut)
+    inputs: dict[str, dict[str, Frozen]] = {}
+    for edge in node.edges:
+        inputs.setdefault(edge.port, {})[edge.source] = nodes[edge.source].config
+    cut = Cut(node.address, node.config, inputs, stand_ins)
+    node.declaration.shrink(cut)
     return cut.written, cut.changes
-
-
-BOUNDS: dict[str, Sequence[tuple[str, int, Reason]]] = {
-    "constrain": (("min_rows", 1, "thresholds"),),
-    "overoptimization": (("max_n", 2, "samples"), ("resamples", RESAMPLES, "samples")),
-}
-"""Kind → (field, most, what is unproved by it)."""
-
-
-def _source_model(cut: _Cut, stand: Stand) -> None:
-    repo = model_repo(cut.node)
-    made = {"type": "hub", "repo": repo, "revision": stand.commits["model", repo]}
-    licence = (cut.get("source") or {}).get("licence")
-    cut.set("source", made | ({"licence": licence} if licence else {}), "weights")
-
-
-def _rows(cut: _Cut, stand: Stand) -> None:
-    config = cut.node.config
-    assert isinstance(config, PrepareData)
-    for number, source in enumerate(config.sources):
-        _source(cut, f"sources.{number}", source, stand)
-        if isinstance(source, Drawn):
-            _unmixed(cut, f"sources.{number}", source)
-        most = _most_rows(config, source)
-        if source.type == "packaged" or _samples(config) > 1:  # of others all that are there are few
-            cut.set(f"sources.{number}.count", min(source.count or most, most), "data")
-        else:
-            cut.most(f"sources.{number}.count", most, "data")
-        if config.draw == "after_filters" and isinstance(source, Drawn) and cut.get(f"sources.{number}.count") is not None:
-            cut.set(f"sources.{number}.repeat", True, "data")
-    cut.set("total", None, "data")
-    if config.shots is not None:
-        _source(cut, "shots.source", config.shots.source, stand)
-    cut.set("filters", [_loosened(one) for one in cut.get("filters") if one["type"] not in OF_REAL_ROWS], "data")
-    for number in range(len(config.expectations)):  # few rows, that were made
-        cut.set(f"expectations.{number}.severity", "warn", "thresholds")
-
-
-def _loosened(given: dict[str, Any]) -> dict[str, Any]:
-    """A filter as made rows can pass it: a tiny model's tokens are more, or fewer."""
-    return {**given, "min": 1, "max": None} if given["type"] == "tokens" else given
-
-
-def _unmixed(cut: _Cut, place: str, source: Drawn) -> None:
-    """Of few rows all are taken: what a mixture has of each is no question."""
-    bare: dict[str, Any] = {"share": None, "weights": {}}
-    if isinstance(source, MadeRows):  # which are few, and nobody knows how many
-        bare |= {"count": None}
-    if isinstance(source, Packaged):
-        bare |= {"epochs": None}
-    for name, value in bare.items():
-        cut.set(f"{place}.{name}", value, "data")
-    if source.repeat and cut.get(f"{place}.count") is None:
-        cut.set(f"{place}.repeat", False, "data")
-
-
-def _most_rows(config: PrepareData, source: DataSource) -> int:
-    suite = config.record == "item"
-    if _samples(config) > 1:
-        return SAMPLED_ROWS
-    match source.type:
-        case "leaks":
-            return LEAKS
-        case "hub":
-            return HUB_ROWS
-        case "arithmetic" | "constraints" | "program" if not suite:
-            return MADE_ROWS
-        case _:
-            return SUITE_ROWS if suite else ROWS
-
-
-def _samples(config: PrepareData) -> int:
-    """Answers to each item of a suite, which its form decides."""
-    return config.the_form.draw.samples if config.the_form and config.the_form.draw else 1
-
-
-def _source(cut: _Cut, place: str, source: Any, stand: Stand) -> None:
-    match source:
-        case Hub():
-            cut.set(f"{place}.revision", stand.commits["dataset", source.repo], "data")
-        case Stored():
-            cut.set(f"{place}.sha256", stand.files[source.name], "data")
-    if source.type in ("hub", "files", "stored", "program"):
-        cut.set(f"{place}.max_bad_rows", BAD_ROWS, "thresholds")
-
-
-def _learning_rate(cut: _Cut, place: str) -> None:
-    """Few steps at a real rate would change less than bf16 can hold."""
-    rate = cut.get(place)
-    if rate is not None and rate < LEARNING_RATE:
-        cut.set(place, LEARNING_RATE, "batches")
-
-
-def _even(number: int) -> int:
-    """What two ranks can share."""
-    return number + number % 2
-
-
-def _training(cut: _Cut) -> None:
-    cut.set("global_batch", _even(min(cut.get("global_batch"), BATCH)), "batches")
-    cut.most("epochs", EPOCHS, "batches")
-    _learning_rate(cut, "optimizer.learning_rate")
-    if cut.get("loss.margin_weight"):  # relaxed pairs that nobody verifies have no scores
-        cut.set("loss.margin_weight", 0.0, "thresholds")
-
-
-def _rlvr(cut: _Cut, config: Rlvr) -> None:
-    warmup = 0
-    if isinstance(config.algorithm, Ppo):
-        warmup = min(config.algorithm.critic.warmup_steps, 1)
-        cut.most("algorithm.critic.warmup_steps", 1, "batches")
-        _learning_rate(cut, "algorithm.critic.optimizer.learning_rate")
-    cut.most("steps", STEPS + warmup, "batches")
-    _learning_rate(cut, "optimizer.learning_rate")
-    alone = config.samples_per_prompt == 1
-    prompts = min(config.prompts_per_step, PROMPTS)
-    cut.set("prompts_per_step", _even(max(config.algorithm.mini_batches, prompts)), "batches")
-    if not alone:
-        cut.set("samples_per_prompt", _even(min(config.samples_per_prompt, SAMPLES)), "samples")
-    cut.most("sampling.max_tokens", TOKENS, "lengths")
-
-
-def _sample(cut: _Cut, config: Sample) -> None:
-    cut.most("sampling.max_tokens", TOKENS, "lengths")
-    cut.most("samples_per_prompt", max(2, len(config.sampling.temperatures)), "samples")
-    cut.most("prompts.count", WINDOW, "data")
-
-
-def _scorers(cut: _Cut, config: Scorers, stand: Stand) -> None:
-    if config.rating is None:
-        return
-    cut.most("rating.sampling.max_tokens", TOKENS, "lengths")
-    if cut.get("max_unscored_share") < MAX_UNKNOWN:
-        cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
-    if config.rated_by_policy:  # a made model has no opinion: its ratings are drawn
-        cut.set("rating.sampling.temperature", 1.0, "judges")
-    if isinstance(config.rating.by, ByEndpoint):
-        cut.set("rating.by.base_url", stand.judge_url, "judges")
-
-
-def _synthesize(cut: _Cut, stand: Stand) -> None:
-    cut.most("method.requests", REQUESTS, "data")
-    cut.most("method.shots", SHOTS, "data")
-    cut.most("min_rows", 1, "thresholds")
-    _asked_here(cut, "writer", stand)
-
-
-def _asked_here(cut: _Cut, port: str, stand: Stand) -> None:
-    """Has the made endpoint asked, whoever is in the recipe: a model that was made in seconds keeps to no form."""
-    if cut.get("by.type") == "endpoint":
-        cut.set("by.base_url", stand.judge_url, "judges")
-        return
-    (speaker,) = (edge.source for edge in cut.node.edges if edge.port == port)
-    cut.changes.append(Reduced(cut.node.address, f"{INPUT}{port}", speaker, None, "judges"))
-    cut.set("by", {"type": "endpoint", "base_url": stand.judge_url, "model": "made"}, "judges")
-
-
-def _compared(cut: _Cut) -> None:
-    """Of few items many may be found, and made ones have other ids."""
-    cut.set("max_contaminated_share", 1.0, "thresholds")
-    cut.set("waivers", [one for one in cut.get("waivers") if one["items"] == "all"], "data")
-
-
-def _find_rephrased(cut: _Cut, stand: Stand) -> None:
-    cut.most("sampling.max_tokens", TOKENS, "lengths")
-    _asked_here(cut, "judge", stand)
-
-
-def _pair(cut: _Cut) -> None:
-    cut.most("min_pairs", 1, "thresholds")
-    cut.most("min_gap", 0, "thresholds")
-    cut.most("min_best", LOWEST, "thresholds")
-    if cut.get("max_gap") is not None:
-        cut.set("max_gap", HIGHEST, "thresholds")
-    cut.set("truncated", "keep", "thresholds")
-    if cut.get("strategy.verified"):
-        cut.set("strategy.verified", False, "thresholds")
-
-
-def _select_prompts(cut: _Cut) -> None:
-    cut.most("min_answers", 1, "thresholds")
-    cut.most("min_rows", 1, "thresholds")
-    cut.most("min_mean", LOWEST, "thresholds")
-    if cut.get("max_mean") is not None:
-        cut.set("max_mean", HIGHEST, "thresholds")
-
-
-def _select_rows(cut: _Cut) -> None:
-    cut.most("min_rows", 1, "thresholds")
-    cut.most("keep.min_score", LOWEST, "thresholds")
-    if (cut.get("keep.share") or 1) < KEPT_SHARE:  # of few rows enough to train on
-        cut.set("keep.share", KEPT_SHARE, "thresholds")
-
-
-def _best_answers(cut: _Cut) -> None:
-    """A made model says nothing right, and mostly goes on until it is cut off."""
-    cut.most("keep.min_score", LOWEST, "thresholds")
-    cut.most("min_rows", 1, "thresholds")
-    cut.set("truncated", "keep", "thresholds")
-
-
-def _evaluate(cut: _Cut, node: Node, nodes: Given) -> None:
-    suites = [nodes[edge.source].config for edge in node.edges if edge.port == "suites"]
-    if any(isinstance(suite, PrepareData) and suite.form for suite in suites):
-        cut.set("max_tokens", min(cut.get("max_tokens") or TOKENS, TOKENS), "lengths")
-    cut.most("sampling.max_tokens", TOKENS, "lengths")
-    cut.most("resamples", RESAMPLES, "samples")
-    cut.set("max_unknown", MAX_UNKNOWN, "thresholds")
 
 
 # --- recipes -----------------------------------------------------------------------------------------------------------
 
 
-def rehearsed(graph: Graph, profile: str, stand: Stand, inherited: Collection[str] = ()) -> tuple[str, list[Reduced]]:
+def rehearsed(graph: Graph, profile: str, stand_ins: StandIns, inherited: Collection[str] = ()) -> tuple[str, list[Reduced]]:
     """(text of the recipe as it is rehearsed, what was changed in the stages that it owns).
 
     Args:
         graph: the recipe, loaded.
         profile: name of the rehearsal's execution profile.
-        stand: what stands in for the outside.
+        stand_ins: what replaces the outside world.
         inherited: names of the stages of the recipe that it extends.
     """
     stages: dict[str, Any] = {name: None for name in inherited if name not in graph.written}
     changes: list[Reduced] = []
     for node in graph.own:
-        body, changed = reduced(node, graph.nodes, stand)
+        body, changed = reduced(node, graph.nodes, stand_ins)
         left_out = {change.setting.removeprefix(INPUT) for change in changed if change.setting.startswith(INPUT)}
         inputs = {"in": _inputs(node, left_out)} if node.edges else {}
         stages[node.name] = {"kind": node.kind} | inputs | body
@@ -479,7 +134,7 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
                 "numerics": _on_cpu(override.get("numerics", {}), where, changes),
                 "placement": _placed(override.get("placement", {}), where, changes),
             }
-    for kind, declaration in DECLARATIONS.items():
+    for kind, declaration in KINDS.items():
         ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
         if declaration.engine.startswith("deepspeed"):  # a core for each rank; other jobs have one process
             found["kinds"].setdefault(kind, {}).setdefault("placement", {})["slots"] = ranks

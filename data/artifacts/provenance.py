@@ -87,7 +87,7 @@ def _is_ours(name: str) -> bool:
 
 
 def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
-    """Hash of the code behind a kind of stage: its module and what that imports of ours; comments and docstrings do not count.
+    """Hash of the code behind a kind of stage: its `run` and what that imports of ours; comments and docstrings do not count.
 
     Args:
         kind: of a stage.
@@ -97,7 +97,7 @@ def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
         `sha256`, and `files`: path → sha256, to name what has changed.
     """
     files: dict[str, str] = {}
-    waiting = [root / "stages" / f"{kind}.py"]
+    waiting = [root / "stages" / kind / "run.py"]
     while waiting:
         path = waiting.pop()
         name = path.relative_to(root).as_posix()

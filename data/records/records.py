@@ -94,7 +94,7 @@ class Answer(TypedDict):
     finish_reason: NotRequired[FinishReason]
     """`stop` where it is absent."""
     win_rate: NotRequired[float | None]
-    """P(it is better than an answer that the sampled policies give to the prompt), see `stages.core.win_rates`."""
+    """P(it is better than an answer that the sampled policies give to the prompt), see `stages.judge.win_rates`."""
     policy: NotRequired[str]
     """Of a sampled answer: the label of the policy that gave it,"""
     policy_content: NotRequired[str]
@@ -181,7 +181,7 @@ class Judgment(TypedDict):
     """Mean of `ratings`; null unless all of them are there."""
     score: float | None
     win_rate: float | None
-    """Of the scored answers: P(it is better than one of them, itself included, drawn at random), see `stages.core.win_rates`."""
+    """Of the scored answers: P(it is better than one of them, itself included, drawn at random), see `stages.judge.win_rates`."""
     template_arguments: NotRequired[dict[str, Any]]
 
 

@@ -175,7 +175,7 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
     for stage in drifted:
         say(f"\n{stage.shown}: code has changed since it was made: {', '.join(stage.changed_code)}")
     if drifted:
-        say("\nChanged code alone re-runs nothing: raise the stage's `version` in configs/language/declarations.py if its meaning changed,")
+        say("\nChanged code alone re-runs nothing: raise the stage's `version` in stages/KIND/kind.py if its meaning changed,")
         say(f"or run these stages again with {command('run', recipe, '--on-code-change', 'rerun')}.")
     if dirty:
         say(f"\nNot committed to git: {', '.join(dirty)}. They are the ledger of what was made:")

@@ -20,7 +20,7 @@ from pipelines.estimate.sampling_plan import Drawing, drawing_of
 from pipelines.estimate.shapes import Shape
 
 ROLLOUT_CHUNK = 256
-"""Requests that `rlvr` submits together (`stages.rlvr.ROLLOUT_CHUNK`)."""
+"""Requests that `rlvr` submits together (`stages.rlvr.run.ROLLOUT_CHUNK`)."""
 
 
 @dataclass(frozen=True)

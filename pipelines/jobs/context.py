@@ -8,10 +8,10 @@ from typing import Literal, Protocol
 
 from configs.base.problems import PedigreeError
 from configs.base.project import Project
+from configs.base.shrink import Reduced
 from configs.base.texts import command
 from configs.language.execution import Execution
 from configs.language.graph import Graph
-from configs.rehearsal.shrinking import Reduced
 from data.artifacts.provenance import CODE_ROOT
 from data.store.hashing import LONG_BYTES
 from pipelines.jobs.launcher import Launcher, LocalLauncher

@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 from configs.base.project import Project
 from configs.base.texts import command
-from configs.language.declarations import measures
 from configs.language.graph import Node, postorder
+from configs.language.kinds import measures
 from data.artifacts.artifacts import (
     LINEAGE_SCHEMA,
     Artifact,

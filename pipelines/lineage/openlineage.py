@@ -116,7 +116,7 @@ def _job_facets(made: Pedigree) -> dict[str, Any]:
     code = made.run.code
     if code is None or not code.commit:
         return {}
-    location = {"type": "git", "url": f"swh:1:rev:{code.commit}", "version": code.commit, "path": f"stages/{made.record.kind}.py"}
+    location = {"type": "git", "url": f"swh:1:rev:{code.commit}", "version": code.commit, "path": f"stages/{made.record.kind}/run.py"}
     schema = f"{FACETS}/1-0-1/SourceCodeLocationJobFacet.json#/$defs/SourceCodeLocationJobFacet"
     return {
         "sourceCodeLocation": _facet(schema, **location),

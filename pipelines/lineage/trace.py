@@ -23,9 +23,8 @@ from configs.base.problems import UsageProblem
 from configs.base.project import Project
 from configs.base.texts import command
 from configs.judging.pairing import STRATEGIES
-from configs.language.declarations import DECLARATIONS, measures
 from configs.language.graph import postorder
-from configs.language.orders import KEEPING
+from configs.language.kinds import KINDS, measures
 from configs.rows.datasets import ROWS
 from configs.rows.filters import base_id
 from data.artifacts.artifacts import Artifact, ArtifactError, Record, open_artifact
@@ -394,7 +393,7 @@ class Descent:
             return None
         if given != HELD:
             return BELOW
-        if record.kind in DECLARATIONS and port in DECLARATIONS[record.kind].trains_on:
+        if record.kind in KINDS and port in KINDS[record.kind].trains_on:
             return TRAINED
         if record.config.get("method", {}).get("type") == "self_instruct":  # made after the example of several
             return BELOW
@@ -480,8 +479,8 @@ def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool
     for given in record.inputs:
         if given.port == ROWS:
             parent = known[given.producer][0]
-            while parent.kind in KEEPING:
-                above = next((known[one.producer][0] for one in parent.inputs if one.port == "data"), None)
+            while parent.kind in KINDS and (port := KINDS[parent.kind].subset_of):
+                above = next((known[one.producer][0] for one in parent.inputs if one.port == port), None)
                 if above is None:  # no record of ours
                     return True
                 parent = above

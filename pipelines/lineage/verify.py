@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from configs.base.project import Project
 from configs.language.compile import pipeline_file
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import (
     SIGNATURE,
     SUMS,
@@ -279,7 +279,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 def _meaning(record: Record, present: Mapping[str, Path], place: str) -> list[Discrepancy]:
     """What hashes do not tell: a stage that this version does not know, and files of a model that run when they are loaded."""
     found = []
-    if record.kind not in DECLARATIONS:
+    if record.kind not in KINDS:
         unknown = f"was made by {record.kind!r}, no kind of stage that this version knows"
         found.append(Discrepancy(place, unknown, "verify it with the version that made it"))
     for name, path in present.items() if record.type in MODELS else ():

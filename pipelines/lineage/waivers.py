@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from configs.language.declarations import COMPARING
+from configs.language.kinds import removes_overlaps
 from data.artifacts.artifacts import ArtifactError
 from pipelines.lineage.ancestry import Pedigree
 from pipelines.lineage.evaluations import Evaluation, labels_of
@@ -47,7 +47,7 @@ class Split:
 
 def waived_of(policy: Pedigree) -> list[Waived]:
     """The waivers in the ancestry of a policy that have kept rows, parents first."""
-    return [found for ancestor in policy.material() if ancestor.record.kind in COMPARING for found in _waived(ancestor)]
+    return [found for ancestor in policy.material() if removes_overlaps(ancestor.record.kind) for found in _waived(ancestor)]
 
 
 def splits_of(evaluation: Pedigree) -> list[Split]:

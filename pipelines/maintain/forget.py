@@ -14,8 +14,8 @@ from configs.base.document import ConfigError
 from configs.base.project import Project
 from configs.base.wordings import wordings
 from configs.language.compile import source_file
-from configs.language.declarations import DECLARATIONS
 from configs.language.graph import Graph, Node
+from configs.language.kinds import KINDS
 from configs.language.recipe import load_recipe, recipe_names
 from configs.rows.datasets import PrepareData
 from configs.rows.filters import Filter, Ids, Spoken
@@ -167,7 +167,7 @@ def _again(project: Project, node: Node, run: Run, why: str, named: list[Named])
 
 def gpu_hours(node: Node, run: Run) -> float | None:
     """Of a job that has run; None where no GPU took part, or no time was recorded."""
-    declaration = DECLARATIONS[node.kind]
+    declaration = KINDS[node.kind]
     computes = declaration.engine != "none" and any(set(declaration.inputs[edge.port].types) & set(MODELS) for edge in node.edges)
     used = run.numerics.get("device") == "cuda" and computes  # a stage that asks an endpoint has no model of its own
     return run.seconds / 3600 * _gpus(node, run) if used and run.seconds is not None else None

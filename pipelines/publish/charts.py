@@ -6,6 +6,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
+from configs.language.kinds import family_of
 from pipelines.quantities import number
 
 NODE_WIDTH, NODE_HEIGHT = 196.0, 34.0
@@ -17,31 +18,6 @@ SWEEPS = 121
 """Passes that place the cells, down and up in turn; an odd number, so that the last goes down."""
 MOST_POINTS = 240
 """Points of one curve; longer ones are shown as means over equal spans."""
-
-FAMILIES = {
-    "prepare_data": "data",
-    "decontaminate": "data",
-    "find_rephrased": "judging",
-    "constrain": "data",
-    "synthesize": "sampling",
-    "source_model": "source",
-    "sft": "training",
-    "reward_model": "training",
-    "reference_logprobs": "judging",
-    "preference_train": "training",
-    "rlvr": "training",
-    "merge": "training",
-    "sample": "sampling",
-    "judge": "judging",
-    "overoptimization": "measuring",
-    "pair": "judging",
-    "best_answers": "judging",
-    "select_prompts": "judging",
-    "select_rows": "judging",
-    "evaluate": "measuring",
-    "select": "measuring",
-    "external": "source",
-}
 
 
 @dataclass(frozen=True)
@@ -209,7 +185,7 @@ def _line(above: _Cell, below: _Cell) -> str:
 
 def _node(cell: _Cell, box: Box) -> str:
     left, top = cell.x - NODE_WIDTH / 2, MARGIN + cell.layer * (NODE_HEIGHT + GAP_Y)
-    family = FAMILIES.get(box.kind, "source")
+    family = family_of(box.kind)
     name = _short(box.name, 18)
     return (
         f'<g class="node {family}{" missing" if box.missing else ""}"><title>{escape(box.hover or box.name)}</title>'

@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
+from configs.language.kinds import family_of
 from pipelines.lineage.ancestry import Pedigree
-from pipelines.publish.charts import FAMILIES, Box, graph_svg
+from pipelines.publish.charts import Box, graph_svg
 from pipelines.publish.report import filled, numerics_text
 from pipelines.quantities import size
 
@@ -42,7 +43,7 @@ def _row(found: Pedigree, names: dict[str, str]) -> dict[str, Any]:
     record, attempts, code = found.record, found.run.attempts, found.run.code
     return {
         "name": names[found.id],
-        "family": FAMILIES.get(record.kind, "source"),
+        "family": family_of(record.kind),
         "kind": f"{record.kind} v{record.version}",
         "parents": ", ".join(f"{given.port}: {names[given.producer]}" for given in record.inputs),
         "record": record,

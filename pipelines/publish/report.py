@@ -16,10 +16,9 @@ from configs.base.document import ConfigError
 from configs.base.frozen import Frozen
 from configs.base.project import Project
 from configs.base.texts import shown
-from configs.language.compile import CURVES
-from configs.language.declarations import COMPARING, DECLARATIONS
 from configs.language.execution import Execution
 from configs.language.graph import Graph, Node
+from configs.language.kinds import KINDS
 from configs.language.suites import looks
 from configs.rows.datasets import PrepareData, generators_of, licences_of, title
 from data.artifacts.artifacts import Artifact, ArtifactError, Run, open_artifact, read_json, read_run, write_text
@@ -30,14 +29,12 @@ from pipelines.estimate.reality import Outcome, outcomes_of
 from pipelines.lineage.ancestry import read_pedigree
 from pipelines.lineage.waivers import Split, splits_of
 from pipelines.publish.attribution import brought
-from pipelines.publish.charts import FAMILIES, Box, Estimate, curve_svg, graph_svg, intervals_svg
+from pipelines.publish.charts import Box, Estimate, curve_svg, graph_svg, intervals_svg
 from pipelines.publish.comparison import Comparison, comparisons
 from pipelines.quantities import duration, size
 from pipelines.run.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
-COUNTED = ("prepare_data", "constrain", "synthesize", "pair", "best_answers", "select_prompts", "select_rows")
-"""Kinds of stages that leave rows out and say how many, by reason."""
 MOST_POLICIES = 12
 """That are shown against each other in one table."""
 SAMPLES_PER_TASK = 6
@@ -160,7 +157,7 @@ class Page:
 
     def _cleaned(self, built: Sequence[Stage]) -> list[Stage]:
         """The stages that were the last to look for benchmark items in their data."""
-        looking = [stage for stage in built if stage.node.kind in COMPARING]
+        looking = [stage for stage in built if stage.node.declaration.removes_overlaps]
         before = {address for stage in looking for address in self._data_of(stage.node)}
         return [stage for stage in looking if stage.node.address not in before]
 
@@ -171,7 +168,7 @@ class Page:
 
     @property
     def families(self) -> list[str]:
-        return list(dict.fromkeys(FAMILIES.get(stage.node.kind, "source") for stage in self.stages))
+        return list(dict.fromkeys(stage.node.declaration.family for stage in self.stages))
 
     @property
     def graph(self) -> str:
@@ -195,7 +192,7 @@ class Page:
 
     @property
     def curves(self) -> list[dict[str, Any]]:
-        return [_curves(stage) for stage in self.stages if stage.node.kind in CURVES]
+        return [_curves(stage) for stage in self.stages if stage.node.declaration.curve]
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
@@ -212,7 +209,7 @@ class Page:
 
     @property
     def data(self) -> list[dict[str, Any]]:
-        return [_counts(stage) for stage in self.stages if stage.node.kind in COUNTED and stage.artifact]
+        return [_counts(stage) for stage in self.stages if stage.node.declaration.reports_drops and stage.artifact]
 
     @property
     def win_rates(self) -> list[dict[str, Any]]:
@@ -221,7 +218,7 @@ class Page:
 
     @property
     def contamination(self) -> list[dict[str, Any]]:
-        return [_contamination(stage) for stage in self.stages if stage.node.kind in COMPARING and stage.artifact]
+        return [_contamination(stage) for stage in self.stages if stage.node.declaration.removes_overlaps and stage.artifact]
 
     @property
     def validation(self) -> list[dict[str, Any]]:
@@ -356,7 +353,7 @@ def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[st
         found["counts"] = [{"what": "read", "rows": counts["read"]}]
         found["counts"] += [{"what": f"dropped: {reason}", "rows": count} for reason, count in counts["drops"]]
         found["counts"].append({"what": "kept", "rows": counts["kept"]})
-    if node.kind in COMPARING and stage.artifact:
+    if node.declaration.removes_overlaps and stage.artifact:
         gate = _contamination(stage)
         found["contamination"] = [dict(zip(gate["columns"], row, strict=True)) for row in gate["rows"]]
     return {name: rows for name, rows in found.items() if rows}
@@ -663,8 +660,8 @@ def _lineage(stage: Stage) -> dict[str, Any]:
     names = [parent.rpartition("/")[2] for parent in stage.node.parents]
     row: dict[str, Any] = {
         "name": stage.shown,
-        "kind": f"{stage.node.kind} v{DECLARATIONS[stage.node.kind].version}",
-        "family": FAMILIES.get(stage.node.kind, "source"),
+        "kind": f"{stage.node.kind} v{KINDS[stage.node.kind].version}",
+        "family": stage.node.declaration.family,
         "parents": names,
         "key": "",
         "problem": stage.problem,

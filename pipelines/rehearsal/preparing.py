@@ -18,6 +18,7 @@ from typing import Any
 from configs.base.document import ConfigError, Problem
 from configs.base.problems import PedigreeError
 from configs.base.project import Project
+from configs.base.shrink import RULE_ROWS, Reduced, StandIns, model_repo, rehearsed_name
 from configs.judging.answers import Scorers
 from configs.judging.asking import ByEndpoint
 from configs.judging.rephrasing import FindRephrased
@@ -25,7 +26,7 @@ from configs.judging.synthesis import Synthesize
 from configs.language.graph import Graph, Node
 from configs.language.recipe import load_recipes
 from configs.rehearsal.families import Dialogue, ModelFamily, ModelPlan, families, family_of
-from configs.rehearsal.shrinking import FILE_ROWS, MADE_ROWS, Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.rehearsal.shrinking import FILE_ROWS, rehearsed, rehearsed_profile
 from configs.rows.datasets import (
     OWN,
     TEMPLATES,
@@ -210,7 +211,7 @@ def _family_name(source: Any) -> str:
             return source.type
 
 
-def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[Stand, Path]:
+def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[StandIns, Path]:
     """What stands for the outside of these recipes, and the mirror that it lies in."""
     folders = rehearsal_hub.places(real.root)
     nodes = {node.address: node for graph in graphs for node in graph.own}
@@ -226,7 +227,7 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
         (place.partition("s/")[0], place.partition("/")[2]): rehearsal_hub.commit_of(folder) for place, folder in repositories.items()
     }
     judge_url = serve(project.root) if any(_is_answered_here(node) for node in nodes.values()) else ""
-    return Stand(commits, files, judge_url), rehearsal_hub.mirror(repositories)
+    return StandIns(commits, files, judge_url), rehearsal_hub.mirror(repositories)
 
 
 def _is_answered_here(node: Node) -> bool:
@@ -243,7 +244,7 @@ def _ruled(nodes: Iterable[Node]) -> list[Arithmetic | Constraints]:
     """The rules by which the recipe makes training rows, as many as are rehearsed."""
     configs = [node.config for node in nodes if isinstance(node.config, PrepareData) and node.config.record != "item"]
     found = [source for config in configs for source in config.sources if isinstance(source, Arithmetic | Constraints)]
-    return [source.model_copy(update={"count": min(source.count, MADE_ROWS)}) for source in found]
+    return [source.model_copy(update={"count": min(source.count, RULE_ROWS)}) for source in found]
 
 
 def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
@@ -262,9 +263,9 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
     asked = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
-    judges = {model_repo(node) for node in brought if node.address in asked}
-    trained = {model_repo(node) for node in brought if node.address in not_only_sampled(nodes.values())}
-    wanted = {model_repo(node): node for node in reversed(brought)}
+    judges = {model_repo(node.address, node.config.source) for node in brought if node.address in asked}
+    trained = {model_repo(node.address, node.config.source) for node in brought if node.address in not_only_sampled(nodes.values())}
+    wanted = {model_repo(node.address, node.config.source): node for node in reversed(brought)}
     plans = {}
     for repo, node in wanted.items():
         size = JUDGE if repo in judges else TRAINED if repo in trained else SAMPLED

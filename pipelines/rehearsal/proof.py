@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.base.project import Project
-from configs.language.declarations import COMPARING
+from configs.base.shrink import Reason, Reduced
 from configs.language.graph import Graph, Node, shown_name
-from configs.rehearsal.shrinking import Reason, Reduced
 from configs.rows.datasets import PrepareData
 from data.artifacts.artifacts import Artifact, read_run
 from data.records.records import row_files, rows_in
@@ -73,7 +72,7 @@ def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proo
             verifiers.setdefault(name, Counter())[outcome] += 1
     return Proof(
         rows=tuple(_rows(graph, node, artifact) for node, artifact in made if isinstance(node.config, PrepareData)),
-        removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.kind in COMPARING),
+        removed=tuple(_removed(graph, node, artifact) for node, artifact in made if node.declaration.removes_overlaps),
         models=tuple(_model(graph, node, artifact) for node, artifact in made if node.output in ("policy", "reward_model")),
         training=tuple(_trained(graph, node, artifact) for node, artifact in made if node.declaration.trains),
         verifiers={name: dict(counts) for name, counts in sorted(verifiers.items())},

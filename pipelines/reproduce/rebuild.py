@@ -17,8 +17,8 @@ import yaml
 from configs.base.problems import UsageProblem
 from configs.base.project import Project
 from configs.language.compile import params_file
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import FORMERLY
+from configs.language.kinds import KINDS
 from data.artifacts import provenance
 from data.artifacts.artifacts import ArtifactError, Record, Run, sha256_path, stage_key, write_text
 from data.store.untrusted import inside
@@ -109,7 +109,7 @@ def data_alone(members: Mapping[str, RebuiltStage]) -> set[str]:
     """Ids of those that are data stages, and made from data stages alone: no model and no engine has touched them."""
     found: set[str] = set()
     for member in members.values():  # parents come first
-        declaration = DECLARATIONS.get(member.record.kind)
+        declaration = KINDS.get(member.record.kind)
         if declaration is not None and declaration.engine == "none" and found.issuperset(member.parents):
             found.add(member.id)
     return found

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import FORMERLY
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, ArtifactError, Record, Run, read_run
 from data.artifacts.run_record import Environment
 from data.store.untrusted import LIST_BYTES, open_plain, read_lines, read_plain
@@ -80,7 +80,7 @@ def judge(
         said.append(f"weights off by {measures['weights_relative_l2']:.3g} (relative L2)")
     if inputs:
         said.append(f"its inputs differ: {', '.join(inputs)}")
-    exact = record.kind in DECLARATIONS and DECLARATIONS[record.kind].engine == "none"
+    exact = record.kind in KINDS and KINDS[record.kind].engine == "none"
     verdict: Verdict = "drifted" if inputs or (other and not exact) else "different"
     if measures.get("scores"):
         worst = max(measures["scores"], key=lambda row: abs(row["difference"]))
@@ -171,7 +171,7 @@ def _rows(curve: Path) -> list[dict[str, str]]:
 
 def weights_distance(before: Path, after: Path) -> float | None:
     """‖after - before‖ / ‖before‖ over all weights of two folders; None when they are not the same tensors or cannot be read."""
-    command = [sys.executable, "-P", "-m", "stages.training.distance", str(before), str(after)]
+    command = [sys.executable, "-P", "-m", "stages.merge.distance", str(before), str(after)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WEIGHTS_TIMEOUT_S)
     return float(answer.stdout) if answer.returncode == 0 else None

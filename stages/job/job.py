@@ -31,8 +31,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from configs.base.frozen import Frozen, finite
 from configs.base.paths import RelativePath
 from configs.base.problems import PedigreeError
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics, Placement
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, ArtifactError, FileEntry, Input, read_json, write_text
 from data.artifacts.run_record import Fingerprint, MadeBy, Setting
 from data.host.effort import Effort
@@ -284,7 +284,7 @@ class Job:
     @classmethod
     def of(cls, spec: JobSpec, folder: Path, **more: Any) -> Self:
         """The job of a spec, on the machine that runs it."""
-        computes = DECLARATIONS[spec.kind].engine != "none"
+        computes = KINDS[spec.kind].engine != "none"
         return cls(
             folder=folder,
             address=spec.address,

@@ -8,13 +8,14 @@ from pydantic import ValidationError
 
 from configs.base.document import ConfigError
 from configs.base.project import Project
+from configs.base.shrink import StandIns
 from configs.judging import rephrasing
 from configs.judging.asking import ByEndpoint
 from configs.judging.rephrasing import FindRephrased
 from configs.language.execution import Execution
 from configs.language.graph import Graph
 from configs.language.recipe import load_recipe
-from configs.rehearsal.shrinking import Stand, rehearsed
+from configs.rehearsal.shrinking import rehearsed
 from pipelines.estimate.amounts import amounts_of
 from pipelines.run import pins, runs
 
@@ -131,7 +132,7 @@ def test_the_vectors_and_the_engine_are_asked_for_before_anything_runs(tmp_path,
 
 
 def test_a_rehearsal_asks_a_made_endpoint_and_keeps_waivers_of_whole_suites(tmp_path):
-    stand = Stand(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
+    stand = StandIns(defaultdict(lambda: "a" * 40), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
     text, changes = rehearsed(load(tmp_path), "cpu", stand)
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "made.yaml").write_text(text)

@@ -11,18 +11,19 @@ import pytest
 import yaml
 
 from configs.base.document import ConfigError
+from configs.base.shrink import Reduced, StandIns, model_repo, rehearsed_name
 from configs.judging.answers import Sample
 from configs.language.execution import Execution, batch_problem, fitted
 from configs.language.graph import Graph
 from configs.language.recipe import load_recipe, load_recipes, recipe_names
 from configs.rehearsal.families import ModelFamily, families, family_of
-from configs.rehearsal.shrinking import Reduced, Stand, model_repo, rehearsed, rehearsed_name, rehearsed_profile
+from configs.rehearsal.shrinking import rehearsed, rehearsed_profile
 from configs.rows.datasets import PrepareData
 
 ROOT = Path(__file__).parents[2]
 RECIPES, PROFILES = ROOT / "configs" / "recipes", ROOT / "configs" / "execution"
 COMMIT = "a" * 40
-EVERYTHING = Stand(defaultdict(lambda: COMMIT), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
+EVERYTHING = StandIns(defaultdict(lambda: COMMIT), defaultdict(lambda: "b" * 64), "http://127.0.0.1:1/v1")
 
 
 def rehearsal_of(folder: Path, name: str, *overrides: str, recipes: Path = RECIPES) -> tuple[Graph, Graph, list[Reduced]]:
@@ -290,7 +291,9 @@ KNOWN = families([ROOT / "configs" / "rehearsal" / "models"])
 
 def test_every_model_of_the_flagship_has_a_family():
     graphs = [load_recipe(RECIPES, name) for name in ("olmo2_1b", "tulu3_8b", "tulu31_8b", "tulu3_8b_onpolicy")]
-    repos = {model_repo(node) for graph in graphs for node in graph.nodes.values() if node.kind == "source_model"}
+    repos = {
+        model_repo(node.address, node.config.source) for graph in graphs for node in graph.nodes.values() if node.kind == "source_model"
+    }
     assert repos >= {"allenai/OLMo-2-0425-1B", "meta-llama/Llama-3.1-8B"}
     assert not [repo for repo in repos if family_of(repo, KNOWN) is None]
 

@@ -221,7 +221,7 @@ def test_pairs_in_bulk_are_those_of_the_chat(chats):
 @pytest.mark.parametrize("step", nightly_after(1, [61, 3]))
 def test_every_character_of_the_basic_plane_is_told_right_or_left_to_the_tokenizer(step):
     """SmolLM2's own tokenizer."""
-    from stages.source_model import gguf_tokenizer
+    from stages.source_model.run import gguf_tokenizer
 
     tokenizer = gguf_tokenizer(assets.path("smollm2-135m-instruct"))
     tokenizer.chat_template = (TEMPLATES / "chatml.jinja").read_text()

@@ -22,7 +22,7 @@ def sent(files: dict[str, bytes]) -> tuple[bytes, str]:
 def test_all_of_our_code_arrives_as_it_was() -> None:
     files = code_files()
     found = unpacked(packed(files), code_sha256(files), "code")
-    assert found == {name: path.read_bytes() for name, path in files.items()} and "stages/sft.py" in found
+    assert found == {name: path.read_bytes() for name, path in files.items()} and "stages/sft/run.py" in found
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def test_all_of_our_code_arrives_as_it_was() -> None:
 )  # fmt: skip
 def test_a_file_that_is_none_of_our_code_is_refused_though_the_hash_is_right(name: str) -> None:
     with pytest.raises(ArtifactError, match="the store is no code of ours"):
-        unpacked(*sent({name: b"x", "stages/sft.py": b"y"}), "the store")
+        unpacked(*sent({name: b"x", "stages/sft/run.py": b"y"}), "the store")
 
 
 def test_other_bytes_are_refused() -> None:
-    data, sha256 = sent({"stages/sft.py": b"x"})
-    assert unpacked(data, sha256, "it") == {"stages/sft.py": b"x"}
+    data, sha256 = sent({"stages/sft/run.py": b"x"})
+    assert unpacked(data, sha256, "it") == {"stages/sft/run.py": b"x"}
     with pytest.raises(ArtifactError, match="it is not the code 000000000000"):
         unpacked(data, "0" * 64, "it")
-    for other in (b"{", b"[]", b'{"stages/sft.py": "%"}', b'{"stages/sft.py": 1}', b"[" * 200_000):
+    for other in (b"{", b"[]", b'{"stages/sft/run.py": "%"}', b'{"stages/sft/run.py": 1}', b"[" * 200_000):
         with pytest.raises(ArtifactError, match="it "):
             unpacked(other, sha256, "it")
 

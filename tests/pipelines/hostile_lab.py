@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.base.frozen import digest
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 from configs.rows.datasets import PrepareData
 from data.artifacts.artifacts import stage_key
 
@@ -50,7 +50,7 @@ def record_of(files: Mapping[str, bytes], **changes: Any) -> dict[str, Any]:
     """A sealed record of a data stage."""
     entries = [{"path": name, "size": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())]
     body = {
-        "schema_version": 1, "kind": "prepare_data", "version": DECLARATIONS["prepare_data"].version, "type": "conversation",
+        "schema_version": 1, "kind": "prepare_data", "version": KINDS["prepare_data"].version, "type": "conversation",
         "config": CONFIG, "inputs": [], "source_files": {}, "key": "", "content": "", "files": entries, "metrics": {"rows": 3}, "marks": [],
     }  # fmt: skip
     return sealed(body | changes)

@@ -132,7 +132,7 @@ def _load_stage(kind: str, *, load: Any = entry.load_stage) -> ModuleType:
     code = getattr(_here, "code", None)
     if code is None:
         return load(kind)
-    found = spec_from_file_location(f"snapshot_{kind}", code / "stages" / f"{kind}.py")
+    found = spec_from_file_location(f"snapshot_{kind}", code / "stages" / kind / "run.py")
     assert found and found.loader
     module = module_from_spec(found)
     found.loader.exec_module(module)

@@ -71,7 +71,7 @@ class Clone:
         for package in PACKAGES:
             shutil.copytree(REPOSITORY / package, clone.root / package, ignore=_left_out if whole else _unneeded)
         for kind, rows in ROWS.items():
-            clone.write(f"stages/{kind}.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
+            clone.write(f"stages/{kind}/run.py", STAGE.replace("rows = ROWS", f"rows = {rows}"))
         for name in (".gitignore", ".dvcignore", ".dvc/.gitignore"):
             clone.write(name, (REPOSITORY / name).read_text())
         clone.write(".dvc/config", (REPOSITORY / ".dvc/config").read_text())

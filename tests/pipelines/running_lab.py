@@ -194,7 +194,7 @@ except StageFailed as error:
 """
 
 
-JOB_CODE = {"__init__", "__main__", "job", "inputs", "postconditions", "statistics", "updates", "ranks"}
+JOB_CODE = {"__init__", "__main__", "kind", "job", "inputs", "postconditions", "statistics", "updates", "ranks"}
 """Modules of `stages` behind every job."""
 
 
@@ -219,7 +219,7 @@ class Lab:
         for package in ("configs", "data", "pipelines", "stages"):  # with its bytecode, which every process would make anew
             shutil.copytree(REPOSITORY / package, self.code / package, ignore=None if whole else unneeded)
         for kind, body in KINDS.items():
-            (self.code / "stages" / f"{kind}.py").write_text(STAGE + textwrap.dedent(body))
+            (self.code / "stages" / kind / "run.py").write_text(STAGE + textwrap.dedent(body))
         for name in (".gitignore", ".dvcignore", ".dvc/config", ".dvc/.gitignore"):
             self.write(name, (REPOSITORY / name).read_text())
         self._give_dvc_a_cache()

@@ -222,7 +222,7 @@ stages:
 
 def file_lab(lab: Lab) -> None:
     """`raw` is the text of a project file, read late."""
-    code = lab.code / "stages/prepare_data.py"
+    code = lab.code / "stages/prepare_data/run.py"
     text = code.read_text()
     body = text[text.index("def run(config, inputs, job):") :]
     late = """def run(config, inputs, job):
@@ -349,7 +349,7 @@ def test_commands_that_look_write_nothing(lab: Lab) -> None:
 @contextmanager
 def left_behind(lab: Lab, command: str) -> Iterator[Path]:
     """A runner that was killed while its job of `clean` worked; the job ends when the block does, or when there is a file `go`."""
-    path = lab.code / "stages/decontaminate.py"
+    path = lab.code / "stages/decontaminate/run.py"
     path.write_text(path.read_text().replace("get(job.address, {})", "get(job.address.partition('/')[2], {})"))
     lab.write("knobs.json", json.dumps({"clean": {"hold": "go"}}))
     runner = lab.orchestrator(command)
@@ -399,7 +399,7 @@ def test_work_of_a_recipe_that_was_renamed_is_recorded_under_its_new_name(lab: L
 
 # --- code --------------------------------------------------------------------------------------------------------------
 
-STAGE = "stages/decontaminate.py"
+STAGE = "stages/decontaminate/run.py"
 
 
 def other_code(lab: Lab) -> None:
@@ -574,7 +574,7 @@ def test_jobs_share_a_folder_of_tokens_and_gc_deletes_what_no_unfinished_one_rea
 def test_machine_and_environment_are_those_of_the_job(lab: Lab) -> None:
     """The job sees one core and another lock; the orchestrator has all cores and its own."""
     lab.processes = True
-    path = lab.code / "stages/prepare_data.py"
+    path = lab.code / "stages/prepare_data/run.py"
     path.write_text(path.read_text() + "\n\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n")
     (lab.code / "requirements").mkdir()
     (lab.code / "requirements/cpu.txt").write_text("torch==0\n")

@@ -227,17 +227,17 @@ def test_pull_without_a_remote_says_how_to_name_one(shared):
 
 def test_status_shows_changed_code_with_its_file(done):
     assert "code has changed" not in done("status", "lab")
-    path = done.lab.code / "stages" / "decontaminate.py"
+    path = done.lab.code / "stages" / "decontaminate" / "run.py"
     path.write_text(path.read_text() + "\n\n# a comment is no change\n")
     assert "code has changed" not in done("status", "lab")
     path.write_text(path.read_text() + "\n\nANSWER = 42\n")
     text = done("status", "lab")
-    assert "cleaner: code has changed since it was made: stages/decontaminate.py" in text and "suite: code" not in text
+    assert "cleaner: code has changed since it was made: stages/decontaminate/run.py" in text and "suite: code" not in text
     assert "nothing to do" in done("run", "lab")
 
 
 def test_rerun_makes_finished_stages_again_whose_code_has_changed_and_no_others(done):
-    path = done.lab.code / "stages" / "decontaminate.py"
+    path = done.lab.code / "stages" / "decontaminate" / "run.py"
     path.write_text(path.read_text() + "\n\nANSWER = 42\n")
     done.lab.forget_runs()
     assert "nothing to do" in done("run", "lab", "--on-code-change", "take") and done.lab.runs() == []

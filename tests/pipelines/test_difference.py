@@ -86,13 +86,13 @@ def test_the_change_far_up_is_where_the_ancestry_parts(diff):
 def test_fields_rows_and_code_are_told(project, diff):
     code = {
         "attempts": [{"code": {"commit": "f" * 40, "dirty": False, "patch_sha256": None}}],
-        "fingerprint": {"files": {"stages/sft.py": "0" * 64}},
+        "fingerprint": {"files": {"stages/sft/run.py": "0" * 64}},
     }
     publish(project, "coded", count=4, scores=[1.0] * 4, run=code)
     found = diff("one/raw", "coded/raw")
     assert [(change.name, change.first, change.second) for change in found.config] == [("sources[0].count", 3, 4)]
     assert (found.rows.by, found.rows.added, found.rows.removed, found.rows.changed, found.rows.kept) == ("id", 1, 0, 0, 3)
-    assert {change.name for change in found.code} == {"commit", "file stages/sft.py"}
+    assert {change.name for change in found.code} == {"commit", "file stages/sft/run.py"}
     words = text(found, "one/raw", "coded/raw")
     assert "  sources[0].count: 3 -> 4" in words and "  3 -> 4, by id: 1 added, 0 removed, 0 changed, 3 equal\n  added: r3" in words
     assert "  commit: 0123456789ab -> ffffffffffff" in words

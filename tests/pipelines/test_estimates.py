@@ -182,7 +182,7 @@ def test_of_a_prompt_that_answers_share_the_last_block_is_computed_for_each(prom
 def test_what_is_held_to_be_together_is_what_stages_hold(root):
     """Pipelines import no stage, so that a plan loads no engine: what they know of one is copied, and equal."""
     found = {}
-    for name in ("engines/sampler.py", "rlvr.py"):
+    for name in ("sampling/sampler.py", "rlvr/run.py"):
         found |= dict(re.findall(r"^(MAX_RUNNING|ROLLOUT_CHUNK) = (\d+)$", (root / "stages" / name).read_text(), re.MULTILINE))
     assert found == {"MAX_RUNNING": str(work.MAX_RUNNING), "ROLLOUT_CHUNK": str(ROLLOUT_CHUNK)}
 

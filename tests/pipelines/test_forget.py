@@ -33,7 +33,7 @@ stages:
 def lab(tmp_path_factory):
     """Rows with ids, and models that only stand for such; all is made but one recipe's stage below."""
     lab = Lab(tmp_path_factory.mktemp("forget"))
-    (lab.code / "stages/prepare_data.py").write_text(STAGE + textwrap.dedent(ROWS))
+    (lab.code / "stages/prepare_data/run.py").write_text(STAGE + textwrap.dedent(ROWS))
     lab.write("configs/recipes/lab.yaml", "description: Rows and a model.\n" + RANKS)
     lab.write("configs/recipes/child.yaml", "description: One more.\nexecution: lab" + CHILD)
     assert set(outcomes(lab).values()) == {"ran"}

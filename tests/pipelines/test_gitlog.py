@@ -74,7 +74,7 @@ def test_a_variant_is_committed_with_what_it_shares(made: Clone) -> None:
 
 
 def test_a_failed_stage_means_no_commit(made: Clone) -> None:
-    made.edit("stages/decontaminate.py", "rows = ", 'raise RuntimeError("no")\n    rows = ')
+    made.edit("stages/decontaminate/run.py", "rows = ", 'raise RuntimeError("no")\n    rows = ')
     commit = head(made)
     said = made.pedigree("run", "lab", "--commit", "--force", "cleaner", code=1)
     assert "not committed" in said and head(made) == commit

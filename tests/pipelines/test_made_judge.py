@@ -4,10 +4,10 @@ from configs.judging.asking import ByEndpoint
 from configs.judging.synthesis import SelfInstruct
 from configs.language.execution import Placement
 from pipelines.rehearsal.judge import answer, rating, serve
-from stages.core.novelty import rouge_l
 from stages.core.rating import parse_rating
-from stages.core.writing import read_prompts, writing_question
 from stages.sampling.endpoint import ChatServer
+from stages.synthesize.novelty import rouge_l
+from stages.synthesize.writing import read_prompts, writing_question
 
 
 def test_it_is_asked_as_any_endpoint_and_gives_the_same_ratings_from_the_same_place(tmp_path):

@@ -63,7 +63,7 @@ def run(config, inputs, job):
 def lab_with(folder: Path, url: str | None) -> Lab:
     folder.mkdir()
     lab = Lab(folder, processes=True, whole=True)
-    (lab.code / "stages" / "prepare_data.py").write_text(CHUNKED)
+    (lab.code / "stages" / "prepare_data" / "run.py").write_text(CHUNKED)
     silence = round(deadline(3))  # it counts as gone then; the start of a job must take less
     placement = f"placement: {{heartbeat_timeout_s: {silence}, " + (f"checkpoint_url: {json.dumps(url)}, " if url else "")
     lab.write("configs/execution/lab.yaml", PROFILE.replace("placement: {", placement).replace(", heartbeat_timeout_s: 120", ""))
@@ -129,7 +129,7 @@ def test_another_clone_goes_on_with_a_job_whose_machine_is_gone(tmp_path: Path, 
 
 # --- its code ----------------------------------------------------------------------------------------------------------
 
-STAGE = "stages/prepare_data.py"
+STAGE = "stages/prepare_data/run.py"
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from projects import environment, fresh_project
 from waiting import deadline
 
 from configs.base.project import Project
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics
 from configs.language.graph import Node
+from configs.language.kinds import KINDS
 from configs.language.recipe import load_recipe
 from data.host.machine import settled
 from pipelines.cli.plan import _amount, batch_text, plan
@@ -37,7 +37,7 @@ from pipelines.run.runs import load_execution, load_run
 )
 def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
     fields = {"global_batch": 8, "max_length": 64, "loss": loss, "optimizer": {"learning_rate": 1e-4}}
-    config = DECLARATIONS["preference_train"].config.model_validate(fields)
+    config = KINDS["preference_train"].config.model_validate(fields)
     node = Node("r", "it", "preference_train", config, (), "policy", (), "spec")
     assert batch_text(node, Numerics(**numerics), 20) == text
 

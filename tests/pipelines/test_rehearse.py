@@ -107,7 +107,7 @@ def test_the_second_time_there_is_nothing_to_do_until_code_changes(rehearsed):
     lab, _, _ = rehearsed
     before, contents = lab.runs(), lab.contents()
     assert "4 stages up to date" in lab.call("rehearse", "lab") and lab.runs() == before
-    stage = lab.lab.code / "stages" / "decontaminate.py"
+    stage = lab.lab.code / "stages" / "decontaminate" / "run.py"
     stage.write_text(stage.read_text() + "\n\nCHANGED = True\n")
     lab.call("rehearse", "lab")
     assert sorted(lab.runs()[len(before) :]) == ["clean", "cleaner"] and lab.contents() == contents

@@ -248,7 +248,7 @@ def test_a_model_is_reproduced_from_an_s3_remote_whose_bundle_has_its_commit(sto
     made = Clone.first(tmp_path)
     made.shell(f"{sys.executable} -m dvc remote modify -q store url s3://{BUCKET}/store")
     made.shell(f"{sys.executable} -m dvc remote modify -q store endpointurl {store.url}")
-    made.edit("stages/decontaminate.py", "save(job.out", 'rows.append({"id": "lost"})\n    save(job.out')
+    made.edit("stages/decontaminate/run.py", "save(job.out", 'rows.append({"id": "lost"})\n    save(job.out')
     commit = made.commit()
     made.pedigree("run", "lab")
     assert f"code {commit[:12]}: sent" in made.pedigree("push", "lab")

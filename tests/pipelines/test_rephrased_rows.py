@@ -14,7 +14,7 @@ from pipelines.publish.card import card
 from pipelines.publish.report import gather, tables, write_report
 from pipelines.rehearsal.judge import answer
 from pipelines.rehearsal.proof import proof_of
-from stages.core.rephrasing import parse_same, same_task_question
+from stages.find_rephrased.rephrasing import parse_same, same_task_question
 
 RECIPE = """
 description: Rows that a language model compares with a suite.

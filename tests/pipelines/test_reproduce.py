@@ -14,7 +14,7 @@ from reproduction_lab import Clone
 from waiting import deadline, until
 
 from configs.base.project import Project
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 from pipelines.ledger.by_id import bring
 from pipelines.ledger.ledger import Ledger
 
@@ -96,7 +96,7 @@ def test_content_that_comes_out_otherwise_is_different_and_what_is_below_drifts(
 def test_a_changed_tree_is_checked_out_with_its_patch_and_its_new_files(first, tmp_path):
     dirty = fresh(first, tmp_path)
     dirty.write("stages/core/extra.py", '"""New."""\n\nMORE = {"id": "é and %s"}\n')
-    dirty.edit("stages/decontaminate.py", "save(job.out", "from stages.core.extra import MORE\n    rows.append(MORE)\n    save(job.out")
+    dirty.edit("stages/decontaminate/run.py", "save(job.out", "from stages.core.extra import MORE\n    rows.append(MORE)\n    save(job.out")
     dirty.edit("configs/recipes/lab.yaml", "count: 5", "count: 4")
     dirty.pedigree("run", "lab", "--record-new-files")
     dirty.pedigree("export", "lab/clean", str(tmp_path / "dirty"))
@@ -106,7 +106,7 @@ def test_a_changed_tree_is_checked_out_with_its_patch_and_its_new_files(first, t
     assert "diff --git" not in (tmp_path / "dirty/pedigree/run.json").read_text()
     clone = first.another(f"clean-{tmp_path.name}")
     said = clone.pedigree("reproduce", str(tmp_path / "dirty"), code=2)
-    assert "this project did not make it" in said and "stages/decontaminate.py +2 -0" in said and "--trust runs it" in said
+    assert "this project did not make it" in said and "stages/decontaminate/run.py +2 -0" in said and "--trust runs it" in said
     assert clone.ran() == [] and not list((clone.root / ".pedigree").glob("reproduce/*/*")), "it was only looked at"
     assert "patch of 3 files" in said and "rows.append(MORE)" not in said
     shown = clone.pedigree("reproduce", str(tmp_path / "dirty"), "--dry-run", "--show-patch")
@@ -152,7 +152,7 @@ def test_new_files_are_no_part_of_a_record_unless_asked_for(first, tmp_path):
 @pytest.mark.nightly
 def test_a_commit_that_no_branch_reaches_comes_out_of_the_remote(first, tmp_path):
     lost = fresh(first, tmp_path)
-    lost.edit("stages/decontaminate.py", "save(job.out", 'rows.append({"id": "lost"})\n    save(job.out')
+    lost.edit("stages/decontaminate/run.py", "save(job.out", 'rows.append({"id": "lost"})\n    save(job.out')
     commit = lost.commit()
     lost.edit("configs/recipes/lab.yaml", "count: 5", "count: 7")
     lost.commit()
@@ -174,9 +174,9 @@ def test_each_stage_runs_under_the_code_that_made_it(first, tmp_path):
     made = fresh(first, tmp_path)
     nine = "raw.sources=[{type: arithmetic, operations: [add], digits: [1], count: 9, seed: 2}]"
     made.pedigree("run", "lab", "--only", "raw", "--only", "suite", "--set", nine)
-    made.edit("stages/prepare_data.py", "rows = [", 'rows = ["other", *[')
-    made.edit("stages/prepare_data.py", "count)]", "count)]]")
-    made.edit("stages/decontaminate.py", "save(job.out", 'rows.append({"id": "later"})\n    save(job.out')
+    made.edit("stages/prepare_data/run.py", "rows = [", 'rows = ["other", *[')
+    made.edit("stages/prepare_data/run.py", "count)]", "count)]]")
+    made.edit("stages/decontaminate/run.py", "save(job.out", 'rows.append({"id": "later"})\n    save(job.out')
     made.pedigree("run", "lab", "--set", nine)
     (folder,) = made.root.glob("artifacts/lab+*")
     made.pedigree("export", str(folder / "clean"), str(tmp_path / "model"))
@@ -284,10 +284,10 @@ def test_an_interrupted_reproduction_goes_on(first, tmp_path):
 @pytest.mark.nightly
 def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_path):
     clone = fresh(first, tmp_path)
-    text = (clone.root / "configs/language/declarations.py").read_text()
-    version = DECLARATIONS["decontaminate"].version
+    text = (clone.root / "stages/KIND/kind.py").read_text()
+    version = KINDS["decontaminate"].version
     before, after = text.split(f'kind="decontaminate",\n            version={version}', 1)
-    clone.write("configs/language/declarations.py", f'{before}kind="decontaminate",\n            version={version + 1}{after}')
+    clone.write("stages/KIND/kind.py", f'{before}kind="decontaminate",\n            version={version + 1}{after}')
     said = clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
     assert f"the code makes another stage of it: version {version} -> {version + 1}" in said
     assert clone.verdicts() == {"raw": "not run", "suite": "not run", "clean": "different", "cleaner": "different"}
@@ -297,7 +297,7 @@ def test_code_that_makes_another_stage_is_named_before_anything_runs(first, tmp_
 @pytest.mark.nightly
 def test_a_failed_stage_leaves_what_is_below_it_unmade(first, tmp_path):
     clone = fresh(first, tmp_path)
-    clone.edit("stages/decontaminate.py", "rows = load", "raise RuntimeError('broken')\n    rows = load")
+    clone.edit("stages/decontaminate/run.py", "rows = load", "raise RuntimeError('broken')\n    rows = load")
     clone.pedigree("reproduce", "lab/cleaner", "--here", code=1)
     assert clone.verdicts() == {"raw": "identical", "suite": "identical", "clean": "failed", "cleaner": "not run"}
 

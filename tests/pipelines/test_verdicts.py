@@ -34,7 +34,7 @@ RUN = {
     "numerics": {"threads": 1},
     "hardware": {"cpu": "A"},
     "environment": {"python": "3.11.7", "libraries": {"torch": "1"}},
-    "fingerprint": {"files": {"stages/sft.py": "1" * 64}},
+    "fingerprint": {"files": {"stages/sft/run.py": "1" * 64}},
 }
 
 
@@ -78,10 +78,10 @@ def test_other_conditions_are_named():
         "numerics": {"threads": 2},
         "hardware": {"cpu": "A", "gpus": ["H"]},
         "environment": {"python": "3.11.7", "libraries": {"torch": "2", "vllm": "1"}},
-        "fingerprint": {"files": {"stages/sft.py": "2" * 64}},
+        "fingerprint": {"files": {"stages/sft/run.py": "2" * 64}},
     }
     assert conditions(TOLD, Run.model_validate(now)) == [
-        "numerics threads 1 -> 2", "gpus None -> ['H']", "torch 1 -> 2", "vllm none -> 1", "code differs in stages/sft.py",
+        "numerics threads 1 -> 2", "gpus None -> ['H']", "torch 1 -> 2", "vllm none -> 1", "code differs in stages/sft/run.py",
     ]  # fmt: skip
 
 

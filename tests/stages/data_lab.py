@@ -4,8 +4,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics, Placement
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, Input, Record, content_hash, open_artifact, scan, write_json
 from data.records import records
 from stages.job.job import Job
@@ -15,12 +15,12 @@ def run_stage(
     folder: Path, kind: str, config: dict[str, Any], files: dict[str, Path] | None = None, threads: int = 2, **ports: Any
 ) -> Artifact:
     """`ports`: port → artifact, or label → artifact. An attempt in the folder of another goes on in what that has left."""
-    declaration = DECLARATIONS[kind]
+    declaration = KINDS[kind]
     typed = declaration.config.model_validate(config)
     inputs = {port: given if isinstance(given, dict) else {"it": given} for port, given in ports.items()}
     folder.mkdir(parents=True, exist_ok=True)
     job = Job(folder, address=f"r/{kind}", key="k", numerics=Numerics(threads=threads), placement=Placement(), source_files=files or {})
-    metrics = importlib.import_module(f"stages.{kind}").run(typed, inputs, job)
+    metrics = importlib.import_module(f"stages.{kind}.run").run(typed, inputs, job)
     kinds = {port: [artifact.type for artifact in labelled.values()] for port, labelled in inputs.items()}
     edges = [
         Input(port=port, label=label, content=artifact.record.content, producer=artifact.record.id)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from waiting import deadline
 
-from configs.language.declarations import DECLARATIONS
 from configs.language.execution import Numerics, Placement
+from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from data.artifacts.provenance import code_files, code_sha256
 from data.chat.chat import Chat
@@ -57,7 +57,7 @@ def a_job(folder: Path, numerics: Numerics | None = None, **placement: Any) -> J
 
 
 def config_of(kind: str, **fields: Any) -> Any:
-    return DECLARATIONS[kind].config.model_validate(fields)
+    return KINDS[kind].config.model_validate(fields)
 
 
 def arithmetic(count: int) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ def sums_or_not_known(count: int) -> list[dict[str, Any]]:
 
 def tiny_policy(folder: Path, seed: int = 0, hidden: int = 32) -> Artifact:
     """The policy that `source_model` makes of a few rows: two layers, its own tokenizer."""
-    from stages import source_model
+    from stages.source_model import run as source_model
 
     corpus = dataset(folder / "corpus", "conversation", arithmetic(60))
     sizes = {"layers": 2, "hidden": hidden, "heads": 4, "kv_heads": 2, "ffn": 64, "vocabulary": 300, "context": 128, "seed": seed}
@@ -130,7 +130,7 @@ def write_spec(
         kind=kind,
         key="k",
         config=config_of(kind, **config).model_dump(mode="json"),
-        version=DECLARATIONS[kind].version,
+        version=KINDS[kind].version,
         inputs={port: {label: GivenInput.of(artifact, folder) for label, artifact in given.items()} for port, given in inputs.items()},
         source_files={},
         code=code_sha256(code_files()),

@@ -9,8 +9,8 @@ from data_lab import publish, rows_of, run_stage
 
 from data.records import columns
 from pipelines.lineage.trace import subject
-from stages import pair
 from stages.job.job import StageError
+from stages.pair import run as pair
 from stages.verifiers import verify
 
 NO_COMMA = {"name": "ifeval", "instructions": [{"id": "punctuation:no_comma"}]}

@@ -19,8 +19,8 @@ from data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, Artifact, Input
 from data.contamination.decontamination import Comparison, Index
 from data.records import columns, records
 from data.sources.procedural import SourceError
-from stages import decontaminate
-from stages.evaluate import split_of
+from stages.decontaminate import run as decontaminate
+from stages.evaluate.run import split_of
 from stages.job.job import StageError
 
 SUITE = {

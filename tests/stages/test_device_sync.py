@@ -16,7 +16,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.language.execution import Numerics
-from stages import preference_train, reference_logprobs, reward_model, sft
+from stages.preference_train import run as preference_train
+from stages.reference_logprobs import run as reference_logprobs
+from stages.reward_model import run as reward_model
+from stages.sft import run as sft
 from stages.training import policy_update
 from stages.training.feed import Feed
 from stages.training.models import load_policy

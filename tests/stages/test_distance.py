@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from pipelines.reproduce.verdicts import weights_distance
-from stages.training.distance import relative_l2
-from stages.training.merging import WeightsError
+from stages.merge.distance import relative_l2
+from stages.merge.weights import WeightsError
 
 
 def test_the_distance_is_relative_and_over_all_tensors_of_all_files(tmp_path):

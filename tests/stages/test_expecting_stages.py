@@ -15,8 +15,8 @@ from configs.language.execution import Numerics, Placement
 from configs.rows.datasets import PrepareData
 from data.expectations.results import ValidationError
 from data.sources import row_files
-from stages import prepare_data
 from stages.job.job import Job
+from stages.prepare_data import run as prepare_data
 
 EXPECTED = [
     {"expect": "column_values_to_be_between", "column": "characters", "max_value": 40, "severity": "warn"},

@@ -14,7 +14,7 @@ from data.artifacts.artifacts import Artifact, read_rows
 from data.chat.chat import Chat, ChatError
 from data.records import records
 from data.sources.sources import SourceError
-from stages.sample import Draw, ask
+from stages.sample.run import Draw, ask
 
 MIB = 1 << 20
 LONG = "".join(f"word{number} " for number in range(10 * MIB // 10))

@@ -17,8 +17,8 @@ from waiting import deadline, until
 from configs.language.execution import Numerics
 from data.artifacts.artifacts import read_rows
 from data.records import columns, records, searching
-from stages import find_rephrased
-from stages.core.rephrasing import parse_same, same_task_question
+from stages.find_rephrased import run as find_rephrased
+from stages.find_rephrased.rephrasing import parse_same, same_task_question
 from stages.job.job import StageError
 
 PENCILS = "Noor bought 3 boxes with 12 pencils each and gave half of them to her sister. How many pencils does she have left?"

@@ -11,7 +11,7 @@ from gguf import GGUFReader, GGUFWriter
 from data.artifacts import assets
 from data.chat.chat import Chat
 from stages.job.job import StageError
-from stages.source_model import PRE_TOKENIZERS, gguf_tokenizer
+from stages.source_model.run import PRE_TOKENIZERS, gguf_tokenizer
 
 FIRST, THEN = r"\p{N}", r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 """llama.cpp, src/llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM: each cuts what the one before it left."""

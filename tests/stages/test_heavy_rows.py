@@ -11,7 +11,8 @@ from pyarrow import parquet
 
 from data.artifacts.artifacts import Artifact
 from data.records import answer_pool, columns, records
-from stages import best_answers, pair
+from stages.best_answers import run as best_answers
+from stages.pair import run as pair
 
 HEAVY = 60_000
 """Characters of a verifier."""

@@ -91,7 +91,7 @@ def test_what_goes_wrong_while_a_finished_result_is_written_to_the_disk_is_repor
 
 
 def test_a_job_that_was_told_what_code_is_behind_it_does_not_read_all_of_it_again(tmp_path, monkeypatch):
-    looks, code = [], {"sha256": "1" * 64, "files": {"stages/pair.py": "2" * 64}}
+    looks, code = [], {"sha256": "1" * 64, "files": {"stages/pair/run.py": "2" * 64}}
     monkeypatch.setattr(job_process, "fingerprint", lambda kind: looks.append(kind) or {"sha256": "3" * 64, "files": {}})
     told = [
         models.run(tmp_path / name, "prepare_data", ROWS, {}, Numerics(threads=1), asked)["made_by"]["fingerprint"]

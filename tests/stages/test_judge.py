@@ -13,8 +13,8 @@ from configs.language.execution import Numerics
 from data.artifacts.artifacts import read_rows
 from data.chat.chat import Chat
 from data.records import columns, records
-from stages import judge
 from stages.job.job import StageError
+from stages.judge import run as judge
 
 
 def completion(number: int, text: str, verifier):

@@ -13,9 +13,9 @@ from kernel_lab import TORCH, apart, compared, gradients, made, outputs, row
 
 from configs.language.execution import Numerics
 from configs.methods.training import Optimizer
-from stages import sft
 from stages.core.batches import document
 from stages.job.job import StageError
+from stages.sft import run as sft
 from stages.training import kernels
 from stages.training.kernels import ACTIVATIONS, fuse, refuse
 from stages.training.models import frozen, load_policy

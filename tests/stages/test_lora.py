@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from configs.language.execution import Numerics
 from configs.methods.training import Lora, Optimizer
 from data.chat.chat import Chat
-from stages import preference_train, rlvr, sft
 from stages.core.batches import collate, document
 from stages.job.job import StageError
 from stages.job.postconditions import unmet
+from stages.preference_train import run as preference_train
+from stages.rlvr import run as rlvr
+from stages.sft import run as sft
 from stages.training.adapters import merged, targets
 from stages.training.models import load_policy, load_reward_model
 from stages.training.trainer import Trainer

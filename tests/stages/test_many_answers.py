@@ -13,8 +13,8 @@ from tiny_models import make
 
 from data.artifacts.artifacts import Artifact
 from data.records import columns, records
-from stages import sample
 from stages.job.job import Job
+from stages.sample import run as sample
 from stages.sampling import chunks, continuous, response_log
 from stages.sampling.prepared import Prepared
 from stages.sampling.sampler import Generation, Request

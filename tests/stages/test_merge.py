@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from data.artifacts.artifacts import Artifact
-from stages import merge
 from stages.job.job import StageError
 from stages.job.postconditions import unmet
+from stages.merge import run as merge
 
 
 @pytest.fixture(scope="module")

@@ -295,7 +295,7 @@ def test_a_checkpoint_that_other_code_has_written_marks_the_result_with_the_step
     from stages.training.checkpoints import Checkpoints
 
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    for said, marks in ((["a"], []), (["a"], ["code changed at step 7: stages/sft.py"])):
+    for said, marks in ((["a"], []), (["a"], ["code changed at step 7: stages/sft/run.py"])):
         job = a_job(tmp_path / str(len(marks)))
         job.code, job.marks = "b" * 64, list(marks)
         path = job.checkpoints / "step-000005"

@@ -20,9 +20,10 @@ from configs.methods.optimizer import Optimizer
 from data.artifacts.artifacts import Artifact
 from data.chat.chat import Chat
 from data.chat.documents import Conversations
-from stages import preference_train, sft
 from stages.core.batches import collate
 from stages.job.job import StageError
+from stages.preference_train import run as preference_train
+from stages.sft import run as sft
 from stages.training import attention
 from stages.training.models import load_policy
 from stages.training.trainer import Trainer

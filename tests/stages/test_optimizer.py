@@ -14,8 +14,8 @@ from configs.language.execution import Numerics
 from configs.methods.optimizer import Optimizer
 from configs.methods.training import Rlvr
 from data.chat.chat import Chat
-from stages import rlvr
 from stages.core.batches import collate
+from stages.rlvr import run as rlvr
 from stages.training.policy_update import Learner, TrainingSample, initial_state, update_policy
 from stages.training.trainer import Trainer, learning_rate, parameter_groups
 

@@ -14,7 +14,7 @@ from configs.language.execution import Numerics
 from data.chat.chat import Chat
 from stages.core.batches import collate, document
 from stages.job.job import NotFinite, StageError
-from stages.rlvr import make_learner
+from stages.rlvr.run import make_learner
 from stages.training.models import load_policy, load_reward_model
 from stages.training.policy_update import (
     accumulate_policy_gradient,

@@ -16,7 +16,7 @@ from configs.methods.training import Sampling
 from data.artifacts.artifacts import read_rows
 from data.records import records
 from stages.job.job import StageError
-from stages.sample import draws_of
+from stages.sample.run import draws_of
 from stages.sampling.asking import Bound, ask
 
 ONE_THREAD = Numerics(threads=1)

@@ -13,10 +13,10 @@ from configs.base.problems import PedigreeError
 from configs.judging.answers import Sample
 from configs.judging.pairing import Pair
 from data.records.answer_pool import noted
-from stages.core.pairing import preferences
 from stages.job.job import StageError
-from stages.pair import preference
-from stages.sample import Tally, draws_of
+from stages.pair.pairing import preferences
+from stages.pair.run import preference
+from stages.sample.run import Tally, draws_of
 
 POOL = [f"m{number}" for number in range(6)]
 

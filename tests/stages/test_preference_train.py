@@ -11,10 +11,11 @@ from configs.language.execution import Numerics
 from data.artifacts.artifacts import Input
 from data.chat.chat import Chat
 from data.records import records
-from stages import preference_train, reference_logprobs
 from stages.core.batches import collate, document
 from stages.job.job import StageError
-from stages.preference_train import PreferenceExample, PreferenceObjective, add_gradient, comparisons, documents_of, reference_point
+from stages.preference_train import run as preference_train
+from stages.preference_train.run import PreferenceExample, PreferenceObjective, add_gradient, comparisons, documents_of, reference_point
+from stages.reference_logprobs import run as reference_logprobs
 from stages.training.feed import feed
 from stages.training.models import load_policy
 from stages.training.reference import content_key, online

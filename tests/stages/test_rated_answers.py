@@ -16,8 +16,8 @@ from configs.language.execution import Numerics
 from data.artifacts.artifacts import read_rows
 from data.records import records
 from data.store.untrusted import Line
-from stages import judge
 from stages.job.job import StageError
+from stages.judge import run as judge
 from stages.sampling.sampler import EngineLost
 
 RUBRICS = ["helpfulness", "honesty"]

@@ -25,9 +25,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from configs.language.execution import Numerics
 from configs.methods.optimizer import Optimizer
 from data.chat.chat import Chat
-from stages import preference_train, reward_model, rlvr, sft
 from stages.core.batches import collate, document
 from stages.job.job import StageError
+from stages.preference_train import run as preference_train
+from stages.reward_model import run as reward_model
+from stages.rlvr import run as rlvr
+from stages.sft import run as sft
 from stages.training.logprobs import PolicyModule
 from stages.training.recomputation import recompute_layers
 from stages.training.trainer import Trainer

@@ -12,10 +12,10 @@ from configs.methods.training import BradleyTerry
 from data.artifacts.artifacts import read_rows
 from data.chat.chat import Chat
 from data.records import columns, records
-from stages import reward_model
 from stages.core.batches import collate, document
 from stages.job.job import StageError
-from stages.reward_model import add_gradient, init_head, labelled_batch
+from stages.reward_model import run as reward_model
+from stages.reward_model.run import add_gradient, init_head, labelled_batch
 from stages.training.feed import feed
 from stages.training.models import load_reward_model
 from stages.training.probe import IsolationError

@@ -19,9 +19,9 @@ from configs.methods.training import Reward
 from data.artifacts.artifacts import read_rows, sha256_file
 from data.chat.chat import Chat
 from pipelines.jobs.processes import processes_of
-from stages import rlvr
 from stages.job.job import StageError
-from stages.rlvr import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
+from stages.rlvr import run as rlvr
+from stages.rlvr.run import Rollout, refuse, reward, reward_numbers, roll_out, rollout_sampler, score_of, usable_prompts
 from stages.sampling import sampler
 from stages.sampling.sampler import Generation
 

@@ -18,11 +18,11 @@ from configs.language.execution import Numerics
 from configs.methods.training import Sampling
 from data.artifacts.artifacts import read_rows
 from data.records import records
-from stages import evaluate
 from stages.core.statistics import paired_difference
-from stages.evaluate import comparisons
+from stages.evaluate import run as evaluate
+from stages.evaluate.run import comparisons
 from stages.job.job import StageError
-from stages.sample import window
+from stages.sample.run import window
 from stages.sampling import chunks, continuous
 from stages.sampling.continuous import _deal
 from stages.sampling.sampler import Child, Generation, Request, seed_of

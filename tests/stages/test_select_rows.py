@@ -17,9 +17,10 @@ from tiny_models import make_reward_model
 from configs.language.execution import Numerics
 from data.artifacts.artifacts import Artifact, read_rows
 from data.records import records
-from stages import judge, select_rows
 from stages.job.job import StageError
+from stages.judge import run as judge
 from stages.sampling import rewards
+from stages.select_rows import run as select_rows
 
 ONE_THREAD = Numerics(threads=1)
 ABOVE_ALL = {"type": "above", "min_score": -1e6}

@@ -10,8 +10,8 @@ from configs.language.execution import Numerics
 from data.artifacts.artifacts import read_rows
 from data.chat.chat import Chat
 from data.chat.documents import Conversations
-from stages import sft
 from stages.job.job import StageError
+from stages.sft import run as sft
 
 SFT = {"global_batch": 4, "max_length": 96, "dtype": "fp32", "optimizer": {"learning_rate": 1e-3}}
 

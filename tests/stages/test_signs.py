@@ -18,10 +18,13 @@ from data.artifacts.artifacts import survey
 from data.records import records
 from data.store import hashing
 from pipelines.cli.progress import StageView, doing, with_heartbeat
-from stages import evaluate, judge, overoptimization, sample
+from stages.evaluate import run as evaluate
 from stages.job import job as jobs
 from stages.job.inputs import open_inputs
 from stages.job.job import GivenInput, Inputs, Job, JobSpec
+from stages.judge import run as judge
+from stages.overoptimization import run as overoptimization
+from stages.sample import run as sample
 from stages.sampling import rewards
 from stages.sampling.sampler import Generation
 from stages.training import models

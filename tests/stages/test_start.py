@@ -9,10 +9,10 @@ from pathlib import Path
 import models
 import pytest
 
-from configs.language.declarations import DECLARATIONS
+from configs.language.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA_STAGES = [kind for kind, declaration in DECLARATIONS.items() if declaration.engine == "none"]
+DATA_STAGES = [kind for kind, declaration in KINDS.items() if declaration.engine == "none"]
 COUNTING = {"overoptimization", "prepare_data", "decontaminate", "pair", "best_answers", "select_prompts", "constrain"}
 """Data stages that compute with arrays: bootstrap samples, the order of rows, hashes of n-grams, where rows lie."""
 
@@ -38,7 +38,7 @@ def test_a_job_that_trains_loads_no_compiler_no_sampler_and_no_hub(tmp_path):
     folder = models.tiny_policy(tmp_path).path
     loaded = loaded_after(f"""
 from pathlib import Path
-import stages.__main__, stages.sft, stages.preference_train, stages.reward_model, torch
+import stages.__main__, stages.sft.run, stages.preference_train.run, stages.reward_model.run, torch
 from configs.language.execution import Numerics
 from configs.methods.training import Optimizer
 from data.artifacts.artifacts import open_artifact

@@ -19,11 +19,11 @@ from configs.rows.suite_forms import Form, load_form
 from data.artifacts.artifacts import Artifact, Record, content_hash, open_artifact, scan, write_json
 from data.records import records
 from data.records.records import FORM_FILE
-from stages import evaluate
-from stages.core import suite_scores
-from stages.core.pass_at_k import pass_at_k
-from stages.core.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
-from stages.evaluate import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
+from stages.evaluate import run as evaluate
+from stages.evaluate import suite_scores
+from stages.evaluate.pass_at_k import pass_at_k
+from stages.evaluate.run import Suite, is_cut_off, refuse_unknown, sampling_of, seed_parts
+from stages.evaluate.suite_scores import Draws, Task, cut, metrics_of, score_answer, score_choices, score_item, tabulate, task_hash
 from stages.job.job import StageError
 from stages.sampling.sampler import Generation, seed_of
 from stages.verifiers import sandbox

@@ -14,8 +14,8 @@ from configs.language.execution import Numerics
 from data.artifacts.artifacts import read_rows
 from data.records import records
 from pipelines.lineage.trace import subject
-from stages import synthesize
 from stages.job.job import StageError
+from stages.synthesize import run as synthesize
 
 ONE_THREAD = Numerics(threads=1)
 PLACED = {"endpoint_timeout_s": 20.0, "endpoint_retries": 0, "endpoint_concurrency": 4}

@@ -14,8 +14,8 @@ from data.contamination.decontamination import Index
 from data.sources.attributes import grouped
 from data.sources.layouts import example_of
 from stages.job.job import StageError
-from stages.rlvr import usable_prompts
-from stages.sample import Draw, ask, completion
+from stages.rlvr.run import usable_prompts
+from stages.sample.run import Draw, ask, completion
 from stages.sampling.chunks import Ask
 from stages.sampling.sampler import Generation
 from stages.training import training_rows

@@ -15,7 +15,7 @@ from data.chat.documents import Pairs
 from stages.core import losses
 from stages.core.batches import collate, document
 from stages.core.preference import Answers, kto, mismatched, pair_loss
-from stages.reward_model import init_head, targets
+from stages.reward_model.run import init_head, targets
 from stages.training.logprobs import PolicyModule, RewardModule
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ from data_lab import publish, rows_of, run_stage
 
 from data.chat.chat import Chat
 from data.chat.documents import Conversations, Pairs
-from stages import reference_logprobs
 from stages.core.batches import document
-from stages.preference_train import comparisons, documents_of
+from stages.preference_train.run import comparisons, documents_of
+from stages.reference_logprobs import run as reference_logprobs
 from stages.training.policy_update import MiniBatchPlan, TrainingSample
 from stages.training.reference import content_key
 from stages.training.training_rows import pairs

@@ -9,7 +9,7 @@ from models import publish
 
 from configs.rows.datasets import TEMPLATES, RandomLlama
 from data.artifacts.artifacts import Artifact
-from stages.source_model import adopt, random_llama, train_tokenizer
+from stages.source_model.run import adopt, random_llama, train_tokenizer
 
 TEXTS = ["What is 12 + 34?", "46", "What is 7 - 3?", "The answer is 4."] * 5
 

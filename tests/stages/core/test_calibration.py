@@ -6,8 +6,16 @@ import random
 import pytest
 from scipy import stats
 
-from stages.core import calibration
-from stages.core.calibration import accuracy_by_margin, brier, expected_calibration_error, log_loss, ordered_triples, reliability, spearman
+from stages.reward_model import calibration
+from stages.reward_model.calibration import (
+    accuracy_by_margin,
+    brier,
+    expected_calibration_error,
+    log_loss,
+    ordered_triples,
+    reliability,
+    spearman,
+)
 
 
 def logit(p):

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from configs.judging.pairing import Pair
 from data.records.answer_pool import Said
-from stages.core.pairing import Preferred, disagreement, preferences
-from stages.pair import chosen
+from stages.pair.pairing import Preferred, disagreement, preferences
+from stages.pair.run import chosen
 
 EVERY = [
     {"strategy": "best_vs_worst"},

@@ -2,7 +2,7 @@ from itertools import combinations
 
 import pytest
 
-from stages.core.pass_at_k import pass_at_k
+from stages.evaluate.pass_at_k import pass_at_k
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from data.store.storage import StoreError
 from stages.__main__ import cause_of
 from stages.job.job import Job, NotFinite, StageError
 from stages.job.postconditions import other_template, templates_of, unmet
+from stages.merge.weights import WeightsError
 from stages.sampling.sampler import EngineLost
 from stages.training.attention import AttentionError
-from stages.training.merging import WeightsError
 from stages.training.probe import IsolationError
 from stages.verifiers import VerifierError
 

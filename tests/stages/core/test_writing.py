@@ -6,8 +6,8 @@ import pytest
 
 from configs.judging.synthesis import Persona, SelfInstruct
 from configs.judging.writing import MANNERS, load_writing, tasks_of
-from stages.core.novelty import Novelty, rouge_l, words_of
-from stages.core.writing import read_prompts, writing_question
+from stages.synthesize.novelty import Novelty, rouge_l, words_of
+from stages.synthesize.writing import read_prompts, writing_question
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from configs.methods.merging import LinearMerge, Merge, SlerpMerge
 from data.artifacts.artifacts import Artifact
 from data.chat.chat import Chat
 from stages.job.job import Inputs, Job, StageError
-from stages.training.distance import relative_l2
-from stages.training.merging import Weights, difference, merge_folders, slerp, weighted_mean
+from stages.merge.distance import relative_l2
+from stages.merge.weights import Weights, difference, merge_folders, slerp, weighted_mean
 
 IRRELEVANT_KEYS = {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 """Keys of `config.json` that do not change the function of the weights. (`architectures` names the class: `model_type` decides it.)"""

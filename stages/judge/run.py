@@ -32,8 +32,8 @@ from data.records import records
 from data.records.records import AspectRating, Completion, Judgment
 from stages.core.ensembles import Member, agreement, combine, disagreement, model_terms, of_all, total
 from stages.core.rating import mean_rating
-from stages.core.win_rates import win_rate_table, win_rates
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
+from stages.judge.win_rates import win_rate_table, win_rates
 from stages.verifiers import VerifierError, verify
 
 if TYPE_CHECKING:  # it loads engines, which a verifier does without

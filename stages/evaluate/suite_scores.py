@@ -8,8 +8,8 @@ from typing import Any
 from configs.base.frozen import digest
 from configs.rows.suite_forms import Form, Metric
 from data.records.records import AnswerScore, ItemScore
-from stages.core.pass_at_k import pass_at_k
 from stages.core.statistics import bootstrap_average
+from stages.evaluate.pass_at_k import pass_at_k
 from stages.verifiers import Verdict, VerifierError, verify, version
 from stages.verifiers.choices import decide
 

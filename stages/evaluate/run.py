@@ -28,7 +28,7 @@ from data.artifacts.artifacts import Artifact, read_lineage, write_json, write_r
 from data.chat.chat import Chat
 from data.records import records
 from data.records.records import AnswerScore, ItemScore
-from stages.core.suite_scores import (
+from stages.evaluate.suite_scores import (
     Draws,
     Task,
     answers_of,

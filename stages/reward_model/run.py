@@ -27,10 +27,11 @@ from data.artifacts.artifacts import write_json, write_rows
 from data.chat.chat import Chat
 from data.chat.documents import Pairs
 from data.records.sequences import Mapped
-from stages.core import calibration, losses
+from stages.core import losses
 from stages.core.batches import MicroBatch, Unit, step_rows, steps_per_epoch, unit_tokens
 from stages.core.statistics import wilson
 from stages.job.job import Inputs, Job, StageError, only
+from stages.reward_model import calibration
 from stages.training.checkpoints import Checkpoints
 from stages.training.feed import GlobalBatch, PreparedMicroBatch
 from stages.training.models import load_reward_model

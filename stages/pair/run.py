@@ -22,9 +22,9 @@ from data.records import answer_pool, records
 from data.records.answer_pool import GivenAnswers, Said
 from data.records.records import Answer, Preference
 from stages.core.constraining import PART
-from stages.core.pairing import Preferred, preferences, within
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
 from stages.job.output_rows import written
+from stages.pair.pairing import Preferred, preferences, within
 from stages.verifiers import VerifierError, verify
 
 

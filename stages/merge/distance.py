@@ -1,4 +1,4 @@
-"""How far the weights of one model folder are from those of another: `python -m stages.training.distance BEFORE AFTER`.
+"""How far the weights of one model folder are from those of another: `python -m stages.merge.distance BEFORE AFTER`.
 
 A process of its own, because planning loads no torch. It prints ‖after - before‖₂ / ‖before‖₂ over all tensors together.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import float64
 
-from stages.training.merging import Weights, WeightsError, difference
+from stages.merge.weights import Weights, WeightsError, difference
 
 
 def relative_l2(before: Path, after: Path) -> float:

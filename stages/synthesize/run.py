@@ -21,12 +21,12 @@ from data.expectations.validation import validate
 from data.records import records
 from data.records.messages import user_turns
 from data.records.records import Message, Prompt, made_id
-from stages.core.novelty import Novelty
-from stages.core.writing import read_prompts, writing_question
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
 from stages.sampling.asking import Bound, ask, mark_models, reported
 from stages.sampling.endpoint import Reply
 from stages.sampling.sampler import seed_of
+from stages.synthesize.novelty import Novelty
+from stages.synthesize.writing import read_prompts, writing_question
 from stages.verifiers import check
 
 SHOWN = 200

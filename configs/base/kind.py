@@ -1,0 +1,83 @@
+"""A kind of stage: the one declaration that recipes, plans, rehearsals and reports read.
+
+`stages/NAME/kind.py` declares it as `KIND` and loads nothing heavy; `stages/NAME/run.py` has its `run(config, inputs, job)`, which jobs
+alone import.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from configs.base.frozen import Arrived, Frozen
+from configs.base.shrink import Shrink, unchanged
+
+ArtifactType = Literal[
+    "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"
+]
+DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
+Family = Literal["source", "data", "sampling", "judging", "training", "measuring"]
+
+
+@dataclass(frozen=True)
+class Port:
+    """One named input of a stage."""
+
+    types: frozenset[str]
+    many: bool = False
+    """Takes one or more artifacts, each under a label (by default the name of its stage)."""
+    optional: bool = False
+    measures: bool = False
+    """The artifact only measures the output; nothing of it becomes part of the output."""
+
+
+def port(*types: ArtifactType, many: bool = False, optional: bool = False, measures: bool = False) -> Port:
+    return Port(frozenset(types), many, optional, measures)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stage. Raise `version` when the meaning of its output changes."""
+
+    name: str
+    version: int
+    config: type[Frozen]
+    inputs: Mapping[str, Port]
+    output: Callable[[Any, Mapping[str, list[str]]], str]
+    """Type of the artifact, from the config and the types that arrived at each port."""
+    engine: Literal["none", "torch", "deepspeed", "vllm", "deepspeed+vllm"] = "none"
+    """Libraries that its job loads; `deepspeed` kinds may run on several ranks."""
+    needs: Callable[[Any], frozenset[str]] = lambda config: frozenset()
+    """Optional inputs that a config makes required."""
+    problem: Callable[[Any, Arrived], str | None] = lambda config, arrived: None
+    """Why a config and its inputs do not go together, or None."""
+
+    # lineage
+    trains_on: frozenset[str] = frozenset()
+    """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    unchecked: bool = False
+    """A model writes its rows, which may repeat a benchmark that was removed upstream: the decontamination gate starts over."""
+    subset_of: str | None = None
+    """The port whose rows it passes on in their order, some of them left out."""
+    removes_overlaps: bool = False
+    """Leaves out rows that overlap with benchmark items, and lists them in `evidence/manifest.jsonl`."""
+
+    # rehearsals
+    shrink: Shrink = unchanged
+    """Makes a config small enough for a rehearsal."""
+
+    # reports
+    family: Family = "data"
+    """Its color in the graph of a report."""
+    curve: str | None = None
+    """The column of its `evidence/curve.csv` to plot against `step`, where it leaves a curve."""
+    reports_drops: bool = False
+    """Its metrics count the rows that it left out, by reason."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether its output is a model trained from the one at the port `policy`."""
+        return bool(self.trains_on)
+
+
+def gives(artifact_type: ArtifactType) -> Callable[[Any, Mapping[str, list[str]]], str]:
+    return lambda config, inputs: artifact_type

@@ -1,0 +1,1 @@
+"""Judgments → conversations with the best answers."""

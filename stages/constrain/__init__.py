@@ -1,0 +1,1 @@
+"""Prompts → prompts with verifiable constraints."""

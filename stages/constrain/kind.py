@@ -1,0 +1,21 @@
+"""`constrain` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, gives, port
+from configs.base.shrink import Cut
+from configs.judging.constraining import Constrain
+
+
+def shrink(cut: Cut) -> None:
+    cut.most("min_rows", 1, "thresholds")
+
+
+KIND = Kind(
+    name="constrain",
+    version=2,
+    config=Constrain,
+    inputs={"prompts": port("prompt")},
+    output=gives("prompt"),
+    shrink=shrink,
+    family="data",
+    reports_drops=True,
+)

@@ -1,0 +1,1 @@
+"""Rows → those that share no text with benchmark items."""

@@ -1,0 +1,16 @@
+"""`decontaminate` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, port
+from configs.rows.decontamination import Decontaminate, shrink_comparison
+
+KIND = Kind(
+    name="decontaminate",
+    version=6,
+    config=Decontaminate,
+    inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
+    output=lambda config, inputs: inputs["data"][0],
+    shrink=shrink_comparison,
+    family="data",
+    subset_of="data",
+    removes_overlaps=True,
+)

@@ -1,0 +1,1 @@
+"""Completions → judgments, by verifiers, reward models or a language model."""

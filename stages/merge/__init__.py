@@ -1,0 +1,1 @@
+"""Policies → policy, by arithmetic on their weights."""

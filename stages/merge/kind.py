@@ -1,0 +1,15 @@
+"""`merge` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, gives, port
+from configs.methods.merging import Merge, merge_problem
+
+KIND = Kind(
+    name="merge",
+    version=1,
+    config=Merge,
+    inputs={"policies": port("policy", many=True)},
+    output=gives("policy"),
+    engine="torch",
+    problem=merge_problem,
+    family="training",
+)

@@ -1,0 +1,1 @@
+"""Judgments → how much of a proxy's reward is real."""

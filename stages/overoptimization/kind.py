@@ -1,0 +1,25 @@
+"""`overoptimization` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, gives, port
+from configs.base.shrink import RESAMPLES, Cut
+from configs.judging.answers import Overoptimization, overoptimization_problem
+
+MAX_N = 2
+
+
+def shrink(cut: Cut) -> None:
+    cut.most("max_n", MAX_N, "samples")
+    cut.most("resamples", RESAMPLES, "samples")
+
+
+KIND = Kind(
+    name="overoptimization",
+    version=1,
+    config=Overoptimization,
+    inputs={"judgments": port("judgment"), "gold": port("judgment", optional=True)},
+    output=gives("report"),
+    problem=overoptimization_problem,
+    shrink=shrink,
+    family="measuring",
+    curve="gold",
+)

@@ -1,0 +1,1 @@
+"""Sources → one validated, filtered, mixed set of rows."""

@@ -1,0 +1,106 @@
+"""`prepare_data` as recipes, plans, rehearsals and reports see it."""
+
+from typing import Any
+
+from configs.base.kind import Kind, port
+from configs.base.shrink import RULE_ROWS, Cut
+from configs.rows.datasets import ROWS, TOKENIZER, DataSource, Hub, MadeRows, Packaged, PrepareData, Stored
+from configs.rows.mixing import Drawn
+from configs.rows.preparing import inputs_problem, needs_of
+
+ROWS_OF_A_FILE, ROWS_OF_THE_HUB, LEAKED = 8, 3, 2
+"""Of a file or a package; of the hub, where the recipe has a count; planted."""
+ITEMS, ITEMS_SAMPLED = 3, 1
+"""Items of a suite, and where each is answered many times."""
+BAD_ROWS = 0.75
+OF_REAL_ROWS = ("ids", "values")
+"""Filters by what generated rows do not have: these ids, and such values, or the columns at all."""
+
+
+def shrink(cut: Cut) -> None:
+    config = cut.config
+    assert isinstance(config, PrepareData)
+    for number, source in enumerate(config.sources):
+        place = f"sources.{number}"
+        _shrink_source(cut, place, source)
+        if isinstance(source, Drawn):
+            _take_all(cut, place, source)
+        most = _most_rows(config, source)
+        if source.type == "packaged" or _samples(config) > 1:  # of others all that are there are few
+            cut.set(f"{place}.count", min(source.count or most, most), "data")
+        else:
+            cut.most(f"{place}.count", most, "data")
+        if config.draw == "after_filters" and isinstance(source, Drawn) and cut.get(f"{place}.count") is not None:
+            cut.set(f"{place}.repeat", True, "data")
+    cut.set("total", None, "data")
+    if config.shots is not None:
+        _shrink_source(cut, "shots.source", config.shots.source)
+    cut.set("filters", [_loosened(one) for one in cut.get("filters") if one["type"] not in OF_REAL_ROWS], "data")
+    for number in range(len(config.expectations)):  # few rows, that are generated
+        cut.set(f"expectations.{number}.severity", "warn", "thresholds")
+
+
+def _loosened(given: dict[str, Any]) -> dict[str, Any]:
+    """A filter that generated rows can pass: a tiny model's tokens are more, or fewer."""
+    return {**given, "min": 1, "max": None} if given["type"] == "tokens" else given
+
+
+def _take_all(cut: Cut, place: str, source: Drawn) -> None:
+    """Takes all of few rows, whatever their share of a mixture."""
+    bare: dict[str, Any] = {"share": None, "weights": {}}
+    if isinstance(source, MadeRows):  # few, and their number is unknown
+        bare |= {"count": None}
+    if isinstance(source, Packaged):
+        bare |= {"epochs": None}
+    for name, value in bare.items():
+        cut.set(f"{place}.{name}", value, "data")
+    if source.repeat and cut.get(f"{place}.count") is None:
+        cut.set(f"{place}.repeat", False, "data")
+
+
+def _most_rows(config: PrepareData, source: DataSource) -> int:
+    suite = config.record == "item"
+    if _samples(config) > 1:
+        return ITEMS_SAMPLED
+    match source.type:
+        case "leaks":
+            return LEAKED
+        case "hub":
+            return ROWS_OF_THE_HUB
+        case "arithmetic" | "constraints" | "program" if not suite:
+            return RULE_ROWS
+        case _:
+            return ITEMS if suite else ROWS_OF_A_FILE
+
+
+def _samples(config: PrepareData) -> int:
+    """Answers to each item of a suite, which its form decides."""
+    return config.the_form.draw.samples if config.the_form and config.the_form.draw else 1
+
+
+def _shrink_source(cut: Cut, place: str, source: Any) -> None:
+    match source:
+        case Hub():
+            cut.set(f"{place}.revision", cut.stand_ins.commits["dataset", source.repo], "data")
+        case Stored():
+            cut.set(f"{place}.sha256", cut.stand_ins.files[source.name], "data")
+    if source.type in ("hub", "files", "stored", "program"):
+        cut.set(f"{place}.max_bad_rows", BAD_ROWS, "thresholds")
+
+
+KIND = Kind(
+    name="prepare_data",
+    version=8,
+    config=PrepareData,
+    inputs={
+        "leak_from": port("item", many=True, optional=True),
+        ROWS: port("conversation", "prompt", "preference", many=True, optional=True),
+        TOKENIZER: port("policy", optional=True, measures=True),
+    },
+    output=lambda config, inputs: config.record,
+    needs=needs_of,
+    problem=inputs_problem,
+    shrink=shrink,
+    family="data",
+    reports_drops=True,
+)

@@ -1,0 +1,1 @@
+"""Policy + preferences → log-probabilities of the reference."""

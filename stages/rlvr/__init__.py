@@ -1,0 +1,1 @@
+"""Policy + prompts with verifiers → policy."""

@@ -1,0 +1,1 @@
+"""Candidates + scores → the candidate with the highest development score."""

@@ -1,0 +1,13 @@
+"""`select` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, gives, port
+from configs.judging.answers import Select
+
+KIND = Kind(
+    name="select",
+    version=1,
+    config=Select,
+    inputs={"candidates": port("policy", many=True), "scores": port("scores")},
+    output=gives("policy"),
+    family="measuring",
+)

@@ -1,0 +1,1 @@
+"""Prompts + judgments → prompts of the wanted difficulty."""

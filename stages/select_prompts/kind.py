@@ -1,0 +1,26 @@
+"""`select_prompts` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, gives, port
+from configs.base.shrink import HIGHEST, LOWEST, Cut
+from configs.judging.keeping import SelectPrompts, keeping_problem
+
+
+def shrink(cut: Cut) -> None:
+    cut.most("min_answers", 1, "thresholds")
+    cut.most("min_rows", 1, "thresholds")
+    cut.most("min_mean", LOWEST, "thresholds")
+    if cut.get("max_mean") is not None:
+        cut.set("max_mean", HIGHEST, "thresholds")
+
+
+KIND = Kind(
+    name="select_prompts",
+    version=2,
+    config=SelectPrompts,
+    inputs={"prompts": port("prompt"), "judgments": port("judgment")},
+    output=gives("prompt"),
+    problem=keeping_problem,
+    shrink=shrink,
+    family="judging",
+    reports_drops=True,
+)

@@ -1,0 +1,1 @@
+"""Rows → those whose answers score best."""

@@ -1,0 +1,1 @@
+"""A model from outside → policy."""

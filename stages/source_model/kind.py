@@ -1,0 +1,27 @@
+"""`source_model` as recipes, plans, rehearsals and reports see it."""
+
+from configs.base.kind import Kind, gives, port
+from configs.base.shrink import Cut, model_repo
+from configs.rows.datasets import SourceModel
+
+
+def shrink(cut: Cut) -> None:
+    """A tiny model of the same family."""
+    assert isinstance(cut.config, SourceModel)
+    repo = model_repo(cut.address, cut.config.source)
+    licence = (cut.get("source") or {}).get("licence")
+    tiny = {"type": "hub", "repo": repo, "revision": cut.stand_ins.commits["model", repo]}
+    cut.set("source", tiny | ({"licence": licence} if licence else {}), "weights")
+
+
+KIND = Kind(
+    name="source_model",
+    version=3,
+    config=SourceModel,
+    inputs={"corpus": port("conversation", many=True, optional=True)},
+    output=gives("policy"),
+    engine="torch",
+    needs=lambda config: frozenset({"corpus"} if config.source.type == "random_llama" else ()),
+    shrink=shrink,
+    family="source",
+)

@@ -1,0 +1,1 @@
+"""Prompts → new prompts, written by a language model."""
