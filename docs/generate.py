@@ -83,7 +83,7 @@ def methods() -> dict[str, list[type[Frozen]]]:
         reachable = [declaration.config, *parts_of(declaration.config)]
         own = [config for config in reachable if "formula" in vars(config)]
         if own:
-            found[declaration.kind] = own
+            found[declaration.name] = own
     return found
 
 
@@ -140,12 +140,12 @@ def _overview() -> str:
     lines = ["| kind | takes | gives | runs on |", "|---|---|---|---|"]
     for declaration in KINDS.values():
         takes = ", ".join(f"{name}{'?' if port.optional else ''}" for name, port in declaration.inputs.items())
-        lines.append(f"| [`{declaration.kind}`](#{declaration.kind}) | {takes} | {_gives(declaration)} | {_engine(declaration)} |")
+        lines.append(f"| [`{declaration.name}`](#{declaration.name}) | {takes} | {_gives(declaration)} | {_engine(declaration)} |")
     return "\n".join([*lines, "", "`?` marks a port that may stay empty.", ""])
 
 
 def _stage(declaration: Kind) -> str:
-    lines = [f"## {declaration.kind}", "", _text(declaration.config), "", *_formula(declaration.config)]
+    lines = [f"## {declaration.name}", "", _text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
         facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
         facts += ["rows are only measured by it"] if port.measures else []

@@ -34,12 +34,13 @@ from pydantic import Field, ValidationError
 
 from configs.base.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
 from configs.base.frozen import Frozen, Given, digest
+from configs.base.kind import DATASETS, Kind, Port
 from configs.base.naming import MODEL_NAME, Model
 from configs.base.problems import UsageProblem
 from configs.base.published import Published
 from configs.language import orders, suites
 from configs.language.graph import Edge, Graph, Node, postorder
-from configs.language.kinds import DATASETS, KINDS, Kind, Port
+from configs.language.kinds import KINDS
 from configs.language.rounds import is_stage, unroll
 from configs.rows.datasets import PrepareData
 
@@ -431,7 +432,7 @@ class _Building:
         node = Node(
             recipe=self.recipe,
             name=name,
-            kind=declaration.kind,
+            kind=declaration.name,
             config=config,
             edges=tuple(edge for edge, _ in sources),
             output=declaration.output(config, arrived),
@@ -455,7 +456,7 @@ class _Building:
         for port_name in given:
             if port_name not in ports:
                 takes = ", ".join(ports) or "none"
-                self._complain(name, ("in", port_name), f"no input {port_name!r}; a {declaration.kind} takes {takes}")
+                self._complain(name, ("in", port_name), f"no input {port_name!r}; a {declaration.name} takes {takes}")
         for port_name, port in ports.items():
             if not port.optional and given.get(port_name) in (None, [], {}):
                 self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage that makes a {_any_of(port.types)}")
@@ -518,7 +519,7 @@ class _Building:
                     continue  # a list counts as short when its items have problems
                 place = tuple(part for part in detail["loc"] if part in _parts(body))
                 shown = ".".join(map(str, detail["loc"]))
-                has = f"; a {declaration.kind} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
+                has = f"; a {declaration.name} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
                 self._complain(name, place, f"{shown}: {_said(detail, has)}" if shown else _said(detail, has))
             return None
 

@@ -211,6 +211,12 @@ def _family_name(source: Any) -> str:
             return source.type
 
 
+def _repo(node: Node) -> str:
+    """The repository of the tiny model that replaces the one of a `source_model` stage."""
+    assert isinstance(node.config, SourceModel)
+    return model_repo(node.address, node.config.source)
+
+
 def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[StandIns, Path]:
     """What stands for the outside of these recipes, and the mirror that it lies in."""
     folders = rehearsal_hub.places(real.root)
@@ -263,9 +269,9 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
     asked = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
-    judges = {model_repo(node.address, node.config.source) for node in brought if node.address in asked}
-    trained = {model_repo(node.address, node.config.source) for node in brought if node.address in not_only_sampled(nodes.values())}
-    wanted = {model_repo(node.address, node.config.source): node for node in reversed(brought)}
+    judges = {_repo(node) for node in brought if node.address in asked}
+    trained = {_repo(node) for node in brought if node.address in not_only_sampled(nodes.values())}
+    wanted = {_repo(node): node for node in reversed(brought)}
     plans = {}
     for repo, node in wanted.items():
         size = JUDGE if repo in judges else TRAINED if repo in trained else SAMPLED

@@ -24,7 +24,7 @@ from stages.training import policy_update
 from stages.training.feed import Feed
 from stages.training.models import load_policy
 
-STAGES = str(Path(sft.__file__).parent)
+STAGES = str(Path(sft.__file__).parents[1])
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim", "unique_consecutive"}
 MAKES = {"lift_fresh", "lift"}
 """Tensors of the host's numbers: on a GPU a copy that waits."""

@@ -29,7 +29,7 @@ def loaded_after(script: str) -> set[str]:
 @pytest.mark.parametrize("kind", DATA_STAGES)
 def test_a_job_that_handles_rows_loads_no_engine(kind):
     heavy = {"torch", "transformers", "datasets", "s3fs"} | ({"numpy"} if kind not in COUNTING else set())
-    assert not loaded_after(f"import stages.__main__, stages.{kind}") & heavy
+    assert not loaded_after(f"import stages.__main__, stages.{kind}.run") & heavy
 
 
 @pytest.mark.slow
