@@ -103,7 +103,7 @@ All documents begin with `schema_version` (1) and `command`; all but `jobs`, `tr
 | `unmade`, `strays` | addresses of descendants that are not built or not here; of artifacts that no recipe makes anymore |
 | `unread` | recipe or variant that cannot be read → reason |
 | `missing` | if the importing stage is unknown: addresses of candidates that are not here or could not be searched |
-| `copies` | evidence of other rows because of which these rows were dropped elsewhere |
+| `copies` | evidence about other rows that were kept where these were dropped as their copies |
 
 ## Commands
 """

@@ -51,9 +51,9 @@ Every method of the stages that train, judge and merge, and of `find_rephrased`,
 used in a recipe: a `type`, a field, or the kind itself; it links to all fields. Defaults are the paper's if it gives any.
 [from-trl.md](from-trl.md) maps TRL's arguments to these methods.
 
-Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (including
-its end-of-turn token, excluding its prompt), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better answer
-of a pair and l the worse. In preference losses, s is r transformed by the divergence, by default r itself; for a reward model it is the score.
+Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (including its
+end-of-turn token, excluding its prompt), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better answer of a
+pair and l the worse. In preference losses, s is r transformed by the divergence, by default r itself; for a reward model it is the score.
 In policy gradients, ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and
 C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A); `dual_clip` c bounds it from below by cA if A < 0 (arXiv 1912.09729, eq. 5).
 """
