@@ -85,7 +85,7 @@ pair has a smaller margin under that policy than an unswapped one (chance: 0.5).
 of effects, not their size.
 """
 
-ALIKE = "matrix products, equally fast on both sides, take about 60 % of a step of our SFT"
+ALIKE = "matrix products, identical on both sides, take about 60 % of a step of our SFT"
 """Measured with torch's profiler: two steps on an idle machine."""
 PADDED = ALIKE + ", and batches of similar length leave TRL only {} padding"
 SHARED = ALIKE + ", and sharing prompts saves only {} of the tokens"
