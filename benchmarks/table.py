@@ -1,4 +1,4 @@
-"""The pages that show results: `docs/benchmarks.md` and the lines in the README, made from `benchmarks/results/*.json`.
+"""Generate `docs/benchmarks.md` and the README's benchmark lines from `benchmarks/results/*.json`.
 
 python -m benchmarks.table
 """
@@ -21,79 +21,80 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 
 HEAD = """# Benchmarks
 
-Made by `python -m benchmarks.table` from `benchmarks/results`; `make bench` measures anew. Every reading is of two things measured in
-turn on one machine, at least three times, and given as median [lowest, highest]. A ratio is the median of the runs' own ratios; above
-1 is better here, also where less is better. A goal is held when the lowest ratio holds it. What misses its goal stands here too.
+Written by `python -m benchmarks.table` from `benchmarks/results`; `make bench` measures again. Each reading compares two programs measured
+alternately on one machine, at least three times, and is given as median [lowest, highest]. A ratio is the median of the ratios of the
+runs; above 1 is always better, even where the raw number is better when lower. A goal is met if the lowest ratio meets it. Missed goals
+are listed too.
 
-The training benchmarks run our stages and [TRL](https://github.com/huggingface/trl) in processes of their own, which take their
-optimizer steps in turn over the same documents in the same order. *Useful tokens* are those of prompts and answers without padding,
-each counted once per document on all sides, whether it was computed once or several times; a rate is of all counted steps together.
-All sides compute in bf16 over fp32 weights with AdamW and without gradient checkpointing; loss and gradient norm of their first steps
-must agree, or nothing is written. Memory is the most that the process ever held, from its first import on. TRL takes rows of similar
-length side by side, as its documentation advises for a machine without flash-attention, and as many at once as are fastest. Its
-packing is meant for flash-attention, and is left out. Our jobs set how glibc keeps memory and how idle threads wait; TRL's process is
-given the same, and a second TRL, *as documented*, is not. A cached reference is computed before the first step on all sides. A GRPO
-update trains on made answers, so that nobody's sampler is timed.
+The training benchmarks run our stages and [TRL](https://github.com/huggingface/trl) in separate processes, which alternate optimizer steps
+over the same documents in the same order. *Useful tokens* are prompt and answer tokens without padding, counted once per document on all
+sides, however often they were computed; a rate is over all counted steps. All sides compute in bf16 over fp32 weights with AdamW and
+without gradient checkpointing; loss and gradient norm of the first steps must agree, or nothing is written. Memory is the peak of the
+process since its first import. TRL batches rows of similar length, as its documentation advises for a machine without flash-attention, in
+the fastest batch size. Its packing is intended for flash-attention and is not used. Our jobs configure glibc's memory retention and the
+waiting of idle threads; TRL's process gets the same settings, and a second TRL, *as documented*, does not. A cached reference is computed
+before the first step on all sides. A GRPO update trains on synthetic answers, so no sampler is timed.
 
-`sample` answers beside vLLM's own `LLM.generate`, with equal requests, settings and threads, all of the peer's at once, and stops the
-clock when every answer is on the disk and read back; the peer keeps none. As documented, vLLM runs its engine in a process of its own,
-which takes turns with the caller's on two cores; the other peer runs it in the caller's process, as our engine process does.
+`sample` is compared with vLLM's own `LLM.generate` under equal requests, settings and threads; the peer receives all requests at once. Our
+time ends when every answer is on disk and read back; the peer stores none. As documented, vLLM runs its engine in a separate process,
+which competes with the caller's for two cores; the other peer runs it in the caller's process, as our engine process does.
 
-The state of the machine is that while a file's readings were taken: its load before, the share of its cores' time that the host gave
-to others, and, for training, what it makes of products of bf16 matrices, before and after.
+The machine state covers the time of a file's readings: the load before, the share of its cores' time that the host gave to others and, for
+training, its rate of bf16 matrix products before and after.
 """
 
 ABOUT_STARTS = """
-The start of a job is that of its process, up to the first forward pass of a tiny model, again with TRL and ours in turn. What a stage
-costs besides its job is measured inside `pedigree run` on a chain of stages that do next to nothing.
+A job's start is measured from the start of its process to the first forward pass of a tiny model, alternating between TRL and ours. The
+overhead of a stage outside its job is measured inside `pedigree run` on a chain of trivial stages.
 """
-"""Said where `make bench` has measured them."""
+"""Included if `make bench` has measured them."""
 
 ABOUT_DECONTAMINATION = """
 ## Decontamination
 
-Rows that each tool would remove, in five draws that nobody had looked at while the rules were written: median [lowest, highest]. The items
-are 1,319 questions of {}, and the clean problems others of the same source; those that are an item with other people or numbers, and one
-other word in ten at most, are counted apart. Each copy stands in a row of its own, with a short reply; *in other words* is made by rules
-for words and sentences. Ours has its defaults: 8-grams, more than half of an item's tokens, all turns, letters that look alike; strict, it
-has 4-grams and more than 0.9, `typos`, `abstracted` and `cut_short` ([recipes.md](recipes.md#copies-in-disguise)); embedded, it removes
-besides what is alike by vectors, which is only told unless a recipe says so. AI2's `decon` has its defaults but for 0.5 of the questions
-without answers, and `datatrove` removes what shares one n-gram of 8 or 13 words; both are given all turns as one text.
+Rows that each tool would remove, in five draws that were not inspected while the rules were written: median [lowest, highest]. The items
+are 1,319 questions of {}, and the clean problems are others of the same source; those that are an item with other people or numbers, and
+at most one other word in ten changed, are counted separately. Each copy is a separate row with a short reply; *in other words* is
+generated by rules for words and sentences. *Ours* uses the defaults: 8-grams, more than half of an item's tokens, all turns, look-alike
+letters. *Strict* uses 4-grams and more than 0.9, `typos`, `abstracted` and `cut_short` ([recipes.md](recipes.md#copies-in-disguise)).
+*Embedded* also removes matches by vectors, which are by default only reported. AI2's `decon` uses its defaults, except for a threshold of
+0.5 for questions without answers, and `datatrove` removes rows that share one n-gram of 8 or 13 words; both receive all turns as one text.
 """
 
 ABOUT_GROWTH = """
 ## Rows and their cost
 
-Whole jobs by two processes, from start to end: median [lowest, highest]. Chat rows of about 1,300 characters, one in two hundred twice and
-one nearly, are read from JSONL, put into records, filtered, freed of exact and near duplicates, validated, shuffled and written
-(`prepare_data`); then compared with forty benchmarks of 500 made problems each (`decontaminate`). Answers, four to a prompt, are verified
-(`judge`); the best of each prompt becomes a conversation (`best_answers`), and prompts with both right and wrong answers are kept
-(`select_prompts`, among as many prompts as there are answers). As many prompts get constraints (`constrain`), and as many judged answers
-become pairs (`pair`). These take one process. Memory is the most that all processes held together, pages of files apart. The largest data
-are made a second time, by one process after a try by three that was killed: the bytes are the same.
+Whole jobs with two processes, from start to end: median [lowest, highest]. `prepare_data` reads chat rows of about 1,300 characters, of
+which one in two hundred is an exact and one a near duplicate, from JSONL, converts them to records, filters, removes exact and near
+duplicates, validates, shuffles and writes them. `decontaminate` compares them with forty benchmarks of 500 synthetic problems each.
+`judge` verifies answers, four per prompt; `best_answers` turns the best per prompt into conversations; `select_prompts` keeps prompts with
+both right and wrong answers, from the same number of prompts as there are answers. `constrain` adds constraints to the same number of
+prompts, and `pair` pairs the same number of judged answers. The stages from `judge` on use one process. Memory is the peak of all
+processes together, without file pages. The largest dataset is built a second time, by one process after a killed attempt by three: the
+bytes are the same.
 """
 
 ABOUT_NOISE = """
 ## Wrong labels
 
-What it costs to exchange the answers of a share ε of the pairs, and what wins some of it back. Measured is the share of clean, held-out
-pairs that a policy orders rightly, over {} seeds: median [lowest, highest]. Sums of two digits are judged by the verifier, paired with
-`label_noise`, and learnt by a model of random weights. `cdpo` and `robust` are told ε, and are DPO where it is 0. *Suspects left out* is
-DPO once more without the share ε of the pairs that the first policy contradicts most; the last row is the probability that an exchanged
-pair has a smaller margin under that policy than one that is not (a coin: 0.5). A small task and a small model: it says in which direction
-things go, and not how far.
+The cost of swapping the answers in a share ε of the pairs, and what recovers part of it. The measure is the share of clean, held-out pairs
+that a policy orders correctly, over {} seeds: median [lowest, highest]. Two-digit sums are judged by the verifier, paired with
+`label_noise`, and learned by a model with random initial weights. `cdpo` and `robust` are given ε, and equal DPO at 0. *Suspects left out*
+is a second DPO run without the share ε of the pairs that the first policy contradicts most; the last row is the probability that a swapped
+pair has a smaller margin under that policy than an unswapped one (chance: 0.5). Task and model are small: the results show the direction
+of effects, not their size.
 """
 
-ALIKE = "products of matrices, which both sides compute alike, are about 60 % of a step of our SFT"
+ALIKE = "matrix products, identical on both sides, take about 60 % of a step of our SFT"
 """Measured with torch's profiler: two steps on an idle machine."""
-PADDED = ALIKE + ", and rows of one length beside each other leave TRL {} of its tokens to padding"
-SHARED = ALIKE + ", and sharing prompts saves {} of the tokens"
+PADDED = ALIKE + ", and batches of similar length leave TRL only {} padding"
+SHARED = ALIKE + ", and sharing prompts saves only {} of the tokens"
 """Counted in the documents of the workload."""
 WHY_MISSED = {
-    "tokenising, against each row alone": "cutting texts into words and rendering the template are a fifth each of what is left",
+    "tokenising, against each row alone": "splitting text into words and rendering the template each take a fifth of the remaining time",
     "SFT, SmolLM2-135M": PADDED.format("4 %"),
     "SFT, 20M Llama": PADDED.format("2 %"),
-    "SFT in bf16 through fp32 over dtype fp32": "the machine fell to 60 % of its speed during one of the three runs; the median meets it",
+    "SFT in bf16 through fp32 over dtype fp32": "the machine slowed to 60 % in one of the three runs; the median meets the goal",
     "Reward model, SmolLM2-135M": SHARED.format("18 %"),
     "Reward model, 20M Llama": SHARED.format("18 %"),
     "DPO, SmolLM2-135M": SHARED.format("14 %"),
@@ -101,11 +102,11 @@ WHY_MISSED = {
     "GRPO update, SmolLM2-135M": SHARED.format("31 %"),
     "GRPO update, 20M Llama": SHARED.format("22 %"),
 }
-"""Said beside the settings of a reading that misses its goal."""
+"""Reading → reason, shown with the settings of a reading that misses its goal."""
 
 
 def rows() -> list[dict[str, Any]]:
-    """All readings, in the order of files and within them."""
+    """All readings, ordered by file."""
     return [row for path in sorted(RESULTS.glob("*.json")) for row in json.loads(path.read_text())]
 
 
@@ -118,7 +119,7 @@ def interval(values: dict[str, float], form: Callable[[float], str]) -> str:
 
 
 def missed(row: dict[str, Any]) -> bool:
-    """Whether the worst run is below the goal."""
+    """Whether the lowest ratio is below the goal."""
     return row["goal"] is not None and row["ratio"]["low"] < row["goal"]
 
 
@@ -148,18 +149,18 @@ def table(readings: list[dict[str, Any]]) -> str:
 
 
 def details(readings: list[dict[str, Any]]) -> str:
-    """Settings and agreement of each reading that says them, and where it was measured."""
+    """Settings and first-step agreement of each reading that has them, and the machines."""
     lines = []
     for row in readings:
         notes = row["notes"]
-        said = [notes["setting"]] if "setting" in notes else []
+        parts = [notes["setting"]] if "setting" in notes else []
         if "apart" in notes:
             ours, theirs = notes["first_ours"], notes["first_peer"]
-            said.append("first step " + ", ".join(f"{name.replace('_', ' ')} {ours[name]:.4f} and {theirs[name]:.4f}" for name in ours))
-            said.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps of each of {len(row['runs']['ours'])} runs")
-            said.append(state(row["machine"]))
-            said += [f"missed because {WHY_MISSED[row['name']]}"] if missed(row) and row["name"] in WHY_MISSED else []
-            lines.append(f"- {row['name']}: {'; '.join(said)}.")
+            parts.append("first step " + ", ".join(f"{name.replace('_', ' ')} {ours[name]:.4f} and {theirs[name]:.4f}" for name in ours))
+            parts.append(f"{notes['useful_tokens']} useful tokens in {notes['steps']} steps of each of {len(row['runs']['ours'])} runs")
+            parts.append(state(row["machine"]))
+            parts += [f"missed because {WHY_MISSED[row['name']]}"] if missed(row) and row["name"] in WHY_MISSED else []
+            lines.append(f"- {row['name']}: {'; '.join(parts)}.")
         elif "text" in notes:
             why = f"; missed because {WHY_MISSED[row['name']]}" if missed(row) and row["name"] in WHY_MISSED else ""
             lines.append(f"- {row['name']}: {notes['text']}; {state(row['machine'])}{why}.")
@@ -181,7 +182,7 @@ def page() -> str:
 
 
 def decontamination() -> str:
-    """What each tool finds of copies in each disguise, and loses of what is clean; nothing where it was not measured."""
+    """Copies found and clean rows lost by each tool; empty if not measured."""
     if not FOUND.exists():
         return ""
     seen = json.loads(FOUND.read_text())
@@ -195,13 +196,13 @@ def decontamination() -> str:
 
 
 def _ranged(counts: Sequence[int]) -> str:
-    """Median [lowest, highest]; one number where all are the same."""
+    """Median [lowest, highest]; a single number if all are equal."""
     low, middle, high = min(counts), median_low(counts), max(counts)
     return str(low) if low == high else f"{middle} [{low}, {high}]"
 
 
 def growing() -> str:
-    """What the stages of data take as rows grow in number; nothing where it was not measured."""
+    """Time and memory of data stages by number of rows; empty if not measured."""
     if not growth.FOUND.exists():
         return ""
     seen = json.loads(growth.FOUND.read_text())
@@ -211,21 +212,21 @@ def growing() -> str:
             cells = (interval(costs[name], number) for name in ("seconds", "cpu_seconds", "rows_per_cpu_second", "mib"))
             lines.append(f"| `{stage}` | {number(int(size))} | " + " | ".join(cells) + " |")
     places: dict[str, list[str]] = {}
-    for stage, told in seen["measured"].items():
-        places.setdefault(f"{processors(told['hardware'])}, {state(told['machine'])}, {told['date']}", []).append(f"`{stage}`")
+    for stage, run in seen["measured"].items():
+        places.setdefault(f"{processors(run['hardware'])}, {state(run['machine'])}, {run['date']}", []).append(f"`{stage}`")
     where = "; ".join(f"{', '.join(stages)} on {place}" for place, stages in places.items())
     return ABOUT_GROWTH + "\n" + "\n".join(lines) + f"\n\nMeasured: {where}.\n"
 
 
 def wrong_labels() -> str:
-    """What each loss makes of wrong labels; nothing where it was not measured."""
+    """Accuracy of each loss by share of wrong labels; empty if not measured."""
     if not label_noise.FOUND.exists():
         return ""
     seen = json.loads(label_noise.FOUND.read_text())
     shares = list(seen["found"])
     lines = ["| | " + " | ".join(f"ε = {share}" for share in shares) + " |", "|---|" + "---|" * len(shares)]
     names = dict.fromkeys(name for share in reversed(shares) for name in seen["found"][share])  # the last ones have all of them
-    for name in sorted(names, key=lambda name: name == label_noise.TOLD_APART):  # which is of another kind
+    for name in sorted(names, key=lambda name: name == label_noise.TOLD_APART):  # a different quantity, last
         cells = (seen["found"][share].get(name) for share in shares)
         lines.append(f"| {name} | " + " | ".join(interval(cell, number) if cell else "" for cell in cells) + " |")
     where = f"{processors(seen['hardware'])}, {state(seen['machine'])}"
@@ -233,7 +234,7 @@ def wrong_labels() -> str:
 
 
 def readme_lines() -> str:
-    """What every run of a task held, of speed and memory, one line a task."""
+    """Lowest speed ratios and highest memory share over all runs, one line per task."""
     readings = {row["name"]: row for row in rows()}
     lines = []
     for name in readings:
@@ -246,12 +247,12 @@ def readme_lines() -> str:
 
 
 def down(ratio: float) -> str:
-    """Rounded to what is held."""
+    """Rounded down to one decimal."""
     return f"{math.floor(10 * ratio) / 10:.1f}"
 
 
 def with_lines(readme: str) -> str:
-    """The README with today's lines between its marks."""
+    """The README with current lines between its markers."""
     return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{readme_lines()}\n{END}", readme, flags=re.DOTALL)
 
 

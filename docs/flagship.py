@@ -1,4 +1,4 @@
-"""docs/flagship.md: the recipes that follow published work, each with its numbers, their sources, what came out there and what differs."""
+"""Generate docs/flagship.md: the recipes that follow published work, with their settings, sources, published results and differences."""
 
 import re
 from pathlib import Path
@@ -14,22 +14,22 @@ HEAD = """# Recipes of published work
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-Four recipes follow models of AI2 from their base model to the last stage. Each is one file of `configs/recipes/`, in which the numbers
-stand beside their sources; the suites that they share are in `tulu3_suites.yaml`. Where no commit is known for sure they name data sets and
-models of the hub as `pin me`: they validate and plan as they are, and `pedigree pin` writes the newest commits into them before a run.
+Four recipes follow AI2 models from the base model to the last stage. Each is one file in `configs/recipes/` with the source of every number
+next to it; the shared suites are in `tulu3_suites.yaml`. If a commit is not known for certain, the hub dataset or model is marked `pin me`:
+the recipes validate and plan as they are, and `pedigree pin` writes the newest commits into them before a run.
 
 ```console
 $ pedigree plan tulu3_8b
 $ pedigree plan olmo2_1b --json
 ```
 
-Expected scores, hardware and differences are the block `published` of a recipe (`configs/base/published.py`), which is no part of any
-stage's identity. `plan` shows them beside its own estimates, and the report beside what was measured; a recipe that extends another
-inherits the fields that it does not give. A tolerance is two standard errors of a difference, 2 √(2 p (1 - p) / n), of the stage where they
-are largest, as published scores come without an interval.
+Expected scores, hardware and differences come from the block `published` of a recipe (`configs/base/published.py`), which is not part of
+any stage's identity. `plan` shows them next to its own estimates, and the report next to measured scores; a recipe that extends another
+inherits the fields it does not set. Because published scores have no intervals, a tolerance is two standard errors of a difference, 2 √(2
+p (1 - p) / n), at the stage where they are largest.
 
-In the tables of numbers a line is one of the recipe, and its source is a line of the first document that its head names, a table of the
-paper, or what it says itself.
+Each row of the settings tables is a line of the recipe; its source is a line of the first document that the recipe's introduction names, a
+table of the paper, or as stated.
 """
 
 
@@ -50,9 +50,9 @@ def _recipe(name: str) -> str:
 
 
 def numbers(name: str) -> list[tuple[str, str, str]]:
-    """(stage, setting, source) of every line of the recipe's stages that names a source."""
+    """(stage, setting, source) of every line under `stages` that gives a source."""
     found: list[tuple[str, str, str]] = []
-    above: list[tuple[int, str]] = []  # (indentation, key) of the lines that the line stands in
+    above: list[tuple[int, str]] = []  # (indentation, key) of the enclosing lines
     for line in (RECIPES / f"{name}.yaml").read_text().partition("\nstages:\n")[2].partition("\npublished:")[0].splitlines():
         setting, _, source = line.partition("  # ")
         indentation, entry = len(setting) - len(setting.lstrip()), setting.strip()
@@ -72,7 +72,7 @@ def numbers(name: str) -> list[tuple[str, str, str]]:
 
 
 def _about(name: str) -> str:
-    """What the file says of its numbers, in its first comment."""
+    """The file's leading comment, which describes the sources of its numbers."""
     lines = [line[1:].strip() for line in (RECIPES / f"{name}.yaml").read_text().splitlines()[1:5] if line.startswith("#")]
     return " ".join(lines)
 

@@ -1,5 +1,5 @@
-"""Reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md`, `cli.md`, `plan.md` and
-`flagship.md` in `docs/`."""
+"""Generate reference pages from the code: `python -m docs.generate` writes `stages.md`, `profiles.md`, `methods.md`, `cli.md`, `plan.md`
+and `flagship.md` in `docs/`."""
 
 import ast
 import inspect
@@ -26,43 +26,44 @@ HEAD = """# Stages
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-A stage is a kind of work with a version. It takes artifacts at named ports, and its result has a type; a recipe connects types
-that fit. Everything in the configuration says what the result is: a change of any field makes another artifact. How and where a
-stage runs is not here but in `configs/execution/`.
+A stage is a versioned kind of work. It takes artifacts at named ports and produces an artifact of one type; a recipe connects matching
+types. The whole configuration is part of the result's identity: changing any field makes a different artifact. How and where a stage runs
+is configured separately, in `configs/execution/`.
 """
 PROFILES_HEAD = """# Execution profiles
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-`configs/execution/NAME.yaml` says how and where stages run: by default for all of them, under `kinds` for a kind of stage, under `stages`
-for one stage; the later wins. Nothing here is part of what a result is. `numerics` can change how numbers are rounded, so they are
-recorded, and a checkpoint made under others is not resumed unless asked; `placement` changes no bit,
-except in a stage with `chunk_size: continuous`, where memory and engines decide which requests are computed together.
+`configs/execution/NAME.yaml` specifies how and where stages run: at the top for all stages, under `kinds` for a kind, under `stages` for
+one stage; the more specific setting wins. None of it is part of a result's identity. `numerics` can change rounding, so they are recorded,
+and a checkpoint made under other numerics is resumed only on request. `placement` never changes a bit, except in a stage with
+`chunk_size: continuous`, where memory and engines decide which requests are computed together.
 
-The tests show each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. What these fields do to
-training is told in [training.md](training.md), how jobs end and go on in [resume.md](resume.md), what stages need in [plan.md](plan.md).
+The tests verify each field by its effect: passes, tokens, calls, bytes, exchanges between ranks, processes, files. See
+[training.md](training.md) for the effect on training, [resume.md](resume.md) for how jobs end and resume, and [plan.md](plan.md) for
+resource estimates.
 """
 METHODS_HEAD = """# Methods
 
 <!-- Written by `python -m docs.generate`; do not edit. -->
 
-Every method of the stages that train, judge and merge, and of `find_rephrased`, with the formula that its function computes and where
-that comes from. The first column is what a recipe writes: a `type`, the name of a field, or the kind itself; the links lead to all
-fields. Defaults are the paper's where it gives any. Who knows TRL finds its arguments in [from-trl.md](from-trl.md).
+Every method of the stages that train, judge and merge, and of `find_rephrased`, with its formula and source. The first column is the name
+used in a recipe: a `type`, a field, or the kind itself; it links to all fields. Defaults are the paper's if it gives any.
+[from-trl.md](from-trl.md) maps TRL's arguments to these methods.
 
-Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (its
-end-of-turn token included, its prompt not), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better
-answer of a pair and l the worse. In preference losses s is what the divergence makes of r, by default r itself; for a reward model
-it is the score. In policy gradients ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and
-C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A); `dual_clip` c bounds it from below by cA where A < 0 (arXiv 1912.09729, eq. 5).
+Symbols: π_θ is the policy, π₀ its reference, σ the logistic function, ℓ(z) = -log σ(z). y is an answer of n trained tokens (including its
+end-of-turn token, excluding its prompt), S(y) = Σ_t log π_θ(y_t), S₀ the same under the reference, r = S - S₀; w is the better answer of a
+pair and l the worse. In preference losses, s is r transformed by the divergence, by default r itself; for a reward model it is the score.
+In policy gradients, ρ_t = π_θ(y_t) / π_old(y_t), A is the advantage, R an answer's reward and
+C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A); `dual_clip` c bounds it from below by cA if A < 0 (arXiv 1912.09729, eq. 5).
 """
-AGGREGATION_HEAD = """`aggregation` names how the losses of all tokens make one; D answers are kept, |y_i| is the length of the i-th.
+AGGREGATION_HEAD = """`aggregation` specifies how token losses are combined; D answers are kept, |y_i| is the length of the i-th.
 Every denominator is that of the whole update over all ranks.
 
-| `aggregation` | what it means | formula |
+| `aggregation` | meaning | formula |
 |---|---|---|"""
 FIELDS: dict[type[Frozen], str] = {AdaptiveKl: "adaptive", FindRephrased: "find_rephrased"}
-"""Methods that are written by the name of their field or kind, where that is not the name of the class."""
+"""Methods named by a field or kind instead of by their class."""
 
 
 def pages() -> dict[str, str]:
@@ -72,12 +73,12 @@ def pages() -> dict[str, str]:
 
 
 def profiles_page() -> str:
-    """All fields of an execution profile."""
+    """The page of execution profile fields."""
     return "\n".join([PROFILES_HEAD, *(_config(part) for part in (Execution, Machine, Numerics, Placement))]).rstrip() + "\n"
 
 
 def methods() -> dict[str, list[type[Frozen]]]:
-    """Kind of stage → the methods that its config can name, in the order of their unions."""
+    """Kind of stage → methods its config can name, in the order of their unions."""
     found: dict[str, list[type[Frozen]]] = {}
     for declaration in KINDS.values():
         reachable = [declaration.config, *parts_of(declaration.config)]
@@ -88,7 +89,7 @@ def methods() -> dict[str, list[type[Frozen]]]:
 
 
 def sections() -> dict[str, list[type[Frozen]]]:
-    """The methods page: each method once, those of several kinds of stage at the end."""
+    """Title → methods. Each method appears once; methods shared by several kinds come last."""
     kinds_of: dict[type[Frozen], list[str]] = {}
     for kind, configs in methods().items():
         for config in configs:
@@ -101,10 +102,10 @@ def sections() -> dict[str, list[type[Frozen]]]:
 
 
 def methods_page() -> str:
-    """One table for each kind of stage that has methods."""
+    """The page of methods, one table per section."""
     lines = [METHODS_HEAD]
     for title, configs in sections().items():
-        lines += [f"## {title}", "", "| name | what it is | formula | source |", "|---|---|---|---|"]
+        lines += [f"## {title}", "", "| name | description | formula | source |", "|---|---|---|---|"]
         lines += [_method(config) for config in configs]
         lines.append("")
         if title == "rlvr":
@@ -128,7 +129,7 @@ def _anchor(config: type[Frozen]) -> str:
 
 
 def page() -> str:
-    """All kinds, then the configs that their fields are made of."""
+    """The page of stages: all kinds, then the nested configs."""
     parts = [HEAD, _overview()]
     parts += [_stage(declaration) for declaration in KINDS.values()]
     parts.append("## Parts of configurations\n")
@@ -137,19 +138,19 @@ def page() -> str:
 
 
 def _overview() -> str:
-    lines = ["| kind | takes | gives | runs on |", "|---|---|---|---|"]
+    lines = ["| kind | inputs | output | engine |", "|---|---|---|---|"]
     for declaration in KINDS.values():
         takes = ", ".join(f"{name}{'?' if port.optional else ''}" for name, port in declaration.inputs.items())
         lines.append(f"| [`{declaration.name}`](#{declaration.name}) | {takes} | {_gives(declaration)} | {_engine(declaration)} |")
-    return "\n".join([*lines, "", "`?` marks a port that may stay empty.", ""])
+    return "\n".join([*lines, "", "`?` marks an optional port.", ""])
 
 
 def _stage(declaration: Kind) -> str:
     lines = [f"## {declaration.name}", "", _text(declaration.config), "", *_formula(declaration.config)]
     for name, port in declaration.inputs.items():
-        facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["may stay empty"] if port.optional else [])]
-        facts += ["rows are only measured by it"] if port.measures else []
-        gate = "; its rows must have passed decontamination" if name in declaration.trains_on else ""
+        facts = [_or(sorted(port.types)), *(["one or more"] if port.many else []), *(["optional"] if port.optional else [])]
+        facts += ["used only to measure rows"] if port.measures else []
+        gate = "; rows must have passed decontamination" if name in declaration.trains_on else ""
         lines.append(f"- input `{name}`: {', '.join(facts)}{gate}")
     lines += [f"- output: {_gives(declaration)}", f"- version {declaration.version}", "", *_fields(declaration.config)]
     return "\n".join(lines)
@@ -160,7 +161,7 @@ def _config(config: type[Frozen]) -> str:
 
 
 def _formula(config: type[Frozen]) -> list[str]:
-    """What a method computes, and where that comes from."""
+    """A method's formula and source."""
     if "formula" not in vars(config):
         return []
     formula, source = getattr(config, "formula"), getattr(config, "source")  # noqa: B009 - `Frozen` itself has none
@@ -176,7 +177,7 @@ def _fields(config: type[Frozen]) -> list[str]:
 
 
 def meanings(config: type[BaseModel]) -> dict[str, str]:
-    """The text below each field of a class and its bases. Pydantic's `use_attribute_docstrings` would read all sources at every start."""
+    """Field → docstring, including base classes. Pydantic's `use_attribute_docstrings` would read all sources at every start."""
     found: dict[str, str] = {}
     for base in reversed(config.__mro__):
         if issubclass(base, BaseModel) and base is not BaseModel:
@@ -205,7 +206,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _type(annotation: Any, field: FieldInfo | None = None) -> str:
-    """A type as a reader of YAML thinks of it, with its bounds."""
+    """A type in YAML terms, with its bounds."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         return _type(arguments[0])
@@ -220,7 +221,7 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
         return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     if inspect.isclass(annotation) and issubclass(annotation, Frozen):
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
-    name = {"str": "text", "int": "whole number", "float": "number", "bool": "true \\| false"}.get(annotation.__name__, annotation.__name__)
+    name = {"str": "string", "int": "integer", "float": "number", "bool": "true \\| false"}.get(annotation.__name__, annotation.__name__)
     return name + (_bounds(field) if field else "")
 
 
@@ -231,17 +232,17 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _parts() -> list[type[Frozen]]:
-    """Config classes inside the stages' configs, each once, in order of first use."""
+    """Config classes nested in the stages' configs, each once, in order of first use."""
     return _reachable([declaration.config for declaration in KINDS.values()])
 
 
 def parts_of(config: type[Frozen]) -> list[type[Frozen]]:
-    """Config classes inside one, each once, in order of first use."""
+    """Config classes nested in a config, each once, in order of first use."""
     return _reachable([config])
 
 
 def _reachable(configs: list[type[Frozen]]) -> list[type[Frozen]]:
-    """Config classes inside others, each once, in order of first use."""
+    """Config classes nested in the given ones, each once, in order of first use."""
     found: dict[type[Frozen], None] = {}
     waiting = list(configs)
     while waiting:
@@ -264,7 +265,7 @@ def _inside(annotation: Any) -> Iterator[type[Frozen]]:
 def _gives(declaration: Kind) -> str:
     try:
         return f"`{declaration.output(declaration.config.model_construct(), {})}`"
-    except (AttributeError, KeyError):  # it depends on the config, or on what arrives
+    except (AttributeError, KeyError):  # depends on the config or the inputs
         return "the type of its `data`" if "data" in declaration.inputs else "its `record`"
 
 
