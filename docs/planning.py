@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from configs.base.project import Project
+from configs.base.work import SHARE_OF_A_BOUND
 from configs.language.execution import GPUS, MOST_THREADS, SLOT_BYTES, Machine
 from configs.language.recipe import load_recipe
 from pipelines.estimate import amounts, estimates, memory, work
@@ -162,7 +163,7 @@ def page() -> str:
     head = HEAD.format(
         looked=amounts.LOOKED_AT, characters=amounts.CHARACTERS, turn=amounts.TURN, start=estimates.START_S,
         none=cpu["none"], torch=cpu["torch"], vllm=cpu["vllm"], both=cpu["deepspeed+vllm"], rows=estimates.ROWS_A_SECOND,
-        share=100 * work.CPU_UTILIZATION, bound=100 * amounts.SHARE_OF_A_BOUND, slot=SLOT_BYTES / memory.GIB, threads=MOST_THREADS,
+        share=100 * work.CPU_UTILIZATION, bound=100 * SHARE_OF_A_BOUND, slot=SLOT_BYTES / memory.GIB, threads=MOST_THREADS,
     )  # fmt: skip
     lines = [head]
     lines += [f"| {one.term} | {_cell(one.formula)} | {_cell(one.source)} |" for one in (*memory.FORMULAS, *work.FORMULAS)]

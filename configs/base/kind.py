@@ -4,12 +4,13 @@
 alone import.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from configs.base.frozen import Arrived, Frozen
 from configs.base.shrink import Shrink, unchanged
+from configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, rows_written
 
 ArtifactType = Literal[
     "policy", "reward_model", "conversation", "prompt", "preference", "item", "completion", "judgment", "scores", "logprobs", "report"
@@ -60,6 +61,16 @@ class Kind:
     """The port whose rows it passes on in their order, some of them left out."""
     removes_overlaps: bool = False
     """Leaves out rows that overlap with benchmark items, and lists them in `evidence/manifest.jsonl`."""
+
+    # plans
+    work: Callable[[PlannedStage], Amounts] = rows_written
+    """Rows, tokens and steps of a whole stage."""
+    rows: Callable[[PlannedStage], Amount | None] = lambda stage: None
+    """Upper bound of the rows that it will write."""
+    row_tokens: Callable[[PlannedStage], float | None] = lambda stage: None
+    """Expected tokens of a row that it will write."""
+    sampling_plan: Callable[[Any, Sequence[Any]], SamplingPlan | None] = lambda config, forms: None
+    """How it submits requests to an engine, from the config and the forms of its suites; None where it asks no engine."""
 
     # rehearsals
     shrink: Shrink = unchanged

@@ -1,14 +1,16 @@
 """Identity of the stages whose data models make or measure: sampling, judging, evaluation, selection. What is made of judged answers:
 `configs/judging/pairing.py`, `configs/judging/keeping.py`."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from configs.base import kind
 from configs.base.frozen import Arrived, Dtype, Frozen, Many
 from configs.base.shrink import MAX_UNKNOWN, TOKENS, Cut
-from configs.judging.asking import ByEndpoint
+from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan, at_ports, generation, only
+from configs.judging.asking import ByEndpoint, ByPolicy
 from configs.judging.rating import Rating
 from configs.methods.training import Sampling
 from configs.rows.datasets import PrepareData
@@ -315,3 +317,42 @@ def shrink_scorers(cut: Cut) -> None:
         cut.set("rating.sampling.temperature", 1.0, "judges")
     if isinstance(cut.config.rating.by, ByEndpoint):
         cut.set("rating.by.base_url", cut.stand_ins.judge_url, "judges")
+
+
+RUBRIC_TOKENS = 400
+"""That a rubric adds to the rated text (those in `configs/rubrics` have 300 to 500)."""
+
+
+def scorers_sampling_plan(config: Scorers, forms: Sequence[Any] = ()) -> SamplingPlan | None:
+    if config.rating is None or not isinstance(config.rating.by, ByPolicy):
+        return None
+    return SamplingPlan(config.rating.by.dtype, config.rating.by.chunk_size, config.rating.sampling.max_tokens)
+
+
+def scorers_work(stage: PlannedStage) -> Amounts:
+    """Every row is rated on each rubric by a language model, or scored by each reward model."""
+    config, plan = stage.config, scorers_sampling_plan(stage.config)
+    rows, document = at_ports(stage, ("completions", "data"))
+    if plan is not None:
+        requests = rows.times(len(config.rating.rubrics)) if rows else None
+        return generation(requests, Amount((document.value if document else _longest(stage)) + RUBRIC_TOKENS, "estimated"), plan)
+    models = max(1, len(stage.inputs.get("reward_models", {})))
+    return Amounts(rows=rows, document=document, tokens=rows.times(document).times(models) if rows and document else None)
+
+
+def _longest(stage: PlannedStage) -> int:
+    """Tokens of a question with its answer, at most, before there are any."""
+    config = only(stage, "completions", "data").config
+    return PROMPT_TOKENS + (config.sampling.max_tokens if isinstance(config, Sample) else PROMPT_TOKENS)
+
+
+def answers_of_prompt(sample: PlannedStage) -> int:
+    """Answers to one prompt, of all policies that are drawn for it."""
+    return sample.config.samples_per_prompt * (sample.config.policies_per_prompt or len(sample.inputs["policies"]))
+
+
+def sampled(stage: PlannedStage) -> PlannedStage:
+    """The `sample` stage behind completions, or behind judgments of them."""
+    while not isinstance(stage.config, Sample):
+        stage = only(stage, "completions")
+    return stage

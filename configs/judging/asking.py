@@ -1,13 +1,15 @@
 """Identity of who is asked where a stage has a language model say something: a policy of the recipe, or a server."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from configs.base.frozen import Dtype, Frozen
 from configs.base.shrink import Cut
+from configs.base.work import SamplingPlan
 
 
 def endpoint_url(value: str) -> str:
@@ -60,3 +62,8 @@ def shrink_asking(cut: Cut, port: str) -> None:
         return
     cut.leave_out(port)
     cut.set("by", {"type": "endpoint", "base_url": cut.stand_ins.judge_url, "model": "made"}, "judges")
+
+
+def asking_sampling_plan(config: Any, forms: Sequence[Any] = ()) -> SamplingPlan | None:
+    """Of a stage that asks a policy or a server; a server needs no engine here."""
+    return SamplingPlan(config.by.dtype, config.by.chunk_size, config.sampling.max_tokens) if isinstance(config.by, ByPolicy) else None

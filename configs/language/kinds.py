@@ -5,6 +5,7 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.base.frozen import Frozen
 from configs.base.kind import Family, Kind
 
 
@@ -16,6 +17,12 @@ def _found() -> Iterator[tuple[str, Kind]]:
 
 
 KINDS: dict[str, Kind] = dict(_found())
+_OF_CONFIGS = {kind.config: kind for kind in KINDS.values()}
+
+
+def kind_of(config: Frozen) -> Kind:
+    """The kind that a config belongs to."""
+    return _OF_CONFIGS[type(config)]
 
 
 def measures(kind: str, port: str) -> bool:

@@ -4,12 +4,14 @@ Quantities are effective ones: a global batch is the number of sequences (or pai
 ranks. How a batch is cut into ranks and micro-batches is execution (`configs/language/execution.py`) and changes no field here.
 """
 
+from math import ceil
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from configs.base.frozen import Arrived, Dtype, Frozen, Many
 from configs.base.shrink import Cut, even
+from configs.base.work import Amount, Amounts, PlannedStage, at_ports
 from configs.methods.optimizer import Optimizer
 from configs.methods.policy_gradient import Algorithm, Ppo
 from configs.methods.preference import Kto, PreferenceLoss
@@ -271,3 +273,23 @@ def shrink_training(cut: Cut) -> None:
     cut.learning_rate("optimizer.learning_rate")
     if cut.get("loss.margin_weight"):  # relaxed pairs have no scores where nothing verifies them
         cut.set("loss.margin_weight", 0.0, "thresholds")
+
+
+def training_work(stage: PlannedStage, port: str, *, answers: int, share: float = 1.0, examples: int = 1) -> Amounts:
+    """The work of training on the rows at a port.
+
+    Args:
+        stage: that trains.
+        port: of its rows.
+        answers: of a row, each with up to `max_length` tokens.
+        share: of the rows that is trained on.
+        examples: that a row becomes, at most.
+    """
+    config = stage.config
+    rows, document = at_ports(stage, (port,), answers * config.max_length)
+    rows = rows.times(share) if rows else None
+    steps = None
+    if rows:
+        steps = Amount(ceil(rows.value * examples / config.global_batch) * config.epochs, rows.how if examples == 1 else "at most")
+    tokens = rows.times(document).times(config.epochs) if rows and document else None
+    return Amounts(rows=rows, document=document, steps=steps, tokens=tokens)

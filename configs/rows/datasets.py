@@ -639,3 +639,8 @@ def known_asset(name: str, model: bool = False) -> str:
     if name not in fitting:
         raise ValueError(f"asset {name!r} is none of {fitting}")
     return name
+
+
+def form_of(config: Frozen) -> Form | None:
+    """How a suite is asked and scored; None where its items are prompts with verifiers and no more."""
+    return config.the_form if isinstance(config, PrepareData) else None

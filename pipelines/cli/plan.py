@@ -8,12 +8,13 @@ from typing import Literal
 
 from configs.base.project import Project
 from configs.base.texts import command
+from configs.base.work import Amount
 from configs.language.execution import Execution, Numerics
 from configs.language.graph import Graph, Node, shown_name
 from configs.methods.preference import Kto
 from configs.methods.training import PreferenceTrain, Rlvr, Training
 from data.host.machine import has_bf16_units
-from pipelines.estimate.amounts import Amount, count_of
+from pipelines.estimate.amounts import count_of
 from pipelines.estimate.estimates import Estimate, Estimates
 from pipelines.estimate.machines import this_cpu, this_memory
 from pipelines.estimate.memory import GIB

@@ -9,6 +9,7 @@ from typing import Any
 
 from configs.base.frozen import Frozen
 from configs.base.project import Project
+from configs.base.work import SHARE_OF_A_BOUND, Amounts
 from configs.judging.answers import Evaluate, Sample, Scorers, Select
 from configs.judging.asking import ByEndpoint
 from configs.judging.rephrasing import FindRephrased
@@ -21,7 +22,7 @@ from data.artifacts.artifacts import Run, read_run
 from data.host.machine import settled
 from data.store.untrusted import ArtifactError
 from pipelines.estimate import work
-from pipelines.estimate.amounts import SHARE_OF_A_BOUND, Amounts, amounts_of
+from pipelines.estimate.amounts import amounts_of
 from pipelines.estimate.facts import Unknown, facts_of
 from pipelines.estimate.fit import Misfit, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
@@ -170,7 +171,7 @@ class Estimates:
         rates = self._rates if isinstance(facts, Facts) and size and isinstance(node.config, ASSUMED) else None
         if rates is None or not isinstance(facts, Facts) or size is None:
             return None
-        dtype = engine_dtype(amounts.drawing, setting.numerics) if amounts.drawing else dtype_of(node.config)
+        dtype = engine_dtype(amounts.plan, setting.numerics) if amounts.plan else dtype_of(node.config)
         trained = isinstance(node.config, Training | Rlvr)
         ranks = setting.numerics.world_size if trained else setting.numerics.tensor_parallel * setting.engines
         hardware = setting.hardware.at(rates, dtype, setting.numerics, ranks)
@@ -184,19 +185,19 @@ class Estimates:
         hardware, numerics, seconds = setting.hardware, setting.numerics, 0.0
         if hardware.peak is None or not isinstance(config, ASSUMED):
             return None
-        drawing = amounts.drawing
-        if drawing is not None:
+        plan = amounts.plan
+        if plan is not None:
             if hardware.bandwidth is None or amounts.requests is None or amounts.prompt is None:
                 return None
-            dtype, workers, prompt = engine_dtype(drawing, numerics), numerics.tensor_parallel, amounts.prompt.value
+            dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
             block = work.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
-            alone = 0 if drawing.queues else min(amounts.requests.value, drawing.together)  # a chunk is not parted
+            alone = 0 if plan.queues else min(amounts.requests.value, plan.together)  # a chunk is not parted
             seconds = work.generation(
                 facts.judge or facts.policy,
                 requests=max(amounts.requests.value / setting.engines, alone),
-                together=drawing.together,
+                together=plan.together,
                 prompt=prompt,
-                computed=work.unshared(prompt, drawing.samples, block),
+                computed=work.unshared(prompt, plan.samples, block),
                 answer=amounts.answer,
                 size=SIZES[dtype],
                 ranks=workers,
@@ -204,7 +205,7 @@ class Estimates:
                 utilization=hardware.utilization,
                 bandwidth=hardware.bandwidth * hardware.bandwidth_utilization,
             )
-        if drawing is None or isinstance(config, Rlvr):
+        if plan is None or isinstance(config, Rlvr):
             ranks = numerics.world_size if isinstance(config, Training | Rlvr) else 1
             seconds += work.seconds(size, ranks, hardware.peak, hardware.utilization)
         return seconds

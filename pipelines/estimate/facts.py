@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.base.project import Project
+from configs.base.work import Amounts
 from configs.language.graph import Graph, Node
 from configs.methods.merging import Merge
 from configs.methods.policy_gradient import Ppo
@@ -14,7 +15,7 @@ from configs.methods.training import PreferenceTrain, Rlvr
 from configs.rows.datasets import FolderModel, HubModel, PackagedModel, RandomLlama, SourceModel
 from data.sources.hub import FOLDER
 from data.store.untrusted import SOURCE_BYTES, ArtifactError, read_json
-from pipelines.estimate.amounts import Amounts, forms_of
+from pipelines.estimate.amounts import forms_of
 from pipelines.estimate.needs import Facts
 from pipelines.estimate.shapes import PACKAGED, Shape, known_shape, shape_of_config
 from pipelines.lineage.ancestry import opened

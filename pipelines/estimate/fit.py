@@ -196,8 +196,8 @@ def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    config, drawing = trial.facts.config, trial.facts.drawing
-    chunk = drawing.together // 2 if drawing is not None and not drawing.queues else 0
+    config, plan = trial.facts.config, trial.facts.plan
+    chunk = plan.together // 2 if plan is not None and not plan.queues else 0
     while chunk >= 1:
         name, smaller = _in_chunks_of(config, chunk)
         if smaller is None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from configs.base.frozen import Dtype, Frozen
+from configs.base.work import SamplingPlan
 from configs.judging.answers import Evaluate, Sample, Scorers
 from configs.judging.rephrasing import FindRephrased
 from configs.judging.synthesis import Synthesize
@@ -16,7 +17,7 @@ from configs.rows.suite_forms import Form
 from data.host.machine import settled
 from pipelines.estimate import memory
 from pipelines.estimate.memory import GIB, SIZES, Trained
-from pipelines.estimate.sampling_plan import Drawing, drawing_of
+from pipelines.estimate.sampling_plan import sampling_plan_of
 from pipelines.estimate.shapes import Shape
 
 ROLLOUT_CHUNK = 256
@@ -48,8 +49,8 @@ class Facts:
     """A language model that rates."""
 
     @property
-    def drawing(self) -> Drawing | None:
-        return drawing_of(self.config, self.suites)
+    def plan(self) -> SamplingPlan | None:
+        return sampling_plan_of(self.config, self.suites)
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,9 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
         gpu_bytes: memory of one GPU, where it is known; vLLM takes a share of it.
     """
     config = facts.config
-    drawing = facts.drawing
-    if drawing is not None and isinstance(config, Sample | Evaluate | Synthesize | FindRephrased):
-        engine = _engine(facts, facts.policy, drawing, numerics, placement, gpu_bytes)
+    plan = facts.plan
+    if plan is not None and isinstance(config, Sample | Evaluate | Synthesize | FindRephrased):
+        engine = _engine(facts, facts.policy, plan, numerics, placement, gpu_bytes)
         return Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
     if isinstance(config, Sft | RewardModel | PreferenceTrain | Rlvr):
         return _training(facts, config, numerics, placement, gpu_bytes)
@@ -137,9 +138,9 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
         terms = memory.inference(facts.policy, numerics, size, tokens, scores=isinstance(config, Scorers))
         host = 0 if numerics.device == "cpu" else 4 * facts.policy.parameters
         found = Needs(device=terms | _runtime(numerics), loading=_arriving(facts.policy, numerics), host=host, tokens_a_pass=tokens)
-        if not isinstance(config, Scorers) or drawing is None or facts.judge is None:
+        if not isinstance(config, Scorers) or plan is None or facts.judge is None:
             return found
-        engine = _engine(facts, facts.judge, drawing, numerics, placement, gpu_bytes)
+        engine = _engine(facts, facts.judge, plan, numerics, placement, gpu_bytes)
         rating = Needs(device=_engine_on(engine, numerics), engine=engine, ranks=engine.ranks * placement.engines)
         return _one_after_the_other(found, rating, numerics) if config.reward_weight else rating
     if isinstance(config, Merge):
@@ -169,9 +170,9 @@ def _training(facts: Facts, config: Training | Rlvr, numerics: Numerics, placeme
             critic = Trained(scored(facts.value), config.dtype, scored(facts.value).parameters)
             terms["value_model"] = _at_rest(critic, numerics)
             host += memory.host(critic, numerics) if numerics.offload_optimizer else 0
-        drawing = facts.drawing
-        assert drawing is not None
-        engine = _engine(facts, facts.policy, drawing, numerics, placement, gpu_bytes)
+        plan = facts.plan
+        assert plan is not None
+        engine = _engine(facts, facts.policy, plan, numerics, placement, gpu_bytes)
         taken = _engine_on(engine, numerics)
         terms["sampler"] = memory.total(taken) if numerics.device == "cpu" else engine.share or memory.total(engine.terms)
         loading["sampler"] = terms["sampler"]
@@ -237,10 +238,10 @@ def scored(shape: Shape) -> Shape:
     return replace(shape, tied=True, stated=headless + shape.hidden)
 
 
-def _engine(facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine:
-    size, ranks, config = SIZES[drawing.dtype], numerics.tensor_parallel, facts.config
-    width = SIZES[engine_dtype(drawing, numerics)] // size
-    chunk, prompt = 1 if drawing.queues else drawing.together, facts.prompt or 1.0
+def _engine(facts: Facts, shape: Shape, plan: SamplingPlan, numerics: Numerics, placement: Placement, gpu_bytes: int | None) -> Engine:
+    size, ranks, config = SIZES[plan.dtype], numerics.tensor_parallel, facts.config
+    width = SIZES[engine_dtype(plan, numerics)] // size
+    chunk, prompt = 1 if plan.queues else plan.together, facts.prompt or 1.0
     if isinstance(config, Rlvr):
         chunk, prompt = min(ROLLOUT_CHUNK, chunk), min(float(config.max_prompt_length), facts.prompt or math.inf)
     if facts.requests:
@@ -248,15 +249,15 @@ def _engine(facts: Facts, shape: Shape, drawing: Drawing, numerics: Numerics, pl
     weights = size * shape.parameters // ranks
     cuda = numerics.device == "cuda"
     overhead = memory.ENGINE_OVERHEAD if cuda else memory.RUNTIME["cpu"]
-    caches = [memory.kv_cache(shape, size, chunk, int(tokens) + drawing.answer, ranks) for tokens in (prompt, 1)]
+    caches = [memory.kv_cache(shape, size, chunk, int(tokens) + plan.answer, ranks) for tokens in (prompt, 1)]
     share = int(gpu_bytes * placement.gpu_memory_utilization) if cuda and gpu_bytes else None
     room = int(placement.sampler_memory_gb * GIB) if not cuda else max(0, share - weights - overhead) if share is not None else None
     return Engine(ranks, weights, overhead, caches[0], caches[1], share, room, width)
 
 
-def engine_dtype(drawing: Drawing, numerics: Numerics) -> Dtype:
+def engine_dtype(plan: SamplingPlan, numerics: Numerics) -> Dtype:
     """In which vLLM computes: it has no other way than fp32 to multiply bf16 through fp32."""
-    return "fp32" if settled(numerics).bf16_products == "fp32" else drawing.dtype
+    return "fp32" if settled(numerics).bf16_products == "fp32" else plan.dtype
 
 
 def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from configs.base.project import Project
+from configs.base.work import Amount
 from configs.language.execution import Execution, Numerics, Placement
 from configs.language.graph import Graph, Node
 from data.artifacts.artifacts import Run
 from data.store.untrusted import LIST_BYTES, ArtifactError, read_plain
-from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates, run_of, run_seconds
 from pipelines.lineage.ancestry import opened
 

@@ -6,6 +6,7 @@ Symbols: N parameters that a token is multiplied by (without the input embedding
 import math
 import platform
 
+from configs.base.work import MAX_RUNNING
 from pipelines.estimate.memory import Formula, kv_bytes_per_token
 from pipelines.estimate.shapes import Shape
 
@@ -46,8 +47,6 @@ CPU_UTILIZATION = 0.6
 (docs/benchmarks.md), 0.95 by the processor time of a step in fp32 on a Xeon without; sampling by vLLM on the EPYC: 0.43."""
 SERIAL_SHARE = 0.06
 """Of a step of SmolLM2-135M in fp32, what one thread computes while the other waits: measured by the processor time of two threads."""
-MAX_RUNNING = 256
-"""Requests that vLLM runs at the same time (`stages.sampling.sampler.MAX_RUNNING`)."""
 
 
 def forward(shape: Shape, document: float) -> float:

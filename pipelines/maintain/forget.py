@@ -21,7 +21,7 @@ from configs.rows.datasets import PrepareData
 from configs.rows.filters import Filter, Ids, Spoken
 from data.artifacts.artifacts import ArtifactError, Run, read_run
 from data.store.untrusted import read_source
-from pipelines.estimate.sampling_plan import drawing_of, opens_engines
+from pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
 from pipelines.lineage.named_models import Named, named_models, versions
 from pipelines.lineage.trace import MODELS, Trace
 
@@ -177,7 +177,7 @@ def _gpus(node: Node, run: Run) -> int:
     """That its job had: those of its training ranks, or of all its engines where these are more."""
     counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
     ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
-    if drawing_of(node.config) is None:
+    if sampling_plan_of(node.config) is None:
         return ranks
     return max(ranks, of_engine * (engines if opens_engines(node.config) else 1))
 

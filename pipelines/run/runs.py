@@ -25,7 +25,7 @@ from data.artifacts.artifacts import read_run
 from data.host import machine
 from data.store.untrusted import RESTORE, ArtifactError, read_source
 from pipelines.estimate.estimates import refusals
-from pipelines.estimate.sampling_plan import drawing_of, opens_engines
+from pipelines.estimate.sampling_plan import opens_engines, sampling_plan_of
 from pipelines.jobs.attempts import BUG
 from pipelines.jobs.context import RunContext, StageFailed, Watch, unwatched
 from pipelines.jobs.scratch_state import address_of
@@ -215,7 +215,7 @@ KERNELS = {"liger": "liger_kernel"}
 
 def _packages(node: Node, kernels: str) -> Iterable[str]:
     """What its job imports: vLLM where a policy of the recipe rates or writes, none where a server does it instead."""
-    engine, speaks = node.declaration.engine, drawing_of(node.config) is not None
+    engine, speaks = node.declaration.engine, sampling_plan_of(node.config) is not None
     if engine == "vllm" and not speaks:
         return ()
     own = (KERNELS[kernels],) if kernels in KERNELS and engine not in ("none", "vllm") else ()

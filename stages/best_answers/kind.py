@@ -2,7 +2,9 @@
 
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import LOWEST, Cut
-from configs.judging.keeping import BestAnswers, keeping_problem
+from configs.base.work import Amount, PlannedStage, only, tokens_at
+from configs.judging.answers import answers_of_prompt, sampled
+from configs.judging.keeping import AllAbove, BestAnswers, keeping_problem
 
 
 def shrink(cut: Cut) -> None:
@@ -12,6 +14,13 @@ def shrink(cut: Cut) -> None:
     cut.set("truncated", "keep", "thresholds")
 
 
+def rows(stage: PlannedStage) -> Amount:
+    keep, sample = stage.config.keep, sampled(only(stage, "judgments"))
+    answers = answers_of_prompt(sample)
+    most = keep.max_per_prompt or answers if isinstance(keep, AllAbove) else 1
+    return Amount(sample.config.prompts.count * min(answers, most), "at most")
+
+
 KIND = Kind(
     name="best_answers",
     version=1,
@@ -19,6 +28,8 @@ KIND = Kind(
     inputs={"judgments": port("judgment")},
     output=gives("conversation"),
     problem=keeping_problem,
+    rows=rows,
+    row_tokens=tokens_at("judgments"),
     shrink=shrink,
     family="judging",
     reports_drops=True,

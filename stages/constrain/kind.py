@@ -2,6 +2,7 @@
 
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import Cut
+from configs.base.work import rows_at, tokens_at
 from configs.judging.constraining import Constrain
 
 
@@ -15,6 +16,8 @@ KIND = Kind(
     config=Constrain,
     inputs={"prompts": port("prompt")},
     output=gives("prompt"),
+    rows=lambda stage: rows_at(stage, "prompts"),
+    row_tokens=tokens_at("prompts"),
     shrink=shrink,
     family="data",
     reports_drops=True,

@@ -1,6 +1,7 @@
 """`decontaminate` as recipes, plans, rehearsals and reports see it."""
 
 from configs.base.kind import Kind, port
+from configs.base.work import rows_at, tokens_at
 from configs.rows.decontamination import Decontaminate, shrink_comparison
 
 KIND = Kind(
@@ -9,6 +10,8 @@ KIND = Kind(
     config=Decontaminate,
     inputs={"data": port("conversation", "prompt", "preference"), "benchmarks": port("item", many=True)},
     output=lambda config, inputs: inputs["data"][0],
+    rows=lambda stage: rows_at(stage, "data"),
+    row_tokens=tokens_at("data"),
     shrink=shrink_comparison,
     family="data",
     subset_of="data",

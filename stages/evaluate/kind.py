@@ -1,9 +1,13 @@
 """`evaluate` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Sequence
+
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import MAX_UNKNOWN, RESAMPLES, TOKENS, Cut
+from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, SamplingPlan
 from configs.judging.answers import Evaluate, evaluate_problem
-from configs.rows.datasets import PrepareData
+from configs.rows.datasets import PrepareData, form_of
+from configs.rows.suite_forms import Form
 
 
 def shrink(cut: Cut) -> None:
@@ -15,6 +19,37 @@ def shrink(cut: Cut) -> None:
     cut.set("max_unknown", MAX_UNKNOWN, "thresholds")
 
 
+CHOICES = 4
+"""Of a question whose choices are compared, in most benchmarks."""
+
+
+def sampling_plan(config: Evaluate, forms: Sequence[Form | None] = ()) -> SamplingPlan:
+    drawn = [config.sampling_of(form) for form in forms] if forms else [config.sampling]
+    return SamplingPlan(config.dtype, config.chunk_size, max((sampling.max_tokens for sampling in drawn if sampling), default=0))
+
+
+def work(stage: PlannedStage) -> Amounts:
+    """All policies on all suites: each suite is asked in its form's way, with prompts and answers of its own length."""
+    config, suites = stage.config, stage.inputs["suites"].values()
+    forms = [form_of(suite.config) for suite in suites]
+    how, requests, prompts, answers = sampling_plan(config, forms), Amount(0, "counted"), 0.0, 0.0
+    for suite, form in zip(suites, forms, strict=True):
+        if suite.rows is None:
+            return Amounts(plan=how)
+        each = 1 if form is None else form.draw.samples if form.draw else CHOICES
+        asked = suite.rows.times(each * len(stage.inputs["policies"]))
+        requests = Amount(requests.value + asked.value, requests.times(asked).how)
+        prompts += asked.value * (suite.row_tokens or PROMPT_TOKENS * (1 + (form.prompt.shots if form else 0)))
+        sampling = config.sampling_of(form)
+        answers += asked.value * (sampling.max_tokens if sampling else 0)
+    if not requests.value:
+        return Amounts(plan=how)
+    return Amounts(
+        rows=requests, prompt=Amount(prompts / requests.value, "estimated"), requests=requests, plan=how,
+        tokens=Amount(prompts + answers, "at most"), answer=answers / requests.value,
+    )  # fmt: skip
+
+
 KIND = Kind(
     name="evaluate",
     version=3,
@@ -23,6 +58,8 @@ KIND = Kind(
     output=gives("scores"),
     engine="vllm",
     problem=evaluate_problem,
+    work=work,
+    sampling_plan=sampling_plan,
     shrink=shrink,
     family="measuring",
 )

@@ -2,7 +2,8 @@
 
 from configs.base.kind import Kind, port
 from configs.base.shrink import TOKENS, Cut
-from configs.judging.asking import shrink_asking
+from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, at_ports, generation, rows_at, rows_written, tokens_at
+from configs.judging.asking import asking_sampling_plan, shrink_asking
 from configs.judging.rephrasing import FindRephrased, rephrased_needs, rephrased_problem
 from configs.rows.decontamination import shrink_comparison
 
@@ -11,6 +12,19 @@ def shrink(cut: Cut) -> None:
     shrink_comparison(cut)
     cut.most("sampling.max_tokens", TOKENS, "lengths")
     shrink_asking(cut, "judge")
+
+
+QUESTION_TOKENS = 450
+"""That the question adds to a turn: its words, and an item of a hundred tokens."""
+
+
+def work(stage: PlannedStage) -> Amounts:
+    plan = asking_sampling_plan(stage.config)
+    if plan is None:
+        return rows_written(stage)
+    rows, document = at_ports(stage, ("data",))
+    pairs = Amount(rows.value * stage.config.neighbours * (2 if stage.config.waivers else 1), "at most") if rows else None
+    return generation(pairs, Amount((document.value if document else PROMPT_TOKENS) + QUESTION_TOKENS, "estimated"), plan)
 
 
 KIND = Kind(
@@ -26,6 +40,10 @@ KIND = Kind(
     engine="vllm",
     needs=rephrased_needs,
     problem=rephrased_problem,
+    work=work,
+    rows=lambda stage: rows_at(stage, "data"),
+    row_tokens=tokens_at("data"),
+    sampling_plan=asking_sampling_plan,
     shrink=shrink,
     family="judging",
     subset_of="data",

@@ -1,7 +1,13 @@
 """`judge` as recipes, plans, rehearsals and reports see it."""
 
 from configs.base.kind import Kind, gives, port
-from configs.judging.answers import SCORERS, Judge, scorers_need, scorers_problem, shrink_scorers
+from configs.base.work import Amount, PlannedStage, only, tokens_at
+from configs.judging.answers import SCORERS, Judge, scorers_need, scorers_problem, scorers_sampling_plan, scorers_work, shrink_scorers
+
+
+def rows(stage: PlannedStage) -> Amount | None:
+    return only(stage, "completions").rows
+
 
 KIND = Kind(
     name="judge",
@@ -12,6 +18,10 @@ KIND = Kind(
     engine="torch",
     needs=scorers_need,
     problem=scorers_problem,
+    work=scorers_work,
+    rows=rows,
+    row_tokens=tokens_at("completions"),
+    sampling_plan=scorers_sampling_plan,
     shrink=shrink_scorers,
     family="judging",
 )

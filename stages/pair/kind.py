@@ -1,8 +1,12 @@
 """`pair` as recipes, plans, rehearsals and reports see it."""
 
+from math import comb, inf
+
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import HIGHEST, LOWEST, Cut
-from configs.judging.pairing import Pair, pair_needs, pair_problem
+from configs.base.work import SHARE_OF_A_BOUND, TURN, Amount, PlannedStage, only
+from configs.judging.answers import answers_of_prompt, sampled
+from configs.judging.pairing import AllPairs, Pair, pair_needs, pair_problem
 
 
 def shrink(cut: Cut) -> None:
@@ -14,6 +18,20 @@ def shrink(cut: Cut) -> None:
     cut.set("truncated", "keep", "thresholds")
     if cut.get("strategy.verified"):
         cut.set("strategy.verified", False, "thresholds")
+
+
+def rows(stage: PlannedStage) -> Amount:
+    config, sample = stage.config, sampled(only(stage, "judgments", "completions"))
+    each = 1.0
+    if isinstance(config.strategy, AllPairs):
+        each = min(comb(answers_of_prompt(sample), 2), config.strategy.per_prompt or inf)
+    return Amount(min(sample.config.prompts.count * each, config.budget.pairs if config.budget else inf), "at most")
+
+
+def row_tokens(stage: PlannedStage) -> float | None:
+    first = only(stage, "judgments", "completions")
+    second = SHARE_OF_A_BOUND * sampled(first).config.sampling.max_tokens + TURN
+    return None if first.row_tokens is None else first.row_tokens + second
 
 
 KIND = Kind(
@@ -28,6 +46,8 @@ KIND = Kind(
     output=gives("preference"),
     needs=pair_needs,
     problem=pair_problem,
+    rows=rows,
+    row_tokens=row_tokens,
     shrink=shrink,
     family="judging",
     reports_drops=True,

@@ -1,8 +1,15 @@
 """`preference_train` as recipes, plans, rehearsals and reports see it."""
 
 from configs.base.kind import Kind, gives, port
+from configs.base.work import Amounts, PlannedStage
 from configs.judging.pairing import preference_problem
-from configs.methods.training import PreferenceTrain, shrink_training
+from configs.methods.preference import Kto
+from configs.methods.training import PreferenceTrain, shrink_training, training_work
+
+
+def work(stage: PlannedStage) -> Amounts:
+    return training_work(stage, "preferences", answers=2, examples=2 if isinstance(stage.config.loss, Kto) else 1)
+
 
 KIND = Kind(
     name="preference_train",
@@ -17,6 +24,7 @@ KIND = Kind(
     engine="deepspeed",
     trains_on=frozenset({"preferences"}),
     problem=preference_problem,
+    work=work,
     shrink=shrink_training,
     family="training",
     curve="loss",

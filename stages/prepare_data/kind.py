@@ -4,7 +4,9 @@ from typing import Any
 
 from configs.base.kind import Kind, port
 from configs.base.shrink import RULE_ROWS, Cut
-from configs.rows.datasets import ROWS, TOKENIZER, DataSource, Hub, MadeRows, Packaged, PrepareData, Stored
+from configs.base.work import CHARACTERS, TURN, Amount, PlannedStage
+from configs.rows.datasets import ROWS, TOKENIZER, Arithmetic, Constraints, DataSource, Hub, Leaks, MadeRows, Packaged, PrepareData, Stored
+from configs.rows.filters import MaxCharacters
 from configs.rows.mixing import Drawn
 from configs.rows.preparing import inputs_problem, needs_of
 
@@ -88,6 +90,77 @@ def _shrink_source(cut: Cut, place: str, source: Any) -> None:
         cut.set(f"{place}.max_bad_rows", BAD_ROWS, "thresholds")
 
 
+HUB_SIZES = {
+    "allenai/tulu-3-sft-mixture": 939_343,
+    "allenai/tulu-3-sft-olmo-2-mixture-0225": 866_138,
+    "allenai/llama-3.1-tulu-3-8b-preference-mixture": 271_409,
+    "allenai/RLVR-GSM-MATH-IF-Mixed-Constraints": 29_946,
+    "allenai/RLVR-GSM": 7_473,
+    "allenai/RLVR-MATH": 7_500,
+    "allenai/RLVR-IFeval": 14_973,
+}
+"""Rows of datasets of the hub that a recipe takes whole."""
+FORM_SIZES = {
+    "agieval": 2_340, "bbh": 6_511, "deepmind_math": 5_600, "drop": 9_536, "gpqa": 448, "gsm8k": 1_319, "humaneval": 164,
+    "humanevalplus": 164, "ifeval": 541, "minerva_math": 5_000, "mmlu": 14_042, "mmlu_mc": 14_042, "mmlu_pro": 12_032, "popqa": 14_267,
+    "truthfulqa": 817,
+}  # fmt: skip
+"""Form → items of the benchmark, for suites that take it whole."""
+RULE_TOKENS = {"item": 11.0, "prompt": 11.0, "conversation": 18.0, "preference": 25.0}
+"""Record → tokens of a generated row with a sum of two numbers."""
+
+
+def rows(stage: PlannedStage) -> Amount | None:
+    config: PrepareData = stage.config
+    if config.total is not None:
+        return Amount(config.total, "at most")
+    if config.form and all(getattr(source, "count", None) is None for source in config.sources):
+        return Amount(FORM_SIZES[config.form], "estimated") if config.form in FORM_SIZES else None
+    counts = [_source_rows(stage, source) for source in config.sources]
+    known = [count for count in counts if count is not None]
+    return Amount(sum(known), "at most") if len(known) == len(counts) else None
+
+
+def row_tokens(stage: PlannedStage) -> float | None:
+    """Of sources that are generated or packaged; None where one is neither."""
+    count = tokens = 0.0
+    for source in stage.config.sources:
+        if isinstance(source, Leaks):
+            continue  # a few, planted to be found
+        mine, mean = _source_rows(stage, source), None
+        if isinstance(source, Arithmetic | Constraints):
+            mean = RULE_TOKENS.get(stage.config.record)
+        elif isinstance(source, Packaged) and (texts := _passing(stage, source)):
+            mean = sum(map(len, texts)) / len(texts) / CHARACTERS + 2 * TURN
+        if mine is None or mean is None:
+            return None
+        count, tokens = count + mine, tokens + mine * mean
+    return tokens / count if count else None
+
+
+def _source_rows(stage: PlannedStage, source: Any) -> int | None:
+    """Rows of a source, at most; None where they are unknown."""
+    if isinstance(source, Packaged) and stage.packaged_texts(source.asset):
+        passing = len(_passing(stage, source))
+        return passing if source.count is None else min(source.count, passing)
+    if source.count is not None:
+        return source.count
+    there = None
+    if isinstance(source, Hub):
+        there = HUB_SIZES.get(source.repo)
+    elif isinstance(source, MadeRows):
+        known = stage.inputs[ROWS][source.input].rows
+        there = int(known.value) if known else None
+    epochs = getattr(source, "epochs", None)
+    return there if there is None or epochs is None else int(there * epochs)
+
+
+def _passing(stage: PlannedStage, source: Packaged) -> list[str]:
+    """Rows of a packaged file that are not too long for the filters."""
+    longest = min((one.limit for one in stage.config.filters if isinstance(one, MaxCharacters)), default=None)
+    return [text for text in stage.packaged_texts(source.asset) if longest is None or len(text) <= longest]
+
+
 KIND = Kind(
     name="prepare_data",
     version=8,
@@ -100,6 +173,8 @@ KIND = Kind(
     output=lambda config, inputs: config.record,
     needs=needs_of,
     problem=inputs_problem,
+    rows=rows,
+    row_tokens=row_tokens,
     shrink=shrink,
     family="data",
     reports_drops=True,

@@ -1,7 +1,14 @@
 """`reference_logprobs` as recipes, plans, rehearsals and reports see it."""
 
 from configs.base.kind import Kind, gives, port
+from configs.base.work import Amounts, PlannedStage, at_ports
 from configs.methods.training import ReferenceLogprobs
+
+
+def work(stage: PlannedStage) -> Amounts:
+    rows, document = at_ports(stage, ("preferences",), 2 * stage.config.max_length)
+    return Amounts(rows=rows, document=document, tokens=rows.times(document) if rows and document else None)
+
 
 KIND = Kind(
     name="reference_logprobs",
@@ -10,5 +17,6 @@ KIND = Kind(
     inputs={"policy": port("policy"), "preferences": port("preference", many=True)},
     output=gives("logprobs"),
     engine="torch",
+    work=work,
     family="judging",
 )

@@ -1,8 +1,14 @@
 """`reward_model` as recipes, plans, rehearsals and reports see it."""
 
 from configs.base.kind import Kind, gives, port
+from configs.base.work import Amounts, PlannedStage
 from configs.judging.pairing import reward_model_problem
-from configs.methods.training import RewardModel, shrink_training
+from configs.methods.training import RewardModel, shrink_training, training_work
+
+
+def work(stage: PlannedStage) -> Amounts:
+    return training_work(stage, "preferences", answers=2, share=1 - stage.config.holdout)
+
 
 KIND = Kind(
     name="reward_model",
@@ -13,6 +19,7 @@ KIND = Kind(
     engine="deepspeed",
     trains_on=frozenset({"preferences"}),
     problem=reward_model_problem,
+    work=work,
     shrink=shrink_training,
     family="training",
     curve="loss",

@@ -1,7 +1,11 @@
 """`rlvr` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import TOKENS, Cut, even
+from configs.base.work import Amount, Amounts, PlannedStage, SamplingPlan, at_ports
 from configs.methods.policy_gradient import Ppo
 from configs.methods.training import Rlvr, rlvr_problem
 
@@ -26,6 +30,26 @@ def shrink(cut: Cut) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
 
 
+def sampling_plan(config: Rlvr, forms: Sequence[Any] = ()) -> SamplingPlan:
+    together = config.prompts_per_step * config.samples_per_prompt
+    return SamplingPlan(config.dtype, together, config.sampling.max_tokens, samples=config.samples_per_prompt)
+
+
+def work(stage: PlannedStage) -> Amounts:
+    config: Rlvr = stage.config
+    rows, prompt = at_ports(stage, ("prompts",), config.max_prompt_length)
+    prompt = prompt or Amount(config.max_prompt_length, "at most")
+    a_step = config.prompts_per_step * config.samples_per_prompt
+    requests = Amount(config.steps * a_step, "counted")
+    if config.algorithm.advantage == "greedy":
+        requests = requests.times(1 + 1 / config.samples_per_prompt)
+    document = Amount(prompt.times(1 / config.samples_per_prompt).value + config.sampling.max_tokens, "at most")
+    return Amounts(
+        rows=rows, document=document, steps=Amount(config.steps, "counted"), prompt=prompt, requests=requests,
+        plan=sampling_plan(config), tokens=document.times(config.steps * a_step), answer=config.sampling.max_tokens,
+    )  # fmt: skip
+
+
 KIND = Kind(
     name="rlvr",
     version=3,
@@ -40,6 +64,8 @@ KIND = Kind(
     engine="deepspeed+vllm",
     trains_on=frozenset({"prompts"}),
     problem=rlvr_problem,
+    work=work,
+    sampling_plan=sampling_plan,
     shrink=shrink,
     family="training",
     curve="reward",

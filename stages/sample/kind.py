@@ -1,8 +1,12 @@
 """`sample` as recipes, plans, rehearsals and reports see it."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import TOKENS, Cut
-from configs.judging.answers import Sample, sample_problem
+from configs.base.work import MAX_RUNNING, SHARE_OF_A_BOUND, TURN, Amount, Amounts, PlannedStage, SamplingPlan, at_ports, generation, only
+from configs.judging.answers import Sample, answers_of_prompt, sample_problem
 
 WINDOW = 3
 """Prompts."""
@@ -15,6 +19,26 @@ def shrink(cut: Cut) -> None:
     cut.most("prompts.count", WINDOW, "data")
 
 
+def sampling_plan(config: Sample, forms: Sequence[Any] = ()) -> SamplingPlan:
+    queues = config.chunk_size == "continuous"
+    together = MAX_RUNNING if config.chunk_size == "continuous" else config.chunk_size
+    return SamplingPlan(config.dtype, together, config.sampling.max_tokens, queues=queues, samples=config.samples_per_prompt)
+
+
+def rows(stage: PlannedStage) -> Amount:
+    return Amount(stage.config.prompts.count * answers_of_prompt(stage), "counted")
+
+
+def row_tokens(stage: PlannedStage) -> float | None:
+    prompt = only(stage, "prompts").row_tokens
+    return None if prompt is None else prompt + SHARE_OF_A_BOUND * stage.config.sampling.max_tokens + TURN
+
+
+def work(stage: PlannedStage) -> Amounts:
+    _, prompt = at_ports(stage, ("prompts",))
+    return generation(rows(stage), prompt, sampling_plan(stage.config))
+
+
 KIND = Kind(
     name="sample",
     version=3,
@@ -23,6 +47,10 @@ KIND = Kind(
     output=gives("completion"),
     engine="vllm",
     problem=sample_problem,
+    work=work,
+    rows=rows,
+    row_tokens=row_tokens,
+    sampling_plan=sampling_plan,
     shrink=shrink,
     family="sampling",
 )

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from configs.base.frozen import digest
+from configs.base.work import MAX_RUNNING
 from configs.language.execution import Numerics, Placement
 from configs.methods.training import MAX_SERVED_RANK, Sampling
 from data.host.machine import settled
@@ -34,8 +35,6 @@ from stages.job.job import StageError
 from stages.sampling.engine_processes import start
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-MAX_RUNNING = 256
-"""Requests that the engine runs at the same time; the others of a chunk wait, in order."""
 QUEUED = 2 * MAX_RUNNING
 """Requests that the engine knows of at the same time: more than it runs, so that none of them is ever waited for."""
 SILENT_SHARE = 0.9

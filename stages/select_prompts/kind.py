@@ -2,6 +2,8 @@
 
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import HIGHEST, LOWEST, Cut
+from configs.base.work import Amount, PlannedStage, only
+from configs.judging.answers import sampled
 from configs.judging.keeping import SelectPrompts, keeping_problem
 
 
@@ -13,6 +15,10 @@ def shrink(cut: Cut) -> None:
         cut.set("max_mean", HIGHEST, "thresholds")
 
 
+def rows(stage: PlannedStage) -> Amount:
+    return Amount(sampled(only(stage, "judgments")).config.prompts.count, "at most")
+
+
 KIND = Kind(
     name="select_prompts",
     version=2,
@@ -20,6 +26,7 @@ KIND = Kind(
     inputs={"prompts": port("prompt"), "judgments": port("judgment")},
     output=gives("prompt"),
     problem=keeping_problem,
+    rows=rows,
     shrink=shrink,
     family="judging",
     reports_drops=True,

@@ -1,9 +1,12 @@
 """`select_rows` as recipes, plans, rehearsals and reports see it."""
 
+from math import ceil
+
 from configs.base.kind import Kind, port
 from configs.base.shrink import LOWEST, Cut
-from configs.judging.answers import SCORERS, scorers_need, scorers_problem, shrink_scorers
-from configs.judging.keeping import SelectRows
+from configs.base.work import Amount, PlannedStage, rows_at, tokens_at
+from configs.judging.answers import SCORERS, scorers_need, scorers_problem, scorers_sampling_plan, scorers_work, shrink_scorers
+from configs.judging.keeping import SelectRows, TopShare
 
 KEPT_SHARE = 0.75
 """Of few rows, enough to train on."""
@@ -17,6 +20,13 @@ def shrink(cut: Cut) -> None:
         cut.set("keep.share", KEPT_SHARE, "thresholds")
 
 
+def rows(stage: PlannedStage) -> Amount | None:
+    keep, bound = stage.config.keep, rows_at(stage, "data")
+    if bound and isinstance(keep, TopShare) and not keep.per_source:  # of each source the share is rounded up, and there may be many
+        return Amount(ceil(bound.value * keep.share), "at most")
+    return bound
+
+
 KIND = Kind(
     name="select_rows",
     version=1,
@@ -26,6 +36,10 @@ KIND = Kind(
     engine="torch",
     needs=scorers_need,
     problem=scorers_problem,
+    work=scorers_work,
+    rows=rows,
+    row_tokens=tokens_at("data"),
+    sampling_plan=scorers_sampling_plan,
     shrink=shrink,
     family="judging",
     reports_drops=True,

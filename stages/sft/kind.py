@@ -1,7 +1,13 @@
 """`sft` as recipes, plans, rehearsals and reports see it."""
 
 from configs.base.kind import Kind, gives, port
-from configs.methods.training import Sft, shrink_training
+from configs.base.work import Amounts, PlannedStage
+from configs.methods.training import Sft, shrink_training, training_work
+
+
+def work(stage: PlannedStage) -> Amounts:
+    return training_work(stage, "data", answers=1)
+
 
 KIND = Kind(
     name="sft",
@@ -11,6 +17,7 @@ KIND = Kind(
     output=gives("policy"),
     engine="deepspeed",
     trains_on=frozenset({"data"}),
+    work=work,
     shrink=shrink_training,
     family="training",
     curve="loss",

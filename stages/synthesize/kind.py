@@ -2,8 +2,9 @@
 
 from configs.base.kind import Kind, gives, port
 from configs.base.shrink import Cut
-from configs.judging.asking import shrink_asking
-from configs.judging.synthesis import Synthesize, synthesize_needs, synthesize_problem
+from configs.base.work import PROMPT_TOKENS, Amount, Amounts, PlannedStage, generation, only, rows_written
+from configs.judging.asking import asking_sampling_plan, shrink_asking
+from configs.judging.synthesis import SelfInstruct, Synthesize, synthesize_needs, synthesize_problem
 
 REQUESTS, SHOTS = 8, 2
 """Requests, and examples that each shows."""
@@ -16,6 +17,32 @@ def shrink(cut: Cut) -> None:
     shrink_asking(cut, "writer")
 
 
+REQUEST_TOKENS = 250
+"""That a request adds to the examples that it shows (those of `configs/writing` have 180 to 250)."""
+
+
+def _requests(stage: PlannedStage) -> tuple[Amount | None, float]:
+    """(requests to the writer, tokens of the examples that each shows)."""
+    method, material = stage.config.method, only(stage, "prompts")
+    tokens = material.row_tokens or PROMPT_TOKENS
+    if isinstance(method, SelfInstruct):
+        return Amount(method.requests, "counted"), tokens * method.shots
+    return material.rows, tokens
+
+
+def rows(stage: PlannedStage) -> Amount | None:
+    requests, _ = _requests(stage)
+    return Amount(requests.value * stage.config.method.prompts, "at most") if requests else None
+
+
+def work(stage: PlannedStage) -> Amounts:
+    plan = asking_sampling_plan(stage.config)
+    if plan is None:
+        return rows_written(stage)
+    requests, shown = _requests(stage)
+    return generation(requests, Amount(shown + REQUEST_TOKENS, "estimated"), plan)
+
+
 KIND = Kind(
     name="synthesize",
     version=1,
@@ -26,6 +53,9 @@ KIND = Kind(
     unchecked=True,
     needs=synthesize_needs,
     problem=synthesize_problem,
+    work=work,
+    rows=rows,
+    sampling_plan=asking_sampling_plan,
     shrink=shrink,
     family="sampling",
     reports_drops=True,

@@ -113,7 +113,7 @@ def test_a_plan_knows_at_most_how_much_is_asked_and_how_many_rows_stay(tmp_path)
     graph, project = load(tmp_path), Project(tmp_path)
     asked, trained = (amounts_of(project, graph, graph.find(name)) for name in ("asked", "sft"))
     assert asked.requests and (asked.requests.value, asked.requests.how) == (3 * 40, "at most")
-    assert asked.drawing and (asked.drawing.answer, asked.drawing.together) == (256, 64)
+    assert asked.plan and (asked.plan.answer, asked.plan.together) == (256, 64)
     assert trained.rows and (trained.rows.value, trained.rows.how) == (40, "at most")
 
 

@@ -31,7 +31,7 @@ def test_stage_beats_kind_beats_default():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"kinds": {"sfft": {}}}, "kinds sfft: there are source_model, "),
+        ({"kinds": {"sfft": {}}}, "kinds sfft: there are best_answers, "),
         ({"kinds": {"sft": {"numeric": {}}}}, "neither `numerics` nor `placement`"),
         ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "Extra inputs"),
         ({"kinds": {"sft": {"numerics": 3}}}, "sft: `numerics: 3` must be a mapping"),

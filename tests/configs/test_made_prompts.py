@@ -13,8 +13,9 @@ from configs.judging.asking import ByEndpoint
 from configs.judging.synthesis import Synthesize
 from configs.language.recipe import load_recipe
 from configs.rehearsal.shrinking import reduced, rehearsed
-from pipelines.estimate.amounts import TOKENS_OF_MADE_ROWS, amounts_of
-from pipelines.estimate.sampling_plan import WRITING_TOKENS
+from pipelines.estimate.amounts import amounts_of
+from stages.prepare_data.kind import RULE_TOKENS
+from stages.synthesize.kind import REQUEST_TOKENS
 
 SUMS = "{type: arithmetic, operations: [add], digits: [1], count: 99, seed: 1}"
 DRAW = "sampling: {max_tokens: 4}, samples_per_prompt: 2, prompts: {count: 20}"
@@ -135,7 +136,7 @@ def test_every_word_that_a_writer_is_asked_with_is_identity(tmp_path, monkeypatc
 def test_a_plan_knows_at_most_how_many_there_will_be(tmp_path):
     graph = MADE.load(tmp_path)
     asked = amounts_of(Project(tmp_path), graph, graph.find("mine"))
-    assert asked.requests and asked.requests.value == 300 and asked.drawing and asked.drawing.answer == 1024
+    assert asked.requests and asked.requests.value == 300 and asked.plan and asked.plan.answer == 1024
     for stage, rows in (("hard", 99), ("people", 99 * 3), ("made", 300 * 4), ("dpo", 40)):
         found = amounts_of(Project(tmp_path), graph, graph.find(stage)).rows
         assert found and (found.value, found.how) == (rows, "at most")
@@ -145,7 +146,7 @@ def test_a_plan_knows_at_most_how_many_there_will_be(tmp_path):
 def test_a_plan_counts_every_example_that_a_writer_is_shown_also_before_they_are_here(tmp_path, shots):
     graph = MADE.load(tmp_path, ("requests: 300}", f"requests: 300, shots: {shots}}}"))
     asked = amounts_of(Project(tmp_path), graph, graph.find("mine"))
-    assert asked.prompt and (asked.prompt.value, asked.prompt.how) == (shots * TOKENS_OF_MADE_ROWS["prompt"] + WRITING_TOKENS, "estimated")
+    assert asked.prompt and (asked.prompt.value, asked.prompt.how) == (shots * RULE_TOKENS["prompt"] + REQUEST_TOKENS, "estimated")
 
 
 def test_a_rehearsal_asks_for_few_and_verifies_nothing_that_a_made_model_says(tmp_path):

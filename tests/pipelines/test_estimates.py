@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.base.project import Project
+from configs.base.work import Amount
 from configs.judging.answers import Judge, PoolSampling, Sample, Window
 from configs.language.execution import Machine, Numerics, Placement
 from configs.language.recipe import load_recipe
@@ -17,7 +18,7 @@ from configs.methods.preference import Dpo
 from configs.methods.training import Lora, PreferenceTrain, ReferenceLogprobs, Rlvr, Sampling, Sft
 from configs.rows.suite_forms import form_names
 from pipelines.estimate import machines, memory, work
-from pipelines.estimate.amounts import ITEMS_OF_FORMS, Amount, amounts_of, tokens_of
+from pipelines.estimate.amounts import amounts_of, tokens_of
 from pipelines.estimate.estimates import START_S, Estimates
 from pipelines.estimate.fit import Trial, lacks, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
@@ -25,6 +26,7 @@ from pipelines.estimate.memory import GIB, Trained
 from pipelines.estimate.needs import ROLLOUT_CHUNK, Facts, needs_of, scored, trained_parameters
 from pipelines.estimate.shapes import KNOWN, Shape
 from pipelines.run.runs import load_execution
+from stages.prepare_data.kind import FORM_SIZES
 
 LLAMA = KNOWN["meta-llama/Llama-3.1-8B"]
 PARAMETERS = 8_030_261_248
@@ -179,12 +181,10 @@ def test_of_a_prompt_that_answers_share_the_last_block_is_computed_for_each(prom
     assert work.unshared(prompt, samples, block) == tokens
 
 
-def test_what_is_held_to_be_together_is_what_stages_hold(root):
-    """Pipelines import no stage, so that a plan loads no engine: what they know of one is copied, and equal."""
-    found = {}
-    for name in ("sampling/sampler.py", "rlvr/run.py"):
-        found |= dict(re.findall(r"^(MAX_RUNNING|ROLLOUT_CHUNK) = (\d+)$", (root / "stages" / name).read_text(), re.MULTILINE))
-    assert found == {"MAX_RUNNING": str(work.MAX_RUNNING), "ROLLOUT_CHUNK": str(ROLLOUT_CHUNK)}
+def test_rlvr_submits_as_many_requests_together_as_plans_expect(root):
+    """Pipelines import no stage, so that a plan loads no engine: this number is copied, and equal."""
+    (chunk,) = re.findall(r"^ROLLOUT_CHUNK = (\d+)$", (root / "stages/rlvr/run.py").read_text(), re.MULTILINE)
+    assert int(chunk) == ROLLOUT_CHUNK
 
 
 @pytest.mark.parametrize("algorithm", [Grpo(type="grpo"), Ppo(type="ppo")])
@@ -482,7 +482,7 @@ stages:
 
 
 def test_every_form_has_the_number_of_its_items():
-    assert set(ITEMS_OF_FORMS) == set(form_names())
+    assert set(FORM_SIZES) == set(form_names())
 
 
 def test_tokens_of_a_row_by_its_text():

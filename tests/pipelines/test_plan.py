@@ -14,6 +14,7 @@ from projects import environment, fresh_project
 from waiting import deadline
 
 from configs.base.project import Project
+from configs.base.work import Amount
 from configs.language.execution import Numerics
 from configs.language.graph import Node
 from configs.language.kinds import KINDS
@@ -21,7 +22,6 @@ from configs.language.recipe import load_recipe
 from data.host.machine import settled
 from pipelines.cli.plan import _amount, batch_text, plan
 from pipelines.estimate import machines, rates
-from pipelines.estimate.amounts import Amount
 from pipelines.estimate.estimates import Estimates
 from pipelines.publish.report import write_report
 from pipelines.run.runs import load_execution, load_run

@@ -1,0 +1,150 @@
+"""How much work a stage has: rows, tokens and steps, from its inputs and its config.
+
+Each kind says so next to its ports (`stages/NAME/kind.py`) with three hooks: `work`, and for stages that have not run yet an upper bound of
+the `rows` they will write and the `row_tokens` of one. A plan counts what has run, and asks the hooks for the rest.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from configs.base.frozen import Dtype
+
+How = Literal["counted", "estimated", "at most"]
+WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")
+"""What a product is, where one of its factors is."""
+MAX_RUNNING = 256
+"""Requests that vLLM runs at the same time."""
+PROMPT_TOKENS = 256
+"""Of a prompt whose dataset is not there yet, where no config has a bound."""
+SHARE_OF_A_BOUND = 0.5
+"""Mean over upper bound where only the bound is known (an assumption): answers end before their limit, ties make no pairs."""
+TURN = 5.0
+"""Tokens that a template adds to a message."""
+CHARACTERS = 4.0
+"""Of one token of text that is no digit; English with a large vocabulary."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A number, and how it is known: counted by a stage that has run, estimated from its rows, or an upper bound of configs."""
+
+    value: float
+    how: How
+
+    def times(self, factor: "float | Amount") -> "Amount":
+        other = factor if isinstance(factor, Amount) else Amount(factor, "counted")
+        weaker = other if WEAKEST.index(other.how) < WEAKEST.index(self.how) else self
+        return Amount(self.value * other.value, weaker.how)
+
+    def at_most(self, bound: float) -> "Amount":
+        return self if self.value <= bound else Amount(bound, self.how)
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """How a stage submits its requests to an engine."""
+
+    dtype: Dtype
+    """Of the engine's weights and cache."""
+    together: int
+    """Requests that are submitted together."""
+    answer: int
+    """Tokens of the longest answer; 0 where given texts are only scored."""
+    queues: bool = False
+    """Whether requests wait where the KV cache is full; a chunk must fit into it."""
+    samples: int = 1
+    """Answers to each prompt, whose beginning they share."""
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """What a stage has to do; None where it is unknown."""
+
+    rows: Amount | None = None
+    """That it reads: conversations, pairs, prompts."""
+    document: Amount | None = None
+    """Tokens of one row: of all of its answers together with their prompt."""
+    steps: Amount | None = None
+    """Optimizer steps; of `rlvr`, batches of rollouts."""
+    tokens: Amount | None = None
+    """That pass through the model, over the whole stage."""
+    prompt: Amount | None = None
+    """Tokens of one prompt, where answers are generated."""
+    requests: Amount | None = None
+    """Answers to generate over the whole stage."""
+    plan: SamplingPlan | None = None
+    """How they are submitted."""
+    answer: float = 0.0
+    """Tokens of an answer, at most: the mean over all requests."""
+
+
+class PlannedStage(Protocol):
+    """A stage of a plan, as the hooks of kinds see it."""
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def inputs(self) -> Mapping[str, Mapping[str, "PlannedStage"]]:
+        """Port → label → stage."""
+        ...
+
+    @property
+    def rows(self) -> Amount | None:
+        """Rows that it writes: from its record, else by its kind's hook; None where they are unknown."""
+        ...
+
+    @property
+    def row_tokens(self) -> float | None:
+        """Tokens of a row that it writes: from its rows, else by its kind's hook; None where they are unknown."""
+        ...
+
+    def packaged_texts(self, asset: str) -> Sequence[str]:
+        """The text of each row of a packaged file; none where it is not on this machine."""
+        ...
+
+
+def only(stage: PlannedStage, *ports: str) -> PlannedStage:
+    """The stage at the first of these ports that has one."""
+    return next(above for port in ports for above in stage.inputs.get(port, {}).values())
+
+
+def rows_at(stage: PlannedStage, port: str) -> Amount | None:
+    """A bound for a stage that passes on some of the rows at a port."""
+    rows = only(stage, port).rows
+    return Amount(rows.value, "at most") if rows else None
+
+
+def tokens_at(port: str) -> "Any":
+    """A `row_tokens` hook for kinds whose rows are as long as those at a port."""
+    return lambda stage: only(stage, port).row_tokens
+
+
+def at_ports(stage: PlannedStage, ports: Sequence[str], longest: int | None = None) -> tuple[Amount | None, Amount | None]:
+    """(rows, tokens of one) of everything at some ports; one row has at most `longest` tokens."""
+    bound = Amount(longest, "at most") if longest else None
+    rows, tokens, known = Amount(0, "counted"), 0.0, True
+    for above in (above for port in ports for above in stage.inputs.get(port, {}).values()):
+        count, mean = above.rows, above.row_tokens
+        if count is None:
+            return None, bound
+        known = known and mean is not None
+        rows = Amount(rows.value + count.value, rows.times(count).how)
+        tokens += count.value * (mean or 0)
+    if not known or not rows.value:
+        return rows, bound
+    document = Amount(tokens / rows.value, "estimated")
+    return rows, document.at_most(longest) if longest else document
+
+
+def generation(requests: Amount | None, prompt: Amount | None, plan: SamplingPlan) -> Amounts:
+    """The work of a stage that generates one answer to each request."""
+    prompt = prompt or Amount(PROMPT_TOKENS, "estimated")
+    tokens = requests.times(Amount(prompt.value + plan.answer, "at most")) if requests else None
+    return Amounts(rows=requests, prompt=prompt, requests=requests, plan=plan, tokens=tokens, answer=plan.answer)
+
+
+def rows_written(stage: PlannedStage) -> Amounts:
+    """The work of a stage without a model: the rows that it writes."""
+    return Amounts(rows=stage.rows)
