@@ -275,7 +275,7 @@ def shrink_training(cut: Cut) -> None:
         cut.set("loss.margin_weight", 0.0, "thresholds")
 
 
-def training_work(stage: PlannedStage, port: str, *, answers: int, share: float = 1.0, examples: int = 1) -> Amounts:
+def training_work(stage: PlannedStage, port: str, *, answers: int, share: float = 1, examples: int = 1) -> Amounts:
     """The work of training on the rows at a port.
 
     Args:
