@@ -1,6 +1,6 @@
-"""What each kind of stage is: its version, its config, the types it takes and gives. Nothing here loads torch.
+"""Declaration of every kind of stage: version, config class, input and output types. Nothing here imports torch.
 
-The code behind a kind is `stages/KIND.py`; it is loaded inside jobs only.
+The implementation of a kind is `stages/KIND.py`, which only jobs import.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ ArtifactType = Literal[
 ]
 DATASETS = frozenset({"conversation", "prompt", "preference", "item"})
 COMPARING = ("decontaminate", "find_rephrased")
-"""Kinds of stages that leave rows out which have something of benchmark items, and say which in `evidence/manifest.jsonl`."""
+"""Kinds of stages that drop rows overlapping with benchmark items and list them in `evidence/manifest.jsonl`."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Port:
 
     types: frozenset[str]
     many: bool = False
-    """Takes one or more artifacts, each under a label (by default the name of its stage)."""
+    """Accepts one or more artifacts, each with a label (by default the name of its stage)."""
     optional: bool = False
     measures: bool = False
-    """Nothing of what arrives goes into the output, which is only measured by it."""
+    """The artifact only measures the output; none of its content goes into it."""
 
 
 def port(*types: ArtifactType, many: bool = False, optional: bool = False, measures: bool = False) -> Port:
@@ -38,29 +38,29 @@ def port(*types: ArtifactType, many: bool = False, optional: bool = False, measu
 
 @dataclass(frozen=True)
 class Declaration:
-    """A kind of stage. Raise `version` when the meaning of its output changes."""
+    """A kind of stage. Increment `version` when the meaning of its output changes."""
 
     kind: str
     version: int
     config: type[Frozen]
     inputs: Mapping[str, Port]
     output: Callable[[Any, Mapping[str, list[str]]], str]
-    """Type of the artifact, from the config and the types that arrived at each port."""
+    """Artifact type, from the config and the types at each port."""
     engine: Literal["none", "torch", "deepspeed", "vllm", "deepspeed+vllm"] = "none"
-    """What its job loads; `deepspeed` kinds may run on several ranks."""
+    """Engine that its job loads; `deepspeed` kinds can run on several ranks."""
     trains_on: frozenset[str] = field(default_factory=frozenset)
-    """Ports whose rows reach a gradient: the decontamination gate guards them."""
+    """Ports whose rows contribute to gradients; the decontamination gate guards them."""
     unchecked: bool = False
-    """Its rows say what a model has made up, which may be in a benchmark whatever the model was shown: the decontamination gate begins
-    anew with them."""
+    """Its rows contain model-generated text, which may reproduce a benchmark whatever the model was shown: earlier decontamination does not
+    carry over to them."""
     needs: Callable[[Any], frozenset[str]] = lambda config: frozenset()
-    """Optional inputs that a config makes required."""
+    """Optional inputs that a config requires."""
     problem: Callable[[Any, Arrived], str | None] = lambda config, arrived: None
-    """Why a config and what arrived do not go together, or None."""
+    """Error message if a config and its inputs are incompatible, else None."""
 
     @property
     def trains(self) -> bool:
-        """Whether it gives a model that was trained from the one at the port `policy`."""
+        """Whether its output is a model trained from the one at port `policy`."""
         return bool(self.trains_on)
 
 
@@ -72,7 +72,7 @@ SCORERS: Mapping[str, Port] = {
     "reward_models": port("reward_model", many=True, optional=True),
     "judge": port("policy", optional=True),
 }
-"""Port → whatever scores answers there."""
+"""Ports of the models that score answers."""
 
 DECLARATIONS: dict[str, Declaration] = {
     declaration.kind: declaration
@@ -290,6 +290,6 @@ DECLARATIONS: dict[str, Declaration] = {
 
 
 def measures(kind: str, port: str) -> bool:
-    """Whether what arrives at a port of a kind of stage, which may be none of ours, is one that the output is only measured by."""
+    """Whether the input at this port only measures the output; False for unknown kinds."""
     declaration = DECLARATIONS.get(kind)
     return declaration is not None and port in declaration.inputs and declaration.inputs[port].measures

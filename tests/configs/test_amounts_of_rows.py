@@ -157,7 +157,7 @@ def ordered(order: str, sft: str) -> str:
 def test_an_order_that_training_would_shuffle_away_is_refused(tmp_path):
     for order in ("by_source", "{by: length}"):
         (found,) = problems(tmp_path, ordered(order, "shuffled"))
-        assert "mix.yaml:3: stage raw: puts its rows in an order, and sft shuffles them: set `order: given` there" in found
+        assert "mix.yaml:3: stage raw: orders its rows, but sft shuffles them: set `order: given` there" in found
 
 
 @pytest.mark.parametrize(("order", "sft"), [("by_source", "given"), ("shuffled", "shuffled"), ("shuffled", "given")])

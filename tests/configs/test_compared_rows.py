@@ -66,7 +66,7 @@ def test_an_order_of_items_is_no_matter_to_who_trains_on_rows_that_were_compared
 
 def test_an_order_is_kept_on_the_way(tmp_path):
     (found,) = complaints(tmp_path, ("order: given, ", ""))
-    assert found.startswith("stage raw: puts its rows in an order, and sft shuffles them")
+    assert found.startswith("stage raw: orders its rows, but sft shuffles them")
 
 
 @pytest.mark.parametrize(

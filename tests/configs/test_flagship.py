@@ -247,5 +247,5 @@ def test_configurations_are_named(given, message):
 def test_choosing_by_some_tasks_names_each_once():
     assert Select.model_validate({"task": ["a", "b"]}).task == ("a", "b")
     for wrong in ([], ["a", "a"]):
-        with pytest.raises(ValueError, match="must name one task, or several different ones"):
+        with pytest.raises(ValueError, match="must name one task or several distinct ones"):
             Select.model_validate({"task": wrong})

@@ -45,7 +45,7 @@ def test_a_file_that_changed_behind_a_name_is_refused(place):
     for part in place[:-1]:
         inner = inner[part]
     inner[place[-1]] = "0" * 64
-    with pytest.raises(ValidationError, match="the file behind it has changed"):
+    with pytest.raises(ValidationError, match="the underlying file has changed"):
         SourceModel.model_validate(dump)
 
 

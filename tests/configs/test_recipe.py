@@ -99,7 +99,7 @@ def test_a_chain_loads_with_types_and_numbers(chain):
         ("{learning_rate: 1e-4}", "{learning_rate: 2.0}", "less than or equal to 1 (it is 2.0)"),
         ("global_batch: 4", "global_batch: '4'", "chain.yaml:10: stage sft: global_batch: Input should be a valid integer (it is '4')"),
         ("    global_batch: 4\n", "", "chain.yaml:7: stage sft: global_batch: Field required"),
-        ("    max_length: 32\n", "    max_length: 32\n    max_length: 64\n", "chain.yaml:12: key 'max_length' stands here twice"),
+        ("    max_length: 32\n", "    max_length: 32\n    max_length: 64\n", "chain.yaml:12: duplicate key 'max_length'"),
         ("kind: sft", "kind: sfft", "chain.yaml:8: stage sft: kind 'sfft' is none of source_model, "),
         ("  sft:\n", "  Sft:\n", "stage name 'Sft' must match"),
         ("policy: base", "policy: bose", "chain.yaml:9: stage sft: input 'policy' names 'bose', which does not exist; there are suite, "),

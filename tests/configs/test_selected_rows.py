@@ -46,7 +46,7 @@ def test_pairs_stay_pairs(tmp_path):
 
 def test_an_order_is_kept_on_the_way_to_the_training_that_keeps_it(tmp_path):
     (found,) = MADE.complaints(tmp_path, ("order: given, ", ""))
-    assert found.startswith("stage raw: puts its rows in an order, and sft shuffles them")
+    assert found.startswith("stage raw: orders its rows, but sft shuffles them")
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_the_words_are_identity_and_what_cannot_be_meant_is_told(tmp_path, monke
         Constrain.model_validate(before)
     for given, problem in (
         ({"instructions": ["punctuation:no_coma"]}, "instruction 'punctuation:no_coma' is none of change_case"),
-        ({"instructions": ["punctuation:no_comma"] * 2}, "one, or several different ones"),
+        ({"instructions": ["punctuation:no_comma"] * 2}, "or several distinct ones"),
         ({"min_constraints": 3}, "max_constraints 1 is below min_constraints 3"),
         ({"instructions": ["punctuation:no_comma"], "min_constraints": 2, "max_constraints": 2}, "min_constraints is 2, and instructions"),
     ):
