@@ -289,5 +289,5 @@ class Select(Frozen):
     @classmethod
     def tasks_are_named_once(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
-            raise ValueError(f"task {list(value)} must name one task, or several different ones: gsm8k, or [minerva_math, ifeval]")
+            raise ValueError(f"task {list(value)} must name one task or several distinct ones: gsm8k, or [minerva_math, ifeval]")
         return value

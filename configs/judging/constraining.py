@@ -121,7 +121,7 @@ class Constrain(Frozen):
             if name not in known:
                 raise ValueError(f"instruction {name!r} is none of {', '.join(known)}")
         if value is not None and (not value or len(set(value)) < len(value)):
-            raise ValueError(f"instructions {list(value)} must name one, or several different ones")
+            raise ValueError(f"instructions {list(value)} must name one or several distinct ones")
         return value
 
     @model_validator(mode="after")

@@ -136,10 +136,10 @@ def test_nothing_that_was_not_decontaminated_slips_through_a_mixture(tmp_path, o
     [
         ("input: pairs}", "input: pears}", "a source takes the input 'pears', and `rows` has clean, pairs: name one of them"),
         (", {type: artifact, input: pairs}]", "]", "`rows` has pairs, which no source takes: add {type: artifact, input: pairs} to"),
-        ("    in: {rows: [clean, pairs]}\n", "", "input 'rows' is missing, which this config needs: name a stage that makes a"),
+        ("    in: {rows: [clean, pairs]}\n", "", "this config requires input 'rows': name a stage with output"),
         ("record: conversation\n    sources: [{type: art", "record: preference\n    sources: [{type: art", "clean is a conversation, and a "
          "preference is made of preference: take another record, or another input"),
-        ("rows: [clean, pairs]", "rows: [clean, pairs, suite]", "input 'rows' is suite, a item; it must be a conversation or preference"),
+        ("rows: [clean, pairs]", "rows: [clean, pairs, suite]", "input 'rows' is suite of type item; it must be conversation or"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit_the_sources_are_told(tmp_path, old, new, said):

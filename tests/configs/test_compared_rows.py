@@ -72,7 +72,7 @@ def test_an_order_is_kept_on_the_way(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (", judge: base}", "}", "input 'judge' is missing, which this config needs"),
+        (", judge: base}", "}", "this config requires input 'judge'"),
         ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, and an endpoint is asked"),
         ("neighbours: 3", "neighbours: 0", "neighbours: Input should be greater than or equal to 1"),
         ("neighbours: 3", "turns: [assistant]", "leave out the user's, where copies of benchmark items stand: add user"),
@@ -94,7 +94,7 @@ def test_an_unseen_suite_has_no_waiver_here_either(tmp_path):
         ("{benchmark: suite, ", "{benchmark: secret, "),
     )
     (found,) = complaints(tmp_path, *changes)
-    assert "keeps rows that overlap with the unseen suite made/secret: leave the waiver out" in found
+    assert "keeps rows that overlap with the unseen suite made/secret: remove the waiver" in found
 
 
 def test_the_question_and_the_vectors_are_identity(monkeypatch):

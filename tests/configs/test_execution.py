@@ -31,12 +31,12 @@ def test_stage_beats_kind_beats_default():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"kinds": {"sfft": {}}}, "kinds sfft: there are source_model, "),
+        ({"kinds": {"sfft": {}}}, "unknown kinds sfft: use source_model, "),
         ({"kinds": {"sft": {"numeric": {}}}}, "use `numerics` and `placement`"),
         ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "Extra inputs"),
         ({"kinds": {"sft": {"numerics": 3}}}, "sft: `numerics: 3` must be a mapping"),
-        ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 > 2 of the profile"),
-        ({"placement": {"slots": 3}}, "slots 3 > 2 of the profile"),
+        ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 exceeds the profile's 2"),
+        ({"placement": {"slots": 3}}, "slots 3 exceeds the profile's 2"),
         ({"numerics": {"zero_stage": 4}}, "zero_stage"),
         ({"numerics": {"kernels": "liger"}}, "kernels liger requires a GPU, but device is cpu: set kernels to compiled or torch"),
         ({"numerics": {"kernels": "compiled", "zero_stage": 3}}, "but zero_stage is 3: set zero_stage to 2 or less, or kernels to"),

@@ -59,8 +59,8 @@ def test_prompts_with_constraints_are_as_clean_as_those_that_they_were_made_of(t
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (", relaxed: plain_answers}", "}", "input 'relaxed' is missing, which this config needs: name a stage that makes a completion"),
-        ("strategy: relaxed}", "strategy: best_vs_worst}", "input 'judgments' is missing"),
+        (", relaxed: plain_answers}", "}", "this config requires input 'relaxed': name a stage with output completion"),
+        ("strategy: relaxed}", "strategy: best_vs_worst}", "requires input 'judgments'"),
         ("strategy: relaxed}", "strategy: {type: delta, strong: a, weak: b}}", "delta reads completions: leave the input relaxed (plain"),
         ("strategy: relaxed}", "strategy: relaxed, min_gap: 1}", "strategy relaxed compares no scores, and min_gap is about them"),
         ("strategy: relaxed}", "strategy: relaxed, budget: {pairs: 2, choose: largest_gap}}", "relaxed has no scores to choose by larg"),
@@ -101,7 +101,7 @@ def test_prompts_with_constraints_made_of_written_ones_are_not_clean_either(tmp_
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("in: {prompts: prompts, writer: base}", "in: {prompts: prompts}", "input 'writer' is missing, which this config needs"),
+        ("in: {prompts: prompts, writer: base}", "in: {prompts: prompts}", "this config requires input 'writer'"),
         ("in: {prompts: raw}, method", "in: {prompts: raw, writer: base}, method", "writer is base, and an endpoint is asked"),
         ("task: math", "task: maths", "task 'maths' of persona is none of code, instruction_following, knowledge, math: add"),
         ("{type: persona, task: math, prompts: 3", "{type: rewrite, task: math", "task 'math' of rewrite is none of breadth, const"),

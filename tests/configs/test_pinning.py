@@ -63,14 +63,14 @@ def test_quotes_go_and_what_yaml_would_take_for_a_number_gets_them():
 
 
 def test_one_without_a_repository_beside_it_is_told_by_its_line():
-    with pytest.raises(ConfigError, match=r"r.yaml:3: `pin me` stands here without the repository that is meant: write its `repo`"):
+    with pytest.raises(ConfigError, match=r"r.yaml:3: `pin me` without a repository: write `repo` next to it"):
         open_revisions("stages:\n  base:\n    source: {revision: pin me}\n", "r.yaml")
 
 
 def test_one_that_another_repository_merges_in_is_told_by_its_line():
     """Or the commit of the first would become that of the second."""
     text = "stages:\n  a: {source: &s {repo: lab/one, revision: pin me, split: train}}\n  b:\n    source: {<<: *s, REPO}\n"
-    says = r"r.yaml:4: lab/two takes the `pin me` of lab/one by `<<`: write `revision: pin me` beside its `repo`"
+    says = r"r.yaml:4: lab/two merges the `pin me` of lab/one through `<<`: write `revision: pin me` next to its `repo`"
     with pytest.raises(ConfigError, match=says):
         open_revisions(text.replace("REPO", "repo: lab/two"), "r.yaml")
     assert [one.repo for one in open_revisions(text.replace("REPO", "repo: lab/one, config: main"), "r.yaml")] == ["lab/one"]

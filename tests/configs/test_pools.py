@@ -63,10 +63,10 @@ def test_a_pool_that_cannot_is_refused_with_its_numbers(tmp_path, pool, problem)
 @pytest.mark.parametrize(
     ("given", "judge", "problem"),
     [
-        ("", RATED, "input 'judge' is missing, which this config needs: name a stage that makes a policy"),
+        ("", RATED, "this config requires input 'judge': name a stage with output policy"),
         (", judge: a", SERVER, "judge is a, and nobody asks it"),
         (", judge: a", "verifier_weight: 1.0", "judge is a, and nobody asks it"),
-        (", judge: rows", RATED, "input 'judge' is rows, a conversation; it must be a policy"),
+        (", judge: rows", RATED, "input 'judge' is rows of type conversation; it must be policy"),
         ("", RATED.replace("honesty", "kindness"), "rubric 'kindness' is none of helpfulness"),
         ("", SERVER.replace("https:", "ftp:"), "is not http://HOST:PORT/PATH"),
         ("", SERVER.replace("judge.example", "me:s3cretword@judge.example"), "a password in a URL"),

@@ -52,7 +52,7 @@ def test_an_order_is_kept_on_the_way_to_the_training_that_keeps_it(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (", reward_models: [rm_1, rm_2]", "", "input 'reward_models' is missing, which this config needs"),
+        (", reward_models: [rm_1, rm_2]", "", "this config requires input 'reward_models'"),
         ("[rm_1, rm_2]", "[rm_1]", "ensemble worst_case needs 2 reward models or more, not 1 (rm_1)"),
         ("[rm_1, rm_2]}", "[rm_1, rm_2], judge: base}", "judge is base, and nobody asks it: give a rating"),
         ("share: 0.3}", "share: 1.0}", "less than 1"),

@@ -65,8 +65,8 @@ def test_answers_to_a_prompt_take_the_temperatures_in_turn_and_keep_their_seeds(
     ("temperature", "samples", "problem"),
     [
         ([0.6, 1.0], 3, "samples_per_prompt 3 cannot be shared out evenly to the 2 temperatures 0.6, 1.0: make it a multiple of 2"),
-        ([0.6, 1.0, 0.6], 3, r"has several different ones, and \[0.6, 1.0, 0.6\] has not"),
-        ([1.0], 2, r"has several different ones, and \[1.0\] has not: \[0.6, 1.0\], or 1.0 alone"),
+        ([0.6, 1.0, 0.6], 3, r"has several distinct ones, and \[0.6, 1.0, 0.6\] has not"),
+        ([1.0], 2, r"has several distinct ones, and \[1.0\] has not: \[0.6, 1.0\], or 1.0 alone"),
         ([], 2, r"and \[\] has not"),
         ([0.6, -1.0], 2, "greater than or equal to 0"),
         (["warm", 1.0], 2, "valid number"),
