@@ -233,9 +233,9 @@ def test_what_is_published_changes_no_stage(tmp_path):
         ({"config": []}, "must name one configuration"),
         ({"config": ["a", "a"]}, "several distinct ones"),
         ({"config": ""}, "must name one configuration"),
-        ({"config_as": "task"}, "none is named"),
-        ({"config": "main", "config_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "one of the columns already"),
-        ({"split_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "split_as source is one of the columns already"),
+        ({"config_as": "task"}, "config is not set"),
+        ({"config": "main", "config_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "is also in columns"),
+        ({"split_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "split_as source is also in columns"),
         ({"config": "main", "config_as": "source", "split_as": "source"}, "are both source"),
     ],
 )

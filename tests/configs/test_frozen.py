@@ -62,7 +62,7 @@ def test_files_outside_the_project_are_refused(path):
 
 @pytest.mark.parametrize(("record", "task"), [("item", None), ("prompt", "sums")])
 def test_a_task_names_items_and_nothing_else(record, task):
-    with pytest.raises(ValidationError, match="`task` names the benchmark"):
+    with pytest.raises(ValidationError, match="`task` is required for `record: item`"):
         PrepareData.model_validate({"record": record, "task": task, "sources": [{"type": "files", "path": "rows.jsonl"}]})
 
 

@@ -453,7 +453,7 @@ def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
         ),
         ("seed: 7", "seed: 1", "stage raw: makes conversation rows from the same arithmetic source, which the unseen suite chain/secret"),
         ("seed: 7", "seed: 1", "stage suite: is a dev suite from the same arithmetic source, which the unseen suite chain/secret also"),
-        ("record: conversation,", "record: conversation, split: unseen,", "split: unseen is said of a suite"),
+        ("record: conversation,", "record: conversation, split: unseen,", "split: unseen is only for suites"),
         (FINAL, FINAL.replace("sampling", "split: unseen, sampling"), "stage final: split: unknown key"),
     ],
 )
@@ -526,7 +526,7 @@ def test_worked_examples_are_an_input_and_may_be_training_rows_but_no_unseen_ite
 def test_what_does_not_go_with_a_form_is_refused_with_its_line(recipes):
     recipes.write("published", PUBLISHED.replace("form: bbh", "form: nonsense"))
     problem = recipes.problem("published")
-    assert "published.yaml:4: stage other: " in problem and "form 'nonsense' is none of agieval, bbh" in problem
+    assert "published.yaml:4: stage other: " in problem and "form 'nonsense' is not one of agieval, bbh" in problem
     scores = "  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}\n  scores: {kind: evaluate, "
     scores += "in: {policies: [base], suites: [other]}, sampling: {max_tokens: 4}}\n"
     recipes.write("published", PUBLISHED + scores)
@@ -662,13 +662,13 @@ def test_tokens_are_counted_by_a_model_from_outside_of_rows_that_training_sees(r
     assert [edge.port for edge in recipes.load("good").find("more").edges] == ["tokenizer"]
     for text, said in (
         (MEASURED.replace("in: {tokenizer: MODEL}, ", ""), "this config requires input 'tokenizer'"),
-        (MEASURED.replace("MODEL", "sft"), "sft has the tokenizer of the model that it was trained from: name that `source_model`"),
+        (MEASURED.replace("MODEL", "sft"), "sft has the tokenizer of its base model: use that `source_model`"),
         (MEASURED.replace("MODEL", "raw"), "input 'tokenizer' is raw of type conversation; it must be policy"),
-        (MEASURED.replace("MODEL", "base").replace("max: 99", "min: 9, max: 5"), "no row has at least 9 and at most 5 tokens"),
-        (MEASURED.replace("MODEL", "base").replace(", max: 99", ""), "nothing says how many tokens are too few or too many"),
+        (MEASURED.replace("MODEL", "base").replace("max: 99", "min: 9, max: 5"), "min 9 exceeds max 5 tokens"),
+        (MEASURED.replace("MODEL", "base").replace(", max: 99", ""), "the filter `tokens` has no bounds"),
         (
             MEASURED.replace("MODEL}, record: conversation", "base}, record: item, task: t"),
-            "a suite is asked as each evaluation says: leave it out",
+            "which a suite is not used for: remove it",
         ),
     ):
         recipes.write("bad", text)
