@@ -1,6 +1,6 @@
-"""A recipe made small enough to be rehearsed on a CPU in minutes: the same graph, few rows, few steps, short answers, tiny models.
+"""Shrink a recipe for rehearsal on a CPU in minutes: the same graph, with few rows, few steps, short answers and tiny models.
 
-What is reduced stands in this file and is told with each change; whatever is not in the list of changes is as the recipe has it.
+Every reduction is defined in this file and reported; all other settings are those of the recipe.
 """
 
 import copy
@@ -25,37 +25,38 @@ from configs.rows.datasets import DataSource, Hub, MadeRows, Packaged, PrepareDa
 from configs.rows.mixing import Drawn
 
 BATCH, EPOCHS, STEPS, LEARNING_RATE = 4, 2, 2, 1e-5
-"""Of training. In a few steps a smaller rate changes less than bf16 can hold; a larger one makes a tiny model so sure of its answers that
-no rewards differ any more."""
+"""Training. With a lower rate, a few steps change less than bf16 can represent; a higher one makes a tiny model so confident that rewards
+no longer differ."""
 PROMPTS, SAMPLES, TOKENS = 4, 8, 24
-"""Of a step of RLVR: prompts, and answers to each; tokens of any answer."""
+"""RLVR: prompts per step, answers per prompt, tokens per answer (the last for any stage)."""
 ROWS, HUB_ROWS, MADE_ROWS, LEAKS, WINDOW = 8, 3, 48, 2, 3
-"""Training rows of a file or a package, of the hub where the recipe has a count, and of a rule; planted leaks; prompts of a window."""
+"""Training rows from a file or a package, from the Hub if the recipe sets a count, and from a generator; planted leaks; prompts of a
+window."""
 SUITE_ROWS, SAMPLED_ROWS = 3, 1
-"""Items of a suite, and where each is answered many times."""
+"""Items of a suite, and of a suite with several answers per item."""
 FILE_ROWS = 16
-"""Rows of a file of the project, of which some may be bad."""
+"""Rows of a project file, some of which may be bad."""
 REQUESTS, SHOTS = 8, 2
-"""Of a stage that has prompts written: requests, and examples that each shows."""
+"""Requests of a stage that synthesizes prompts, and examples in each."""
 RESAMPLES, BAD_ROWS, MAX_UNKNOWN, KEPT_SHARE = 200, 0.75, 0.5, 0.75
 LOWEST, HIGHEST = -1e6, 1e6
-"""Instead of bounds of scores, which what a made model says need not keep."""
+"""Replacement for score bounds, which the output of rehearsal models need not meet."""
 MOST_SLOTS = 4
 OF_REAL_ROWS = ("ids", "values")
-"""Filters by what made rows do not have: these ids, and such values, or the columns at all."""
+"""Filters by properties that synthetic rows lack: ids, and column values."""
 INPUT = "in."
-"""How a setting begins that is no field but an input, which a rehearsal leaves out."""
+"""Prefix of a setting that is an input, removed in the rehearsal, rather than a field."""
 Reason = Literal["weights", "data", "batches", "lengths", "samples", "thresholds", "judges", "machine"]
-"""What of the real run a change leaves unproved."""
+"""The aspect of the real run that the change leaves untested."""
 
 
 class Reduced(NamedTuple):
-    """One setting that a rehearsal has otherwise than the recipe or the profile."""
+    """One setting that differs between the rehearsal and the recipe or profile."""
 
     where: str
     """Address of the stage, or name of the profile."""
     setting: str
-    """Path of the field, with dots."""
+    """Dotted path of the field."""
     real: Any
     rehearsed: Any
     reason: Reason
@@ -63,29 +64,29 @@ class Reduced(NamedTuple):
 
 @dataclass(frozen=True)
 class Stand:
-    """What stands in for things of outside."""
+    """Replacements for external resources."""
 
     commits: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """(`dataset` or `model`, repository) → the commit of the made one."""
+    """(`dataset` or `model`, repository) → commit of the synthetic one."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name of a stored source → sha256 of the made file."""
+    """Name of a stored source → sha256 of the synthetic file."""
     judge_url: str = ""
-    """Where the made judge answers, in place of any endpoint."""
+    """URL of the mock judge, which replaces every endpoint."""
 
 
 Given = Mapping[str, Node]
-"""The stages of the graph, by address."""
+"""The graph's stages, by address."""
 
 
 def model_repo(node: Node) -> str:
-    """The repository that stands for the source of a model: its own name on the hub, or a name after the stage."""
+    """Repository that replaces a model source: its own name on the Hub, or a name derived from the stage."""
     assert isinstance(node.config, SourceModel)
     source = node.config.source
     return source.repo if source.type == "hub" else f"rehearsal/{rehearsed_name(node.recipe)}-{node.name}"
 
 
 def rehearsed_name(recipe: str) -> str:
-    """Name of the recipe's file in a rehearsal, where a variant is a recipe by itself."""
+    """File name of the recipe in a rehearsal, where a variant is a separate recipe."""
     return recipe.replace("+", "-")
 
 
@@ -93,7 +94,7 @@ def rehearsed_name(recipe: str) -> str:
 
 
 class _Cut:
-    """The values of one config, and what was changed of them."""
+    """The values of one config, with a record of changes."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -117,20 +118,20 @@ class _Cut:
         written: Any = self.written
         for part in parts[:-1]:
             full = full[part]
-            if isinstance(written, dict):  # what is not written is a default as a whole, which its parts may not have
+            if isinstance(written, dict):  # an unwritten field is a whole default, so copy it before changing a part
                 written.setdefault(part, copy.deepcopy(full))
             written = written[part]
         full[parts[-1]] = written[parts[-1]] = value
 
     def most(self, place: str, bound: float, reason: Reason) -> None:
-        """At most `bound`; what the recipe leaves open stays open."""
+        """Limit to at most `bound`; unset values stay unset."""
         value = self.get(place)
         if value is not None and value > bound:
             self.set(place, bound, reason)
 
 
 def reduced(node: Node, nodes: Given, stand: Stand) -> tuple[dict[str, Any], list[Reduced]]:
-    """(fields of a stage's config as a recipe would have them, what was changed)."""
+    """(config fields of a stage as a recipe would write them, the changes made)."""
     cut = _Cut(node)
     match node.config:
         case SourceModel():
@@ -173,7 +174,7 @@ BOUNDS: dict[str, Sequence[tuple[str, int, Reason]]] = {
     "constrain": (("min_rows", 1, "thresholds"),),
     "overoptimization": (("max_n", 2, "samples"), ("resamples", RESAMPLES, "samples")),
 }
-"""Kind → (field, most, what is unproved by it)."""
+"""Kind → (field, maximum, aspect left untested)."""
 
 
 def _source_model(cut: _Cut, stand: Stand) -> None:
@@ -191,7 +192,7 @@ def _rows(cut: _Cut, stand: Stand) -> None:
         if isinstance(source, Drawn):
             _unmixed(cut, f"sources.{number}", source)
         most = _most_rows(config, source)
-        if source.type == "packaged" or _samples(config) > 1:  # of others all that are there are few
+        if source.type == "packaged" or _samples(config) > 1:  # other sources have few rows
             cut.set(f"sources.{number}.count", min(source.count or most, most), "data")
         else:
             cut.most(f"sources.{number}.count", most, "data")
@@ -201,19 +202,19 @@ def _rows(cut: _Cut, stand: Stand) -> None:
     if config.shots is not None:
         _source(cut, "shots.source", config.shots.source, stand)
     cut.set("filters", [_loosened(one) for one in cut.get("filters") if one["type"] not in OF_REAL_ROWS], "data")
-    for number in range(len(config.expectations)):  # few rows, that were made
+    for number in range(len(config.expectations)):  # few, synthetic rows
         cut.set(f"expectations.{number}.severity", "warn", "thresholds")
 
 
 def _loosened(given: dict[str, Any]) -> dict[str, Any]:
-    """A filter as made rows can pass it: a tiny model's tokens are more, or fewer."""
+    """A filter that synthetic rows can pass: a tiny model's tokenizer yields different token counts."""
     return {**given, "min": 1, "max": None} if given["type"] == "tokens" else given
 
 
 def _unmixed(cut: _Cut, place: str, source: Drawn) -> None:
-    """Of few rows all are taken: what a mixture has of each is no question."""
+    """Take all rows, because there are few; mixture proportions do not apply."""
     bare: dict[str, Any] = {"share": None, "weights": {}}
-    if isinstance(source, MadeRows):  # which are few, and nobody knows how many
+    if isinstance(source, MadeRows):  # few, of unknown number
         bare |= {"count": None}
     if isinstance(source, Packaged):
         bare |= {"epochs": None}
@@ -239,7 +240,7 @@ def _most_rows(config: PrepareData, source: DataSource) -> int:
 
 
 def _samples(config: PrepareData) -> int:
-    """Answers to each item of a suite, which its form decides."""
+    """Answers per item of a suite, as set by its form."""
     return config.the_form.draw.samples if config.the_form and config.the_form.draw else 1
 
 
@@ -254,14 +255,14 @@ def _source(cut: _Cut, place: str, source: Any, stand: Stand) -> None:
 
 
 def _learning_rate(cut: _Cut, place: str) -> None:
-    """Few steps at a real rate would change less than bf16 can hold."""
+    """Raise low rates: a few steps at a real rate would change less than bf16 can represent."""
     rate = cut.get(place)
     if rate is not None and rate < LEARNING_RATE:
         cut.set(place, LEARNING_RATE, "batches")
 
 
 def _even(number: int) -> int:
-    """What two ranks can share."""
+    """Round up to a number that two ranks can share."""
     return number + number % 2
 
 
@@ -269,7 +270,7 @@ def _training(cut: _Cut) -> None:
     cut.set("global_batch", _even(min(cut.get("global_batch"), BATCH)), "batches")
     cut.most("epochs", EPOCHS, "batches")
     _learning_rate(cut, "optimizer.learning_rate")
-    if cut.get("loss.margin_weight"):  # relaxed pairs that nobody verifies have no scores
+    if cut.get("loss.margin_weight"):  # unverified relaxed pairs have no scores
         cut.set("loss.margin_weight", 0.0, "thresholds")
 
 
@@ -301,7 +302,7 @@ def _scorers(cut: _Cut, config: Scorers, stand: Stand) -> None:
     cut.most("rating.sampling.max_tokens", TOKENS, "lengths")
     if cut.get("max_unscored_share") < MAX_UNKNOWN:
         cut.set("max_unscored_share", MAX_UNKNOWN, "thresholds")
-    if config.rated_by_policy:  # a made model has no opinion: its ratings are drawn
+    if config.rated_by_policy:  # a rehearsal model has no opinion: sample its ratings
         cut.set("rating.sampling.temperature", 1.0, "judges")
     if isinstance(config.rating.by, ByEndpoint):
         cut.set("rating.by.base_url", stand.judge_url, "judges")
@@ -315,7 +316,7 @@ def _synthesize(cut: _Cut, stand: Stand) -> None:
 
 
 def _asked_here(cut: _Cut, port: str, stand: Stand) -> None:
-    """Has the made endpoint asked, whoever is in the recipe: a model that was made in seconds keeps to no form."""
+    """Use the mock endpoint, whichever model the recipe uses: a model trained in seconds does not follow a format."""
     if cut.get("by.type") == "endpoint":
         cut.set("by.base_url", stand.judge_url, "judges")
         return
@@ -325,7 +326,7 @@ def _asked_here(cut: _Cut, port: str, stand: Stand) -> None:
 
 
 def _compared(cut: _Cut) -> None:
-    """Of few items many may be found, and made ones have other ids."""
+    """Loosen limits: many of the few items may be found, and synthetic items have different ids."""
     cut.set("max_contaminated_share", 1.0, "thresholds")
     cut.set("waivers", [one for one in cut.get("waivers") if one["items"] == "all"], "data")
 
@@ -357,12 +358,12 @@ def _select_prompts(cut: _Cut) -> None:
 def _select_rows(cut: _Cut) -> None:
     cut.most("min_rows", 1, "thresholds")
     cut.most("keep.min_score", LOWEST, "thresholds")
-    if (cut.get("keep.share") or 1) < KEPT_SHARE:  # of few rows enough to train on
+    if (cut.get("keep.share") or 1) < KEPT_SHARE:  # leave enough of the few rows to train on
         cut.set("keep.share", KEPT_SHARE, "thresholds")
 
 
 def _best_answers(cut: _Cut) -> None:
-    """A made model says nothing right, and mostly goes on until it is cut off."""
+    """A rehearsal model's answers are wrong and mostly truncated."""
     cut.most("keep.min_score", LOWEST, "thresholds")
     cut.most("min_rows", 1, "thresholds")
     cut.set("truncated", "keep", "thresholds")
@@ -381,12 +382,12 @@ def _evaluate(cut: _Cut, node: Node, nodes: Given) -> None:
 
 
 def rehearsed(graph: Graph, profile: str, stand: Stand, inherited: Collection[str] = ()) -> tuple[str, list[Reduced]]:
-    """(text of the recipe as it is rehearsed, what was changed in the stages that it owns).
+    """(text of the rehearsal recipe, changes in the stages that the recipe owns).
 
     Args:
-        graph: the recipe, loaded.
+        graph: the loaded recipe.
         profile: name of the rehearsal's execution profile.
-        stand: what stands in for the outside.
+        stand: replacements for external resources.
         inherited: names of the stages of the recipe that it extends.
     """
     stages: dict[str, Any] = {name: None for name in inherited if name not in graph.written}
@@ -411,7 +412,7 @@ def _named(model: Model) -> dict[str, Any]:
 
 
 def _inputs(node: Node, left_out: Collection[str]) -> dict[str, Any]:
-    """The inputs of a stage as a recipe has them, but for those at some ports."""
+    """The inputs of a stage as written in a recipe, without those at the given ports."""
     ports: dict[str, list[Edge]] = {}
     for edge in (edge for edge in node.edges if edge.port not in left_out):
         ports.setdefault(edge.port, []).append(edge)
@@ -446,25 +447,25 @@ NUMERICS: dict[str, Callable[[Any], Any]] = {
     "tensor_parallel": lambda _: 1,
     "deterministic": lambda _: False,
 }
-"""Setting → what a CPU of two cores makes of it; all others stay: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
+"""Setting → its value on a two-core CPU; all others are unchanged: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
 PLACEMENT = {"engines": 1, "sampler_memory_gb": 0.5, "checkpoint_every_steps": 1}
-"""Settings of placement that are the same in all rehearsals: their checkpoints are rehearsed, too."""
+"""Placement settings that are the same in all rehearsals, which also exercise checkpoints."""
 OF_MACHINE = ("slots", "gpu_memory_utilization")
-"""Settings of placement that go by this machine."""
+"""Placement settings that depend on this machine."""
 
 
 def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str, list[Reduced]]:
-    """(text of the profile for a CPU, what was changed).
+    """(text of the profile for a CPU, the changes made).
 
     Args:
         execution: the real profile.
         name: its name.
-        cores: of this machine.
+        cores: cores of this machine.
     """
     changes: list[Reduced] = []
     numerics = execution.numerics.model_dump(mode="json", exclude_defaults=True)
     placement = execution.placement.model_dump(mode="json", exclude_defaults=True)
-    numerics |= {"threads": execution.numerics.threads}  # where it is the default it is changed, too
+    numerics |= {"threads": execution.numerics.threads}  # changed even if it is the default
     placement |= {setting: getattr(execution.placement, setting) for setting in PLACEMENT}
     found: dict[str, Any] = {
         "slots": max(RANKS, min(cores, MOST_SLOTS)),
@@ -481,7 +482,7 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
             }
     for kind, declaration in DECLARATIONS.items():
         ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
-        if declaration.engine.startswith("deepspeed"):  # a core for each rank; other jobs have one process
+        if declaration.engine.startswith("deepspeed"):  # one core per rank; other jobs have one process
             found["kinds"].setdefault(kind, {}).setdefault("placement", {})["slots"] = ranks
     for override in found["stages"].values():
         if "world_size" in override["numerics"]:

@@ -73,10 +73,10 @@ def test_an_order_is_kept_on_the_way(tmp_path):
     ("old", "new", "problem"),
     [
         (", judge: base}", "}", "this config requires input 'judge'"),
-        ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, and an endpoint is asked"),
+        ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, but `by` is an endpoint"),
         ("neighbours: 3", "neighbours: 0", "neighbours: Input should be greater than or equal to 1"),
         ("neighbours: 3", "turns: [assistant]", "omit user, where copies of benchmark items occur: add user"),
-        ("max_contaminated_share: 0.02", "remove: false", "waivers keep rows that would be removed, and remove is false"),
+        ("max_contaminated_share: 0.02", "remove: false", "waivers has no effect, because remove is false"),
         ("neighbours: 3", "wording: mine", "unknown key"),
     ],
 )

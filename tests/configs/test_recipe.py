@@ -248,17 +248,17 @@ def test_a_round_that_is_not_there_is_one_problem_with_its_line(recipes, old, ne
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("{policies: [sft]}", "a merge takes at least 2 policies, not 1: name more under `policies`"),
-        ("{policies: [base, sft, online]}, method: {type: slerp}", "slerp takes exactly 2 policies, not 3: leave some out"),
+        ("{policies: [sft]}", "merge takes at least 2 policies, not 1: add more under `policies`"),
+        ("{policies: [base, sft, online]}, method: {type: slerp}", "slerp takes exactly 2 policies, not 3: remove some"),
         (
             "{policies: [base, sft]}, method: {type: linear, weights: {base: 1}}",
             "method.weights lacks sft: the policies are base, sft; give each a weight",
         ),
         (
             "{policies: [base, sft]}, method: {type: linear, weights: {base: 1, nobody: 1}}",
-            "method.weights names 'nobody', which is no policy here and lacks sft: the policies are base, sft;",
+            "method.weights names 'nobody', which is not an input and lacks sft: the policies are base, sft;",
         ),
-        ("{policies: [base, sft]}, method: {type: linear, weights: {base: -1.0, sft: 1}}", "weight of base is -1.0: it must be a finite"),
+        ("{policies: [base, sft]}, method: {type: linear, weights: {base: -1.0, sft: 1}}", "weight of base is -1.0, but must be a finite"),
         ("{policies: [base, sft]}, method: {type: linear, weights: {base: 0, sft: 0}}", "all weights are 0: give at least one a weight"),
     ],
 )
@@ -530,7 +530,7 @@ def test_what_does_not_go_with_a_form_is_refused_with_its_line(recipes):
     scores = "  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}\n  scores: {kind: evaluate, "
     scores += "in: {policies: [base], suites: [other]}, sampling: {max_tokens: 4}}\n"
     recipes.write("published", PUBLISHED + scores)
-    assert "all suites have forms (other), which say how answers are drawn: leave sampling out" in recipes.problem("published")
+    assert "all suites have forms (other), which define the sampling parameters: remove sampling" in recipes.problem("published")
 
 
 def test_a_suite_of_another_recipe_stays_what_it_is(recipes):
@@ -561,20 +561,20 @@ RL = "kind: rlvr, steps: 1, prompts_per_step: 2, samples_per_prompt: 2, sampling
     [
         (
             "{kind: judge, in: {completions: sample_1, reward_models: [rm]}, reward_weight: 1.0, ensemble: {type: worst_case}}",
-            "ensemble worst_case needs 2 reward models or more, not 1 (rm): name others, or leave ensemble out",
+            "ensemble worst_case needs at least 2 reward models, not 1 (rm): add some, or remove ensemble",
         ),
         (
             "{kind: judge, in: {completions: sample_1, reward_models: [rm]}}",
-            "reward_models is rm, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out",
+            "reward_models is rm, but reward_weight is 0: raise it, or remove the input",
         ),
-        ("{kind: overoptimization, in: {judgments: judge_1}}", "judgments judge_1 holds no rewards, its reward_weight is 0"),
+        ("{kind: overoptimization, in: {judgments: judge_1}}", "judgments judge_1 contains no rewards, because its reward_weight is 0"),
         (
             f"{{{RL}, in: {{policy: sft, prompts: prompts, reference: base}}, algorithm: {{type: dapo}}, {RATE}}}",
-            "dapo has no kl to measure to it",
+            "dapo has no kl: set algorithm.kl",
         ),
         (
             f"{{{RL}, in: {{policy: sft, prompts: prompts, value: rm}}, algorithm: {{type: grpo}}, {RATE}}}",
-            "grpo has none: take algorithm ppo",
+            "grpo has no value model: use algorithm ppo",
         ),
     ],
 )
@@ -614,10 +614,10 @@ PREFERENCE = """\
 @pytest.mark.parametrize(
     ("reference", "loss", "message"),
     [
-        ("base", "simpo", "stage dpo: the loss simpo has no reference: leave the input `reference` out"),
-        ("cached", "orpo", "stage dpo: the loss orpo has no reference: leave the input `reference` out"),
-        ("rounded", "dpo", "stage dpo: `reference` is computed in fp32 and the training in bf16, so that rounding would pass for"),
-        ("cached", "kto", "stage dpo: kto estimates its KL on answers after prompts that are not their own"),
+        ("base", "simpo", "stage dpo: the loss simpo uses no reference: remove the input `reference`"),
+        ("cached", "orpo", "stage dpo: the loss orpo uses no reference: remove the input `reference`"),
+        ("rounded", "dpo", "stage dpo: `reference` has dtype fp32 but the training bf16, so rounding would look like"),
+        ("cached", "kto", "stage dpo: kto estimates its KL on mismatched prompts and answers"),
         ("pairs", "dpo", "input 'reference' is pairs of type preference; it must be logprobs or policy"),
     ],
 )
