@@ -16,7 +16,9 @@ class Window(Frozen):
     """A slice of a prompt pool: rows [index * count, (index + 1) * count). Rounds use fresh prompts through different indices."""
 
     count: int = Field(ge=1)
+    """Prompts per window."""
     index: int = Field(default=0, ge=0)
+    """Number of the window, from 0."""
 
 
 class OnPolicy(Frozen):
@@ -39,6 +41,7 @@ class PoolSampling(Frozen):
     """0 is greedy decoding. With a list, a policy's answers to a prompt cycle through the temperatures by index, and each row records its
     own."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 disables it."""
     max_tokens: int = Field(ge=1)
     """Maximum answer length in tokens."""
 
@@ -64,9 +67,11 @@ class Sample(Frozen):
     """Samples answers to prompts from one or several policies: from all of them, or from some drawn per prompt."""
 
     sampling: PoolSampling
+    """Sampling parameters."""
     samples_per_prompt: int = Field(ge=1)
     """Answers per prompt and policy; a multiple of the number of temperatures."""
     prompts: Window
+    """The prompts to answer."""
     policies_per_prompt: int | None = Field(default=None, ge=1)
     """Number of policies that answer each prompt, drawn by hash of (seed, prompt id); all by default. Tülu 3 draws 4 of 22."""
     on_policy: OnPolicy | None = None
@@ -76,7 +81,9 @@ class Sample(Frozen):
     `continuous`: submit all requests and store each answer as it finishes, so that none waits for the longest answer of a chunk; an
     interrupted run may then sample different tokens than an uninterrupted one, and is marked accordingly."""
     dtype: Dtype = "bf16"
+    """Dtype for inference."""
     seed: int = Field(default=0, ge=0)
+    """Sampling seed."""
 
     @model_validator(mode="after")
     def _check_samples(self) -> "Sample":
@@ -231,6 +238,7 @@ class Overoptimization(Frozen):
     resamples: int = Field(default=2000, ge=100)
     """Bootstrap resamples of prompts for each 95 % interval."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the bootstrap."""
 
 
 def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str | None:
@@ -252,10 +260,13 @@ class Evaluate(Frozen):
     max_unknown: float = Field(default=0.05, ge=0, lt=1)
     """The stage fails if more than this share of a policy's answers on a task has an unknown score."""
     chunk_size: int = Field(default=64, ge=1)
+    """Requests submitted together: the unit of generation and resume."""
     resamples: int = Field(default=2000, ge=100)
     """Bootstrap resamples of items for each 95 % interval."""
     dtype: Dtype = "bf16"
+    """Dtype for inference."""
     seed: int = Field(default=0, ge=0)
+    """Seed of sampling and of the bootstrap."""
 
     def sampling_of(self, form: Form | None) -> Sampling | None:
         """Sampling parameters for a suite: those of its form, else of this evaluation; None if choices are compared."""

@@ -35,6 +35,7 @@ class ByPolicy(Frozen):
     chunk_size: int = Field(default=64, ge=1)
     """Requests submitted together: the unit of generation and resume."""
     dtype: Dtype = "bf16"
+    """Dtype for inference."""
 
 
 class ByEndpoint(Frozen):

@@ -18,7 +18,9 @@ class Rating(Frozen):
     by: Speaker
     """The model that rates."""
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=512)
+    """Sampling parameters of the rater."""
     seed: int = Field(default=0, ge=0)
+    """Sampling seed."""
 
     @field_validator("rubrics")
     @classmethod

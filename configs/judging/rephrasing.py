@@ -66,6 +66,7 @@ class FindRephrased(Frozen):
     """Roles whose turns are compared, each separately. With `assistant`, an answer can be nearer to an item than its question is, and is
     then judged instead of it."""
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=256)
+    """Sampling parameters of the judge."""
     remove: bool = True
     """Whether to remove the rows found; if false, they are only reported."""
     max_unanswered_share: float = Field(default=0.05, ge=0, lt=1)

@@ -65,6 +65,7 @@ class Synthesize(Frozen):
     by: Speaker
     """The model that writes."""
     sampling: Sampling = Sampling(temperature=1.0, max_tokens=1024)
+    """Sampling parameters of the writer."""
     max_unusable_share: float = Field(default=0.2, ge=0, lt=1)
     """The stage fails if no prompts can be parsed from more than this share of the replies."""
     min_rows: int = Field(default=1, ge=1)

@@ -218,7 +218,9 @@ class Execution(Frozen):
     machine: Machine = Machine()
     """Hardware, for planning."""
     numerics: Numerics = Numerics()
+    """Defaults for all stages."""
     placement: Placement = Placement()
+    """Defaults for all stages."""
     kinds: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """`KIND: {numerics: {...}, placement: {...}}`"""
     stages: dict[str, dict[str, Any]] = Field(default_factory=dict)

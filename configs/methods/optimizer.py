@@ -24,8 +24,11 @@ class Optimizer(Frozen):
     decayed: Literal["matrices", "all"] = "matrices"
     """`matrices` exempts norms and biases, which have fewer than two dimensions."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay rate of the first moment."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay rate of the second moment."""
     epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the denominator of the update."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Clip gradients to this global L2 norm; `null` disables clipping."""
 

@@ -156,6 +156,7 @@ class ApoZero(PairLoss):
     source: ClassVar[str] = "D'Oosterlinck et al. 2024, arXiv 2408.06266, eq. 7"
     type: Literal["apo_zero"]
     beta: float = Field(default=0.1, gt=0)
+    """Scale of the log-ratios."""
 
 
 class ApoDown(PairLoss):
@@ -165,6 +166,7 @@ class ApoDown(PairLoss):
     source: ClassVar[str] = "D'Oosterlinck et al. 2024, arXiv 2408.06266, eq. 8"
     type: Literal["apo_down"]
     beta: float = Field(default=0.1, gt=0)
+    """Scale of the log-ratios."""
 
 
 class SppoHard(PairLoss):

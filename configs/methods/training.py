@@ -61,9 +61,11 @@ class Training(Frozen):
     dtype: Dtype = "bf16"
     """Compute dtype of the forward and backward passes."""
     optimizer: Optimizer
+    """Optimizer and learning-rate schedule."""
     lora: Lora | None = None
     """Train adapters instead of all weights."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the row order and of newly initialized weights."""
 
     @property
     def shuffled_by(self) -> int | None:
@@ -117,8 +119,9 @@ class RewardModel(Training):
     lists: Lists = "all"
     """Pairs from a ranked list of preferences: best and worst, each with the next, or all (Ouyang et al. 2022, arXiv 2203.02155, §3.5)."""
     loss: BradleyTerry = BradleyTerry(type="bradley_terry")
+    """Loss on the scores of a pair."""
     holdout: float = Field(default=0.1, ge=0, lt=0.9)
-    """Share of pairs (by hash of their id) held out to measure accuracy."""
+    """Share of pairs held out to measure accuracy, by hash of (seed, id); all pairs of a list stay together."""
 
 
 class PreferenceTrain(Training):
@@ -130,6 +133,7 @@ class PreferenceTrain(Training):
     lists: Lists = "best_vs_worst"
     """Pairs from a ranked list of preferences: best and worst, each with the next, or all."""
     loss: PreferenceLoss
+    """Preference loss."""
 
     @model_validator(mode="after")
     def _check_lists(self) -> Self:
@@ -177,7 +181,9 @@ class Sampling(Frozen):
     """Sampling parameters. Temperature 0 is greedy decoding."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 disables it."""
     max_tokens: int = Field(ge=1)
     """Maximum answer length in tokens."""
 
@@ -198,13 +204,16 @@ class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
     algorithm: Algorithm
+    """Policy-gradient algorithm."""
     steps: int = Field(ge=1)
     """Batches of rollouts, each sampled from the current weights; depending on the algorithm, each leads to one or several optimizer
     updates."""
     prompts_per_step: int = Field(ge=1)
+    """Prompts per batch of rollouts."""
     samples_per_prompt: int = Field(ge=1)
     """Answers per prompt (the group size)."""
     sampling: Sampling
+    """Sampling parameters of rollouts."""
     reward: Reward = Reward()
     """Mapping from verifier scores to rewards."""
     max_prompt_length: int = Field(ge=1)
@@ -212,11 +221,14 @@ class Rlvr(Frozen):
     max_logprob_gap: float = Field(default=0.1, gt=0)
     """Bound for the consistency check after each weight sync: mean |log-prob(sampler) - log-prob(trainer)| per token."""
     dtype: Dtype = "bf16"
+    """Compute dtype of the trainer and the sampler."""
     optimizer: Optimizer
+    """Optimizer of the policy, with its learning-rate schedule."""
     lora: Lora | None = None
     """Train adapters of the policy instead of all weights. The sampler receives the adapters unmerged, because merging would round their
     first updates away (maximum rank 512). A value model is trained in full."""
     seed: int = Field(default=0, ge=0)
+    """Seed of prompt order, sampling and newly initialized weights."""
 
     @model_validator(mode="after")
     def _check_sampling(self) -> "Rlvr":

@@ -45,7 +45,7 @@ class TokenizerFamily(Frozen):
     def _check_tokens(self) -> "TokenizerFamily":
         strange = sorted({token for token in (self.eos, self.bos, self.pad, self.unk) if token} - set(self.control))
         if strange:
-            raise ValueError(f"{', '.join(strange)} must be control tokens: add them to control")
+            raise ValueError(f"{', '.join(strange)} must be among the control tokens: add them to control")
         return self
 
 

@@ -61,13 +61,21 @@ class RandomLlama(Frozen):
 
     type: Literal["random_llama"]
     layers: int = Field(ge=1)
+    """Number of layers."""
     hidden: int = Field(ge=8)
+    """Hidden size; a multiple of `heads`."""
     heads: int = Field(ge=1)
+    """Attention heads; a multiple of `kv_heads`."""
     kv_heads: int = Field(ge=1)
+    """Key-value heads."""
     ffn: int = Field(ge=8)
+    """Intermediate size of the MLP."""
     vocabulary: int = Field(ge=300)
+    """Vocabulary size of the tokenizer."""
     context: int = Field(ge=16)
+    """Maximum sequence length."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the weights."""
 
     @model_validator(mode="after")
     def _check_heads(self) -> "RandomLlama":
@@ -97,6 +105,7 @@ class HubModel(Licensed):
 
     type: Literal["hub"]
     repo: Repository
+    """`OWNER/NAME`, or `NAME` alone."""
     revision: Revision
     """A full commit hash, because branches such as `main` move. `pin me` is a placeholder that `pedigree pin` replaces with the newest
     commit."""
@@ -106,6 +115,7 @@ class SourceModel(Frozen):
     """Imports a model as a tracked artifact in safetensors, with a Pedigree chat template or its own."""
 
     source: Annotated[PackagedModel | RandomLlama | FolderModel | HubModel, Field(discriminator="type")]
+    """Where the model comes from."""
     chat_template: str = "chatml"
     """Name of a file `configs/templates/NAME.jinja`, or `own` for the model's own template. It must mark assistant turns with `{%
     generation %}`. End-of-turn tokens and related tokens are added to the tokenizer and embeddings if missing."""
@@ -172,10 +182,13 @@ class Arithmetic(Frozen):
 
     type: Literal["arithmetic"]
     operations: Many[Literal["add", "subtract", "multiply"]] = Field(min_length=1)
+    """Operations to draw from."""
     digits: Many[int] = Field(min_length=1)
     """Operand lengths to draw from, e.g. [1, 2]."""
     count: int = Field(ge=1)
+    """Number of rows."""
     seed: int = Field(ge=0)
+    """Seed of the rows."""
     style: Literal["plain", "gsm"] = "plain"
     """`plain`: only the answer; `gsm`: one sentence of reasoning that ends with `#### ANSWER`."""
 
@@ -185,8 +198,11 @@ class Constraints(Frozen):
 
     type: Literal["constraints"]
     checks: Many[Literal["lowercase", "no_comma", "quotation", "title", "word_count"]] = Field(min_length=1)
+    """Checks to draw from."""
     count: int = Field(ge=1)
+    """Number of rows."""
     seed: int = Field(ge=0)
+    """Seed of the rows."""
 
 
 class Packaged(Drawn):
@@ -194,6 +210,7 @@ class Packaged(Drawn):
 
     type: Literal["packaged"]
     asset: str
+    """Asset name, as in `configs/base/packaged.py`."""
 
     @field_validator("asset")
     @classmethod
@@ -301,6 +318,7 @@ class Hub(Read):
 
     type: Literal["hub"]
     repo: Repository
+    """`OWNER/NAME`, or `NAME` alone."""
     revision: Revision
     """A full commit hash, because branches such as `main` move. `pin me` is a placeholder that `pedigree pin` replaces with the newest
     commit."""
@@ -364,6 +382,7 @@ class RowProgram(Written):
     count: int = Field(ge=1)
     """Rows to take; if the function produces fewer, the stage fails."""
     seed: int = Field(ge=0)
+    """Passed to the function."""
 
     @field_validator("path")
     @classmethod
@@ -399,7 +418,9 @@ class Leaks(Frozen):
 
     type: Literal["leaks"]
     count: int = Field(ge=1)
+    """Number of items to plant."""
     seed: int = Field(ge=0)
+    """Seed of the draw."""
     styles: Many[Literal["verbatim", "embedded", "rewrapped"]] = ("verbatim", "embedded", "rewrapped")
     """Unchanged; embedded in other text; with different line breaks and case."""
 
@@ -498,6 +519,7 @@ class PrepareData(Frozen):
     """Builds one validated, filtered, mixed dataset from sources."""
 
     record: RecordType
+    """Type of the rows."""
     task: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
     """Name of the benchmark task; required for `record: item` and not allowed otherwise."""
     split: Literal["dev", "unseen"] = "dev"
@@ -509,9 +531,11 @@ class PrepareData(Frozen):
     shots: Shots | None = None
     """Worked examples to use instead of the form's own."""
     sources: Many[DataSource] = Field(min_length=1)
+    """Where the rows come from."""
     total: int | None = Field(default=None, ge=1)
     """Rows in the mixture; sources take shares of it. Each source must then set `share` or `count`, and they must add up."""
     filters: Many[Filter] = ()
+    """Filters, applied in order."""
     expectations: Many[Expectation] = ()
     """Requirements on the finished dataset (after filters, draws and repetitions), beyond being well-formed."""
     draw: When = "before_filters"

@@ -62,6 +62,7 @@ class MaxCharacters(Frozen):
 
     type: Literal["max_characters"]
     limit: int = Field(ge=1)
+    """Maximum number of characters."""
 
 
 class Tokens(Frozen):
@@ -216,6 +217,7 @@ class Keywords(Frozen):
 
     type: Literal["keywords"]
     words: Many[Word] = Field(min_length=1)
+    """Words to search for."""
 
 
 class Pattern(Frozen):

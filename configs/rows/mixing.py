@@ -52,6 +52,7 @@ class Drawn(Frozen):
     """For datasets with several `source`s: name of a source → weight. `count` or `share` is divided among them in proportion; other sources
     are not used."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the draw."""
 
     @field_validator("count", mode="before")
     @classmethod
