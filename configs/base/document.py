@@ -91,11 +91,11 @@ def parse_value(text: str) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(f"not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from error
     _measure(text, "--set", Loader)
-    _refuse_formless(value)
+    _check_canonical(value)
     return value
 
 
-def _refuse_formless(value: Any, above: tuple[int, ...] = ()) -> None:
+def _check_canonical(value: Any, above: tuple[int, ...] = ()) -> None:
     """Reject values without a canonical JSON form, because identities are hashes of it."""
     if id(value) in above:
         raise ValueError("alias refers to its own anchor")
@@ -107,7 +107,7 @@ def _refuse_formless(value: Any, above: tuple[int, ...] = ()) -> None:
         value = list(value.values())
     if isinstance(value, list):
         for inner in value:
-            _refuse_formless(inner, above)
+            _check_canonical(inner, above)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} is not a finite number")
     elif value is not None and not isinstance(value, (str, int, float)):

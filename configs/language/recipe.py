@@ -308,7 +308,7 @@ class _Building:
             self._unseen()
             self._orders()
         models = self._models()
-        self._followed()
+        self._check_published()
         if self.problems:
             unique = list(dict.fromkeys(self.problems))
             raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
@@ -342,7 +342,7 @@ class _Building:
                 found[name] = model.model_copy(update={"stage": node.address})
         return found
 
-    def _followed(self) -> None:
+    def _check_published(self) -> None:
         """Check the stages and tasks named in the file's `published` block."""
         document, published = self.written.document, self.written.published
         if published is None or "published" not in document.value:

@@ -9,7 +9,7 @@ from configs.base.frozen import Arrived, Frozen
 
 
 class LinearMerge(Frozen):
-    """Weighted average of the weights: model soups, averaging over rounds, interpolation towards an earlier policy."""
+    """Weighted average of the weights: model soups, averaging over rounds, interpolation toward an earlier policy."""
 
     formula: ClassVar[str] = "W = Σ_i w_i W_i / Σ_i w_i"
     source: ClassVar[str] = "Wortsman et al. 2022, arXiv 2203.05482, §2"

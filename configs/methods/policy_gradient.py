@@ -148,7 +148,7 @@ class Clipped(Repeated):
     clip_high: float = Field(default=0.2, gt=0)
     """ε_high: with a positive advantage, ρ above 1 + ε_high has no gradient."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """c: with a negative advantage the objective is at least cA (Ye et al. 2020, arXiv 1912.09729, eq. 5); 3 is usual."""
+    """c: with a negative advantage the objective is at least cA (Ye et al. 2020, arXiv 1912.09729, eq. 5); typically 3."""
 
 
 class Grpo(Clipped):

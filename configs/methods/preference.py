@@ -66,7 +66,7 @@ class DivergenceLoss(PairLoss):
     """A loss of s_w - s_l only, in which the unknown β log Z of every f-divergence cancels."""
 
     beta: float = Field(default=0.1, gt=0)
-    """Strength of regularization towards the reference."""
+    """Strength of regularization toward the reference."""
     divergence: Divergence = ReverseKl(type="reverse_kl")
     """Type of divergence; for reverse KL, s in the formula is r."""
 
@@ -126,7 +126,7 @@ class DpoNorm(PairLoss):
     source: ClassVar[str] = "Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), eq. 6"
     type: Literal["dpo_norm"]
     beta: float = Field(default=5.0, gt=0)
-    """Strength of regularization towards the reference, for log-ratios per token."""
+    """Strength of regularization toward the reference, for log-ratios per token."""
 
 
 class IpoMean(PairLoss):
@@ -244,7 +244,7 @@ class Kto(Frozen):
     takes_strength: ClassVar[bool] = False
     type: Literal["kto"]
     beta: float = Field(default=0.1, gt=0)
-    """Strength of regularization towards the reference."""
+    """Strength of regularization toward the reference."""
     desirable_weight: float = Field(default=1.0, gt=0)
     """λ_D; the paper keeps λ_D n_D / (λ_U n_U) between 1 and 3/2 (its first version: 4/3)."""
     undesirable_weight: float = Field(default=1.0, gt=0)

@@ -312,10 +312,10 @@ def _synthesize(cut: _Cut, stand: Stand) -> None:
     cut.most("method.requests", REQUESTS, "data")
     cut.most("method.shots", SHOTS, "data")
     cut.most("min_rows", 1, "thresholds")
-    _asked_here(cut, "writer", stand)
+    _use_mock_endpoint(cut, "writer", stand)
 
 
-def _asked_here(cut: _Cut, port: str, stand: Stand) -> None:
+def _use_mock_endpoint(cut: _Cut, port: str, stand: Stand) -> None:
     """Use the mock endpoint, whichever model the recipe uses: a model trained in seconds does not follow a format."""
     if cut.get("by.type") == "endpoint":
         cut.set("by.base_url", stand.judge_url, "judges")
@@ -333,7 +333,7 @@ def _compared(cut: _Cut) -> None:
 
 def _find_rephrased(cut: _Cut, stand: Stand) -> None:
     cut.most("sampling.max_tokens", TOKENS, "lengths")
-    _asked_here(cut, "judge", stand)
+    _use_mock_endpoint(cut, "judge", stand)
 
 
 def _pair(cut: _Cut) -> None:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 from configs.base.frozen import Frozen, Many
 
 SAMPLE = 10_000
-"""Rows whose texts are sampled."""
+"""Default number of rows sampled for expectations on texts."""
 Kind = Literal["text", "number", "truth"]
 Scalar = bool | int | float | str
 
