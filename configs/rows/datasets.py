@@ -89,8 +89,8 @@ class FolderModel(Licensed):
 
     type: Literal["folder"]
     path: RelativePath
-    """Relative to the project root. An artifact of this project is rejected: use the stage that made it as an input, which preserves its
-    lineage."""
+    """Relative to the project root. Artifacts and exports of Pedigree are rejected: use the stage that made the model as an input, which
+    preserves its lineage."""
 
     @field_validator("path")
     @classmethod
