@@ -1,1 +1,1 @@
-"""What a user writes: typed recipes, execution profiles, and their compilation to a DVC graph. Imports nothing of ours."""
+"""Typed recipes and execution profiles, and their compilation to a DVC graph. Imports no other Pedigree package."""

@@ -1,1 +1,1 @@
-"""What every config is made of: strict models with stable hashes, YAML with line numbers, paths, licenses, errors for people."""
+"""Building blocks of configs: strict models with stable hashes, YAML with line numbers, paths, licenses, user-facing errors."""

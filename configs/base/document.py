@@ -1,4 +1,4 @@
-"""YAML with line numbers, without YAML 1.1's surprises (`1e-4` is a number here, repeated keys are an error)."""
+"""YAML with line numbers and without the pitfalls of YAML 1.1 (`1e-4` is a number, a repeated key is an error)."""
 
 import math
 import re
@@ -14,13 +14,13 @@ from configs.base.secrets import find_secrets, secret_variables
 
 Place = tuple[str | int, ...]
 LONGEST, DEEPEST, MOST_VALUES = 4 << 20, 64, 100_000
-"""Bytes, levels and values of a recipe or profile."""
-TOO_DEEP = "its lists or mappings are nested too deeply to be read: write it flatter"
+"""Limits for a recipe or profile: bytes, nesting levels, values."""
+TOO_DEEP = "lists or mappings are nested too deeply: flatten them"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong in a file: where, and a message with value, bound and remedy."""
+    """One error in a file: its location, and a message with value, bound and remedy."""
 
     file: str
     line: int | None
@@ -31,7 +31,7 @@ class Problem:
 
 
 class ConfigError(UsageProblem):
-    """All problems of a recipe or profile at once."""
+    """All problems found in a recipe or profile."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = problems
@@ -39,11 +39,11 @@ class ConfigError(UsageProblem):
 
 
 class Loader(yaml.SafeLoader):
-    """Reads YAML as recipes mean it."""
+    """YAML loader with recipe semantics."""
 
 
 class FastLoader(yaml.CSafeLoader):
-    """The same, by libyaml: ten times as fast, but it refuses some of YAML (`{key:}`) and says less of a mistake."""
+    """The same on libyaml: ten times as fast, but it rejects some valid YAML (`{key:}`) and its errors are less precise."""
 
 
 for _loader in (Loader, FastLoader):
@@ -67,7 +67,7 @@ class YamlDocument:
     lines: dict[Place, int]
 
     def line(self, place: Place) -> int | None:
-        """The line of a value, or of the nearest thing around it."""
+        """Line of a value, or of the nearest enclosing value."""
         for end in range(len(place), -1, -1):
             if place[:end] in self.lines:
                 return self.lines[place[:end]]
@@ -78,11 +78,11 @@ class YamlDocument:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as in `--set a.b=VALUE`.
+    """Parse one YAML value, as in `--set a.b=VALUE`.
 
     Raises:
-        ValueError: not YAML, or what no recipe can hold: hashes are made of it before a field is asked whether it takes it.
-        ConfigError: it would grow without end.
+        ValueError: not YAML, or not representable in a recipe (values are hashed before any field validates them).
+        ConfigError: exceeds the size limits.
     """
     try:
         value = yaml.load(text, Loader=Loader)
@@ -91,46 +91,46 @@ def parse_value(text: str) -> Any:
     except yaml.YAMLError as error:
         raise ValueError(f"not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}") from error
     _measure(text, "--set", Loader)
-    _refuse_formless(value)
+    _check_canonical(value)
     return value
 
 
-def _refuse_formless(value: Any, above: tuple[int, ...] = ()) -> None:
-    """Refuses what has no form in canonical JSON, of which identities are hashed."""
+def _check_canonical(value: Any, above: tuple[int, ...] = ()) -> None:
+    """Reject values without a canonical JSON form, because identities are hashes of it."""
     if id(value) in above:
-        raise ValueError("an alias stands inside its own anchor")
+        raise ValueError("alias refers to its own anchor")
     above = (*above, id(value))
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
-                raise ValueError(f"the key {key!r} is no text: write it in quotes")
+                raise ValueError(f"key {key!r} is not a string: quote it")
         value = list(value.values())
     if isinstance(value, list):
         for inner in value:
-            _refuse_formless(inner, above)
+            _check_canonical(inner, above)
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is no finite number")
+        raise ValueError(f"{value} is not a finite number")
     elif value is not None and not isinstance(value, (str, int, float)):
-        raise ValueError(f"{str(value)[:40]} is a {type(value).__name__}, which no field takes: write it in quotes where a text is meant")
+        raise ValueError(f"{str(value)[:40]} is a {type(value).__name__}, which no field accepts: quote it if you mean a string")
 
 
 def secret_problem(what: str, text: str, variables: Mapping[str, str] | None = None) -> str | None:
-    """Why a text may not stand in a recipe or profile, without the text itself, or None.
+    """Error message for a text that appears to contain a secret, without the text itself; None if it contains none.
 
-    What stands there goes into `params.yaml`, `dvc.lock` and the records of every model below.
+    Values of recipes and profiles are copied into `params.yaml`, `dvc.lock` and the records of every descendant model.
     """
     kinds = find_secrets(text, variables)
     if not kinds:
         return None
-    remedy = "take it out, withdraw it if it was ever committed, and give it in an environment variable (HF_TOKEN, AWS_PROFILE, ...)"
-    return f"{what} holds what looks like {' and '.join(kinds)}, and would be recorded for ever: {remedy}"
+    remedy = "remove it, revoke it if it was ever committed, and use an environment variable (HF_TOKEN, AWS_PROFILE, ...)"
+    return f"{what} appears to contain {' and '.join(kinds)}, which would be recorded permanently: {remedy}"
 
 
 def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
-    """Reads a YAML file whose top is a mapping.
+    """Read a YAML file that contains a mapping.
 
     Raises:
-        ConfigError: missing, not YAML, not a mapping, a key given twice, or a value that holds a secret.
+        ConfigError: missing, not YAML, not a mapping, a repeated key, or a value that contains a secret.
     """
     name = shown_as or path.name
     text = _text(path, name)
@@ -150,7 +150,7 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "cannot be parsed"
         raise ConfigError([Problem(name, mark.line + 1 if mark else None, f"not valid YAML: {problem}")]) from error
-    except (ValueError, TypeError) as error:  # a number or a key that Python has no form for
+    except (ValueError, TypeError) as error:  # a number or key that Python cannot represent
         raise ConfigError([Problem(name, None, f"not valid YAML: {error}")]) from error
     return YamlDocument(name, value, lines)
 
@@ -158,15 +158,15 @@ def read_document(path: Path, shown_as: str | None = None) -> YamlDocument:
 def _text(path: Path, name: str) -> str:
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError([Problem(name, None, "cannot be read: it is no file")])
+            raise ConfigError([Problem(name, None, "cannot be read: not a regular file")])
         data = path.read_bytes()
         if len(data) > LONGEST:
-            raise ConfigError([Problem(name, None, f"has {len(data)} bytes: a recipe or profile has at most {LONGEST}")])
+            raise ConfigError([Problem(name, None, f"has {len(data)} bytes; the limit for a recipe or profile is {LONGEST}")])
         return data.decode()
     except OSError as error:
         raise ConfigError([Problem(name, None, f"cannot be read: {error.strerror}")]) from error
     except ValueError as error:
-        raise ConfigError([Problem(name, None, "cannot be read: it is not UTF-8, or its name is none")]) from error
+        raise ConfigError([Problem(name, None, "cannot be read: the content is not UTF-8, or the file name is invalid")]) from error
 
 
 def _compose(text: str, name: str, kind: Any) -> tuple[Any, yaml.Node | None]:
@@ -176,7 +176,7 @@ def _compose(text: str, name: str, kind: Any) -> tuple[Any, yaml.Node | None]:
 
 
 def _measure(text: str, name: str, loader: Any) -> None:
-    """Refuses what would grow without end: deep nesting, and aliases of aliases. Each alias counts as all that it stands for."""
+    """Reject excessive nesting and alias expansion; each alias counts as its full expansion."""
     sizes: dict[str, int] = {}
     open_: list[tuple[str | None, int]] = []
     total = 0
@@ -189,11 +189,11 @@ def _measure(text: str, name: str, loader: Any) -> None:
         total += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
         if len(open_) > DEEPEST or total > MOST_VALUES:
             line = event.start_mark.line + 1 if event.start_mark else None
-            raise ConfigError([Problem(name, line, f"holds more than {MOST_VALUES} values or {DEEPEST} levels, aliases written out")])
+            raise ConfigError([Problem(name, line, f"has more than {MOST_VALUES} values or {DEEPEST} levels after alias expansion")])
 
 
 def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Problem]:
-    """What is wrong in a tree of nodes; notes the line of each value in `lines`."""
+    """Problems in a node tree; records the line of each value in `lines`."""
     problems: list[Problem] = []
     variables = secret_variables()
 
@@ -207,19 +207,19 @@ def _problems(top: yaml.Node, lines: dict[Place, int], file: str) -> list[Proble
 
     def walk(node: yaml.Node, place: Place, above: tuple[yaml.Node, ...]) -> None:
         if node in above:
-            problem(node, "an alias stands inside its own anchor")
+            problem(node, "alias refers to its own anchor")
             return
         above = (*above, node)
         lines.setdefault(place, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 if not isinstance(key, yaml.ScalarNode):
-                    problem(key, "a key is a list or a mapping: write a text")
+                    problem(key, "key is a list or a mapping: use a string")
                     continue
                 inner = (*place, key.value)
                 no_secret(key, place)
                 if inner in lines:
-                    problem(key, f"key {key.value!r} stands here twice")
+                    problem(key, f"duplicate key {key.value!r}")
                 lines[inner] = key.start_mark.line + 1
                 walk(value, inner, above)
         elif isinstance(node, yaml.SequenceNode):

@@ -1,4 +1,4 @@
-"""The base of every config class, canonical JSON, and hashes over it."""
+"""Base class of all configs, canonical JSON, and hashes of it."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ Dtype = Literal["bf16", "fp32"]
 
 
 class Frozen(BaseModel):
-    """Immutable, strict, closed: unknown keys, silently coerced types and numbers that are none are errors."""
+    """Immutable and strict config: unknown keys, type coercion, NaN and infinities are errors."""
 
-    # Validators are built at the first use: a job uses few of the classes that it imports, and all of them would be a fifth of its start.
+    # Build validators on first use: a job uses few of the imported classes, and building all of them would take a fifth of its startup.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="wrap")
     @classmethod
-    def computed_fields_agree(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """A dump holds computed fields (hashes of what a name stands for); reading it back checks that they still agree."""
+    def _check_computed_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Check the computed fields of a dump (hashes of referenced files) against their current values."""
         given = {}
         if isinstance(value, dict):
             given = {name: value[name] for name in cls.model_computed_fields if name in value}
@@ -29,48 +29,48 @@ class Frozen(BaseModel):
         made = handler(value)
         for name, expected in given.items():
             if getattr(made, name) != expected:
-                raise ValueError(f"{name} is {getattr(made, name)} now, not {expected}: the file behind it has changed")
+                raise ValueError(f"{name} is now {getattr(made, name)}, not {expected}: the underlying file has changed")
         return made
 
 
 @dataclass(frozen=True)
 class Given:
-    """What arrives at a port of a stage."""
+    """One artifact that arrives at a port of a stage."""
 
     type: str
-    """Of the artifact."""
+    """Type of the artifact."""
     config: Frozen
-    """Of the stage that makes it."""
+    """Config of the stage that makes it."""
 
 
 Arrived = Mapping[str, Mapping[str, Given]]
-"""Port → label → what arrives."""
+"""Port → label → artifact."""
 
 T = TypeVar("T")
 
 Many = Annotated[tuple[T, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
-"""A YAML list as an immutable tuple (strict mode alone would refuse the list)."""
+"""A YAML list as an immutable tuple (strict mode alone would reject the list)."""
 
 
 def named_once(value: str | tuple[str, ...], field: str, what: str, example: str) -> str | tuple[str, ...]:
-    """The value of a field that names one thing, or several.
+    """Validate a field that takes one name or several distinct names.
 
     Raises:
-        ValueError: it names none, or one twice.
+        ValueError: empty, or a name occurs twice.
     """
     names = (value,) if isinstance(value, str) else value
     if not names or not all(names) or len(set(names)) < len(names):
-        raise ValueError(f"{field} {value!r} must name one {what}, or several different ones: {example}")
+        raise ValueError(f"{field} {value!r} must name one {what} or several distinct ones: {example}")
     return value
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spare space; refuses NaN and whatever has no stable form."""
+    """Compact JSON with sorted keys; rejects NaN and values without a stable form."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def finite(value: Any) -> Any:
-    """The value with None in place of NaN and infinities, for which JSON has no number."""
+    """Replace NaN and infinities, which JSON cannot represent, by None."""
     if isinstance(value, Mapping):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

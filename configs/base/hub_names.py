@@ -1,4 +1,4 @@
-"""Names on the Hugging Face hub as they may stand in recipes: repositories, and commits or the wish for one."""
+"""Hugging Face Hub names in recipes: repositories, and revisions (a commit, or a placeholder for one)."""
 
 import re
 from typing import Annotated
@@ -6,16 +6,16 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 PIN_ME = "pin me"
-"""A revision that is still to be chosen: `pedigree pin` writes the newest commit in its place."""
+"""Placeholder for a revision; `pedigree pin` replaces it with the newest commit."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def full_commit(value: str) -> str:
-    """A full commit hash, or `pin me`."""
+    """Validate a full commit hash or `pin me`."""
     if value != PIN_ME and not COMMIT.fullmatch(value):
         raise ValueError(
-            f"{value!r} is no full commit hash (40 hexadecimal digits), and names like main move: write a commit, or `{PIN_ME}`, which "
-            "`pedigree pin` replaces by the newest one"
+            f"{value!r} is not a full commit hash (40 hexadecimal digits), and branches such as main move: write a commit, or "
+            f"`{PIN_ME}`, which `pedigree pin` replaces with the newest commit"
         )
     return value
 

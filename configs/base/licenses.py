@@ -1,5 +1,6 @@
-"""Licences of models and data that come from outside: how they are written, and what the well-known ones ask of whoever hands on what
-was made from them. A reading aid and no legal advice: what counts is the text of the licence.
+"""Licenses of external models and datasets: their spelling, and the conditions that well-known licenses put on redistributing derived work.
+
+A reading aid, not legal advice: only the text of the license is binding.
 """
 
 import re
@@ -12,15 +13,15 @@ SHAPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*(?: (?:AND|OR|WITH) [A-Za-z0-9][A
 LONGEST = 100
 
 CONDITIONS = {
-    "notice": "keep the notices of copyright and licence",
-    "attribution": "name the authors, link the licence, say what was changed",
-    "share-alike": "hand on what is made from it under the same licence",
-    "naming": "name it as its terms ask (`Built with Llama`), and ask Meta before serving hundreds of millions of users",
-    "use-restrictions": "keep to the uses that its terms allow, and bind everybody you hand it to",
-    "no-derivatives": "hand on nothing that is made from it",
+    "notice": "keep the copyright and license notices",
+    "attribution": "name the authors, link the license, state what was changed",
+    "share-alike": "distribute derived work under the same license",
+    "naming": "name it as its terms require (`Built with Llama`), and ask Meta before serving hundreds of millions of users",
+    "use-restrictions": "use it only as its terms allow, and pass those terms on to every recipient",
+    "no-derivatives": "do not distribute derived work",
     "non-commercial": "no commercial use",
 }
-"""What licences ask for, the strictest last."""
+"""Conditions of licenses, strictest last."""
 
 
 def _table() -> dict[str, tuple[str, ...]]:
@@ -51,33 +52,33 @@ def _table() -> dict[str, tuple[str, ...]]:
 
 
 TABLE = _table()
-"""Identifier of SPDX or of the Hugging Face hub, in small letters → conditions."""
+"""SPDX or Hugging Face Hub identifier, lower case → conditions."""
 
 
 def licence(value: str) -> str:
-    """An identifier in the hub's small letters, or an SPDX expression in SPDX's own.
+    """Normalize a license: a lower-case Hub identifier, or an SPDX expression in SPDX spelling.
 
     Raises:
-        ValueError: it is neither, nor a name that could be one.
+        ValueError: not a plausible license identifier or expression.
     """
     if value.lower() == UNKNOWN or value.lower() in TABLE:
         return value.lower()
     if not SHAPE.fullmatch(value) or len(value) > LONGEST:
         raise ValueError(
-            f"{value[:LONGEST]!r} is no licence: write its identifier of SPDX (`CC-BY-4.0`), an SPDX expression (`MIT AND CC-BY-4.0`), "
-            "its identifier on the Hugging Face hub (`llama3.1`), or leave it out where it is unknown"
+            f"{value[:LONGEST]!r} is not a license: write an SPDX identifier (`CC-BY-4.0`), an SPDX expression (`MIT AND CC-BY-4.0`), or a "
+            "Hugging Face Hub identifier (`llama3.1`), or omit the field if the license is unknown"
         )
     from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
     try:
         found = str(canonicalize_license_expression(value))
-    except InvalidLicenseExpression:  # the hub and others have names of their own
+    except InvalidLicenseExpression:  # the Hub and others use their own names
         return value
     return found if " " in found or found.startswith("LicenseRef-") else found.lower()
 
 
 def conditions(name: str) -> tuple[str, ...] | None:
-    """What a licence asks for, by the names of `CONDITIONS`; of an expression, what any of its parts asks for. None: not in the table."""
+    """Conditions of a license, as keys of `CONDITIONS`; for an expression, those of all its parts. None if not in the table."""
     parts = [part.lower() for part in re.split(r" (?:AND|OR) ", re.sub(r" WITH \S+", "", name))]
     if any(part not in TABLE for part in parts):
         return None
@@ -86,5 +87,5 @@ def conditions(name: str) -> tuple[str, ...] | None:
 
 
 Licence = Annotated[str, AfterValidator(licence), Field(exclude=True)]
-"""A field that says under which licence something is handed on. It is no identity: it stands in no dump, so that stating it, or putting
-it right, makes no stage stale."""
+"""License under which something is distributed. It is excluded from dumps and therefore from identity: stating or correcting a license does
+not make a stage stale."""

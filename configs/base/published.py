@@ -1,6 +1,6 @@
-"""What a recipe says of the work that it follows: where that is published, what came out there, what it took, and what differs here.
+"""The published work that a recipe reproduces: its sources, scores and hardware, and the recipe's deviations.
 
-It is no part of any stage's identity: nothing runs otherwise because of it.
+It is not part of any stage's identity and does not change how anything runs.
 """
 
 import math
@@ -18,43 +18,43 @@ class Origin(Frozen):
     """A paper or a public configuration."""
 
     title: str = Field(min_length=1)
-    """As people call it."""
+    """Its usual title."""
     url: str = Field(pattern=r"^https://\S+$")
-    """Where it is read."""
+    """Where to read it."""
     commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{7,40}$")
-    """Of a repository: which state of it the recipe's lines refer to."""
+    """Commit of a repository to which the recipe's comments refer."""
 
 
 class Expected(Frozen):
     """Published scores of one task, in percent."""
 
     metric: str = Field(min_length=1)
-    """As the form of the task calls it."""
+    """Metric name, as in the task's form."""
     items: int = Field(ge=1)
-    """Questions that the score goes over."""
+    """Number of questions in the score."""
     samples: int = Field(default=1, ge=1)
-    """Answers to each question."""
+    """Answers per question."""
     of: dict[str, Score] = Field(min_length=1)
     """Stage that makes the model → score."""
 
     @computed_field
     @property
     def tolerance(self) -> float:
-        """Points by which a good reproduction may be off: two standard errors of a difference, 2 √(2 p (1 - p) / n) for n items, of the
-        stage where they are largest, since published scores come without an interval."""
+        """Percentage points by which a good reproduction may deviate: two standard errors of a difference, 2 √(2 p (1 - p) / n) for n
+        items, taken at the stage where it is largest, because published scores come without an interval."""
         shares = [score / 100 for score in self.of.values()]
         return round(max(200 * math.sqrt(2 * share * (1 - share) / self.items) for share in shares), 1)
 
 
 class Compute(Frozen):
-    """What a stage took where it was published."""
+    """Compute that a stage used in the published work."""
 
     gpus: int = Field(ge=1)
-    """How many, engines included."""
+    """Number of GPUs, including those of inference engines."""
     gpu: str = Field(min_length=1)
-    """Which, e.g. `H100`."""
+    """GPU model, e.g. `H100`."""
     hours: float = Field(gt=0)
-    """On the clock."""
+    """Wall-clock hours."""
 
     @property
     def gpu_hours(self) -> float:
@@ -62,21 +62,21 @@ class Compute(Frozen):
 
 
 class Published(Frozen):
-    """The block `published` of a recipe; one that extends another inherits the fields that it does not give itself."""
+    """The `published` block of a recipe. A recipe that extends another inherits the fields that it does not set."""
 
     sources: Many[Origin] = ()
     harness: str = ""
-    """By which the published scores were measured, and the table that has them."""
+    """The evaluation harness behind the published scores, and the table that lists them."""
     scores: dict[str, Expected] = Field(default_factory=dict)
     """Task → its scores."""
     hardware: dict[str, Compute] = Field(default_factory=dict)
-    """Stage → what it took."""
+    """Stage → compute used."""
     differs: Many[str] = ()
-    """What is not as in the original, each a sentence."""
+    """Differences from the original, one sentence each."""
     lacks: Many[str] = ()
-    """What of the original no field can say yet, each a sentence."""
+    """Properties of the original that no recipe field can express yet, one sentence each."""
 
     def over(self, inherited: "Published | None") -> "Published":
-        """This block with the fields of another one that it does not give itself."""
+        """This block, with missing fields filled from `inherited`."""
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return inherited.model_copy(update=given) if inherited else self

@@ -1,4 +1,4 @@
-"""What looks like a secret in a text. Kinds are told, never values: what is found here must be printed nowhere."""
+"""Secret detection in text. Only the kind of a secret is reported, never its value."""
 
 import os
 import re
@@ -17,21 +17,21 @@ PATTERNS = {
     "a password in a URL": r"(?i)\b[a-z][a-z0-9+.-]*://(?:[^\s/:@]*:[^\s/@:{}$<>]+@|\S*[?&](?:password|passwd|token|secret|api_?key)=[^\s&{}$<>]+)",
 }
 NAMES = re.compile(r"(?i)(?:TOKEN|KEY|SECRET|PASSWORD)$")
-"""Ends of the names of environment variables whose values are secrets."""
+"""Name endings of environment variables with secret values."""
 SHORTEST = 8
-"""Characters: a shorter value of such a variable would be found in ordinary words."""
+"""Minimum length in characters: shorter values would match ordinary words."""
 
 
 def secret_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Those variables whose names say that their values are secret."""
+    """Environment variables whose names mark their values as secret."""
     return {name: value for name, value in environment.items() if NAMES.search(name) and len(value) >= SHORTEST}
 
 
 def find_secrets(text: str, variables: Mapping[str, str] | None = None) -> list[str]:
-    """Kinds of secrets that the text seems to hold, sorted; empty: none.
+    """Kinds of secrets that the text appears to contain, sorted; empty if none.
 
     Args:
-        text: anything, e.g. a value of a recipe or a patch.
+        text: any text, e.g. a recipe value or a patch.
         variables: environment variables that hold secrets; default: those of this process.
     """
     found = [kind for kind, pattern in PATTERNS.items() if re.search(pattern, text)]

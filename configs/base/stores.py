@@ -1,4 +1,4 @@
-"""Addresses of object stores and shared folders, as they may stand in recipes and profiles: where, never with which keys."""
+"""Validation of object store and shared folder URLs in recipes and profiles. URLs never contain credentials."""
 
 import re
 from typing import Annotated
@@ -10,10 +10,10 @@ BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 def store_url(value: str) -> str:
-    """`s3://BUCKET/PREFIX` or `file:///FOLDER`, without a slash at its end."""
+    """Validate `s3://BUCKET/PREFIX` or `file:///FOLDER`; strips trailing slashes."""
     parts = urlsplit(value)
-    if "@" in parts.netloc or parts.query or parts.fragment:  # the value is not repeated: it may hold a password
-        raise ValueError("a URL holds no credentials and no options: give keys in the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)")
+    if "@" in parts.netloc or parts.query or parts.fragment:  # omit the value from the message: it may contain a password
+        raise ValueError("a URL must not contain credentials or options: set them in the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)")
     if parts.scheme == "s3" and BUCKET.fullmatch(parts.netloc):
         return value.rstrip("/")
     if parts.scheme == "file" and not parts.netloc and parts.path.strip("/"):
@@ -22,7 +22,7 @@ def store_url(value: str) -> str:
 
 
 def s3_object(value: str) -> str:
-    """`s3://BUCKET/KEY`."""
+    """Validate `s3://BUCKET/KEY`."""
     if not store_url(value).startswith("s3://") or not urlsplit(value).path.strip("/"):
         raise ValueError(f"{value!r} is not s3://BUCKET/KEY")
     return value

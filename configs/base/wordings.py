@@ -1,4 +1,4 @@
-"""The words that filters look for by default, `configs/wordings.yaml`."""
+"""Default word lists of filters, `configs/wordings.yaml`."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -13,7 +13,7 @@ ENGLISH = "en"
 
 @cache
 def wordings(name: str, languages: tuple[str, ...] = (ENGLISH,)) -> tuple[str, ...]:
-    """One of its lists, as it was when the file was first read; of lists by language what is said in all and in some, each text once."""
+    """One list, cached on first use; a list by language merges `all` with the given languages, without duplicates."""
     found = _read()[name]
     parts = [found] if isinstance(found, list) else [found.get(language, []) for language in ("all", *languages)]
     return tuple(dict.fromkeys(text for part in parts for text in part))
@@ -21,7 +21,7 @@ def wordings(name: str, languages: tuple[str, ...] = (ENGLISH,)) -> tuple[str, .
 
 @cache
 def worded() -> tuple[str, ...]:
-    """The languages that have lists of their own, English first."""
+    """Languages with their own lists, English first."""
     return tuple(_read()["refusals"])
 
 

@@ -1,1 +1,1 @@
-"""Configs of answers: who samples, rates and compares them, and which become training data."""
+"""Configs of answers: sampling, rating, comparison, and selection as training data."""

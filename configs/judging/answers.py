@@ -1,4 +1,4 @@
-"""Identity of the stages whose data models make or measure: sampling, judging, evaluation, selection. What is made of judged answers:
+"""Configs of the stages in which models generate or score: sampling, judging, evaluation, selection. Stages that use judged answers:
 `configs/judging/pairing.py`, `configs/judging/keeping.py`."""
 
 from collections.abc import Sequence
@@ -18,114 +18,122 @@ from configs.rows.suite_forms import Form
 
 
 class Window(Frozen):
-    """A slice of a prompt pool: rows [index * count, (index + 1) * count). Rounds use fresh prompts by other indices."""
+    """A slice of a prompt pool: rows [index * count, (index + 1) * count). Rounds use fresh prompts through different indices."""
 
     count: int = Field(ge=1)
+    """Prompts per window."""
     index: int = Field(default=0, ge=0)
+    """Number of the window, from 0."""
 
 
 class OnPolicy(Frozen):
-    """Which policies of a pool are the one that is to be trained, and how many prompts they answer."""
+    """The policies of a pool that are to be trained, and the share of prompts that they answer."""
 
     policies: Many[str] = Field(min_length=1)
     """Labels at the input `policies`."""
     share: float | None = Field(default=None, gt=0, le=1)
-    """Share of the prompts that one of them answers, beside `policies_per_prompt` - 1 others; the other prompts get answers of others only.
-    A hash of (seed, prompt id) decides. When absent, they are drawn like the others."""
+    """Share of prompts answered by one of them along with `policies_per_prompt` - 1 others, chosen by hash of (seed, prompt id); the
+    remaining prompts are answered by other policies only. By default they are drawn like the others."""
 
 
 Temperature = Annotated[float, Field(ge=0)]
 
 
 class PoolSampling(Frozen):
-    """How a policy's answers to a prompt are drawn."""
+    """Sampling parameters of a policy's answers to a prompt."""
 
     temperature: Temperature | Many[Temperature] = 1.0
-    """0 is greedy. Of a list, a policy's answers to a prompt take one after the other by their index, and each row says its own."""
+    """0 is greedy decoding. With a list, a policy's answers to a prompt cycle through the temperatures by index, and each row records its
+    own."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 disables it."""
     max_tokens: int = Field(ge=1)
-    """Longest answer, in tokens."""
+    """Maximum answer length in tokens."""
 
     @field_validator("temperature")
     @classmethod
-    def several_differ(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
+    def _check_temperature(cls, value: float | tuple[float, ...]) -> float | tuple[float, ...]:
         if isinstance(value, tuple) and (len(value) < 2 or len(set(value)) < len(value)):
-            raise ValueError(f"a list of temperatures has several different ones, and {list(value)} has not: [0.6, 1.0], or 1.0 alone")
+            raise ValueError(f"temperature {list(value)} must list at least 2 distinct values, e.g. [0.6, 1.0], or be a single number")
         return value
 
     @property
     def temperatures(self) -> tuple[float, ...]:
-        """In the order in which answers take them."""
+        """In the order in which answers use them."""
         return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
 
     @property
     def first(self) -> Sampling:
-        """How a policy's first answer to a prompt is drawn."""
+        """Sampling parameters of a policy's first answer to a prompt."""
         return Sampling(temperature=self.temperatures[0], top_p=self.top_p, max_tokens=self.max_tokens)
 
 
 class Sample(Frozen):
-    """Answers of one or several policies to prompts: of all of them, or of some that are drawn for each prompt."""
+    """Samples answers to prompts from one or several policies: from all of them, or from some drawn per prompt."""
 
     sampling: PoolSampling
+    """Sampling parameters."""
     samples_per_prompt: int = Field(ge=1)
-    """Per policy; a multiple of the number of temperatures."""
+    """Answers per prompt and policy; a multiple of the number of temperatures."""
     prompts: Window
+    """The prompts to answer."""
     policies_per_prompt: int | None = Field(default=None, ge=1)
-    """How many of the policies answer a prompt, drawn by hash of (seed, prompt id); all when absent. Tülu 3 draws 4 of 22."""
+    """Number of policies that answer each prompt, drawn by hash of (seed, prompt id); all by default. Tülu 3 draws 4 of 22."""
     on_policy: OnPolicy | None = None
-    """Their answers are marked, through `judge`, up to the preferences that `pair` makes of them; shares are in the metrics."""
+    """Marks the on-policy answers, through `judge` and up to the preferences from `pair`; the metrics contain their shares."""
     chunk_size: Annotated[int, Field(ge=1)] | Literal["continuous"] = 64
-    """Requests submitted together: the unit of generation and resume, which gives the same bits whatever was interrupted. `continuous`: all
-    at once, each kept as it ends; nobody waits for the longest answer of a chunk, and a run that was interrupted may draw other tokens than
-    one that was not, which its marks say."""
+    """Requests submitted together: the unit of generation and resume, with results that are bit-identical after any interruption.
+    `continuous`: submit all requests and store each answer as it finishes, so that none waits for the longest answer of a chunk; an
+    interrupted run may then sample different tokens than an uninterrupted one, and is marked accordingly."""
     dtype: Dtype = "bf16"
+    """Dtype for inference."""
     seed: int = Field(default=0, ge=0)
+    """Sampling seed."""
 
     @model_validator(mode="after")
-    def temperatures_have_equally_many(self) -> "Sample":
+    def _check_samples(self) -> "Sample":
         temperatures = self.sampling.temperatures
         if self.samples_per_prompt % len(temperatures):
             raise ValueError(
-                f"samples_per_prompt {self.samples_per_prompt} cannot be shared out evenly to the {len(temperatures)} temperatures "
-                f"{', '.join(map(str, temperatures))}: make it a multiple of {len(temperatures)}, or name others"
+                f"samples_per_prompt {self.samples_per_prompt} is not divisible by the {len(temperatures)} temperatures "
+                f"{', '.join(map(str, temperatures))}: make it a multiple of {len(temperatures)}, or change the temperatures"
             )
         return self
 
     @model_validator(mode="after")
-    def a_share_is_of_draws(self) -> "Sample":
+    def _check_on_policy(self) -> "Sample":
         if self.on_policy is not None and self.on_policy.share is not None and self.policies_per_prompt is None:
             raise ValueError(
-                f"on_policy.share {self.on_policy.share} says how often the policy is drawn, and without policies_per_prompt all policies "
-                "answer every prompt: set policies_per_prompt, or leave the share out"
+                f"on_policy.share {self.on_policy.share} has no effect without policies_per_prompt, because all policies answer every "
+                "prompt: set policies_per_prompt, or remove the share"
             )
         return self
 
 
 def sample_problem(config: Sample, arrived: Arrived) -> str | None:
-    """Why so many policies cannot be drawn from this pool, or None."""
+    """Error message if the config does not fit this pool of policies, else None."""
     pool = list(arrived.get("policies", {}))
     own = config.on_policy.policies if config.on_policy else ()
     unknown = [label for label in own if label not in pool]
     if unknown:
-        return f"on_policy.policies names {', '.join(unknown)}, and the input policies has {', '.join(pool)}"
+        return f"on_policy.policies names {', '.join(unknown)}, but the input policies has {', '.join(pool)}: use one of them"
     count = config.policies_per_prompt
     if count is None:
         return None
     if count > len(pool):
-        return f"policies_per_prompt is {count}, and the input policies has {len(pool)}: lower it, or name more policies"
+        return f"policies_per_prompt is {count}, but the input policies has {len(pool)}: lower it, or add policies"
     share = config.on_policy.share if config.on_policy else None
     others, needed = len(pool) - len(set(own)), count if share != 1 else count - 1
     if share is not None and others < needed:
         return (
-            f"policies_per_prompt {count} with on_policy.share {share} needs {needed} policies that are not on_policy, and the input "
-            f"policies has {others}: name more, or lower policies_per_prompt"
+            f"policies_per_prompt {count} with on_policy.share {share} needs {needed} policies that are not on_policy, but the input "
+            f"policies has {others}: add policies, or lower policies_per_prompt"
         )
     return None
 
 
 class Mean(Frozen):
-    """The members' mean; of one reward model its own reward."""
+    """The mean of the members; for a single reward model, its own reward."""
 
     formula: ClassVar[str] = "R̄ = (1/k) Σ_i R_i, with R_i = (s_i - mean_i) / std_i over member i's held-out answers"
     source: ClassVar[str] = "Lakshminarayanan et al. 2017, arXiv 1612.01474; for rewards: Coste et al. 2024, arXiv 2310.02743, §3"
@@ -134,7 +142,7 @@ class Mean(Frozen):
 
 
 class WorstCase(Frozen):
-    """The least friendly member's opinion (WCO)."""
+    """The minimum over the members (WCO)."""
 
     formula: ClassVar[str] = "min_i R_i"
     source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, §3"
@@ -143,106 +151,107 @@ class WorstCase(Frozen):
 
 
 class UncertaintyWeighted(Frozen):
-    """The mean, less what the members disagree by (UWO)."""
+    """The mean, minus a penalty for disagreement between members (UWO)."""
 
     formula: ClassVar[str] = "R̄ - weight · (1/k) Σ_i (R_i - R̄)²"
     source: ClassVar[str] = "Coste et al. 2024, arXiv 2310.02743, eq. 5"
 
     type: Literal["uncertainty_weighted"]
     weight: float = Field(default=0.5, gt=0)
-    """λ: what a variance of 1 among the members costs; the paper takes 0.5 for best-of-n and 0.1 for PPO."""
+    """λ: penalty per unit of variance between members; the paper uses 0.5 for best-of-n and 0.1 for PPO."""
 
 
 Ensemble = Annotated[Mean | WorstCase | UncertaintyWeighted, Field(discriminator="type")]
 
 
 class Scorers(Frozen):
-    """Models that score answers: reward_weight * reward(prompt, answer) + rating_weight * rating, the rating being the mean over all
+    """Models that score answers: reward_weight * reward(prompt, answer) + rating_weight * rating, where rating is the mean over all
     rubrics."""
 
     reward_weight: float = Field(default=0.0, ge=0)
-    """Needs the input `reward_models` when above zero."""
+    """If above zero, the input `reward_models` is required."""
     ensemble: Ensemble = Mean(type="mean")
-    """How the normalised rewards of several reward models become one."""
+    """How to combine the normalized rewards of several reward models."""
     dtype: Dtype = "fp32"
     """Compute dtype of the reward models."""
     rating: Rating | None = None
-    """Ratings by a language model, which `rating_weight` makes part of the score."""
+    """Ratings by a language model, which enter the score with `rating_weight`."""
     rating_weight: float = Field(default=0.0, ge=0)
-    """Needs `rating` when above zero. Ratings are 1 to 5, and are not normalised."""
+    """If above zero, `rating` is required. Ratings are 1 to 5, without normalization."""
     max_unscored_share: float = Field(default=0.1, ge=0, lt=1)
-    """The stage fails when more than this share of the answers has no score: the judges do not fit the prompts, or one is down."""
+    """The stage fails if more than this share of the answers has no score, e.g. because a judge is down or unsuited to the prompts."""
 
     @model_validator(mode="after")
-    def an_ensemble_has_weight(self) -> Self:
+    def _check_ensemble(self) -> Self:
         if self.reward_weight == 0 and self.ensemble.type != "mean":
-            raise ValueError(f"ensemble {self.ensemble.type} combines rewards, and reward_weight is 0: raise it, or leave ensemble out")
+            raise ValueError(f"ensemble {self.ensemble.type} has no effect, because reward_weight is 0: raise it, or remove ensemble")
         return self
 
     @model_validator(mode="after")
-    def a_rating_has_weight(self) -> Self:
+    def _check_rating(self) -> Self:
         if self.rating is not None and self.rating_weight == 0:
-            raise ValueError("rating says how answers are rated, and rating_weight is 0: raise it, or leave rating out")
+            raise ValueError("rating has no effect, because rating_weight is 0: raise it, or remove rating")
         if self.rating is None and self.rating_weight > 0:
-            raise ValueError(f"rating_weight is {self.rating_weight}, and nobody rates: say who does, and on what, under rating")
+            raise ValueError(f"rating_weight is {self.rating_weight}, but rating is not set: set it, or remove rating_weight")
         return self
 
     @property
     def rated_by_policy(self) -> bool:
-        """Whether the input `judge` is asked for ratings."""
+        """Whether the policy at the input `judge` gives ratings."""
         return self.rating is not None and self.rating.by.type == "policy"
 
 
 def scorers_need(config: Scorers) -> frozenset[str]:
-    """Inputs without which nobody could score as the config says."""
+    """Inputs that the config requires for scoring."""
     return frozenset({"reward_models"} if config.reward_weight else ()) | frozenset({"judge"} if config.rated_by_policy else ())
 
 
 def scorers_problem(config: Scorers, arrived: Arrived) -> str | None:
-    """Why these models cannot score as the config says, or None."""
+    """Error message if these models cannot score under the config, else None."""
     given = list(arrived.get("reward_models", {}))
     if given and config.reward_weight == 0:
-        return f"reward_models is {', '.join(given)}, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out"
+        return f"reward_models is {', '.join(given)}, but reward_weight is 0: raise it, or remove the input"
     if given and len(given) < 2 and config.ensemble.type != "mean":
-        return f"ensemble {config.ensemble.type} needs 2 reward models or more, not 1 ({given[0]}): name others, or leave ensemble out"
+        return f"ensemble {config.ensemble.type} needs at least 2 reward models, not 1 ({given[0]}): add some, or remove ensemble"
     if arrived.get("judge") and not config.rated_by_policy:
-        return f"judge is {', '.join(arrived['judge'])}, and nobody asks it: give a rating with `by: {{type: policy}}`, or leave it out"
+        return f"judge is {', '.join(arrived['judge'])}, but is not used: set rating with `by: {{type: policy}}`, or remove the input"
     return None
 
 
 class Judge(Scorers):
     """Scores completions: score = verifier_weight * verifier(answer) + reward_weight * reward(prompt, answer) + rating_weight * rating,
-    the rating being the mean over all rubrics."""
+    where rating is the mean over all rubrics."""
 
     verifier_weight: float = Field(default=1.0, ge=0)
-    """Of prompts that have a verifier; elsewhere this term is left out."""
+    """For prompts with a verifier; otherwise this term is omitted."""
 
     @model_validator(mode="after")
-    def something_is_asked(self) -> "Judge":
+    def _check_weights(self) -> "Judge":
         if self.verifier_weight == 0 and self.reward_weight == 0 and self.rating_weight == 0:
-            raise ValueError("verifier_weight, reward_weight and rating_weight are all 0, so that no answer gets a score: raise one")
+            raise ValueError("verifier_weight, reward_weight and rating_weight are all 0, so no answer gets a score: raise one")
         return self
 
 
 class Overoptimization(Frozen):
-    """Best-of-n by the judgments' reward models, measured by a gold reward (Gao et al. 2022, arXiv 2210.10760, §3).
+    """Best-of-n under the judgments' reward models, measured by a gold reward (Gao et al. 2022, arXiv 2210.10760, §3).
 
-    The gold reward is the verifier's score, or the reward of other judgments of the same answers at `gold`.
+    The gold reward is the verifier's score, or the reward in other judgments of the same answers at `gold`.
     """
 
     max_n: int | None = Field(default=None, ge=2)
-    """Prompts with fewer scored answers are left out and counted; when absent, the number that every prompt has."""
+    """Largest n. Prompts with fewer scored answers are skipped and counted; by default, the number of answers that every prompt has."""
     resamples: int = Field(default=2000, ge=100)
-    """Bootstrap resamples of prompts behind each 95 % interval."""
+    """Bootstrap resamples of prompts for each 95 % interval."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the bootstrap."""
 
 
 def overoptimization_problem(config: Overoptimization, arrived: Arrived) -> str | None:
-    """Why there is nothing to measure by these judgments, or None."""
+    """Error message if these judgments contain nothing to measure, else None."""
     for port in ("judgments", "gold"):
         for label, given in arrived.get(port, {}).items():
             if isinstance(given.config, Judge) and given.config.reward_weight == 0:
-                return f"{port} {label} holds no rewards, its reward_weight is 0: raise it there, and give it reward models"
+                return f"{port} {label} contains no rewards, because its reward_weight is 0: raise it there, and add reward_models"
     return None
 
 
@@ -250,19 +259,22 @@ class Evaluate(Frozen):
     """Scores policies on suites, with one engine, item by item."""
 
     sampling: Sampling | None = None
-    """How answers are drawn for suites without a form, which need it; a form says it itself."""
+    """Sampling parameters for suites without a form, which require it; forms define their own."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Longest answer, in tokens, where a form allows for more: for rehearsals and small models. Part of the task's hash."""
+    """Upper bound on the answer length of forms, in tokens: for rehearsals and small models. Part of the task's hash."""
     max_unknown: float = Field(default=0.05, ge=0, lt=1)
-    """The stage fails when more than this share of a policy's answers on a task has an unknown score."""
+    """The stage fails if more than this share of a policy's answers on a task has an unknown score."""
     chunk_size: int = Field(default=64, ge=1)
+    """Requests submitted together: the unit of generation and resume."""
     resamples: int = Field(default=2000, ge=100)
-    """Bootstrap resamples of items behind each 95 % interval."""
+    """Bootstrap resamples of items for each 95 % interval."""
     dtype: Dtype = "bf16"
+    """Dtype for inference."""
     seed: int = Field(default=0, ge=0)
+    """Seed of sampling and of the bootstrap."""
 
     def sampling_of(self, form: Form | None) -> Sampling | None:
-        """How a suite's answers are drawn: as its form says, else as this evaluation does; None where its choices are compared."""
+        """Sampling parameters for a suite: those of its form, else of this evaluation; None if choices are compared."""
         if form is None:
             return self.sampling
         if form.draw is None:
@@ -272,29 +284,29 @@ class Evaluate(Frozen):
 
 
 def evaluate_problem(config: Evaluate, arrived: Arrived) -> str | None:
-    """Why these suites cannot be asked as the config says, or None."""
+    """Error message if these suites do not fit the config, else None."""
     made = {label: given.config for label, given in arrived.get("suites", {}).items() if isinstance(given.config, PrepareData)}
     without = [label for label, suite in made.items() if suite.form is None]
     if without and config.sampling is None:
-        return f"suite {without[0]} has no form, which would say how answers are drawn: set sampling"
+        return f"suite {without[0]} has no form, so the sampling parameters are undefined: set sampling"
     if made and not without and config.sampling is not None:
-        return f"all suites have forms ({', '.join(made)}), which say how answers are drawn: leave sampling out"
+        return f"all suites have forms ({', '.join(made)}), which define the sampling parameters: remove sampling"
     if made and len(without) == len(made) and config.max_tokens is not None:
-        return "max_tokens bounds what forms say, and no suite has one: set sampling.max_tokens"
+        return "max_tokens applies only to suites with a form, and there are none: set sampling.max_tokens instead"
     return None
 
 
 class Select(Frozen):
-    """The candidate with the highest development score; the earlier one on equal scores."""
+    """Selects the candidate with the highest development score; the earlier one in a tie."""
 
     task: str | Many[str] | None = None
-    """One task's score, or the mean over a list of tasks; the mean over all when absent."""
+    """One task, or a list of tasks whose mean decides; by default the mean over all tasks."""
 
     @field_validator("task")
     @classmethod
-    def tasks_are_named_once(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    def _check_task(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         if isinstance(value, tuple) and (not value or len(set(value)) < len(value)):
-            raise ValueError(f"task {list(value)} must name one task, or several different ones: gsm8k, or [minerva_math, ifeval]")
+            raise ValueError(f"task {list(value)} must name one task or several distinct ones: gsm8k, or [minerva_math, ifeval]")
         return value
 
 

@@ -1,4 +1,4 @@
-"""Identity of who is asked where a stage has a language model say something: a policy of the recipe, or a server."""
+"""Config of the language model that a stage queries: a policy of the recipe, or a server."""
 
 import re
 from collections.abc import Sequence
@@ -13,43 +13,44 @@ from configs.base.work import SamplingPlan
 
 
 def endpoint_url(value: str) -> str:
-    """`http(s)://HOST[:PORT][/PATH]`, without a slash at its end."""
+    """Validate `http(s)://HOST[:PORT][/PATH]`; strips trailing slashes."""
     parts = urlsplit(value)
-    if "@" in parts.netloc or parts.query or parts.fragment:  # the value is not repeated: it may hold a password
-        raise ValueError("a URL holds no credentials and no options: give the key in the environment (see docs/recipes.md)")
+    if "@" in parts.netloc or parts.query or parts.fragment:  # omit the value from the message: it may contain a password
+        raise ValueError("a URL must not contain credentials or options: set the key in the environment (see docs/recipes.md)")
     if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", value):
         raise ValueError(f"{value!r} is not http://HOST:PORT/PATH or https://HOST/PATH, e.g. https://api.openai.com/v1")
-    _ = parts.port  # raises where it is no number
+    _ = parts.port  # raises if it is not a number
     return value.rstrip("/")
 
 
 def key_variable(base_url: str) -> str:
-    """Name of the environment variable with the key for a server: it is sent to the host in its name and to no other, whatever a recipe
-    says. `https://api.openai.com/v1` → `PEDIGREE_API_OPENAI_COM_KEY`; a hyphen becomes two underscores, an underscore three."""
+    """Name of the environment variable with a server's API key. The name contains the host, so the key is never sent to any other host,
+    whatever the recipe. `https://api.openai.com/v1` → `PEDIGREE_API_OPENAI_COM_KEY`; a hyphen becomes two underscores, an underscore
+    three."""
     host = (urlsplit(base_url).hostname or "").upper().replace("_", "___").replace("-", "__")
     return f"PEDIGREE_{re.sub('[^A-Z0-9_]', '_', host)}_KEY"
 
 
 class ByPolicy(Frozen):
-    """A policy of the recipe, at the input `judge` or `writer`, run by vLLM inside the job."""
+    """A policy of the recipe, at the input `judge` or `writer`, served by vLLM inside the job."""
 
     type: Literal["policy"]
     chunk_size: int = Field(default=64, ge=1)
     """Requests submitted together: the unit of generation and resume."""
     dtype: Dtype = "bf16"
+    """Dtype for inference."""
 
 
 class ByEndpoint(Frozen):
-    """A server that speaks OpenAI's chat completions: OpenAI's own, vLLM's, or any other."""
+    """A server with OpenAI's chat completions API: OpenAI, vLLM or any other."""
 
     type: Literal["endpoint"]
     base_url: Annotated[str, AfterValidator(endpoint_url)]
-    """Up to where `/chat/completions` begins, e.g. `https://api.openai.com/v1`. Part of what the result is: behind another one may be
-    another model."""
+    """URL up to `/chat/completions`, e.g. `https://api.openai.com/v1`. Part of identity, because another server may serve another model."""
     model: str = Field(min_length=1)
-    """As the server calls it; a dated name where it has one. What the server says that it was is recorded."""
+    """The server's model name, dated if available. The model name in the server's responses is recorded."""
     length_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the server calls the longest answer; OpenAI's reasoning models want the second."""
+    """Request field for the maximum answer length; OpenAI's reasoning models require `max_completion_tokens`."""
 
 
 Speaker = Annotated[ByPolicy | ByEndpoint, Field(discriminator="type")]

@@ -1,5 +1,4 @@
-"""Identity of the stages that keep what is good: of judged answers those worth imitating, of prompts those worth training on, of rows those
-that models score best."""
+"""Configs of the stages that select: judged answers worth imitating, prompts worth training on, rows that models score highest."""
 
 from typing import Annotated, Literal
 
@@ -11,105 +10,106 @@ from configs.judging.pairing import Number, by_name, unjudged
 
 
 class BestOfN(Frozen):
-    """Of each prompt the best answer: best-of-n distillation, and round by round RAFT (Dong et al. 2023, arXiv 2304.06767, algorithm 1)."""
+    """Keeps the best answer to each prompt: best-of-n distillation; over rounds, RAFT (Dong et al. 2023, arXiv 2304.06767, algorithm 1)."""
 
     type: Literal["best_of_n"]
     min_score: float | None = None
-    """Prompts whose best answer is lower give nothing."""
+    """Skip prompts whose best answer has a lower score."""
 
 
 class AllAbove(Frozen):
-    """Every different answer that is good enough: rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825, §3.3), and round by
-    round expert iteration, as STaR (Zelikman et al. 2022, arXiv 2203.14465) and ReST-EM (Singh et al. 2023, arXiv 2312.06585) do it."""
+    """Keeps every distinct answer with a sufficient score: rejection sampling fine-tuning (Yuan et al. 2023, arXiv 2308.01825, §3.3); over
+    rounds, expert iteration as in STaR (Zelikman et al. 2022, arXiv 2203.14465) and ReST-EM (Singh et al. 2023, arXiv 2312.06585)."""
 
     type: Literal["all_above"]
     min_score: float
-    """Least score; with a verifier's scores 1 keeps right answers."""
+    """Minimum score; for verifier scores, 1 keeps correct answers."""
     max_per_prompt: int | None = Field(default=None, ge=1)
-    """At most so many of one prompt, drawn, so that easy prompts do not crowd out hard ones; ReST-EM takes 10. All when absent."""
+    """Maximum number of answers per prompt, drawn at random, so that easy prompts do not dominate; ReST-EM uses 10. Unlimited by
+    default."""
 
 
 Keep = Annotated[BestOfN | AllAbove, Field(discriminator="type"), BeforeValidator(by_name)]
 
 
 class BestAnswers(Frozen):
-    """Judged answers that are good enough, as conversations that SFT reads. A prompt without one gives nothing, and is counted."""
+    """Converts sufficiently good judged answers to conversations for SFT. Prompts without one are skipped and counted."""
 
     keep: Keep
-    """Which answers of a prompt; `best_of_n` is short for `{type: best_of_n}`."""
+    """Which answers to keep; `best_of_n` is short for `{type: best_of_n}`."""
     by: Number = "score"
-    """What answers are compared by: a number of the judgments."""
+    """The number in the judgments by which answers are compared."""
     truncated: Literal["keep", "drop"] = "drop"
-    """Answers that were cut off by `max_tokens`: `drop`, since they are no whole answers to imitate; those that are kept are trained
-    without an end. Both are counted."""
+    """Answers truncated by `max_tokens`: `drop` them, because they are incomplete, or `keep` them, to be trained without an end-of-turn
+    token. Both are counted."""
     min_rows: int = Field(default=1, ge=1)
     """The stage fails with fewer conversations."""
     seed: int = Field(default=0, ge=0)
-    """Decides between equally good answers, and which are drawn, by hash."""
+    """Seed for ties and draws, by hash."""
 
 
 class SelectPrompts(Frozen):
-    """The prompts whose answers have a mean score within bounds, unchanged: neither solved nor hopeless. Where all answers to a prompt
-    score alike, a policy gradient with group baselines learns nothing from it (Yu et al. 2025, arXiv 2503.14476, §3.2)."""
+    """Keeps the prompts whose mean answer score is within bounds, i.e. neither solved nor hopeless. If all answers to a prompt score alike,
+    a policy gradient with group baselines learns nothing from it (Yu et al. 2025, arXiv 2503.14476, §3.2)."""
 
     by: Number = "verifier_score"
-    """Of which number of the judgments the mean over a prompt's answers is taken; of a verifier's scores it is the pass rate."""
+    """The number in the judgments to average over a prompt's answers; for verifier scores the mean is the pass rate."""
     min_mean: float | None = None
-    """Prompts with a lower mean are dropped."""
+    """Drop prompts with a lower mean."""
     max_mean: float | None = None
-    """Prompts with a higher mean are dropped."""
+    """Drop prompts with a higher mean."""
     min_answers: int = Field(default=1, ge=1)
-    """Prompts with fewer answers that have the number are dropped: a rate of few is none."""
+    """Drop prompts for which fewer answers have the number, because their mean is unreliable."""
     min_rows: int = Field(default=1, ge=1)
     """The stage fails with fewer prompts."""
 
     @model_validator(mode="after")
-    def bounds_have_room(self) -> "SelectPrompts":
+    def _check_bounds(self) -> "SelectPrompts":
         if self.min_mean is None and self.max_mean is None:
-            raise ValueError("min_mean and max_mean are both absent, so that every prompt is kept: give one")
+            raise ValueError("min_mean and max_mean are both unset, so every prompt is kept: set one")
         if self.min_mean is not None and self.max_mean is not None and self.max_mean < self.min_mean:
-            raise ValueError(f"max_mean {self.max_mean} is below min_mean {self.min_mean}, so that no prompt is between: raise it")
+            raise ValueError(f"max_mean {self.max_mean} is below min_mean {self.min_mean}: raise it")
         return self
 
 
 class TopShare(Frozen):
-    """The rows with the highest scores."""
+    """Keeps the rows with the highest scores."""
 
     type: Literal["top_share"]
     share: float = Field(gt=0, lt=1)
-    """Of the rows that have a score; a part of a row counts as one."""
+    """Share of the rows with a score, rounded up."""
     per_source: bool = False
-    """Whether it is this share of each `source` by itself: what is scored low as a whole is not left out as a whole."""
+    """Apply the share to each `source` separately, so that no source is dropped entirely for low scores."""
     seed: int = Field(default=0, ge=0)
-    """Decides between equally good rows, by hash of (seed, id)."""
+    """Seed for ties, by hash of (seed, id)."""
 
 
 class Above(Frozen):
-    """Every row that is good enough."""
+    """Keeps every row with a sufficient score."""
 
     type: Literal["above"]
     min_score: float
-    """Least score: with one rating and `rating_weight: 1` a number from 1 to 5; with reward models in standard deviations of the answers
-    that they were held out on."""
+    """Minimum score: from 1 to 5 for a single rating with `rating_weight: 1`; for reward models, in standard deviations of their held-out
+    answers."""
 
 
 class SelectRows(Scorers):
-    """The rows whose answer models score best, unchanged and in their order: the last turn of a conversation, after the turns before it,
-    and of a preference the best answer. Scored as `judge` does it: reward_weight * reward + rating_weight * rating, the rating being the
-    mean over all rubrics. A row without a score is dropped."""
+    """Keeps the rows whose answers score highest, unchanged and in order. The scored answer is the last turn of a conversation, given the
+    turns before it, or the best answer of a preference. Scores are computed as in `judge`: reward_weight * reward + rating_weight * rating,
+    where rating is the mean over all rubrics. Rows without a score are dropped."""
 
     keep: Annotated[TopShare | Above, Field(discriminator="type")]
-    """Which rows."""
+    """Which rows to keep."""
     min_rows: int = Field(default=1, ge=1)
     """The stage fails with fewer rows."""
 
     @model_validator(mode="after")
-    def something_is_asked(self) -> "SelectRows":
+    def _check_weights(self) -> "SelectRows":
         if self.reward_weight == 0 and self.rating_weight == 0:
-            raise ValueError("reward_weight and rating_weight are both 0, so that no row gets a score: raise one")
+            raise ValueError("reward_weight and rating_weight are both 0, so no row gets a score: raise one")
         return self
 
 
 def keeping_problem(config: BestAnswers | SelectPrompts, arrived: Arrived) -> str | None:
-    """Why the judgments cannot be kept by as the config says, or None."""
+    """Error message if the judgments lack the number that the config compares, else None."""
     return unjudged(config.by, arrived)

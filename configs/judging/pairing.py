@@ -1,4 +1,4 @@
-"""Identity of `pair`: which answers to a prompt are compared, which of the preferences are kept, and what training cannot take of them."""
+"""Config of `pair`: answers to compare, preferences to keep, and checks that training can use them."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -11,37 +11,37 @@ from configs.methods.training import PreferenceTrain, RewardModel, reference_pro
 
 
 class BestVsWorst(Frozen):
-    """The best answer against the worst: `max_min` of RLHF Workflow (Dong et al. 2024, arXiv 2405.07863)."""
+    """The best answer against the worst: `max_min` in RLHF Workflow (Dong et al. 2024, arXiv 2405.07863)."""
 
     type: Literal["best_vs_worst"]
 
 
 class BestVsRandomLower(Frozen):
-    """The best answer against one that is drawn among those with a lower score (Lambert et al. 2024, arXiv 2411.15124, §5.2.1)."""
+    """The best answer against a random one with a lower score (Lambert et al. 2024, arXiv 2411.15124, §5.2.1)."""
 
     type: Literal["best_vs_random_lower"]
 
 
 class TopVsBottom(Frozen):
-    """One of the best answers against one of the worst, drawn among all such pairs: less is chosen by the errors of one score than where
-    the very best meets the very worst."""
+    """One of the k best answers against one of the k worst, drawn among all such pairs. It is less sensitive to errors of a single score
+    than the best against the worst."""
 
     type: Literal["top_vs_bottom"]
     k: int = Field(ge=1)
-    """So many of the best, and as many of the worst; with 1 it is `best_vs_worst`."""
+    """Number of best answers, and of worst answers; 1 is equivalent to `best_vs_worst`."""
 
 
 class AllPairs(Frozen):
-    """Every two different texts, the better one first, or some of these pairs, drawn."""
+    """All pairs of distinct answers with the better one first, or a random subset of them."""
 
     type: Literal["all_pairs"]
     per_prompt: int | None = Field(default=None, ge=1)
-    """At most so many pairs of one prompt; n answers make up to n(n - 1)/2. They share answers: a reward model that is measured on pairs
-    held out takes `ranked`, whose pairs it keeps on one side."""
+    """Maximum number of pairs per prompt; n answers make up to n(n - 1)/2. Because pairs share answers, use `ranked` for a reward model
+    with held-out pairs: it never splits a list's pairs."""
 
 
 class Ranked(Frozen):
-    """All different texts in one list, best first (Ouyang et al. 2022, arXiv 2203.02155, §3.5)."""
+    """All distinct answers in one list, best first (Ouyang et al. 2022, arXiv 2203.02155, §3.5)."""
 
     type: Literal["ranked"]
 
@@ -52,26 +52,26 @@ class Delta(Frozen):
 
     type: Literal["delta"]
     strong: str
-    """Label of the policy whose answers are chosen, at the input `policies` of the stage that sampled;"""
+    """Label, at the sampling stage's input `policies`, of the policy whose answers are chosen."""
     weak: str
-    """of the one whose answers are rejected."""
+    """Label of the policy whose answers are rejected."""
 
     @model_validator(mode="after")
-    def they_differ(self) -> "Delta":
+    def _check_labels(self) -> "Delta":
         if self.strong == self.weak:
-            raise ValueError(f"strong and weak are both {self.strong}: name two policies")
+            raise ValueError(f"strong and weak are both {self.strong}: use different policies")
         return self
 
 
 class Relaxed(Frozen):
-    """An answer to a prompt with constraints, as `constrain` makes it, against an answer to the prompt that it was made of, which was given
-    without knowing of them (Lambert et al. 2024, arXiv 2411.15124, §5.2.1: the answer to the relaxed prompt is rejected). Reads
-    `completions` and `relaxed`, and joins them by the ids of their prompts."""
+    """An answer to a prompt with constraints (from `constrain`) against an answer to the original prompt, which was generated without them
+    (Lambert et al. 2024, arXiv 2411.15124, §5.2.1: the answer to the relaxed prompt is rejected). Reads `completions` and `relaxed`, joined
+    by prompt id."""
 
     type: Literal["relaxed"]
     verified: bool = True
-    """Whether the prompt's verifier decides: the chosen answer follows all constraints, the rejected one does not, which is no matter of
-    course where constraints are easily met by chance. Without, scores are null."""
+    """Require the prompt's verifier to confirm that the chosen answer follows all constraints and the rejected one does not (easy
+    constraints may be met by chance). If false, scores are null."""
 
 
 def by_name(value: Any) -> Any:
@@ -85,94 +85,96 @@ Strategy = Annotated[
     BeforeValidator(by_name),
 ]
 STRATEGIES: tuple[str, ...] = tuple(get_args(one.model_fields["type"].annotation)[0] for one in get_args(get_args(Strategy)[0]))
-"""Their names."""
+"""Names of the strategies."""
 Choice = Literal["disagreement", "smallest_gap", "largest_gap", "random"]
 Number = Literal["score", "win_rate", "verifier_score", "reward", "rating"]
 
 
 class Budget(Frozen):
-    """How many preferences are kept, of all prompts together, and which; a hash of (seed, id) decides between equal ones."""
+    """Limit on the total number of preferences, and the criterion for keeping them; ties are broken by hash of (seed, id)."""
 
     pairs: int = Field(ge=1)
-    """At most so many."""
+    """Maximum number of preferences."""
     choose: Choice
-    """`disagreement`: those with the highest variance of σ(r_w - r_l) over the members of an ensemble of reward models, r being a member's
-    raw reward (Christiano et al. 2017, arXiv 1706.03741, §2.2.4); `smallest_gap`: those whose answers are closest by score, where a judge
-    is least certain; `largest_gap`: those that are clearest; `random`: no matter which. Of a list its first and last answer count."""
+    """`disagreement`: highest variance of σ(r_w - r_l) over an ensemble of reward models, r being a member's raw reward (Christiano et al.
+    2017, arXiv 1706.03741, §2.2.4); `smallest_gap`: closest scores, where a judge is least certain; `largest_gap`: the clearest
+    preferences; `random`. For a list, its first and last answers count."""
 
 
 class Pair(Frozen):
-    """Answers to each prompt as preferences; those that say nothing (ties), or are out of the bounds, are dropped and counted by reason."""
+    """Builds preferences from the answers to each prompt. Ties and preferences outside the bounds are dropped, and counted by reason."""
 
     strategy: Strategy = BestVsWorst(type="best_vs_worst")
-    """Which answers to a prompt are compared. One without arguments may be written as its name alone: `strategy: ranked`."""
+    """Which answers to compare. A strategy without arguments can be written as its name: `strategy: ranked`."""
     by: Number = "score"
-    """What answers are compared by, and what is written as their score: a number of the judgments. Within a prompt `win_rate` ranks as
-    `score` does, and its gaps are differences of probabilities, whatever the judge's scale. The `win_rate` that goes with an answer is
-    that of `score` always, whatever this is, and `sppo_soft` trains on it."""
+    """The number in the judgments by which answers are compared, which becomes their score. Within a prompt `win_rate` ranks like `score`,
+    but its gaps are differences of probabilities, whatever the judge's scale. An answer's own `win_rate` field, on which `sppo_soft`
+    trains, is always that of `score`."""
     length_penalty: float = Field(default=0.0, ge=0)
-    """λ: what a character of an answer costs: compared by s - λ·length, as `max_min_p` of RLHF Workflow does with λ = 0.001 (Dong et al.
-    2024, arXiv 2405.07863). A policy that is trained on it becomes briefer."""
+    """λ: penalty per character; answers are compared by s - λ·length, as in `max_min_p` of RLHF Workflow with λ = 0.001 (Dong et al. 2024,
+    arXiv 2405.07863). Policies trained on such pairs become briefer."""
     min_gap: float = Field(default=0.0, ge=0)
-    """Least difference between the scores of the two answers of a pair, or of the best and the worst of a list."""
+    """Minimum score difference between the two answers of a pair, or the best and the worst of a list."""
     max_gap: float | None = Field(default=None, gt=0)
-    """Largest such difference: near misses instead of what any model can tell apart."""
+    """Maximum score difference: keeps near misses rather than obvious pairs."""
     min_best: float | None = None
-    """Least score of the first answer, what `length_penalty` takes off taken off: without one, with a verifier's scores and 1, nothing
-    wrong is ever chosen."""
+    """Minimum score of the first answer, after `length_penalty`: without a penalty and with verifier scores, 1 ensures that the chosen
+    answer is correct."""
     ties: Literal["drop", "keep"] = "drop"
-    """Prompts whose answers are all equally good: `keep` makes a pair of `strength` 0.5 of them, which losses that take uncertain pairs
-    read as "neither", and which holds a policy where it is."""
+    """Prompts whose answers all have equal scores: `keep` makes them a pair of `strength` 0.5. Losses that support uncertain pairs treat it
+    as "neither", which holds the policy in place."""
     truncated: Literal["keep", "drop"] = "keep"
-    """Answers that were cut off by `max_tokens`, which stay without an end-of-turn token: `keep`, since one that loses to an answer that
-    ended is what teaches a policy to come to an end (so do TRL and open-instruct, which may punish them by a penalty); `drop` for judges
-    that see no difference. Both are counted."""
+    """Answers truncated by `max_tokens`, which have no end-of-turn token: `keep` them, because pairs in which they lose to a finished
+    answer teach a policy to finish (TRL and open-instruct also keep them, optionally with a penalty), or `drop` them, for judges that do
+    not notice. Both are counted."""
     budget: Budget | None = None
-    """Keeps the most informative preferences only; the others are counted as `over budget`."""
+    """Keep only the most informative preferences; the others are counted as `over budget`."""
     min_pairs: int = Field(default=1, ge=1)
     """The stage fails with fewer preferences."""
     label_noise: float = Field(default=0.0, ge=0, le=0.5)
-    """Probability that the two answers of a pair are exchanged, by hash of (seed, id): a judge that errs, made on purpose."""
+    """Probability of swapping the two answers of a pair, by hash of (seed, id), to simulate an erring judge."""
     seed: int = Field(default=0, ge=0)
-    """Decides the order of equally good answers, which are drawn, and which pairs `label_noise` exchanges, by hash."""
+    """Seed, by hash, for the order of ties, random draws and `label_noise`."""
 
     @model_validator(mode="after")
-    def noise_is_of_pairs(self) -> "Pair":
+    def _check_noise(self) -> "Pair":
         if self.label_noise and self.strategy.type == "ranked":
-            raise ValueError(f"label_noise {self.label_noise} exchanges the answers of pairs, and strategy is ranked: take one of pairs")
+            raise ValueError(
+                f"label_noise {self.label_noise} swaps the answers of pairs, but strategy is ranked: use a strategy that makes pairs"
+            )
         return self
 
     @model_validator(mode="after")
-    def bounds_have_room(self) -> "Pair":
+    def _check_bounds(self) -> "Pair":
         if self.max_gap is not None and self.max_gap < self.min_gap:
-            raise ValueError(f"max_gap {self.max_gap} is below min_gap {self.min_gap}, and no pair is between: raise it, or lower min_gap")
+            raise ValueError(f"max_gap {self.max_gap} is below min_gap {self.min_gap}: raise it, or lower min_gap")
         if self.budget is not None and self.budget.pairs < self.min_pairs:
             raise ValueError(f"budget.pairs {self.budget.pairs} is below min_pairs {self.min_pairs}: raise it, or lower min_pairs")
         return self
 
     @model_validator(mode="after")
-    def ties_are_of_pairs(self) -> "Pair":
+    def _check_ties(self) -> "Pair":
         if self.ties == "keep" and self.strategy.type == "ranked":
-            raise ValueError("ties: keep makes pairs of strength 0.5, and strategy is ranked: take one of pairs")
+            raise ValueError("ties: keep makes pairs of strength 0.5, but strategy is ranked: use a strategy that makes pairs")
         if self.ties == "keep" and self.min_gap:
-            raise ValueError(f"min_gap {self.min_gap} drops what is close, and ties: keep keeps what is closest: leave one out")
+            raise ValueError(f"min_gap {self.min_gap} drops close pairs, but ties: keep keeps the closest: remove one of them")
         return self
 
     @model_validator(mode="after")
-    def without_a_judge_nothing_is_compared(self) -> "Pair":
+    def _check_unjudged(self) -> "Pair":
         if self.judged:
             return self
         kind = self.strategy.type
         compared = [name for name in COMPARING if getattr(self, name) != Pair.model_fields[name].default]
         if compared:
-            raise ValueError(f"strategy {kind} compares no scores, and {compared[0]} is about them: leave it out")
+            raise ValueError(f"strategy {kind} compares no scores, so {compared[0]} has no effect: remove it")
         if self.budget is not None and self.budget.choose != "random":
-            raise ValueError(f"strategy {kind} has no scores to choose by {self.budget.choose}: write choose: random")
+            raise ValueError(f"strategy {kind} has no scores for choose: {self.budget.choose}: set choose: random")
         return self
 
     @property
     def judged(self) -> bool:
-        """Whether scores decide which of two answers is the better one, rather than who gave it, and to what."""
+        """Whether scores decide which answer is better, rather than which policy or prompt it belongs to."""
         return not isinstance(self.strategy, Delta | Relaxed)
 
     @property
@@ -182,7 +184,7 @@ class Pair(Frozen):
 
 
 COMPARING = ("by", "length_penalty", "min_gap", "max_gap", "min_best", "ties")
-"""Fields of `Pair` that are about scores."""
+"""Fields of `Pair` that concern scores."""
 
 
 def pair_needs(config: Pair) -> frozenset[str]:
@@ -195,59 +197,59 @@ def pair_needs(config: Pair) -> frozenset[str]:
 
 
 def pair_problem(config: Pair, arrived: Arrived) -> str | None:
-    """Why no preferences can be made of what arrived as the config says, or None."""
+    """Error message if the config cannot build preferences from these inputs, else None."""
     needed = pair_needs(config)
     other = next((port for port in arrived if port not in needed), None)
     if other is not None:
         reads = " and ".join(sorted(needed))
-        return f"strategy {config.strategy.type} reads {reads}: leave the input {other} ({', '.join(arrived[other])}) out"
+        return f"strategy {config.strategy.type} reads {reads}: remove the input {other} ({', '.join(arrived[other])})"
     missing = unjudged(config.by, arrived)
     if missing or config.budget is None or config.budget.choose != "disagreement":
         return missing
     for label, given in arrived.get("judgments", {}).items():
         if isinstance(given.config, Judge) and given.config.reward_weight == 0:
-            return f"budget.choose disagreement is that of reward models, and judgments {label} asks none: give it two or more"
+            return f"budget.choose disagreement requires reward models, but judgments {label} uses none: add two or more there"
     return None
 
 
 def unjudged(by: Number, arrived: Arrived) -> str | None:
-    """Why the judgments that arrived lack the number that answers are compared by, or None."""
+    """Error message if the judgments lack the number by which answers are compared, else None."""
     for label, given in arrived.get("judgments", {}).items():
         if not isinstance(given.config, Judge):
             continue
         if by == "reward" and given.config.reward_weight == 0:
-            return f"by reward: judgments {label} holds none, its reward_weight is 0: raise it there, or compare by something else"
+            return f"by reward: judgments {label} contains no rewards, because its reward_weight is 0: raise it there, or change by"
         if by == "rating" and given.config.rating is None:
-            return f"by rating: judgments {label} holds none: give it a rating, or compare by something else"
+            return f"by rating: judgments {label} contains no ratings: set rating there, or change by"
     return None
 
 
 def preference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
-    """Why the loss cannot take what arrived, or None."""
+    """Error message if the loss cannot use these inputs, else None."""
     for label, made in made_pairs(arrived).items():
         if made.ties == "keep" and not config.loss.takes_strength:
             return (
-                f"preferences {label} keeps ties as pairs of strength 0.5, and {config.loss.type} takes certain pairs only: write "
-                "ties: drop there, or take a loss for uncertain pairs (dpo, ...)"
+                f"preferences {label} keeps ties as pairs of strength 0.5, but {config.loss.type} does not support uncertain pairs: set "
+                "ties: drop there, or use a loss that does (dpo, ...)"
             )
         if not made.judged and isinstance(config.loss, SppoSoft):
             kind = made.strategy.type
-            return f"preferences {label} is of strategy {kind}, without win rates, of which sppo_soft is made: take another loss"
+            return f"preferences {label} has strategy {kind} and no win rates, which sppo_soft requires: use another loss"
     return reference_problem(config, arrived)
 
 
 def reward_model_problem(config: RewardModel, arrived: Arrived) -> str | None:
-    """Why the loss cannot take these preferences, or None."""
+    """Error message if the loss cannot use these preferences, else None."""
     made = made_pairs(arrived)
     bare = {label: pair.strategy.type for label, pair in made.items() if not pair.scored}
     if config.loss.margin_weight and bare and len(bare) == len(arrived["preferences"]):
         return (
-            f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, and preferences "
-            f"{', '.join(bare)} is of strategy {' and '.join(sorted(set(bare.values())))}, which has none: leave margin_weight out"
+            f"margin_weight {config.loss.margin_weight} weights the gap between two answers' scores, but preferences "
+            f"{', '.join(bare)} has strategy {' and '.join(sorted(set(bare.values())))} without scores: remove margin_weight"
         )
     return None
 
 
 def made_pairs(arrived: Arrived) -> dict[str, Pair]:
-    """Label → config of the preferences that a `pair` stage gives directly."""
+    """Label → config of the preferences that come directly from a `pair` stage."""
     return {label: given.config for label, given in arrived.get("preferences", {}).items() if isinstance(given.config, Pair)}

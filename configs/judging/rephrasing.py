@@ -1,4 +1,4 @@
-"""Identity of `find_rephrased`: which rows a language model is asked about, beside which benchmark items, in which words."""
+"""Config of `find_rephrased`: candidate pairs of rows and benchmark items, and the prompt for the language model that compares them."""
 
 import hashlib
 from typing import ClassVar
@@ -12,7 +12,7 @@ from configs.methods.training import Sampling
 from configs.rows.decontamination import Turns, Waiver
 
 SAME = "Same"
-"""What the line that states a verdict begins with."""
+"""Prefix of the line with the verdict."""
 FRAME = f"""\
 You compare two texts and decide whether they set the same task.
 
@@ -39,70 +39,71 @@ thing, other numbers, another quantity that is wanted.
 First say in one or two sentences what decides. Then end with one line of exactly one of these two forms, and write nothing after it:
 {SAME}: yes
 {SAME}: no"""
-"""`string.Template`; `$mark` is one that neither text contains. The first is of a row, the second of a benchmark."""
+"""`string.Template`; `$mark` is a string that neither text contains. The first text is a row's, the second a benchmark item's."""
 
 
 class FindRephrased(Frozen):
-    """Removes training rows of which a language model says that they set the same task as a benchmark item: of each row the items that are
-    nearest by vectors are looked up, and the model is asked about each pair (Yang et al. 2023, arXiv 2311.04850).
+    """Removes training rows that set the same task as a benchmark item, as judged by a language model. For each row, the nearest items by
+    embedding are looked up, and the model judges each pair (Yang et al. 2023, arXiv 2311.04850).
 
-    It comes after `decontaminate` and does not stand for it: what is removed depends on what a model says.
+    Use it after `decontaminate`, not instead of it: the result depends on a model's verdicts.
     """
 
     formula: ClassVar[str] = (
-        "row r goes if the judge says yes to (t, i) for one of the k items i with the largest c_i = max_t cos(v_t, v_i) ≥ threshold; "
-        "t is the turn of r that c_i is of, v are vectors, k is neighbours"
+        "remove row r if the judge answers yes for (t, i), for any of the k items i with the largest c_i = max_t cos(v_t, v_i) ≥ "
+        "threshold; t is the turn of r that attains c_i, v are embeddings, k is neighbours"
     )
     source: ClassVar[str] = "the LLM decontaminator: Yang et al. 2023, arXiv 2311.04850"
 
     by: Speaker
-    """Who is asked."""
+    """The model that judges."""
     neighbours: int = Field(default=2, ge=1, le=20)
-    """The model is asked about a row and so many items at most, the nearest first, and so many that are waived; items with equal questions
-    count as one."""
+    """Maximum number of items per row, nearest first, about which the model is asked, and the same number of waived ones; items with equal
+    questions count as one."""
     threshold: float = Field(default=0.6, ge=0, lt=1)
-    """Least cosine of a turn of the row with an item for the two to be asked about."""
+    """Minimum cosine similarity between a turn of the row and an item for a pair to be judged."""
     turns: Turns = ("user",)
-    """Whose turns of a row are compared, each by itself. With `assistant`, what is said to a question may be nearer to an item than the
-    question is, and is asked about in its place."""
+    """Roles whose turns are compared, each separately. With `assistant`, an answer can be nearer to an item than its question is, and is
+    then judged instead of it."""
     sampling: Sampling = Sampling(temperature=0.0, max_tokens=256)
+    """Sampling parameters of the judge."""
     remove: bool = True
-    """Whether rows are removed of which the model says so; else they are only told."""
+    """Whether to remove the rows found; if false, they are only reported."""
     max_unanswered_share: float = Field(default=0.05, ge=0, lt=1)
-    """The stage fails when more than this share of the questions has no verdict: no reply, or one without the line that states it."""
+    """The stage fails if more than this share of the questions has no verdict: no reply, or a reply without a verdict line."""
     max_contaminated_share: float = Field(default=1.0, gt=0, le=1)
-    """The stage fails when more than this share of a benchmark's items is found in rows; waived ones aside."""
+    """The stage fails if more than this share of a benchmark's items is found in rows, waived items excluded."""
     waivers: Many[Waiver] = ()
-    """Items for which no row is removed, told as those of `decontaminate` are. Unseen suites have none."""
+    """Items that do not cause removal, reported as for `decontaminate`. Not allowed for unseen suites."""
     seed: int = Field(default=0, ge=0)
-    """Of what the model draws, where its temperature is not 0."""
+    """Sampling seed of the model, at temperatures above 0."""
 
     @computed_field
     @property
     def embedder_sha256(self) -> dict[str, str]:
-        """Of the vectors of tokens and their tokenizer, as in `Embedded`."""
+        """Hashes of the token vectors and their tokenizer, as in `Embedded`."""
         return embedder_sha256()
 
     @computed_field
     @property
     def wording_sha256(self) -> str:
-        """Of all words that are asked, the two texts apart."""
+        """Hash of the prompt's wording, without the two texts."""
         return hashlib.sha256(FRAME.encode()).hexdigest()
 
     @model_validator(mode="after")
-    def waivers_keep_something(self) -> "FindRephrased":
+    def _check_waivers(self) -> "FindRephrased":
         if self.waivers and not self.remove:
-            raise ValueError("waivers keep rows that would be removed, and remove is false, so that none is: leave one of them out")
+            raise ValueError("waivers has no effect, because remove is false: remove waivers, or set remove to true")
         return self
 
 
 def rephrased_needs(config: FindRephrased) -> frozenset[str]:
-    """Inputs without which nobody could judge as the config says."""
+    """Inputs that the config requires."""
     return frozenset({"judge"} if config.by.type == "policy" else ())
 
 
 def rephrased_problem(config: FindRephrased, arrived: Arrived) -> str | None:
-    """Why the inputs do not fit the config, or None."""
+    """Error message if the inputs do not fit the config, else None."""
     if arrived.get("judge") and config.by.type != "policy":
-        return f"judge is {', '.join(arrived['judge'])}, and an endpoint is asked: write `by: {{type: policy}}`, or leave it out"
+        return f"judge is {', '.join(arrived['judge'])}, but `by` is an endpoint: set `by: {{type: policy}}`, or remove the input"
     return None

@@ -1,6 +1,6 @@
-"""What a language model is asked when it rates an answer: one file per aspect in `configs/rubrics/`, and the frame around all of them.
+"""Rating prompts: one file per aspect in `configs/rubrics/`, and a common frame.
 
-The hashes of both are part of every judge's identity: who changes a word asks again.
+The hashes of both are part of the identity of every judge, so any change of wording invalidates its ratings.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from configs.base.frozen import Frozen, Many
 
 RUBRICS = Path(__file__).parents[1] / "rubrics"
 HIGHEST = 5
-"""Ratings are 1 to 5, as UltraFeedback's and Tülu 3's are (arXiv 2310.01377, app. G.1; 2411.15124, §5.2.1)."""
+"""Ratings are 1 to 5, as in UltraFeedback and Tülu 3 (arXiv 2310.01377, app. G.1; 2411.15124, §5.2.1)."""
 FRAME = """\
 You rate one answer that an assistant gave in a conversation, on one aspect that is described below.
 
@@ -38,21 +38,21 @@ $scale
 First say in two or three sentences what decides. Then end with one line of exactly this form, N being a whole number from 1 to 5, and \
 write nothing after it:
 Rating: N"""
-"""`string.Template`; `$mark` is one that neither conversation nor answer contains."""
+"""`string.Template`; `$mark` is a string that neither conversation nor answer contains."""
 CUT_OFF = "\n(The answer was cut off here by a limit of length.)\n"
 
 
 class Rubric(Frozen):
-    """One aspect that answers are rated on."""
+    """One aspect on which answers are rated."""
 
     version: int = Field(ge=1)
-    """For people; what counts is the file's hash."""
+    """For readers; identity uses the file's hash."""
     aspect: str = Field(min_length=1)
     """Its name in the prompt."""
     question: str = Field(min_length=1)
-    """What to look at."""
+    """The question to answer."""
     scale: Many[str] = Field(min_length=HIGHEST, max_length=HIGHEST)
-    """What each rating means, from 1 on."""
+    """Meaning of each rating, from 1."""
 
 
 def rubric_names() -> list[str]:
@@ -61,20 +61,20 @@ def rubric_names() -> list[str]:
 
 @cache
 def load_rubric(name: str) -> Rubric:
-    """The rubric of `configs/rubrics/NAME.yaml`, read once.
+    """The rubric in `configs/rubrics/NAME.yaml`; cached.
 
     Raises:
-        ValueError: there is none, or the file is none; what is wrong is said.
+        ValueError: there is no such rubric, or the file is invalid.
     """
     if name not in rubric_names():
-        raise ValueError(f"rubric {name!r} is none of {', '.join(rubric_names())}: add configs/rubrics/{name}.yaml")
+        raise ValueError(f"rubric {name!r} is not one of {', '.join(rubric_names())}: add configs/rubrics/{name}.yaml")
     try:
         return Rubric.model_validate(read_document(RUBRICS / f"{name}.yaml").value)
     except (ConfigError, ValidationError) as error:
-        raise ValueError(f"configs/rubrics/{name}.yaml is no rubric: {error}") from error
+        raise ValueError(f"configs/rubrics/{name}.yaml is not a valid rubric: {error}") from error
 
 
 def wording_sha256(names: tuple[str, ...]) -> dict[str, str]:
-    """Hashes of the frame and of each rubric's file: of all words that a judge is asked with."""
+    """Hashes of the frame and of each rubric's file, which together fix the wording of the prompts."""
     frame = hashlib.sha256((FRAME + CUT_OFF).encode()).hexdigest()
     return {"frame": frame} | {name: hashlib.sha256((RUBRICS / f"{name}.yaml").read_bytes()).hexdigest() for name in names}

@@ -1,7 +1,6 @@
-"""What a language model is asked when it writes prompts: a file for each task, `configs/writing/METHOD/NAME.yaml`, and the frame around all
-of them.
+"""Prompts for writing prompts: one file per task, `configs/writing/METHOD/NAME.yaml`, and a common frame.
 
-The hashes of both are part of the identity of what is made: who changes a word asks again.
+The hashes of both are part of identity, so any change of wording invalidates the results.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ from configs.base.frozen import Frozen, canonical_json
 
 WRITING = Path(__file__).parents[1] / "writing"
 OPEN, CLOSE = "<prompt>", "</prompt>"
-"""What a prompt stands between in a reply."""
+"""Delimiters of a prompt in a reply."""
 FRAME = """\
 You make up prompts that people send to an assistant. Write $number. $manner
 
@@ -32,16 +31,16 @@ MANNERS = {
     "rewrite": ("original", "Rewrite the one that stands between the marks below."),
     "self_instruct": ("example", "Do as the examples between the marks below do, and repeat none of them."),
 }
-"""Method → what the marks of its material are called, and what is to be made of it."""
+"""Method → the tag around its material, and the instruction for it."""
 
 
 class Writing(Frozen):
     """One kind of prompts."""
 
     version: int = Field(ge=1)
-    """For people; what counts is the file's hash."""
+    """For readers; identity uses the file's hash."""
     words: str = Field(min_length=1)
-    """What the prompts are like."""
+    """Description of the prompts."""
 
 
 def tasks_of(method: str) -> list[str]:
@@ -50,22 +49,22 @@ def tasks_of(method: str) -> list[str]:
 
 @cache
 def load_writing(method: str, task: str) -> Writing:
-    """What stands in `configs/writing/METHOD/NAME.yaml`, read once.
+    """The task in `configs/writing/METHOD/NAME.yaml`; cached.
 
     Raises:
-        ValueError: there is no such file, or it holds something else; what is wrong is said.
+        ValueError: there is no such file, or it is invalid.
     """
     place = f"configs/writing/{method}/{task}.yaml"
     if task not in tasks_of(method):
-        raise ValueError(f"task {task!r} of {method} is none of {', '.join(tasks_of(method))}: add {place}")
+        raise ValueError(f"task {task!r} of {method} is not one of {', '.join(tasks_of(method))}: add {place}")
     try:
         return Writing.model_validate(read_document(WRITING / method / f"{task}.yaml").value)
     except (ConfigError, ValidationError) as error:
-        raise ValueError(f"{place} does not say what prompts are like: {error}") from error
+        raise ValueError(f"{place} is invalid: {error}") from error
 
 
 def writing_sha256(method: str, task: str) -> dict[str, str]:
-    """Hashes of the frame and of the task's file: of all words that a writer is asked with."""
+    """Hashes of the frame and of the task's file, which together fix the wording of the request."""
     frame = canonical_json([FRAME, MANNERS[method], OPEN, CLOSE])
     words = (WRITING / method / f"{task}.yaml").read_bytes()
     return {"frame": hashlib.sha256(frame.encode()).hexdigest(), "task": hashlib.sha256(words).hexdigest()}

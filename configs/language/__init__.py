@@ -1,1 +1,1 @@
-"""The recipe language: files to graphs of stages, execution profiles, and their compilation to DVC."""
+"""The recipe language: recipe files as graphs of stages, execution profiles, compilation to DVC."""

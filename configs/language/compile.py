@@ -1,8 +1,8 @@
-"""Graph to DVC: the text of `dvc.yaml` and `params.yaml`, which serve anybody who knows DVC and nothing of Pedigree.
+"""Compile a graph to `dvc.yaml` and `params.yaml`, which are usable with plain DVC.
 
-The default recipe compiles to the `dvc.yaml` at the root of the repository, every other to `artifacts/RECIPE/dvc.yaml`. Each
-file lists the stages that its recipe owns; a stage of another recipe is a dependency by path. The command of a stage says
-nothing of where it runs: one character more in it is another stage to DVC.
+The default recipe compiles to the `dvc.yaml` at the root of the repository, every other to `artifacts/RECIPE/dvc.yaml`. Each file lists the
+stages that its recipe owns; a stage of another recipe is a dependency by path. The command of a stage never states where it runs, because
+any change to the command is a new stage to DVC.
 """
 
 import json
@@ -37,17 +37,17 @@ def params_file(recipe: str) -> str:
 
 
 def source_file(recipe: str) -> str:
-    """What a variant, or a recipe outside `configs/recipes`, was made from; other recipes have none."""
+    """Records the origin of a variant or of a recipe outside `configs/recipes`; other recipes do not have this file."""
     return f"artifacts/{recipe}/source.json"
 
 
 def overrides_of(graph: Graph) -> list[str]:
-    """The graph's `--set` arguments; reading them back gives the same graph."""
+    """The graph's `--set` arguments; parsing them reproduces the graph."""
     return [f"{place}={json.dumps(value)}" for place, value in graph.overrides.items()]
 
 
 def compile_recipe(graph: Graph) -> dict[str, str]:
-    """Path relative to the project root → text, for the stages that the recipe owns; nothing when it owns none."""
+    """Path relative to the project root → text, for the stages that the recipe owns; empty if it owns none."""
     if not graph.own:
         return {}
     files = {
@@ -61,11 +61,11 @@ def compile_recipe(graph: Graph) -> dict[str, str]:
 
 
 def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
-    """Writes the files whose text has changed, each at once or not at all; returns their paths.
+    """Write each file whose text changed, atomically; return their paths.
 
     Raises:
-        ValueError: a text does not read back as what was meant (nothing is written then: one malformed `dvc.yaml` breaks
-            every DVC command in the repository).
+        ValueError: a text does not round-trip. Nothing is written then, because one malformed `dvc.yaml` breaks every DVC command in the
+            repository.
     """
     texts: dict[str, str] = {}
     for graph in graphs:
@@ -80,7 +80,7 @@ def write_compiled(root: Path, graphs: Iterable[Graph]) -> list[str]:
 
 
 def compiled_stage(node: Node) -> dict[str, Any]:
-    """One stage as its `dvc.yaml` lists it."""
+    """The stage's entry in `dvc.yaml`."""
 
     def inside(path: str) -> str:
         return _relative(node.recipe, path)
@@ -96,7 +96,7 @@ def compiled_stage(node: Node) -> dict[str, Any]:
 
 
 def _relative(recipe: str, path: str) -> str:
-    """A path of the project as it stands in a recipe's `dvc.yaml`."""
+    """A project path relative to the recipe's `dvc.yaml`."""
     base = posixpath.dirname(pipeline_file(recipe))
     return posixpath.relpath(path, base) if base else path
 
@@ -113,9 +113,9 @@ def _pipeline(graph: Graph) -> dict[str, Any]:
 
 
 def named_models(graph: Graph) -> dict[str, Model]:
-    """Name → model, of those that the recipe's own stages make: as the recipe names them, else each by its stage's name.
+    """Name → model, for the models made by the recipe's own stages: the recipe's names, else the stage names.
 
-    A model of a recipe that this one extends has its name there.
+    A model of an extended recipe has its name there.
     """
     own = {node.address: node for node in graph.own if node.output in MODELS}
     by_stage = {node.name.replace("_", "-"): Model(stage=node.address) for node in own.values()}
@@ -125,7 +125,7 @@ def named_models(graph: Graph) -> dict[str, Model]:
 
 
 def _artifact(model: Model, path: str) -> dict[str, Any]:
-    """As DVC's `artifacts` section has it."""
+    """The model's entry in DVC's `artifacts` section."""
     return {"path": path, "type": "model", "desc": model.desc} | ({"labels": list(model.labels)} if model.labels else {})
 
 
@@ -144,18 +144,18 @@ def _check(graph: Graph, compiled: dict[str, str]) -> None:
     outs = [out for stage in pipeline["stages"].values() for out in stage["outs"]]
     doubled = sorted({out for out in outs if outs.count(out) > 1})
     if doubled:
-        raise ValueError(f"recipe {graph.recipe} compiles to outputs that two stages write: {', '.join(doubled)}")
+        raise ValueError(f"recipe {graph.recipe} compiles to outputs written by two stages: {', '.join(doubled)}")
     if pipeline != _pipeline(graph):
-        raise ValueError(f"recipe {graph.recipe}: {pipeline_file(graph.recipe)} does not read back as what was compiled")
+        raise ValueError(f"recipe {graph.recipe}: {pipeline_file(graph.recipe)} does not round-trip")
     if yaml.load(compiled[params_file(graph.recipe)], Loader=yaml.CSafeLoader) != {node.name: node.identity() for node in graph.own}:
-        raise ValueError(f"recipe {graph.recipe}: {params_file(graph.recipe)} does not read back as what was compiled")
+        raise ValueError(f"recipe {graph.recipe}: {params_file(graph.recipe)} does not round-trip")
 
 
 _PLAIN = re.compile(r"[A-Za-z_./][\w ./+-]*")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every string that is not a plain word: DVC reads YAML 1.2, where other words are numbers than in 1.1."""
+    """Quotes every string that is not a plain word: DVC reads YAML 1.2, which differs from 1.1 in the words that it parses as numbers."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -168,12 +168,12 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def yaml_text(value: Any) -> str:
-    """YAML that DVC and recipes read back as the same value."""
+    """YAML that DVC and the recipe loader both read back as the same value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
 def _holds(path: Path, data: bytes) -> bool:
-    """Whether these bytes lie there; what is no plain file, or of another size, is not read."""
+    """Whether the file contains these bytes; anything but a regular file of the same size is not read."""
     try:
         found = path.lstat()
         return stat.S_ISREG(found.st_mode) and found.st_size == len(data) and path.read_bytes() == data

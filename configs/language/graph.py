@@ -12,8 +12,8 @@ from configs.language.kinds import KINDS, Kind
 
 
 def postorder(names: Iterable[str], parents: Callable[[str], Iterable[str]]) -> list[str]:
-    """Names and all that they are made from, each once, after its parents and otherwise in the given order: compiled files keep it, which
-    `graphlib` would not. Parents lead in no circle."""
+    """Names and all their ancestors, each once, parents first and otherwise in the given order, on which compiled files rely (`graphlib`
+    does not preserve it). The graph must be acyclic."""
     found: dict[str, None] = {}
     waiting = list(names)[::-1]
     while waiting:
@@ -27,7 +27,7 @@ def postorder(names: Iterable[str], parents: Callable[[str], Iterable[str]]) -> 
 
 @dataclass(frozen=True)
 class Edge:
-    """One input artifact: the port it arrives at, its label there, and the stage that makes it."""
+    """One input artifact: its port, its label there, and the stage that makes it."""
 
     port: str
     label: str
@@ -40,17 +40,17 @@ class Node:
     """One stage of a recipe."""
 
     recipe: str
-    """The recipe that owns it: it is built in `artifacts/RECIPE/NAME`."""
+    """The recipe that owns it; the artifact is built in `artifacts/RECIPE/NAME`."""
     name: str
     kind: str
     config: Frozen
     edges: tuple[Edge, ...]
     output: str
-    """Type of its artifact."""
+    """Artifact type."""
     files: tuple[str, ...]
-    """Project files that its config names (relative to the root): their content is an input."""
+    """Project files referenced by the config (relative to the root); their content is an input."""
     spec: str
-    """Digest of kind, version, config and the specs of all ancestors: equal specs are one stage."""
+    """Digest of kind, version, config and the specs of all ancestors; nodes with equal specs are the same stage."""
 
     @property
     def address(self) -> str:
@@ -62,11 +62,11 @@ class Node:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """Addresses of the stages it reads, each once, in order."""
+        """Addresses of its input stages, each once, in order."""
         return tuple(dict.fromkeys(edge.source for edge in self.edges))
 
     def identity(self) -> dict[str, object]:
-        """What `params.yaml` holds for it: everything that says what the result is, inputs apart."""
+        """Its entry in `params.yaml`: everything that determines the result except the content of its inputs."""
         return {
             "kind": self.kind,
             "version": self.declaration.version,
@@ -88,17 +88,17 @@ class Graph:
     nodes: Mapping[str, Node]
     """By address, in topological order."""
     overrides: Mapping[str, object]
-    """The `--set` values that made this variant; empty for a committed recipe."""
+    """The `--set` values of this variant; empty for a committed recipe."""
     source: str = ""
-    """What was loaded: the name of a recipe, or the path of its file as it was given."""
+    """The recipe name or the path as given to the loader."""
     extends: str = ""
-    """The recipe that it starts from: what its file says, and of a variant its recipe; empty: none."""
+    """The recipe that it extends; for a variant, its base recipe. Empty if none."""
     written: tuple[str, ...] = ()
-    """The names of its stages, those that it inherits among them; stages of other recipes that it only reads are not."""
+    """Names of its stages, inherited ones included; stages that it only reads from other recipes are not."""
     models: Mapping[str, Model] = field(default_factory=dict)
-    """The names that the recipe, or one that it extends, gives to models; empty: each model goes by its stage's name."""
+    """Model names given by the recipe or one that it extends; if empty, each model has the name of its stage."""
     published: Published | None = None
-    """The work that the recipe follows."""
+    """The published work that the recipe reproduces."""
 
     @property
     def own(self) -> list[Node]:
@@ -113,10 +113,10 @@ class Graph:
         return {address: tuple(below) for address, below in found.items()}
 
     def find(self, name: str) -> Node:
-        """A stage by name or address.
+        """Look up a stage by name or address.
 
         Raises:
-            UsageProblem: no such stage; the message lists those there are.
+            UsageProblem: no such stage; the message lists the existing ones.
         """
         for address in (f"{self.recipe}/{name}", name):
             if address in self.nodes:
@@ -127,11 +127,11 @@ class Graph:
         raise UsageProblem(f"recipe {self.recipe} has no stage {name!r}: it has {', '.join(n.name for n in self.nodes.values())}")
 
     def ancestors(self, addresses: Iterable[str]) -> set[str]:
-        """The stages and all they are made from."""
+        """The stages and everything they are made from."""
         return self._closure(addresses, lambda address: self.nodes[address].parents)
 
     def descendants(self, addresses: Iterable[str]) -> set[str]:
-        """The stages and all that is made from them."""
+        """The stages and everything made from them."""
         return self._closure(addresses, lambda address: self.children[address])
 
     @staticmethod
@@ -146,5 +146,5 @@ class Graph:
 
 
 def shown_name(graph: Graph, node: Node) -> str:
-    """The stage's name; its address where it belongs to another recipe."""
+    """The stage's name, or its address if it belongs to another recipe."""
     return node.name if node.recipe == graph.recipe else node.address

@@ -1,4 +1,4 @@
-"""Orders of rows: one that a recipe asks for, and that every stage which trains on the rows would shuffle away, says what is not so."""
+"""Reject row orders that every training stage would reshuffle."""
 
 from collections.abc import Iterator, Mapping
 
@@ -9,7 +9,8 @@ from configs.rows.datasets import PrepareData
 
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
-    """Every set of rows whose order nothing keeps that trains on them, with the field that it is about. Stages that leave rows out keep it.
+    """Ordered datasets whose every consumer in training shuffles them, with the field at fault. A stage that only drops rows preserves
+    order.
 
     Args:
         nodes: parents before children.
@@ -24,5 +25,5 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[tuple[Node, Place, str]]:
             continue
         trained = [reader for reader in below if reader.declaration.trains]
         if trained and not any(isinstance(reader.config, Training) and reader.config.order == "given" for reader in trained):
-            remedy = f"set `order: given` there if it has this field, or leave order of {node.name} out"
-            yield node, ("order",), f"puts its rows in an order, and {trained[0].name} shuffles them: {remedy}"
+            remedy = f"set `order: given` there if it has this field, or remove order from {node.name}"
+            yield node, ("order",), f"orders its rows, but {trained[0].name} shuffles them: {remedy}"

@@ -1,4 +1,4 @@
-"""Revisions that a recipe's file leaves open (`revision: pin me`), and the same file with commits in their places."""
+"""Find open revisions (`revision: pin me`) in a recipe file and replace them with commits."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from configs.base.document import ConfigError, Loader, Problem, parse_value
 from configs.base.hub_names import PIN_ME
 
 MERGE = "tag:yaml.org,2002:merge"
-BESIDE = f"write `revision: {PIN_ME}` beside its `repo`"
-"""The remedy where the commit of one repository would be given to another."""
+BESIDE = f"write `revision: {PIN_ME}` next to its `repo`"
+"""Remedy where one repository would receive the commit of another."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,19 @@ class OpenRevision:
     is_dataset: bool
     line: int
     start: int
-    """Of the value, in characters of the text."""
+    """Start of the value, in characters of the text."""
     end: int
 
 
 def open_revisions(text: str, file: str) -> list[OpenRevision]:
-    """Every `pin me` of a recipe, in the order of the file; one that aliases repeat is one.
+    """Every `pin me` in a recipe, in file order; one repeated through aliases counts once.
 
     Args:
-        text: of a recipe that can be loaded.
+        text: text of a loadable recipe.
         file: its name, for errors.
 
     Raises:
-        ConfigError: one stands in a mapping that does not name its repository, so that nobody can tell what is meant, or a mapping
-            that names another one merges it in.
+        ConfigError: a `pin me` is in a mapping without a repository, or is merged into a mapping that names another repository.
     """
     found: dict[int, OpenRevision] = {}
     problems = []
@@ -45,12 +44,12 @@ def open_revisions(text: str, file: str) -> list[OpenRevision]:
             continue
         if "revision" not in own:
             if "repo" in own and "repo" in merged and own["repo"].value != merged["repo"].value:
-                what = f"{own['repo'].value} takes the `{PIN_ME}` of {merged['repo'].value} by `<<`: {BESIDE}"
+                what = f"{own['repo'].value} merges the `{PIN_ME}` of {merged['repo'].value} through `<<`: {BESIDE}"
                 problems.append(Problem(file, own["repo"].start_mark.line + 1, what))
             continue
         line = revision.start_mark.line + 1
         if repo is None:
-            problems.append(Problem(file, line, f"`{PIN_ME}` stands here without the repository that is meant: write its `repo` beside it"))
+            problems.append(Problem(file, line, f"`{PIN_ME}` without a repository: write `repo` next to it"))
             continue
         start = revision.start_mark.index
         found[start] = OpenRevision(str(repo.value), "split" in merged | own, line, start, revision.end_mark.index)
@@ -60,7 +59,7 @@ def open_revisions(text: str, file: str) -> list[OpenRevision]:
 
 
 def without_revision(text: str) -> list[tuple[str, int]]:
-    """(repository, line) of each mapping of a recipe that names one without a revision, which it inherits from an extended recipe."""
+    """(repository, line) of each mapping that names a repository but inherits its revision from an extended recipe."""
     found = []
     for mapping in _mappings(yaml.compose(text, Loader=Loader)):
         fields = _fields(mapping)
@@ -70,10 +69,10 @@ def without_revision(text: str) -> list[tuple[str, int]]:
 
 
 def pinned(text: str, commits: Mapping[OpenRevision, str]) -> str:
-    """The text with commits in the places of `pin me`, and nothing else changed."""
+    """The text with each `pin me` replaced by its commit."""
     for revision in sorted(commits, key=lambda revision: revision.start, reverse=True):
         commit = commits[revision]
-        written = commit if parse_value(commit) == commit else f'"{commit}"'  # YAML takes 40 digits for a number
+        written = commit if parse_value(commit) == commit else f'"{commit}"'  # YAML would parse 40 digits as a number
         text = text[: revision.start] + written + text[revision.end :]
     return text
 
@@ -90,7 +89,7 @@ def _mappings(node: yaml.Node | None, above: tuple[int, ...] = ()) -> Iterator[y
 
 
 def _fields(mapping: yaml.MappingNode) -> dict[str, yaml.Node]:
-    """Its values by key, those that it merges in (`<<`) too."""
+    """Values by key, including those merged in with `<<`."""
     return _merged(mapping) | _own(mapping)
 
 

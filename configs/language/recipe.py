@@ -1,24 +1,24 @@
-"""Recipe files to graphs: extends, overrides, rounds, references, types, cycles, the decontamination gate.
+"""Load recipe files into graphs: extends, overrides, rounds, references, types, cycles, the decontamination gate.
 
 A recipe is YAML:
 
     description: one line
     execution: cpu                      # default profile
-    reproduce: {score_tolerance: 0.02}  # optional: how far scores may be off where `pedigree reproduce` cannot get equal bits
-    extends: other                      # optional: start from another recipe's stages; `STAGE: null` leaves one of them out
+    reproduce: {score_tolerance: 0.02}  # optional: tolerance on scores if `pedigree reproduce` cannot get identical bits
+    extends: other                      # optional: inherit another recipe's stages; `STAGE: null` removes one of them
     models: {final: {stage: rlvr}}      # optional: names for models, with `desc` and `labels`
-    published: {sources: [...]}         # optional: the work that it follows, see `configs/base/published.py`
+    published: {sources: [...]}         # optional: the work that it reproduces, see `configs/base/published.py`
     stages:
       sft:
         kind: sft
         in: {policy: base, data: clean} # a stage, RECIPE/STAGE, a list, or {label: stage}
-        global_batch: 32                # the rest is the stage's config
+        global_batch: 32                # the remaining keys are the stage's config
       online:
         rounds: 2                       # unrolled: sample_1, pair_1, dpo_1, sample_2, ...
-        first: sft                      # what `previous` means in round 1
-        stages: {...}                   # `$round` is 1, 2, ...; `previous` the last stage of the round before; see `rounds.py`
+        first: sft                      # the value of `previous` in round 1
+        stages: {...}                   # `$round` is 1, 2, ...; `previous` the last stage of the preceding round; see `rounds.py`
 
-Elsewhere `online` names the last stage of the last round. All problems are reported at once.
+Elsewhere `online` refers to the last stage of the last round. All problems are reported together.
 """
 
 import copy
@@ -53,26 +53,26 @@ MODELS = ("policy", "reward_model")
 
 
 class Reproduce(Frozen):
-    """What counts as reproduced where bits cannot agree, e.g. on another processor. Identity of no stage."""
+    """Tolerances for reproduction where bits cannot agree, e.g. on another processor. Not part of any identity."""
 
     score_tolerance: float = Field(ge=0, le=1)
-    """Largest difference of a policy's mean score on a task between the recorded evaluation and the repeated one."""
+    """Maximum difference of a policy's mean score on a task between the recorded and the repeated evaluation."""
 
 
 def load_recipe(folder: Path, name: str, overrides: Sequence[str] = ()) -> Graph:
-    """The graph of a recipe, by name in `folder` or by path, with `--set` overrides (which make a variant).
+    """Load a recipe, by name in `folder` or by path, with `--set` overrides (which make a variant).
 
     Raises:
-        ConfigError: with every problem found, each with its line.
+        ConfigError: lists every problem with its line.
     """
     return _Loading(folder).graph(name, overrides)
 
 
 def load_recipes(folder: Path, name: str, overrides: Sequence[str] = ()) -> list[Graph]:
-    """The graph of a recipe, last, after those of all recipes that it extends or takes stages from.
+    """Load a recipe and all recipes that it extends or reads from; the requested one is last.
 
     Raises:
-        ConfigError: with every problem found, each with its line.
+        ConfigError: lists every problem with its line.
     """
     loading = _Loading(folder)
     graph = loading.graph(name, overrides)
@@ -80,10 +80,10 @@ def load_recipes(folder: Path, name: str, overrides: Sequence[str] = ()) -> list
 
 
 def score_tolerance(folder: Path, recipe: str) -> float | None:
-    """The tolerance that a recipe (or the recipe of a variant `RECIPE+HASH`) states for its scores, itself or by what it extends.
+    """The score tolerance of a recipe (or of the recipe of a variant `RECIPE+HASH`), its own or inherited.
 
     Raises:
-        ConfigError: the file cannot be read, or the value is wrong.
+        ConfigError: the file cannot be read, or the value is invalid.
     """
     name: Any = recipe.partition("+")[0]
     seen: set[str] = set()
@@ -111,7 +111,7 @@ def _reproduce_problems(document: YamlDocument) -> list[Problem]:
 
 
 def _models(document: YamlDocument, problems: list[Problem]) -> dict[str, tuple[YamlDocument, Model]]:
-    """The models that a file names; what is wrong with them is collected."""
+    """The named models of a file; problems are collected."""
     given = document.value.get("models", {})
     if not isinstance(given, dict):
         problems.append(document.problem(("models",), "`models` must map names to stages: {NAME: {stage: STAGE}}"))
@@ -132,7 +132,7 @@ def _models(document: YamlDocument, problems: list[Problem]) -> dict[str, tuple[
 
 
 def _published(document: YamlDocument, problems: list[Problem]) -> Published | None:
-    """What a file says of the work that it follows; what is wrong with it is collected."""
+    """The file's `published` block; problems are collected."""
     if "published" not in document.value:
         return None
     try:
@@ -145,7 +145,7 @@ def _published(document: YamlDocument, problems: list[Problem]) -> Published | N
 
 
 def recipe_file(folder: Path, name: str) -> Path:
-    """A recipe's file, by name in `folder` or by path."""
+    """File of a recipe, by name in `folder` or by path."""
     return Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
 
 
@@ -155,7 +155,7 @@ def recipe_names(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class _Raw:
-    """A stage as written, after unrolling, before validation."""
+    """A stage body after unrolling, before validation."""
 
     body: dict[str, Any]
     document: YamlDocument
@@ -167,26 +167,26 @@ class _Raw:
 
 @dataclass(frozen=True)
 class _Written:
-    """A recipe's stages as written, its parents' merged in and its rounds unrolled."""
+    """A recipe's raw stages, with its parents' merged in and its rounds unrolled."""
 
     document: YamlDocument
     extends: str | None
     stages: dict[str, _Raw]
     groups: dict[str, str]
-    """What a group of rounds stands for elsewhere: the last stage of its last round."""
+    """Group of rounds → the last stage of its last round."""
     models: dict[str, tuple[YamlDocument, Model]]
-    """Names of models, each with the file that gives it."""
+    """Name → file that defines it, and model."""
     published: Published | None
-    """Its own, or that of the recipe that it extends."""
+    """Its own block, or that of the recipe that it extends."""
     problems: tuple[Problem, ...]
-    """What is wrong with what stands around the stages."""
+    """Problems outside the stages."""
 
     def setting(self, key: str, default: str) -> str:
         return str(self.document.value.get(key, default))
 
 
 class _Loading:
-    """One loading of a recipe and of those it refers to."""
+    """Loads one recipe and those it refers to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -199,8 +199,8 @@ class _Loading:
         if recipe in self.graphs and not overrides:
             return self.graphs[recipe]
         if recipe in self.open:
-            circle = " -> ".join([*self.open, recipe])
-            raise ConfigError([Problem(path.name, None, f"recipes refer to each other in a circle: {circle}")])
+            cycle = " -> ".join([*self.open, recipe])
+            raise ConfigError([Problem(path.name, None, f"recipes refer to each other in a cycle: {cycle}")])
         changes = _parse_overrides(overrides)
         base = self.graph(name) if overrides else None
         self.open.append(recipe)
@@ -210,12 +210,12 @@ class _Loading:
             if written.extends:
                 try:
                     shared.append(self.graph(written.extends))
-                except ConfigError as error:  # this recipe's own problems are to be told with them
+                except ConfigError as error:  # report this recipe's own problems along with them
                     problems += error.problems
             variant = f"{recipe}+{digest(changes)[:8]}" if changes else recipe
             built = _Building(self, variant, written, shared, changes, problems).graph()
             inside = self.folder / f"{recipe}.yaml"
-            named = recipe if inside.exists() and inside.samefile(path) else name  # one of the folder is the same by path and by name
+            named = recipe if inside.exists() and inside.samefile(path) else name  # a recipe of the folder is the same by path or by name
             graph = replace(built, source=named, extends=recipe if changes else written.extends or "")
         finally:
             self.open.pop()
@@ -224,13 +224,13 @@ class _Loading:
         return graph
 
     def _written(self, path: Path, changes: Mapping[str, Any], below: tuple[str, ...] = ()) -> _Written:
-        """Reads a recipe file; `changes` (dotted paths) are applied to groups before and to stages after unrolling."""
+        """Read a recipe file; `changes` (dotted paths) apply to groups before and to stages after unrolling."""
         if path.stem in below:
-            circle = " -> ".join([*below, path.stem])
-            raise ConfigError([Problem(path.name, None, f"recipes extend each other in a circle: {circle}")])
-        if not os.path.exists(path):  # also of a name that no file can have
+            cycle = " -> ".join([*below, path.stem])
+            raise ConfigError([Problem(path.name, None, f"recipes extend each other in a cycle: {cycle}")])
+        if not os.path.exists(path):  # `exists` also handles invalid file names
             known = ", ".join(recipe_names(self.folder)) or "none"
-            raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; there are: {known}")])
+            raise ConfigError([Problem(path.name, None, f"there is no recipe {path.stem!r}; available: {known}")])
         document = read_document(path)
         problems: list[Problem] = []
         if not RECIPE_NAME.fullmatch(path.stem):
@@ -257,7 +257,7 @@ class _Loading:
         extends = document.value.get("extends")
         if extends is not None and not (isinstance(extends, str) and RECIPE_NAME.fullmatch(extends)):
             problems.append(document.problem(("extends",), f"extends {extends!r}: it must be the name of a recipe in {self.folder.name}/"))
-            extends = None  # nothing outside is looked for
+            extends = None  # never look outside the folder
         elif extends is not None:
             parent = self._written(self.folder / f"{extends}.yaml", {}, (*below, path.stem))
             stages, groups, models = dict(parent.stages), dict(parent.groups), dict(parent.models)
@@ -267,10 +267,10 @@ class _Loading:
         for name in [name for name, body in own.items() if body is None]:
             del own[name]
             if stages.pop(name, None) is None:
-                what = f"{extends} has {', '.join(stages)}" if extends else "this recipe extends none"
-                problems.append(document.problem(("stages", name), f"stage {name} is null, which leaves out an inherited one: {what}"))
+                what = f"{extends} has {', '.join(stages)}" if extends else "this recipe extends no other"
+                problems.append(document.problem(("stages", name), f"stage {name} is null, which removes an inherited stage: {what}"))
         unrolled, last = _unroll(document, own, problems)
-        if len(problems) > before:  # stages are missing: whatever names them would complain of that
+        if len(problems) > before:  # stages are missing: references to them would cause follow-up errors
             raise ConfigError(problems)
         for name, raw in unrolled.items():
             stages[name] = replace(raw, body=_merged(stages[name].body, raw.body)) if name in stages else raw
@@ -288,7 +288,7 @@ class _Loading:
 
 
 class _Building:
-    """Turns written stages into nodes, parents first, and collects every problem on the way."""
+    """Turns raw stages into nodes, parents first, and collects all problems."""
 
     def __init__(
         self, loading: _Loading, recipe: str, written: _Written, shared: list[Graph], changes: Mapping[str, Any], problems: list[Problem]
@@ -309,7 +309,7 @@ class _Building:
             self._unseen()
             self._orders()
         models = self._models()
-        self._followed()
+        self._check_published()
         if self.problems:
             unique = list(dict.fromkeys(self.problems))
             raise ConfigError(sorted(unique, key=lambda problem: (problem.file, problem.line or 0)))
@@ -332,19 +332,19 @@ class _Building:
             stage = self.written.groups.get(model.stage, model.stage)
             node, problem = self.built.get(stage), None
             if stage not in self.written.stages:
-                problem = f"there is no stage {model.stage!r}: there are {', '.join(self.written.stages)}"
+                problem = f"there is no stage {model.stage!r}; available: {', '.join(self.written.stages)}"
             elif node is not None and node.output not in MODELS:
-                problem = f"stage {stage} makes a {node.output}: name a stage that makes a {_any_of(frozenset(MODELS))}"
+                problem = f"stage {stage} has output {node.output}: name a stage with output {_any_of(frozenset(MODELS))}"
             elif name.replace("-", "_") in self.written.stages.keys() - {stage}:
-                problem = f"the stage {name.replace('-', '_')} has this name: choose another"
+                problem = f"the stage {name.replace('-', '_')} already has this name: choose another"
             if problem:
                 self.problems.append(document.problem(("models", name), f"model {name}: {problem}"))
             elif node is not None:
                 found[name] = model.model_copy(update={"stage": node.address})
         return found
 
-    def _followed(self) -> None:
-        """What the file itself says of published work names its stages and tasks."""
+    def _check_published(self) -> None:
+        """Check the stages and tasks named in the file's `published` block."""
         document, published = self.written.document, self.written.published
         if published is None or "published" not in document.value:
             return
@@ -353,20 +353,19 @@ class _Building:
         for task, expected in published.scores.items():
             if task not in tasks:
                 known = ", ".join(sorted(tasks))
-                message = f"published: no suite has the task {task!r}: there are {known}"
+                message = f"published: no suite has the task {task!r}; available: {known}"
                 self.problems.append(document.problem(("published", "scores", task), message))
             named += [(("published", "scores", task, "of", stage), stage) for stage in expected.of]
         for place, stage in named:
             if stage not in self.written.stages:
                 known = ", ".join(self.written.stages)
-                self.problems.append(document.problem(place, f"published: there is no stage {stage!r}: there are {known}"))
+                self.problems.append(document.problem(place, f"published: there is no stage {stage!r}; available: {known}"))
 
     def _complain(self, name: str, place: Place, message: str) -> None:
         self.problems.append(self.written.stages[name].problem(place, f"stage {name}: {message}"))
 
     def _parents_first(self) -> list[str]:
-        """The written stages, each after those of them that it reads, otherwise as they stand in the file; the first circle is complained
-        about, and all are cut open."""
+        """The stages in topological order, otherwise in file order. The first cycle is reported, and all cycles are broken."""
         stages = self.written.stages
         reads = {name: [source for source in self._references(name) if source in stages] for name in stages}
         found = False
@@ -375,27 +374,27 @@ class _Building:
                 TopologicalSorter(reads).prepare()
                 return postorder(stages, reads.__getitem__)
             except CycleError as error:
-                circle = error.args[1][::-1]
-            if not found:  # one circle is usually seen from many sides
-                self._complain(circle[0], ("in",), f"stages feed each other in a circle: {' -> '.join(circle)}")
+                cycle = error.args[1][::-1]
+            if not found:  # report only one: cycles usually overlap
+                self._complain(cycle[0], ("in",), f"stages form a cycle: {' -> '.join(cycle)}")
             found = True
-            for name in circle:
-                reads[name] = [source for source in reads[name] if source not in circle]
+            for name in cycle:
+                reads[name] = [source for source in reads[name] if source not in cycle]
 
     def _references(self, name: str) -> list[str]:
-        """What a stage says that it reads, groups of rounds by their last stage."""
+        """The stages that a stage references; groups of rounds by their last stage."""
         given = self.written.stages[name].body.get("in")
         ports = given.values() if isinstance(given, dict) else ()
-        named = [str(reference) for value in ports if value is not None for _, reference in _labelled(value)]
+        named = [str(reference) for value in ports if value is not None for _, reference in _labeled(value)]
         return [self.written.groups.get(reference, reference) for reference in named]
 
     def _build(self, name: str) -> Node | None:
-        """The node of a stage whose parents are built; None when it has problems (they are collected)."""
+        """The node of a stage whose parents are built; None if it has problems, which are collected."""
         body = dict(self.written.stages[name].body)
         kind = body.pop("kind", None)
         declaration = KINDS.get(str(kind))
         if declaration is None:
-            self._complain(name, ("kind",), f"kind {kind!r} is none of {', '.join(KINDS)}")
+            self._complain(name, ("kind",), f"kind {kind!r} is not one of {', '.join(KINDS)}")
             return None
         sources = self._sources(name, declaration, body.pop("in", None) or {})
         config = self._config(name, declaration, body)
@@ -404,7 +403,7 @@ class _Building:
         missing = declaration.needs(config) - {edge.port for edge, _ in sources}
         for port_name in sorted(missing):
             makes = _any_of(declaration.inputs[port_name].types)
-            self._complain(name, ("in",), f"input {port_name!r} is missing, which this config needs: name a stage that makes a {makes}")
+            self._complain(name, ("in",), f"this config requires input {port_name!r}: name a stage with output {makes}")
         by_label: dict[str, dict[str, Given]] = {}
         for edge, source in sources:
             by_label.setdefault(edge.port, {})[edge.label] = Given(source.output, source.config)
@@ -418,7 +417,7 @@ class _Building:
                 "kind": kind,
                 "version": declaration.version,
                 "config": config.model_dump(mode="json"),
-                # the order within a port counts: `evaluate` compares each policy with the one before it
+                # the order within a port matters: `evaluate` compares each policy with the preceding one
                 "inputs": sorted(([edge.port, edge.label, source.spec] for edge, source in sources), key=lambda given: given[0]),
             }
         )
@@ -443,12 +442,12 @@ class _Building:
         return node
 
     def _adopt(self, node: Node) -> None:
-        """Takes a stage of another recipe, and all it is made from, into this graph."""
+        """Add a stage of another recipe, with all its ancestors, to this graph."""
         for address in postorder([node.address], lambda address: () if address in self.nodes else self.foreign[address].parents):
             self.nodes.setdefault(address, self.foreign[address])
 
     def _sources(self, name: str, declaration: Kind, given: Any) -> list[tuple[Edge, Node]] | None:
-        """The stage's inputs, each with the node that makes it; None when one of them has a problem."""
+        """The stage's inputs, each with the node that makes it; None if one has a problem."""
         ports, before = declaration.inputs, len(self.problems)
         if not isinstance(given, dict):
             self._complain(name, ("in",), f"`in` must map ports to stages; its ports are {', '.join(ports) or 'none'}")
@@ -456,10 +455,10 @@ class _Building:
         for port_name in given:
             if port_name not in ports:
                 takes = ", ".join(ports) or "none"
-                self._complain(name, ("in", port_name), f"no input {port_name!r}; a {declaration.name} takes {takes}")
+                self._complain(name, ("in", port_name), f"no input {port_name!r}; inputs of {declaration.name}: {takes}")
         for port_name, port in ports.items():
             if not port.optional and given.get(port_name) in (None, [], {}):
-                self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage that makes a {_any_of(port.types)}")
+                self._complain(name, ("in",), f"input {port_name!r} is missing: name a stage with output {_any_of(port.types)}")
         found: list[tuple[Edge, Node]] = []
         complete = True
         for port_name in (port_name for port_name in given if port_name in ports and given[port_name] is not None):
@@ -472,17 +471,17 @@ class _Building:
         place: Place = ("in", port_name)
         found: list[tuple[Edge, Node]] = []
         complete = True
-        for label, reference in _labelled(value):
+        for label, reference in _labeled(value):
             source = self._source(name, port_name, reference)
             if source is None:
                 complete = False
                 continue
             if source.output not in port.types:
-                self._complain(name, place, f"input {port_name!r} is {reference}, a {source.output}; it must be a {_any_of(port.types)}")
+                self._complain(name, place, f"input {port_name!r} is {reference} of type {source.output}; it must be {_any_of(port.types)}")
             found.append((Edge(port_name, label or source.name, source.address), source))
         labels = [edge.label for edge, _ in found]
         if len(labels) != len(set(labels)):
-            self._complain(name, place, f"input {port_name!r} has a label twice: {', '.join(labels)}")
+            self._complain(name, place, f"input {port_name!r} has a duplicate label: {', '.join(labels)}")
         if not port.many and len(labels) > 1:
             self._complain(name, place, f"input {port_name!r} takes one stage, not {len(labels)}")
         return found if complete else None
@@ -491,7 +490,7 @@ class _Building:
         """The node that a reference names: a stage, a group of rounds, or RECIPE/STAGE."""
         reference = self.written.groups.get(str(reference), str(reference))
         if reference in self.written.stages:
-            return self.built.get(reference)  # in a circle it is not built
+            return self.built.get(reference)  # not built if part of a cycle
         if "/" in reference:
             recipe, _, stage = reference.partition("/")
             try:
@@ -504,8 +503,8 @@ class _Building:
             self._adopt(node)
             return node
         known = ", ".join([*self.written.stages, *self.written.groups])
-        known += "; rounds are named by @ inside their group only" if "@" in reference else ""
-        self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; there are {known}")
+        known += "; @ refers to rounds only inside their group" if "@" in reference else ""
+        self._complain(name, ("in", port_name), f"input {port_name!r} names {reference!r}, which does not exist; available: {known}")
         return None
 
     def _config(self, name: str, declaration: Kind, body: dict[str, Any]) -> Frozen | None:
@@ -516,15 +515,15 @@ class _Building:
             for detail in details:
                 loc = detail["loc"]
                 if detail["type"] == "too_short" and any(other["loc"][: len(loc)] == loc != other["loc"] for other in details):
-                    continue  # a list counts as short when its items have problems
+                    continue  # pydantic also reports a list as too short if its items are invalid
                 place = tuple(part for part in detail["loc"] if part in _parts(body))
                 shown = ".".join(map(str, detail["loc"]))
-                has = f"; a {declaration.name} has {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
-                self._complain(name, place, f"{shown}: {_said(detail, has)}" if shown else _said(detail, has))
+                has = f"; fields of {declaration.name}: {', '.join(declaration.config.model_fields)}" if len(detail["loc"]) == 1 else ""
+                self._complain(name, place, f"{shown}: {_message(detail, has)}" if shown else _message(detail, has))
             return None
 
     def _gate(self) -> None:
-        """Nothing trains on rows that were not decontaminated against every suite that the recipe reports, and every unseen one."""
+        """Training rows must be decontaminated against every suite that the recipe reports, and every unseen one."""
         reported = {edge.source for node in self.nodes.values() if node.kind == "evaluate" for edge in node.edges if edge.port == "suites"}
         reported.update(suites.unseen_suites(self.nodes))
         covered = self._covered()
@@ -540,7 +539,7 @@ class _Building:
                         )
 
     def _unseen(self) -> None:
-        """Unseen suites are for frozen candidates: nobody may train, tune or choose by them."""
+        """Unseen suites are for frozen candidates: nothing may be trained, tuned or selected on them."""
         for node, place, message in suites.complaints(self.nodes):
             self._complain_about(node, place, message)
 
@@ -551,11 +550,11 @@ class _Building:
     def _complain_about(self, node: Node, place: Place, message: str) -> None:
         if node.recipe == self.recipe:
             self._complain(node.name, place, message)
-        else:  # a stage of another recipe: this one has no line for it
+        else:  # a stage of another recipe has no line in this file
             self.problems.append(Problem(self.written.document.file, None, f"stage {node.address}: {message}"))
 
     def _covered(self) -> dict[str, set[str]]:
-        """By address, the suites that every row which led to this data set was checked against."""
+        """By address, the suites against which every row that led to this dataset was checked."""
         rows = DATASETS - {"item"} | {"completion", "judgment"}
         found: dict[str, set[str]] = {}
         for node in self.nodes.values():  # parents come first
@@ -593,7 +592,8 @@ def _set(target: dict[str, Any], place: Sequence[str], value: Any) -> None:
 
 
 def _merged(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
-    """The child's stage over the parent's: mappings merge, everything else replaces. Another `kind` starts afresh."""
+    """Merge a child's stage into the parent's: mappings merge, everything else replaces. A different `kind` or `type` replaces the parent's
+    mapping."""
     if child.get("kind", parent.get("kind")) != parent.get("kind"):
         return child
     merged = dict(parent)
@@ -605,7 +605,7 @@ def _merged(parent: dict[str, Any], child: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unroll(document: YamlDocument, stages: dict[str, Any], problems: list[Problem]) -> tuple[dict[str, _Raw], dict[str, str]]:
-    """Stages with every group of rounds written out, and the stage that each group stands for."""
+    """Stages with all groups of rounds unrolled, and the stage that each group refers to."""
     found: dict[str, _Raw] = {}
     groups: dict[str, str] = {}
     for name, body in stages.items():
@@ -624,21 +624,21 @@ def _unroll(document: YamlDocument, stages: dict[str, Any], problems: list[Probl
     return found, groups
 
 
-def _said(detail: "ErrorDetails", has: str) -> str:
-    """What pydantic found, in the words of a recipe; `has` is said of an unknown key."""
+def _message(detail: "ErrorDetails", has: str) -> str:
+    """Pydantic's error in terms of a recipe; `has` is appended for an unknown key."""
     given = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
             return f"unknown key{has}"
         case "union_tag_invalid":
             known = detail.get("ctx", {})
-            return f"type {known.get('tag')!r} is none of {str(known.get('expected_tags')).replace(chr(39), '')}"
+            return f"type {known.get('tag')!r} is not one of {str(known.get('expected_tags')).replace(chr(39), '')}"
         case "union_tag_not_found":
-            return "`type` is missing, which says which one it is: write {type: ...}"
+            return "`type` is missing: write {type: ...}"
         case "model_type" | "model_attributes_type" if isinstance(given, str):
-            return f"{given!r} stands where a mapping must: write {{type: {given}, ...}}, or its fields"
+            return f"expected a mapping, not {given!r}: write {{type: {given}, ...}}, or its fields"
         case "model_type" | "model_attributes_type":
-            return f"{given!r} stands where a mapping must: write its fields in braces, or leave it out"
+            return f"expected a mapping, not {given!r}: write its fields in braces, or remove it"
     message = detail["msg"].removeprefix("Value error, ")
     return message if detail["type"] == "missing" or isinstance(given, dict) else f"{message} (it is {given!r})"
 
@@ -647,7 +647,7 @@ def _any_of(types: frozenset[str]) -> str:
     return " or ".join(sorted(types))
 
 
-def _labelled(value: Any) -> list[tuple[str | None, Any]]:
+def _labeled(value: Any) -> list[tuple[str | None, Any]]:
     if isinstance(value, dict):
         return [(str(label), reference) for label, reference in value.items()]
     if isinstance(value, list):
@@ -656,7 +656,7 @@ def _labelled(value: Any) -> list[tuple[str | None, Any]]:
 
 
 def _files(config: Frozen) -> tuple[str, ...]:
-    """Project files named anywhere in a config (fields `path` of `files`, `folder` and `program` sources)."""
+    """Project files referenced anywhere in a config (field `path` of `files`, `folder` and `program` sources)."""
     found = []
 
     def walk(value: Any) -> None:
@@ -674,7 +674,7 @@ def _files(config: Frozen) -> tuple[str, ...]:
 
 
 def _parts(value: Any) -> set[str | int]:
-    """All keys and indices inside a value: what can be part of a place in the file."""
+    """All keys and indices in a value: possible parts of a place in the file."""
     if isinstance(value, dict):
         return set(value).union(*(_parts(inner) for inner in value.values()))
     if isinstance(value, list):

@@ -1,16 +1,16 @@
-"""Groups of rounds: one template, written out once per round, and which round a name means.
+"""Groups of rounds: a template unrolled once per round, and the resolution of stage names within it.
 
 Inside a group's `in`, with the current round r:
 
     pair                the stage of round r
-    previous            the group's last stage of round r - 1; in round 1 what `first` names
+    previous            the group's last stage of round r - 1; in round 1 the stage named by `first`
     dpo@$round-2        the stage of round r - 2
     dpo@1               the stage of round 1
-    pair@all            those of rounds 1 to r, as a list
-    pair@$round-2..$round-1     those of a range of rounds, as a list; rounds before the first are left out
+    pair@all            the stages of rounds 1 to r, as a list
+    pair@$round-2..$round-1     the stages of a range of rounds, as a list; rounds before the first are omitted
 
-The group's last stage has an end to fall back to: a single round before the first means `first`, and a numbered round that is not
-over yet means `previous`. So `reference: dpo@1` is `first` in round 1 and dpo_1 ever after.
+The group's last stage has fallbacks: a single round before the first resolves to `first`, and a numbered round that is not finished yet
+resolves to `previous`. So `reference: dpo@1` is `first` in round 1 and dpo_1 afterwards.
 """
 
 import re
@@ -25,7 +25,7 @@ FORMS = "all, a number, $round-K, or a range of those with `..` between"
 
 
 class RoundError(ValueError):
-    """A name means no round that there is; the message says which and what to write."""
+    """A name that resolves to no round; the message states the remedy."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Round:
 
     index: int
     last: int
-    """The group's number of rounds."""
+    """Number of rounds in the group."""
     stages: tuple[str, ...]
     first: str
 
@@ -43,16 +43,16 @@ class Round:
         return f"{self.stages[-1]}_{self.index - 1}" if self.index > 1 else self.first
 
     def resolve(self, reference: str) -> str | list[str]:
-        """The stage, or stages, that a name means in this round.
+        """The stage, or stages, that a name refers to in this round.
 
         Raises:
-            RoundError: the name has an `@` and means no round up to this one.
+            RoundError: the name contains `@` but refers to no round up to this one.
         """
         name, at, wanted = reference.partition("@")
         if not at:
             return self.previous if name == "previous" else f"{name}_{self.index}" if name in self.stages else reference
         if name not in self.stages:
-            raise RoundError(f"{reference!r}: {name} is no stage of this group, which has {', '.join(self.stages)}")
+            raise RoundError(f"{reference!r}: {name} is not a stage of this group, which has {', '.join(self.stages)}")
         begin, dots, end = ("1", "..", "$round") if wanted == "all" else wanted.partition("..")
         if dots:
             return [
@@ -67,23 +67,23 @@ class Round:
     def _number(self, reference: str, text: str) -> int:
         found = ROUND.fullmatch(text)
         if found is None:
-            raise RoundError(f"{reference!r}: {text!r} is no round; after the @ stands {FORMS}")
+            raise RoundError(f"{reference!r}: {text!r} is not a round; after @ write {FORMS}")
         return int(found["number"]) if found["number"] else self.index - int(found["back"] or 0)
 
     def _stage(self, reference: str, name: str, number: int) -> str:
         if number < 1:
             raise RoundError(
-                f"{reference!r} in round {self.index} is round {number}, which there is not: only {self.stages[-1]}, the last stage of the "
-                f"group, has one before its first; a range such as {name}@all leaves such rounds out"
+                f"{reference!r} in round {self.index} is round {number}, which does not exist: only {self.stages[-1]}, the last stage of "
+                f"the group, has a fallback before round 1; a range such as {name}@all omits such rounds"
             )
         if number > self.index:
-            beyond = f"of {self.last}" if number > self.last else "which comes later"
+            beyond = f"of {self.last}" if number > self.last else "which is later"
             raise RoundError(f"{reference!r} in round {self.index} is round {number}, {beyond}: name this round or an earlier one")
         return f"{name}_{number}"
 
 
 def is_stage(document: YamlDocument, place: Place, body: Any, problems: list[Problem]) -> bool:
-    """Whether what stands under `stages` has a stage's name and form; if not, why is collected."""
+    """Whether an entry under `stages` has a valid name and form; problems are collected."""
     name, before = place[-1], len(problems)
     if not isinstance(name, str) or not NAME.fullmatch(name):
         problems.append(document.problem(place, f"stage name {name!r} must match {NAME.pattern}"))
@@ -93,14 +93,16 @@ def is_stage(document: YamlDocument, place: Place, body: Any, problems: list[Pro
 
 
 def unroll(document: YamlDocument, name: str, body: dict[str, Any], problems: list[Problem]) -> dict[str, tuple[str, Any]]:
-    """Stage → (name of its template, its body) of all rounds, in order; empty when the group has problems (they are collected)."""
+    """Stage → (name of its template, its body) for all rounds, in order; empty if the group has problems, which are collected."""
     place: Place = ("stages", name)
     rounds, first, inner = body.get("rounds"), body.get("first"), body.get("stages")
     if set(body) != {"rounds", "first", "stages"} or not isinstance(inner, dict) or not inner:
         problems.append(document.problem(place, f"group {name} must have exactly `rounds`, `first` and `stages`"))
         return {}
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        problems.append(document.problem((*place, "rounds"), f"group {name}: rounds is {rounds!r}, not a whole number of at least 1"))
+        problems.append(
+            document.problem((*place, "rounds"), f"group {name}: rounds is {rounds!r}, but must be a whole number of at least 1")
+        )
         return {}
     if not all([is_stage(document, (*place, "stages", stage), template, problems) for stage, template in inner.items()]):
         return {}
@@ -120,7 +122,7 @@ def unroll(document: YamlDocument, name: str, body: dict[str, Any], problems: li
 
 
 def _numbered(value: Any, index: int) -> Any:
-    """A copy in which `$round` is the number of the round."""
+    """A copy with `$round` replaced by the round number."""
     if isinstance(value, dict):
         return {key: _numbered(inner, index) for key, inner in value.items()}
     if isinstance(value, list):
@@ -129,12 +131,12 @@ def _numbered(value: Any, index: int) -> Any:
 
 
 def _renamed(value: Any, now: Round) -> Any:
-    """What arrives at a port, with the names of this round; ranges are taken up into a list around them."""
+    """An input with names resolved for this round; ranges are flattened into the enclosing list."""
     if isinstance(value, dict):
         named = {label: _renamed(inner, now) for label, inner in value.items()}
         several = next((label for label, inner in named.items() if isinstance(inner, list)), None)
         if several is not None:
-            raise RoundError(f"{value[several]!r} under the label {several}, and means several stages: write a list without labels")
+            raise RoundError(f"{value[several]!r} under the label {several}, but it means several stages: write a list without labels")
         return named
     if isinstance(value, list):
         found = []

@@ -1,7 +1,7 @@
-"""Dev and unseen suites: which a suite is, what it may be used for, and how often a recipe looks at it.
+"""Dev and unseen suites: permitted uses of each, and the number of looks that a recipe takes at an unseen suite.
 
-A suite is dev or unseen by itself. Choices are made by dev suites; an unseen one measures what was chosen, and nothing else may come
-of it. A look is one model that one evaluation scores on it: whoever reads the score can tell how often there was a chance to pick.
+Models are chosen on dev suites. An unseen suite only measures the chosen model; no decision may depend on it. A look is one model scored on
+the suite by one evaluation; counting looks shows how many chances there were to pick a lucky model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,12 +18,13 @@ from configs.rows.mixing import DRAWING
 
 Complaint = tuple[Node, Place, str]
 DRAWN = ("packaged", "files", "stored", "hub")
-"""Types of sources whose rows lie somewhere: two draws of them may hold the same rows."""
+"""Source types with stored rows: two draws of them may contain the same rows."""
 DRAW = {"columns", "config", "config_as", *DRAWING, "generator", "licence", "max_bad_rows", "revision", "seed", "split", "split_as", "url"}
-"""Their fields that do not say where: of a data set's configurations and splits each is a place by itself, at whatever commit."""
+"""Fields of those sources that do not identify the location. Each configuration and split of a dataset is its own location, at any
+commit."""
 
 AMOUNT = ("count", "licence", "max_bad_rows")
-"""Fields of a program's source with which it may give the same rows."""
+"""Fields of a program source under which it may produce the same rows."""
 
 
 def unseen_suites(nodes: Mapping[str, Node]) -> list[str]:
@@ -32,7 +33,7 @@ def unseen_suites(nodes: Mapping[str, Node]) -> list[str]:
 
 
 def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
-    """Unseen suite → (evaluation, model) for each look that the stages take at it, by address; suites that nobody looks at too."""
+    """Unseen suite → (evaluation, model) of each look at it, by address; suites without looks are included."""
     found: dict[str, list[tuple[str, str]]] = {suite: [] for suite in unseen_suites(nodes)}
     for node in nodes.values():
         if node.kind == "evaluate":
@@ -43,7 +44,7 @@ def looks(nodes: Mapping[str, Node]) -> dict[str, list[tuple[str, str]]]:
 
 
 def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
-    """Every use of an unseen suite that would make it a dev suite, with the input that it is about."""
+    """Every use of an unseen suite that would turn it into a dev suite, with the field at fault."""
     unseen = set(unseen_suites(nodes))
     for node in nodes.values():
         if node.kind == "evaluate":
@@ -51,9 +52,9 @@ def complaints(nodes: Mapping[str, Node]) -> Iterator[Complaint]:
         for edge in node.edges:
             if edge.port == "scores":
                 for suite in sorted(unseen.intersection(_at(nodes[edge.source], "suites"))):
-                    yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: choose by an evaluation on dev suites"
+                    yield node, ("in", "scores"), f"{edge.source} scores the unseen suite {suite}: select by an evaluation on dev suites"
             if edge.port == "leak_from" and edge.source in unseen:
-                yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: plant those of a dev suite"
+                yield node, ("in", "leak_from"), f"plants items of the unseen suite {edge.source} in rows: use a dev suite"
         if isinstance(node.config, Decontaminate | FindRephrased):
             yield from _waived(node, node.config.waivers, unseen)
         if isinstance(node.config, PrepareData) and node.address not in unseen:
@@ -67,40 +68,40 @@ def _evaluated(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Itera
         return
     others = [suite for suite in suites if suite not in unseen]
     if others:
-        yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in two stages"
+        yield node, ("in", "suites"), f"{here[0]} is an unseen suite and {others[0]} a dev suite: evaluate them in separate stages"
     for policy in _at(node, "policies"):
         if nodes[policy].kind not in ("select", "source_model"):
-            message = f"{policy} is not frozen: the unseen suite {here[0]} takes the output of a `select` stage (and the base model)"
+            message = f"{policy} is not frozen: the unseen suite {here[0]} takes only the output of a `select` stage or a base model"
             yield node, ("in", "policies"), message
 
 
 def _waived(node: Node, waivers: Sequence[Waiver], unseen: set[str]) -> Iterator[Complaint]:
-    """Waivers by which rows would stay that overlap with an unseen suite."""
+    """Waivers that would keep rows overlapping with an unseen suite."""
     labels = {edge.label: edge.source for edge in node.edges if edge.port == "benchmarks"}
     for number, waiver in enumerate(waivers):
         suite = labels.get(waiver.benchmark)
         if suite in unseen:
-            yield node, ("waivers", number), f"keeps rows that overlap with the unseen suite {suite}: leave the waiver out"
+            yield node, ("waivers", number), f"keeps rows that overlap with the unseen suite {suite}: remove the waiver"
 
 
 def _shares(node: Node, nodes: Mapping[str, Node], unseen: set[str]) -> Iterator[Complaint]:
-    """A dev suite or training rows of a source that an unseen suite is made of."""
+    """Dev suites and training rows drawn from the source of an unseen suite."""
     own = dict(_origins(node, shots=True))
     for suite in sorted(unseen):
         for origin, name in _origins(nodes[suite]):
             if origin in own:
                 what = "is a dev suite" if node.output == "item" else f"makes {node.output} rows"
-                yield node, ("sources",), f"{what} of {name}, which the unseen suite {suite} is made of: give one of them another source"
+                yield node, ("sources",), f"{what} from {name}, which the unseen suite {suite} also uses: give one of them another source"
 
 
 def _origins(node: Node, shots: bool = False) -> Iterator[tuple[str, str]]:
-    """(what tells where rows come from, its name) for each source of a stage; with those of worked examples, which a suite only shows."""
+    """(identity of the rows' origin, its name) for each source of a stage; optionally including those of worked examples."""
     config = node.config
     if not isinstance(config, PrepareData):
         return
     for source in (*config.sources, *([config.shots.source] if shots and config.shots else [])):
         given: dict[str, Any] = source.model_dump(mode="json")
-        if given["type"] in ("leaks", "artifact"):  # of other stages, which are asked themselves
+        if given["type"] in ("leaks", "artifact"):  # rows of other stages, which are checked there
             continue
         drawn = given["type"] in DRAWN
         idle = DRAW if drawn else AMOUNT if given["type"] == "program" else ()

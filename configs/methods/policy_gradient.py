@@ -1,12 +1,12 @@
-"""Policy-gradient algorithms: each a class whose defaults are its paper's, and whose parts that never vary are class variables.
+"""Policy-gradient algorithms, one class each: defaults are those of the paper, and fixed components are class variables.
 
-In the formulas: ρ_t = π_θ(y_t) / π_old(y_t); δ_t = log π_θ(y_t) - log π_ref(y_t); A the advantage; R the reward of an answer;
-G answers to each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All losses are minimised.
+In the formulas: ρ_t = π_θ(y_t) / π_old(y_t); δ_t = log π_θ(y_t) - log π_ref(y_t); A the advantage; R the reward of an answer; G answers to
+each of P prompts; C(ρ, A) = min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A). All losses are minimized.
 
-An answer without a reward (its verifier could not run) is left out of everything. A group, the answers to one prompt, whose
-advantages are all 0 is in every denominator, in the statistics of whitened advantages, and in the KL. Where nothing gives it a
-gradient (no KL, no whitening, advantages per answer) its forward pass is saved, which changes no other number. A mini-batch
-without any gradient makes no update: the optimizer would only coast.
+An answer without a reward (its verifier could not run) is excluded from everything. A group (the answers to one prompt) whose advantages
+are all 0 still counts in every denominator, in the statistics of whitened advantages, and in the KL. If nothing gives it a gradient (no KL,
+no whitening, advantages per answer), its forward pass is skipped, which changes no other number. A mini-batch without any gradient makes no
+update, because the optimizer would only apply momentum.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -17,69 +17,69 @@ from configs.base.frozen import Frozen
 from configs.methods.optimizer import Optimizer
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-sum"]
-"""How the losses of tokens make one loss, over all D answers of an update that have a reward; the names are those of verl."""
+"""How token losses are aggregated into one loss, over all D answers of an update that have a reward; names as in verl."""
 AGGREGATIONS: dict[Aggregation, tuple[str, str]] = {
-    "token-mean": ("1 / Σ_i |y_i| · Σ_i Σ_t", "every token counts alike, so long answers count more"),
-    "seq-mean-token-mean": ("1 / D · Σ_i 1 / |y_i| Σ_t", "every answer counts alike, so tokens of long answers count less"),
-    "seq-mean-token-sum": ("1 / D · Σ_i Σ_t", "the mean of sums over answers: long answers count more"),
-    "seq-mean-token-sum-norm": ("1 / D · Σ_i 1 / max_tokens Σ_t", "the same over a constant, the most tokens that an answer may have"),
+    "token-mean": ("1 / Σ_i |y_i| · Σ_i Σ_t", "every token has the same weight, so long answers weigh more"),
+    "seq-mean-token-mean": ("1 / D · Σ_i 1 / |y_i| Σ_t", "every answer has the same weight, so tokens of long answers weigh less"),
+    "seq-mean-token-sum": ("1 / D · Σ_i Σ_t", "the mean over answers of token sums: long answers weigh more"),
+    "seq-mean-token-sum-norm": ("1 / D · Σ_i 1 / max_tokens Σ_t", "the same, divided by the constant maximum answer length"),
     "token-sum": ("Σ_i Σ_t", "no denominator: the gradient grows with the batch"),
 }
-"""Name → (formula, what it means)."""
+"""Name → (formula, meaning)."""
 Advantage = Literal["normalised", "centred", "leave_one_out", "greedy", "smoothed", "return_to_go", "gae"]
 Ratio = Literal["token", "sequence_mean", "sequence_sum"]
 
 
 class AdaptiveKl(Frozen):
-    """The coefficient follows the KL that is measured, after every batch of n answers."""
+    """Adapts the coefficient to the measured KL, after every batch of n answers."""
 
     formula: ClassVar[str] = "β ← β (1 + n / horizon · clip(KL / target - 1, ±0.2)), KL = mean_i Σ_t k1_t"
     source: ClassVar[str] = "Ziegler et al. 2019, arXiv 1909.08593, §2.2"
 
     target: float = Field(default=6.0, gt=0)
-    """KL of a whole answer to hold, in nats: the mean over answers of Σ_t δ_t."""
+    """Target KL of a whole answer, in nats: the mean over answers of Σ_t δ_t."""
     horizon: float = Field(default=10000, gt=0)
-    """Answers over which the coefficient may change by a fifth."""
+    """Number of answers over which the coefficient may change by a fifth."""
 
 
 class Kl(Frozen):
-    """A penalty on leaving the reference, in the reward or in the loss of each token."""
+    """A penalty on divergence from the reference, in the reward or in the token loss."""
 
     formula: ClassVar[str] = "β k_t; k1 = δ, k2 = δ² / 2, k3 = e^(-δ) - 1 + δ, δ_t = log π_θ(y_t) - log π₀(y_t); unbiased: β ρ_t k_t"
     source: ClassVar[str] = "Schulman 2020, joschu.net/blog/kl-approx.html; unbiased: DeepSeek-AI 2025, arXiv 2512.02556, §3.1"
 
     estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Of KL(policy ‖ reference) per token; |δ| is cut at 20. In the loss the gradient of k2 is that of the KL, k3's is biased, and
-    k1's is 0 on average."""
+    """Estimator of KL(policy ‖ reference) per token; |δ| is capped at 20. In the loss, the gradient of k2 is that of the KL, the gradient
+    of k3 is biased, and that of k1 is 0 on average."""
     where: Literal["reward", "loss"] = "loss"
-    """`reward`: taken off the reward, of each token where advantages are per token, else summed over the answer; `loss`: added to
-    the loss of each token."""
+    """`reward`: subtracted from the reward, per token if advantages are per token, else summed over the answer; `loss`: added to each
+    token's loss."""
     coefficient: float = Field(gt=0)
-    """β; the first one where it adapts."""
+    """β; the initial value if it is adaptive."""
     unbiased: bool = False
-    """In the loss: k1 or k3 times the token's own ρ, whose gradient is that of the KL."""
+    """In the loss: multiply k1 or k3 by the token's ρ, so that the gradient is that of the KL."""
     adaptive: AdaptiveKl | None = None
-    """Without it the coefficient is fixed."""
+    """Adapt the coefficient; fixed by default."""
 
     @model_validator(mode="after")
-    def unbiased_means_something(self) -> "Kl":
+    def _check_estimator(self) -> "Kl":
         if self.unbiased and (self.where == "reward" or self.estimator == "k2"):
-            raise ValueError("unbiased is for k1 and k3 in the loss: k2's gradient is right as it is, and a reward has none; leave it out")
+            raise ValueError("unbiased applies only to k1 and k3 in the loss: remove it")
         if self.where == "loss" and self.estimator == "k1" and not self.unbiased:
-            raise ValueError("k1 in the loss has no gradient on average: take k2 or k3, set `unbiased: true`, or `where: reward`")
+            raise ValueError("k1 in the loss has no gradient on average: use k2 or k3, set `unbiased: true`, or set `where: reward`")
         return self
 
 
 class Correction(Frozen):
-    """The loss of a token is weighed by w, bounded, since sampler and trainer compute one policy differently."""
+    """Weights a token's loss by w, bounded, to correct for numerical differences between sampler and trainer."""
 
     formula: ClassVar[str] = "w = π_old(trainer) / π(sampler) of a token or an answer; min(max(w, low), high), or 0 out of bounds"
     source: ClassVar[str] = "truncated: Yao et al. 2025 (TIS); masked: Ling Team 2025, arXiv 2510.18855 (IcePop)"
 
     level: Literal["token", "sequence"] = "token"
-    """`sequence`: the product of an answer's ratios, the same for all its tokens."""
+    """`sequence`: the product of the ratios of an answer, applied to all its tokens."""
     mode: Literal["truncate", "mask"] = "truncate"
-    """`truncate`: w is cut to the bounds; `mask`: what lies outside of them counts 0."""
+    """`truncate`: clamp w to the bounds; `mask`: set w to 0 outside the bounds."""
     low: float = Field(default=0.0, ge=0, lt=1)
     """Lower bound of w."""
     high: float = Field(default=2.0, gt=1)
@@ -87,49 +87,49 @@ class Correction(Frozen):
 
 
 class PolicyGradient(Frozen):
-    """What every algorithm states."""
+    """Fields common to all algorithms."""
 
     kl: Kl | None = None
-    """Penalty on leaving the reference."""
+    """Penalty on divergence from the reference."""
     correction: Correction | None = None
-    """Weights for the mismatch of sampler and trainer; without it the mismatch is measured alone."""
+    """Weights that correct for the mismatch between sampler and trainer; by default the mismatch is only measured."""
 
     formula: ClassVar[str]
     source: ClassVar[str]
     advantage: ClassVar[Advantage]
     ratio: ClassVar[Ratio] = "token"
     whitened: ClassVar[bool] = False
-    """Advantages are brought to mean 0 and variance 1 over all tokens of the rollout batch."""
+    """Normalize advantages to mean 0 and variance 1 over all tokens of the rollout batch."""
 
     @property
     def updates(self) -> int:
-        """Optimizer updates for one batch of rollouts."""
+        """Optimizer updates per batch of rollouts."""
         return 1
 
     @property
     def mini_batches(self) -> int:
-        """Parts that the rollouts are cut into, one for each update of a pass over them."""
+        """Mini-batches per pass over the rollouts, one update each."""
         return 1
 
     @property
     def per_token(self) -> bool:
-        """Advantages differ within an answer."""
+        """Whether advantages differ within an answer."""
         return self.advantage in ("return_to_go", "gae")
 
     @property
     def compares(self) -> bool:
-        """Advantages come from the other answers to the same prompt."""
+        """Whether advantages depend on the other answers to the same prompt."""
         return self.advantage in ("normalised", "centred", "leave_one_out", "smoothed")
 
 
 class Repeated(PolicyGradient):
-    """An algorithm that bounds ρ, and so may make several updates with one batch of rollouts."""
+    """An algorithm that bounds ρ and can therefore make several updates per batch of rollouts."""
 
     updates_per_rollout: int = Field(default=1, ge=1)
-    """Mini-batches, cut by prompts, that one batch of rollouts is shuffled into; each makes one optimizer update. Old log-probs are
-    those before the first of them."""
+    """Number of mini-batches, split by prompt, into which a batch of rollouts is shuffled; each makes one optimizer update. Old log-probs
+    are computed before the first update."""
     inner_epochs: int = Field(default=1, ge=1)
-    """Passes over these mini-batches."""
+    """Passes over the mini-batches."""
 
     @property
     def updates(self) -> int:
@@ -141,24 +141,24 @@ class Repeated(PolicyGradient):
 
 
 class Clipped(Repeated):
-    """An algorithm with PPO's clip."""
+    """An algorithm with PPO's clipping."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """ε_low: with a negative advantage, ρ below 1 - ε_low has no gradient."""
     clip_high: float = Field(default=0.2, gt=0)
     """ε_high: with a positive advantage, ρ above 1 + ε_high has no gradient."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """c: with a negative advantage the objective is at least cA (Ye et al. 2020, arXiv 1912.09729, eq. 5); 3 is usual."""
+    """c: with a negative advantage the objective is at least cA (Ye et al. 2020, arXiv 1912.09729, eq. 5); typically 3."""
 
 
 class Grpo(Clipped):
-    """Group-relative policy optimisation: an answer is compared with the other answers to its prompt, in standard deviations."""
+    """Group-relative policy optimization: advantages are relative to the other answers to the same prompt, in standard deviations."""
 
     type: Literal["grpo"]
     kl: Kl | None = Kl(coefficient=0.04)
-    """Penalty on leaving the reference; `null` leaves it out."""
+    """Penalty on divergence from the reference; `null` disables it."""
     aggregation: Aggregation = "seq-mean-token-mean"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "mean_i mean_t -C(ρ_t, A_i) + β k3_t; A_i = (R_i - mean R) / (std R + 1e-4)"
     source: ClassVar[str] = "Shao et al. 2024, arXiv 2402.03300, eq. 3 and 4"
@@ -166,11 +166,11 @@ class Grpo(Clipped):
 
 
 class DrGrpo(Clipped):
-    """GRPO done right: no division by the group's spread nor by an answer's own length, both of which bias the gradient."""
+    """GRPO without division by the group's standard deviation and by answer length, both of which bias the gradient."""
 
     type: Literal["dr_grpo"]
     aggregation: Aggregation = "seq-mean-token-sum-norm"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "mean_i 1/max_tokens Σ_t -C(ρ_t, A_i); A_i = R_i - mean R"
     source: ClassVar[str] = "Liu et al. 2025, arXiv 2503.20783, §3.2"
@@ -178,13 +178,13 @@ class DrGrpo(Clipped):
 
 
 class Dapo(Clipped):
-    """GRPO's advantages with a clip that is higher upwards, every token counting alike, and no KL."""
+    """GRPO's advantages with a higher upper clip, equal weight for every token, and no KL."""
 
     type: Literal["dapo"]
     clip_high: float = Field(default=0.28, gt=0)
     """ε_high: with a positive advantage, ρ above 1 + ε_high has no gradient."""
     aggregation: Aggregation = "token-mean"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_i); A_i = (R_i - mean R) / (std R + 1e-4)"
     source: ClassVar[str] = "Yu et al. 2025, arXiv 2503.14476, eq. 8 and 9"
@@ -192,17 +192,17 @@ class Dapo(Clipped):
 
 
 class Gspo(Clipped):
-    """GRPO with one ratio for a whole answer, the geometric mean of its tokens' ratios, which is clipped as a whole."""
+    """GRPO with one ratio per answer, the geometric mean of its token ratios, clipped as a whole."""
 
     type: Literal["gspo"]
     clip_low: float = Field(default=3e-4, gt=0, lt=1)
-    """ε_low of the answer's ratio."""
+    """ε_low for the answer's ratio."""
     clip_high: float = Field(default=4e-4, gt=0)
-    """ε_high of the answer's ratio."""
+    """ε_high for the answer's ratio."""
     updates_per_rollout: int = Field(default=4, ge=1)
-    """Mini-batches, cut by prompts, that one batch of rollouts is shuffled into; each makes one optimizer update."""
+    """Number of mini-batches, split by prompt, into which a batch of rollouts is shuffled; each makes one optimizer update."""
     aggregation: Aggregation = "seq-mean-token-mean"
-    """How tokens, which all have their answer's loss, make one loss."""
+    """How token losses are aggregated; all tokens of an answer have the same loss."""
 
     formula: ClassVar[str] = "mean_i -C(s_i, A_i); s_i = exp(mean_t log ρ_t); A_i as in GRPO"
     source: ClassVar[str] = "Zheng et al. 2025, arXiv 2507.18071, eq. 5 to 7"
@@ -211,13 +211,13 @@ class Gspo(Clipped):
 
 
 class Cispo(Repeated):
-    """REINFORCE with a bounded importance weight: the weight is cut and never a token's gradient."""
+    """REINFORCE with a truncated importance weight: the weight is clipped, but no token loses its gradient."""
 
     type: Literal["cispo"]
     clip_max: float = Field(default=5.0, gt=1)
-    """Largest weight ρ (5: Khatri et al. 2025, arXiv 2510.13786)."""
+    """Maximum weight ρ (5: Khatri et al. 2025, arXiv 2510.13786)."""
     aggregation: Aggregation = "token-mean"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -sg(min(ρ_t, ε_max)) A_i log π_θ(y_t); A_i as in GRPO"
     source: ClassVar[str] = "MiniMax 2025, arXiv 2506.13585, eq. 4 and 5"
@@ -225,19 +225,19 @@ class Cispo(Repeated):
 
 
 class Dcpo(Repeated):
-    """Dynamic clipping: rare tokens may move further; advantages are smoothed over all visits to a prompt.
+    """Dynamic clipping, with wider bounds for rare tokens; advantages are smoothed over all visits to a prompt.
 
-    What earlier visits to a prompt gave is part of the checkpoint. A group whose rewards are equal still has advantages where
-    earlier ones differed.
+    Statistics of earlier visits to a prompt are part of the checkpoint. A group with equal rewards still has advantages if earlier rewards
+    differed.
     """
 
     type: Literal["dcpo"]
     clip_low: float = Field(default=0.16, gt=0, lt=1)
-    """ε_low of |ρ - 1| π_θ(y_t)."""
+    """ε_low for |ρ - 1| π_θ(y_t)."""
     clip_high: float = Field(default=0.2, gt=0)
-    """ε_high of |ρ - 1| π_θ(y_t)."""
+    """ε_high for |ρ - 1| π_θ(y_t)."""
     max_ratio: float = Field(default=10.0, gt=1)
-    """Largest ρ that counts, whether the advantage is positive (as the upper bound) or negative (as a dual clip)."""
+    """Upper bound on ρ, for positive advantages (upper clip) and negative ones (dual clip)."""
 
     formula: ClassVar[str] = (
         "mean over prompts Σ_i mean_t -min(ρA, clip(ρ, ½ + ½√max(1 - 4ε_low/q, 0), ½ + ½√(1 + 4ε_high/q))A) with ρ ≤ 10, "
@@ -250,11 +250,11 @@ class Dcpo(Repeated):
 
 
 class Rloo(Clipped):
-    """REINFORCE with the mean reward of the other answers as baseline; an answer is one action."""
+    """REINFORCE with the mean reward of the other answers as baseline; a whole answer is one action."""
 
     type: Literal["rloo"]
     kl: Kl | None = Kl(estimator="k1", where="reward", coefficient=0.05)
-    """Penalty on leaving the reference; `null` leaves it out."""
+    """Penalty on divergence from the reference; `null` disables it."""
 
     formula: ClassVar[str] = "mean_i -C(Π_t ρ_t, A_i); A_i = R_i - mean_{j≠i} R_j; R_i includes -β Σ_t k1_t"
     source: ClassVar[str] = "Ahmadian et al. 2024, arXiv 2402.14740, §2.3; Kool et al. 2019"
@@ -264,11 +264,11 @@ class Rloo(Clipped):
 
 
 class Remax(PolicyGradient):
-    """REINFORCE with the reward of the greedy answer as baseline: one more rollout per prompt, and one update."""
+    """REINFORCE with the reward of the greedy answer as baseline: one additional rollout per prompt, one update per batch."""
 
     type: Literal["remax"]
     aggregation: Aggregation = "seq-mean-token-sum"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "mean_i Σ_t -A_i log π_θ(y_t); A_i = R_i - R(greedy answer)"
     source: ClassVar[str] = "Li et al. 2023, arXiv 2310.10505"
@@ -276,15 +276,15 @@ class Remax(PolicyGradient):
 
 
 class ReinforcePp(Clipped):
-    """REINFORCE++: returns of single tokens, whitened over the whole batch, under PPO's clip; no critic and no groups."""
+    """REINFORCE++: per-token returns, whitened over the whole batch, with PPO's clip; no critic and no groups."""
 
     type: Literal["reinforce_pp"]
     kl: Kl | None = Kl(estimator="k1", where="reward", coefficient=0.01)
-    """Penalty on leaving the reference; `null` leaves it out."""
+    """Penalty on divergence from the reference; `null` disables it."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of later rewards, per token."""
+    """Discount per token of later rewards."""
     aggregation: Aggregation = "token-mean"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_t); A_t = whiten(Σ_{k≥t} γ^{k-t} r_k); r_t = -β k1_t, + R at the last token"
     source: ClassVar[str] = "Hu et al. 2025, arXiv 2501.03262, eqs. 4 and 5"
@@ -293,13 +293,13 @@ class ReinforcePp(Clipped):
 
 
 class ReinforcePpBaseline(Clipped):
-    """REINFORCE++ for groups: rewards lose their group's mean, and are whitened over the whole batch."""
+    """REINFORCE++ for groups: rewards are centered within their group and whitened over the whole batch."""
 
     type: Literal["reinforce_pp_baseline"]
     kl: Kl | None = Kl(estimator="k2", where="loss", coefficient=0.01)
-    """Penalty on leaving the reference; `null` leaves it out."""
+    """Penalty on divergence from the reference; `null` disables it."""
     aggregation: Aggregation = "token-mean"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_i) + β k2_t; A_i = whiten(R_i - mean R)"
     source: ClassVar[str] = "Hu et al. 2025, arXiv 2501.03262, eqs. 6 to 8"
@@ -308,35 +308,35 @@ class ReinforcePpBaseline(Clipped):
 
 
 class Critic(Frozen):
-    """The value model of PPO: a scalar head, computed in fp32, on a body of its own.
+    """PPO's value model: a scalar head, computed in fp32, on its own transformer body.
 
-    It begins as the reward model at the port `value`, or as the policy with a new head.
+    It is initialized from the reward model at the port `value`, or else from the policy with a new head.
     """
 
     optimizer: Optimizer = Optimizer(learning_rate=9e-6)
-    """Its own; 9e-6 is what OpenRLHF trains critics of 8 B parameters with."""
+    """Separate optimizer; OpenRLHF trains critics of 8B parameters with learning rate 9e-6."""
     clip: float | None = Field(default=0.2, gt=0)
     """Loss ½ max((V - R̂)², (clip(V, V_old ± clip) - R̂)²); `null`: ½ (V - R̂)²."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First steps that train the value model alone: the policy does not move."""
+    """Initial steps that train only the value model."""
 
 
 class Ppo(Clipped):
-    """Proximal policy optimisation: a value model says what each token was worth."""
+    """Proximal policy optimization: a value model estimates the return at each token."""
 
     type: Literal["ppo"]
     critic: Critic = Critic()
     """The value model."""
     kl: Kl | None = Kl(estimator="k1", where="reward", coefficient=0.05)
-    """Penalty on leaving the reference; `null` leaves it out."""
+    """Penalty on divergence from the reference; `null` disables it."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of later rewards, per token."""
+    """Discount per token of later rewards."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """λ: 1 is the whole return minus the value, 0 one step ahead."""
+    """λ: 1 is the full return minus the value, 0 is one-step."""
     inner_epochs: int = Field(default=4, ge=1)
-    """Passes over these mini-batches."""
+    """Passes over the mini-batches."""
     aggregation: Aggregation = "token-mean"
-    """How tokens make one loss."""
+    """How token losses are aggregated."""
 
     formula: ClassVar[str] = (
         "1/Σ|y_i| Σ_i Σ_t -C(ρ_t, A_t); A = whiten(Σ_k (γλ)^k δ_{t+k}); δ_t = r_t + γV_{t+1} - V_t; r_t = -β k1_t, + R at the last token"

@@ -1,7 +1,7 @@
-"""Identity of the stages that train: SFT, reward model, preference optimisation, RLVR.
+"""Configs of the stages that train: SFT, reward model, preference optimization, RLVR.
 
-Quantities are effective ones: a global batch is the number of sequences (or pairs, or prompts) per optimizer step over all
-ranks. How a batch is cut into ranks and micro-batches is execution (`configs/language/execution.py`) and changes no field here.
+Quantities are effective: a global batch is the number of sequences (or pairs, or prompts) per optimizer step over all ranks. Splitting a
+batch into ranks and micro-batches is part of execution (`configs/language/execution.py`) and changes no field here.
 """
 
 from math import ceil
@@ -18,59 +18,61 @@ from configs.methods.preference import Kto, PreferenceLoss
 
 
 class Lora(Frozen):
-    """Low-rank adapters: the weights stay as they are, and a product of two thin matrices is trained beside each of them.
+    """Low-rank adapters: weights are frozen, and a product of two low-rank matrices is trained in parallel to each.
 
-    The result is merged: an ordinary model, without adapters.
+    The adapters are merged afterwards: the result is an ordinary model.
     """
 
     formula: ClassVar[str] = "W' = W + α/r · B A; with rslora α/√r"
     source: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685, §4.1; rslora: arXiv 2312.03732"
 
     rank: int = Field(default=16, ge=1)
-    """r, the columns of B and rows of A."""
+    """r, the number of columns of B and rows of A."""
     alpha: float = Field(default=32.0, gt=0)
-    """α: the product is multiplied by alpha / rank."""
+    """α: the product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | Many[str] = "all-linear"
-    """Linear layers to adapt, by the end of their names (`[q_proj, v_proj]`), or all but the vocabulary projection and heads."""
+    """Linear layers to adapt, by suffix of their names (`[q_proj, v_proj]`), or all except the vocabulary projection and heads."""
     rslora: bool = False
-    """Divides alpha by the square root of the rank instead, so that the step does not shrink with it."""
+    """Divide alpha by the square root of the rank instead, so that updates do not shrink with the rank."""
 
     @field_validator("targets")
     @classmethod
-    def something_is_adapted(cls, value: Any) -> Any:
+    def _check_targets(cls, value: Any) -> Any:
         if value == ():
-            raise ValueError("targets is empty: name at least one layer, or leave it out for all")
+            raise ValueError("targets is empty: name at least one layer, or remove it to adapt all")
         return value
 
 
 TooLong = Literal["drop", "truncate"]
-"""What becomes of rows that are longer than `max_length`: they are dropped, or lose their end, and with it what tells an answer's end.
-Both are counted. Open-instruct, and so Tülu 3 and OLMo 2, truncate."""
+"""Handling of rows longer than `max_length`: dropped, or truncated and thus without an end-of-turn token. Both are counted. Open-instruct,
+and therefore Tülu 3 and OLMo 2, truncate."""
 
 
 class Training(Frozen):
-    """What every trained model states. Weights are kept in fp32 by the optimizer whatever the compute dtype."""
+    """Fields common to all trained models. The optimizer keeps weights in fp32 whatever the compute dtype."""
 
     global_batch: int = Field(ge=1)
     """Sequences (SFT) or pairs (reward model, preference training) per optimizer step, over all ranks."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the data. The last, incomplete batch of an epoch is trained on."""
+    """Passes over the data, including the last, incomplete batch of each epoch."""
     order: Literal["shuffled", "given"] = "shuffled"
-    """Of the rows in each epoch: shuffled by (seed, epoch), or as the data has them, one input after the other."""
+    """Row order in each epoch: shuffled by (seed, epoch), or as in the data, one input after another."""
     max_length: int = Field(ge=8)
-    """Longest sequence in tokens, prompt and answer together."""
+    """Maximum sequence length in tokens, including the prompt."""
     too_long: TooLong = "drop"
-    """Rows with a longer one."""
+    """Handling of longer rows."""
     dtype: Dtype = "bf16"
-    """Compute dtype of forward and backward."""
+    """Compute dtype of the forward and backward passes."""
     optimizer: Optimizer
+    """Optimizer and learning-rate schedule."""
     lora: Lora | None = None
-    """Trains adapters instead of all weights."""
+    """Train adapters instead of all weights."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the row order and of newly initialized weights."""
 
     @property
     def shuffled_by(self) -> int | None:
-        """The seed of the order of rows; None where they stay as they are."""
+        """Seed of the row order; None if rows keep their order."""
         return self.seed if self.order == "shuffled" else None
 
 
@@ -78,23 +80,24 @@ TrainOn = Literal["assistant", "last_turn", "marked", "all"]
 
 
 class Sft(Training):
-    """Supervised fine-tuning on what the assistant says: the likelihood of every trained token of the global batch."""
+    """Supervised fine-tuning on assistant turns: the likelihood of all trained tokens in the global batch."""
 
     formula: ClassVar[str] = "-Σ_i Σ_t log π_θ(y_t) / Σ_i n_i over the global batch; reduction sum: / global_batch"
-    source: ClassVar[str] = "the mean over tokens: usual; the sum: Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), §4.3.2"
+    source: ClassVar[str] = "mean over tokens: standard; sum: Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), §4.3.2"
 
     train_on: TrainOn = "assistant"
-    """Tokens with a loss: `assistant`, all its turns with their end-of-turn tokens; `last_turn`, its last one (completion only);
-    `marked`, its turns with `train: true`; `all`, every token of the conversation. Rows without any are dropped and counted."""
+    """Tokens in the loss: `assistant`, all assistant turns with their end-of-turn tokens; `last_turn`, only the last one (completion only);
+    `marked`, assistant turns with `train: true`; `all`, every token of the conversation. Rows without trained tokens are dropped and
+    counted."""
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """`mean`: over all trained tokens of the global batch; `sum`: of each sequence's tokens, divided by `global_batch` (also in the last,
-    incomplete batch of an epoch), so that a token weighs the same in every batch. It is open-instruct's `--reduce_loss sum`, by which Tülu
-    3 was made: the sum over a micro-batch, averaged over accumulation steps and ranks, with one sequence in each micro-batch. It is
-    hundreds of times the mean, and nearly always above `max_grad_norm` unless that is raised with it."""
+    """`mean`: over all trained tokens of the global batch. `sum`: the sum over each sequence's tokens, divided by `global_batch` (also in
+    the last, incomplete batch of an epoch), so that a token has the same weight in every batch. This is open-instruct's `--reduce_loss
+    sum`, used for Tülu 3: the sum over a micro-batch, averaged over accumulation steps and ranks, with one sequence per micro-batch. Its
+    gradients are hundreds of times those of the mean and are nearly always clipped unless `max_grad_norm` is raised accordingly."""
 
 
 class BradleyTerry(Frozen):
-    """The better answer's score is higher by a logistic difference; p is a pair's `strength`, 1 where it has none."""
+    """Logistic loss on the score difference of the two answers; p is the pair's `strength`, by default 1."""
 
     formula: ClassVar[str] = "−p log σ(z) − (1 − p) log σ(−z) + c (s_w + s_l)², z = s_w − s_l − margin_weight · (score gap)"
     source: ClassVar[str] = (
@@ -104,162 +107,170 @@ class BradleyTerry(Frozen):
 
     type: Literal["bradley_terry"]
     centering: float = Field(default=0.0, ge=0)
-    """c, which keeps the sum of the two scores near zero; 0.01 is usual."""
+    """c, which keeps the sum of the two scores near zero; typically 0.01."""
     margin_weight: float = Field(default=0.0, ge=0)
-    """Of the gap between the scores of the two answers, where both have one; pairs without keep margin 0."""
+    """Weight of the gap between the answers' scores, for pairs in which both have one; other pairs have margin 0."""
 
 
 Lists = Literal["best_vs_worst", "adjacent", "all"]
-"""Which answers of a ranked list are compared: the first with the last, each with the next, or each with each."""
+"""Pairs from a ranked list: first and last, each with the next, or all."""
 
 
 class RewardModel(Training):
-    """A scalar head on a policy, trained on preference pairs."""
+    """Trains a scalar head on a policy with preference pairs."""
 
     lists: Lists = "all"
-    """Pairs of a ranked list of preferences: the best with the worst answer, each with the next, or each with each (Ouyang et al.
-    2022, arXiv 2203.02155, §3.5)."""
+    """Pairs from a ranked list of preferences: best and worst, each with the next, or all (Ouyang et al. 2022, arXiv 2203.02155, §3.5)."""
     loss: BradleyTerry = BradleyTerry(type="bradley_terry")
+    """Loss on the scores of a pair."""
     holdout: float = Field(default=0.1, ge=0, lt=0.9)
-    """Share of pairs (by hash of their id) kept aside to measure accuracy."""
+    """Share of pairs held out to measure accuracy, by hash of (seed, id); all pairs of a list stay together."""
 
 
 class PreferenceTrain(Training):
-    """Preference optimisation against a fixed reference: the `reference` input, or the policy as it came.
+    """Preference optimization against a fixed reference: the `reference` input, or else the initial policy.
 
-    `global_batch` counts pairs, and single answers for KTO.
+    `global_batch` counts pairs, or single answers for KTO.
     """
 
     lists: Lists = "best_vs_worst"
-    """Pairs of a ranked list of preferences: the best with the worst answer, each with the next, or each with each."""
+    """Pairs from a ranked list of preferences: best and worst, each with the next, or all."""
     loss: PreferenceLoss
+    """Preference loss."""
 
     @model_validator(mode="after")
-    def an_answer_is_good_or_bad(self) -> Self:
+    def _check_lists(self) -> Self:
         if isinstance(self.loss, Kto) and self.lists != "best_vs_worst":
-            raise ValueError(f"lists: {self.lists} would make one answer good and bad, which kto cannot learn from: use best_vs_worst")
+            raise ValueError(f"lists: {self.lists} would label the same answer desirable and undesirable for kto: use best_vs_worst")
         return self
 
 
 def reference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
-    """Why the loss cannot take its `reference`, or None."""
+    """Error message if the loss cannot use its `reference`, else None."""
     for given in arrived.get("reference", {}).values():
         if config.loss.reference_free:
-            return f"the loss {config.loss.type} has no reference: leave the input `reference` out"
+            return f"the loss {config.loss.type} uses no reference: remove the input `reference`"
         if not isinstance(given.config, ReferenceLogprobs):
             continue
         if isinstance(config.loss, Kto):
             return (
-                "kto estimates its KL on answers after prompts that are not their own, which `reference_logprobs` has not seen: "
-                "name a policy as the reference"
+                "kto estimates its KL on mismatched prompts and answers, which `reference_logprobs` does not cover: use a policy as the "
+                "reference"
             )
         if given.config.dtype != config.dtype:
             return (
-                f"`reference` is computed in {given.config.dtype} and the training in {config.dtype}, so that rounding would pass for "
-                "preference: give both one dtype"
+                f"`reference` has dtype {given.config.dtype} but the training {config.dtype}, so rounding would look like preference: use "
+                "the same dtype for both"
             )
     return None
 
 
 class ReferenceLogprobs(Frozen):
-    """Log-probabilities of all answers under a fixed policy, for `preference_train` to take as its `reference`."""
+    """Log-probabilities of all answers under a fixed policy, for use as `reference` in `preference_train`."""
 
     max_length: int = Field(ge=8)
-    """Longest sequence in tokens, prompt and answer together."""
+    """Maximum sequence length in tokens, including the prompt."""
     too_long: TooLong = "drop"
-    """Longer answers; as the training says it."""
+    """Handling of longer answers; must match the training."""
     dtype: Dtype = "bf16"
-    """Compute dtype; that of the training, so that rounding is alike."""
+    """Compute dtype; must match the training, so that rounding is the same."""
 
 
 MAX_SERVED_RANK = 512
-"""Of adapters, in vLLM."""
+"""Maximum adapter rank in vLLM."""
 
 
 class Sampling(Frozen):
-    """How answers are drawn. Temperature 0 is greedy."""
+    """Sampling parameters. Temperature 0 is greedy decoding."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy decoding."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling threshold; 1 disables it."""
     max_tokens: int = Field(ge=1)
-    """Longest answer, in tokens."""
+    """Maximum answer length in tokens."""
 
 
 class Reward(Frozen):
-    """What an answer is worth to the policy, given its verifier's score."""
+    """Reward of an answer, given its verifier's score."""
 
-    formula: ClassVar[str] = "R = right · score; R = truncated for an answer without an end, where that is given"
+    formula: ClassVar[str] = "R = right · score; R = truncated for a truncated answer, if set"
     source: ClassVar[str] = "Lambert et al. 2024, arXiv 2411.15124 (Tülu 3), §6.2: right 10; open-instruct, non_stop_penalty: truncated −10"
 
     right: float = Field(default=1.0, gt=0)
-    """Reward of a score of 1. It weighs rewards against a KL penalty, and leaves normalised advantages as they are."""
+    """Reward for a score of 1. It scales rewards relative to a KL penalty, and has no effect on normalized advantages."""
     truncated: float | None = None
-    """Reward of an answer that was cut off by `max_tokens`, whatever its score; `null`: that of its score."""
+    """Reward of an answer truncated by `max_tokens`, regardless of its score; `null`: according to its score."""
 
 
 class Rlvr(Frozen):
     """Reinforcement learning from verifiable rewards: rollouts, rewards and updates in one job."""
 
     algorithm: Algorithm
+    """Policy-gradient algorithm."""
     steps: int = Field(ge=1)
-    """Batches of rollouts, each drawn from the current weights; an algorithm makes one or several optimizer updates with each."""
+    """Batches of rollouts, each sampled from the current weights; depending on the algorithm, each leads to one or several optimizer
+    updates."""
     prompts_per_step: int = Field(ge=1)
+    """Prompts per batch of rollouts."""
     samples_per_prompt: int = Field(ge=1)
-    """Answers to each prompt: a group."""
+    """Answers per prompt (the group size)."""
     sampling: Sampling
+    """Sampling parameters of rollouts."""
     reward: Reward = Reward()
-    """What an answer earns beside what its verifier says."""
+    """Mapping from verifier scores to rewards."""
     max_prompt_length: int = Field(ge=1)
-    """Longest prompt in tokens; longer prompts are dropped and counted."""
+    """Maximum prompt length in tokens; longer prompts are dropped and counted."""
     max_logprob_gap: float = Field(default=0.1, gt=0)
-    """Agreement probe after each weight load: mean |log-prob(sampler) - log-prob(trainer)| per token must not exceed this."""
+    """Bound for the consistency check after each weight sync: mean |log-prob(sampler) - log-prob(trainer)| per token."""
     dtype: Dtype = "bf16"
+    """Compute dtype of the trainer and the sampler."""
     optimizer: Optimizer
+    """Optimizer of the policy, with its learning-rate schedule."""
     lora: Lora | None = None
-    """Trains adapters of the policy instead of all its weights; the sampler gets the adapters as they are, not merged into weights whose
-    dtype would round their first updates away (rank 512 at most); a value model is trained whole."""
+    """Train adapters of the policy instead of all weights. The sampler receives the adapters unmerged, because merging would round their
+    first updates away (maximum rank 512). A value model is trained in full."""
     seed: int = Field(default=0, ge=0)
+    """Seed of prompt order, sampling and newly initialized weights."""
 
     @model_validator(mode="after")
-    def rollouts_are_of_the_trained_distribution(self) -> "Rlvr":
+    def _check_sampling(self) -> "Rlvr":
         if self.sampling.temperature == 0:
-            raise ValueError("sampling.temperature is 0: all answers to a prompt would be equal; it must be above 0, e.g. 1.0")
+            raise ValueError("sampling.temperature is 0, so all answers to a prompt would be equal: raise it, e.g. to 1.0")
         if self.sampling.top_p != 1:
             raise ValueError(
-                f"sampling.top_p is {self.sampling.top_p}: it must be 1, or rollouts come from another distribution than is trained"
+                f"sampling.top_p is {self.sampling.top_p}, but must be 1: otherwise rollouts do not follow the trained distribution"
             )
         return self
 
     @model_validator(mode="after")
-    def adapters_fit_the_sampler(self) -> "Rlvr":
+    def _check_lora(self) -> "Rlvr":
         if self.lora is not None and self.lora.rank > MAX_SERVED_RANK:
-            raise ValueError(f"lora.rank is {self.lora.rank}, and vLLM serves adapters of rank {MAX_SERVED_RANK} at most: lower it")
+            raise ValueError(f"lora.rank is {self.lora.rank}, but vLLM supports at most {MAX_SERVED_RANK}: lower it")
         return self
 
     @model_validator(mode="after")
-    def batch_is_enough(self) -> "Rlvr":
+    def _check_batch(self) -> "Rlvr":
         algorithm = self.algorithm
         if algorithm.compares and self.samples_per_prompt < 2:
-            raise ValueError(f"{algorithm.type} compares the answers to a prompt: samples_per_prompt must be at least 2")
+            raise ValueError(f"{algorithm.type} compares the answers to a prompt, so samples_per_prompt must be at least 2: raise it")
         cuts = algorithm.mini_batches
         if cuts > self.prompts_per_step:
-            raise ValueError(
-                f"updates_per_rollout {cuts} mini-batches cannot be cut from prompts_per_step {self.prompts_per_step}: lower the first"
-            )
+            raise ValueError(f"updates_per_rollout {cuts} exceeds prompts_per_step {self.prompts_per_step}: lower it")
         if isinstance(algorithm, Ppo) and algorithm.critic.warmup_steps >= self.steps:
             raise ValueError(
-                f"critic.warmup_steps {algorithm.critic.warmup_steps} leaves none of {self.steps} steps to the policy: lower it"
+                f"critic.warmup_steps {algorithm.critic.warmup_steps} leaves none of the {self.steps} steps for the policy: lower it"
             )
         return self
 
 
 def rlvr_problem(config: Rlvr, arrived: Arrived) -> str | None:
-    """Why the algorithm has no use for an input, or None."""
+    """Error message if the algorithm has no use for an input, else None."""
     algorithm = config.algorithm
     if arrived.get("reference") and algorithm.kl is None:
-        return f"a reference is given, and {algorithm.type} has no kl to measure to it: set algorithm.kl, or leave the input out"
+        return f"the input reference is set, but {algorithm.type} has no kl: set algorithm.kl, or remove the input"
     if arrived.get("value") and not isinstance(algorithm, Ppo):
-        return f"a value model is given, and {algorithm.type} has none: take algorithm ppo, or leave the input out"
+        return f"the input value is set, but {algorithm.type} has no value model: use algorithm ppo, or remove the input"
     return None
 
 

@@ -1,1 +1,1 @@
-"""How a recipe and its models are made small enough to be rehearsed."""
+"""Shrinking a recipe and its models for rehearsal."""

@@ -1,4 +1,4 @@
-"""What a rehearsal must know of a real model to make a small one of its kind: `configs/rehearsal/models/FAMILY.yaml`."""
+"""Model families: what a rehearsal needs to build a tiny model of the same kind, `configs/rehearsal/models/FAMILY.yaml`."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,38 +11,38 @@ from configs.base.document import ConfigError, Problem, read_document
 from configs.base.frozen import Dtype, Frozen, Many
 
 LEARNED_TOKENS = 48
-"""Of a dialogue that a made model learns from: its end."""
+"""Tokens, at the end of a dialogue, on which a rehearsal model is trained."""
 
 
 class TokenizerFamily(Frozen):
-    """A BPE without its vocabulary."""
+    """A BPE tokenizer without its vocabulary."""
 
     form: Literal["bytes", "sentencepiece"] = "bytes"
-    """`bytes`: of bytes, cut by `split`; `sentencepiece`: of characters, with a mark for spaces and one before every text, and bytes for
-    characters that it does not know."""
+    """`bytes`: byte-level BPE, pre-tokenized by `split`; `sentencepiece`: character-level BPE with a marker for spaces and at the start of
+    each text, and byte fallback for unknown characters."""
     split: str | None = None
-    """Regular expression by which a text is cut before merges are applied."""
+    """Regular expression for pre-tokenization."""
     control: Many[str] = Field(min_length=1)
-    """Control tokens that templates and training use, in the order of their ids."""
+    """Control tokens used by templates and training, in order of their ids."""
     eos: str
-    """Token at the end of a text."""
+    """End-of-text token."""
     bos: str | None = None
-    """Token at the beginning of a text."""
+    """Beginning-of-text token."""
     pad: str | None = None
-    """Token that fills batches."""
+    """Padding token."""
     unk: str | None = None
-    """Token for what is not known."""
+    """Unknown token."""
     begins: bool = False
-    """Whether the tokenizer puts `bos` before every text by itself."""
+    """Whether the tokenizer itself prepends `bos` to every text."""
 
     @model_validator(mode="after")
-    def bytes_are_cut(self) -> "TokenizerFamily":
+    def _check_split(self) -> "TokenizerFamily":
         if (self.form == "bytes") != (self.split is not None):
-            raise ValueError("a tokenizer of bytes cuts texts by `split`, one of sentencepiece has none: give it, or leave it out")
+            raise ValueError("`split` is required for form bytes and not allowed for sentencepiece: add or remove it")
         return self
 
     @model_validator(mode="after")
-    def names_are_tokens(self) -> "TokenizerFamily":
+    def _check_tokens(self) -> "TokenizerFamily":
         strange = sorted({token for token in (self.eos, self.bos, self.pad, self.unk) if token} - set(self.control))
         if strange:
             raise ValueError(f"{', '.join(strange)} must be among the control tokens: add them to control")
@@ -50,76 +50,77 @@ class TokenizerFamily(Frozen):
 
 
 class ModelFamily(Frozen):
-    """Models of one architecture and one tokenizer."""
+    """Models with one architecture and one tokenizer."""
 
     repos: Many[str] = Field(min_length=1)
-    """Repositories of the hub, packaged assets and folders: names, or patterns with `*`."""
+    """Names or `*` patterns of Hub repositories, packaged assets and folders."""
     model_type: str
-    """As config.json and transformers call the architecture."""
+    """Architecture name in config.json and transformers."""
     heads: int = Field(ge=1)
     kv_heads: int = Field(ge=1)
     tied: bool = False
-    """Whether the output head is the embedding."""
+    """Whether the output head shares the embedding weights."""
     dtype: Dtype = "bf16"
-    """Dtype of the weights as they are published."""
+    """Dtype of the published weights."""
     template: str | None = None
-    """A file of `configs/templates`: what its tokenizer brings, without marks around what the assistant says, which hardly any has."""
+    """A file in `configs/templates`: the tokenizer's own chat template, without generation markers around assistant turns, which hardly any
+    model has."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of config.json that say how it computes."""
+    """Additional fields of config.json that affect computation."""
     tokenizer: TokenizerFamily
-    """How texts become tokens."""
+    """Tokenizer of the family."""
 
 
 class Dialogue(Frozen):
-    """Something that a made model learns."""
+    """A training example for a rehearsal model."""
 
     messages: Many[dict[str, str]]
     """Turns with `role` and `content`; the last is the user's."""
     answer: str
-    """What the model says to it."""
+    """The model's answer."""
 
 
 class ModelPlan(Frozen):
-    """All that a made model follows from."""
+    """Everything that determines a rehearsal model."""
 
     family: ModelFamily
-    """The kind of model."""
+    """Model family."""
     template: str
-    """Chat template by which it will be asked."""
+    """Chat template with which it will be used."""
     comes_with_template: bool = False
-    """Whether its tokenizer brings that template."""
+    """Whether its tokenizer includes that template."""
     texts: Many[str]
-    """What the vocabulary is learned from."""
+    """Texts on which the vocabulary is trained."""
     dialogues: Many[Dialogue]
-    """What it learns."""
+    """Training examples."""
     reads: bool = True
-    """Whether what it says depends on more than the last token; a judge says the same after every question, however long."""
+    """Whether answers depend on more than the last token; a judge gives the same answer to every question, however long."""
     layers: int = Field(default=2, ge=1)
     vocabulary: int = Field(default=1024, ge=300)
     context: int = Field(default=16384, ge=256)
-    """Most positions."""
+    """Maximum number of positions."""
     steps: int = Field(default=300, ge=0)
-    """Steps of learning."""
+    """Training steps."""
     seed: int = Field(default=0, ge=0)
 
 
 def families(folders: Sequence[Path]) -> dict[str, ModelFamily]:
-    """Name → family, of all that are described below these folders; of two with one name the first is taken.
+    """Name → family, for all files in these folders; the first folder wins.
 
     Raises:
-        ConfigError: a file is wrong.
+        ConfigError: a file is invalid.
     """
     found: dict[str, ModelFamily] = {}
     for path in (path for folder in folders for path in sorted(folder.glob("*.yaml"))):
         try:
             found.setdefault(path.stem, ModelFamily.model_validate(read_document(path).value))
         except ValidationError as error:
-            said = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the family'}: {one['msg']}" for one in error.errors())
-            raise ConfigError([Problem(path.name, None, said)]) from error
+            details = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the family'}: {one['msg']}" for one in error.errors())
+            raise ConfigError([Problem(path.name, None, details)]) from error
     return found
 
 
 def family_of(name: str, known: Mapping[str, ModelFamily]) -> ModelFamily | None:
-    """The family of a model by its repository, asset or folder, with the longest pattern that fits; None where nobody has described it."""
+    """The family of a model, by its repository, asset or folder; the longest matching pattern wins. None if no family matches."""
     fitting = [(pattern, one) for one in known.values() for pattern in one.repos if fnmatchcase(name, pattern)]
     return max(fitting, key=lambda found: len(found[0]))[1] if fitting else None

@@ -1,4 +1,4 @@
-"""A recipe made small enough to be rehearsed on a CPU in minutes: the same graph, few rows, few steps, short answers, tiny models.
+"""Shrink a recipe for rehearsal on a CPU in minutes: the same graph, with few rows, few steps, short answers and tiny models.
 
 Each kind of stage reduces its own config (`Kind.shrink`). A setting that is not in the list of changes is as the recipe has it.
 """
@@ -39,7 +39,7 @@ def rehearsed(graph: Graph, profile: str, stand_ins: StandIns, inherited: Collec
     """(text of the recipe as it is rehearsed, what was changed in the stages that it owns).
 
     Args:
-        graph: the recipe, loaded.
+        graph: the loaded recipe.
         profile: name of the rehearsal's execution profile.
         stand_ins: what replaces the outside world.
         inherited: names of the stages of the recipe that it extends.
@@ -66,7 +66,7 @@ def _named(model: Model) -> dict[str, Any]:
 
 
 def _inputs(node: Node, left_out: Collection[str]) -> dict[str, Any]:
-    """The inputs of a stage as a recipe has them, but for those at some ports."""
+    """The inputs of a stage as written in a recipe, without those at the given ports."""
     ports: dict[str, list[Edge]] = {}
     for edge in (edge for edge in node.edges if edge.port not in left_out):
         ports.setdefault(edge.port, []).append(edge)
@@ -101,25 +101,25 @@ NUMERICS: dict[str, Callable[[Any], Any]] = {
     "tensor_parallel": lambda _: 1,
     "deterministic": lambda _: False,
 }
-"""Setting → what a CPU of two cores makes of it; all others stay: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
+"""Setting → its value on a two-core CPU; all others are unchanged: ZeRO stage, packing, recomputation, chunks of log-probabilities."""
 PLACEMENT = {"engines": 1, "sampler_memory_gb": 0.5, "checkpoint_every_steps": 1}
-"""Settings of placement that are the same in all rehearsals: their checkpoints are rehearsed, too."""
+"""Placement settings that are the same in all rehearsals, which also exercise checkpoints."""
 OF_MACHINE = ("slots", "gpu_memory_utilization")
-"""Settings of placement that go by this machine."""
+"""Placement settings that depend on this machine."""
 
 
 def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str, list[Reduced]]:
-    """(text of the profile for a CPU, what was changed).
+    """(text of the profile for a CPU, the changes made).
 
     Args:
         execution: the real profile.
         name: its name.
-        cores: of this machine.
+        cores: cores of this machine.
     """
     changes: list[Reduced] = []
     numerics = execution.numerics.model_dump(mode="json", exclude_defaults=True)
     placement = execution.placement.model_dump(mode="json", exclude_defaults=True)
-    numerics |= {"threads": execution.numerics.threads}  # where it is the default it is changed, too
+    numerics |= {"threads": execution.numerics.threads}  # changed even if it is the default
     placement |= {setting: getattr(execution.placement, setting) for setting in PLACEMENT}
     found: dict[str, Any] = {
         "slots": max(RANKS, min(cores, MOST_SLOTS)),
@@ -136,7 +136,7 @@ def rehearsed_profile(execution: Execution, name: str, cores: int) -> tuple[str,
             }
     for kind, declaration in KINDS.items():
         ranks = (found["numerics"] | found["kinds"].get(kind, {}).get("numerics", {})).get("world_size", 1)
-        if declaration.engine.startswith("deepspeed"):  # a core for each rank; other jobs have one process
+        if declaration.engine.startswith("deepspeed"):  # one core per rank; other jobs have one process
             found["kinds"].setdefault(kind, {}).setdefault("placement", {})["slots"] = ranks
     for override in found["stages"].values():
         if "world_size" in override["numerics"]:

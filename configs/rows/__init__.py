@@ -1,1 +1,1 @@
-"""Configs of rows: where they come from, which are kept, what is expected of them, what decontamination counts as a copy."""
+"""Configs of datasets: sources, filters, mixtures, expectations, decontamination."""

@@ -1,6 +1,6 @@
-"""What a recipe expects of its rows, in the words of Great Expectations: its expectations by name, with its own arguments.
+"""Expectations about rows, with the names and arguments of Great Expectations.
 
-The table of what may be written stands here, because the library takes seconds to import; a test compares the two.
+The table of supported expectations is repeated here because importing the library takes seconds; a test compares the two.
 """
 
 import re
@@ -12,18 +12,18 @@ from pydantic import Field, field_validator, model_serializer, model_validator
 from configs.base.frozen import Frozen, Many
 
 SAMPLE = 10_000
-"""Rows whose texts are looked at."""
+"""Default number of rows sampled for expectations on texts."""
 Kind = Literal["text", "number", "truth"]
 Scalar = bool | int | float | str
 
 
 class Fact(NamedTuple):
-    """A column that expectations may look at."""
+    """A column that expectations can test."""
 
     kind: Kind
     meaning: str
     records: tuple[str, ...] = ()
-    """The types of record that have it; empty: all."""
+    """Record types that have it; empty: all."""
 
 
 FACTS = {
@@ -40,26 +40,26 @@ FACTS = {
     "score_gap": Fact("number", "its best score less its worst; null where fewer than two answers have one", ("preference",)),
     "strength": Fact("number", "the probability that the first answer is the better one; null where it is not known", ("preference",)),
 }
-"""What is known of every row, in some bytes each."""
+"""Facts known for every row, a few bytes each."""
 TEXTS = {
     "text": Fact("text", "all its messages and answers, a line end between them"),
     "answer": Fact("text", "its last turn, or its best answer", ("conversation", "preference")),
 }
-"""What is read again of a sample of the rows."""
+"""Texts that are re-read for a sample of the rows."""
 COLUMNS = FACTS | TEXTS
 
 
 class Takes(NamedTuple):
-    """What an expectation takes."""
+    """Arguments and columns that an expectation accepts."""
 
     of: tuple[Kind, ...] = ("text", "number", "truth")
-    """Kinds of columns; empty: it looks at the rows as a whole."""
+    """Kinds of columns; empty: it applies to the rows as a whole."""
     one_of: tuple[str, ...] = ()
-    """Arguments of which it needs at least one."""
+    """Arguments of which at least one is required."""
     also: tuple[str, ...] = ()
-    """Arguments that may stand besides."""
+    """Optional arguments."""
     counts: bool = False
-    """Whether its bounds are of a number of things."""
+    """Whether its bounds are counts."""
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -99,92 +99,92 @@ EXPECTATIONS = {
     # of all rows
     "table_row_count_to_be_between": Takes((), BOUNDS, STRICT, counts=True),
 }
-"""Names as the library has them after `expect_`, with what each takes of its arguments."""
+"""The library's names, without `expect_`, with the arguments that each accepts."""
 
 
 class QuantileRanges(Frozen):
-    """Quantiles of a column, each with its bounds."""
+    """Quantiles of a column with their bounds."""
 
     quantiles: Many[float] = Field(min_length=1)
     """From 0 to 1, e.g. [0.5, 0.99]."""
     value_ranges: Many[Many[int | float | None]]
-    """[least, most] of each quantile; null: no bound."""
+    """[minimum, maximum] for each quantile; null: no bound."""
 
     @model_validator(mode="after")
-    def each_has_bounds(self) -> "QuantileRanges":
+    def _check_ranges(self) -> "QuantileRanges":
         outside = [quantile for quantile in self.quantiles if not 0 <= quantile <= 1]
         if outside:
-            raise ValueError(f"quantiles {outside} lie outside of 0 to 1")
+            raise ValueError(f"quantiles {outside} are outside 0 to 1")
         if len(self.value_ranges) != len(self.quantiles) or any(len(bounds) != 2 for bounds in self.value_ranges):
-            raise ValueError(f"value_ranges must be {len(self.quantiles)} pairs [least, most], one for each quantile")
+            raise ValueError(f"value_ranges must be {len(self.quantiles)} pairs [minimum, maximum], one for each quantile")
         for bounds in self.value_ranges:
             _ordered(*bounds)
         return self
 
 
 class Expectation(Frozen):
-    """One expectation of Great Expectations, held against the rows that are kept, with the library's own arguments."""
+    """One expectation of Great Expectations, with the library's own arguments, tested on the rows that remain after filtering."""
 
     expect: str
-    """Its name after `expect_`, e.g. `column_values_to_be_between`."""
+    """Its name without `expect_`, e.g. `column_values_to_be_between`."""
     column: str | None = None
     """A fact about each row, or `text` or `answer`; see docs/recipes.md."""
     min_value: int | float | None = None
-    """The least that is expected; no bound when absent."""
+    """Minimum; no bound by default."""
     max_value: int | float | None = None
-    """The most."""
+    """Maximum; no bound by default."""
     strict_min: bool | None = None
-    """Whether the value `min_value` itself is refused."""
+    """Whether to exclude `min_value` itself."""
     strict_max: bool | None = None
-    """Whether the value `max_value` itself is refused."""
+    """Whether to exclude `max_value` itself."""
     value_set: Many[Scalar] | None = Field(default=None, min_length=1)
-    """Values, of the column's kind."""
+    """Values of the column's kind."""
     regex: str | None = None
-    """Python's, found anywhere in the text."""
+    """Python pattern, searched anywhere in the text."""
     regex_list: Many[str] | None = Field(default=None, min_length=1)
-    """Several of them."""
+    """Several patterns."""
     match_on: Literal["any", "all"] | None = None
-    """How many of `regex_list` must be found; `any` when absent."""
+    """Whether any or all of `regex_list` must match; `any` by default."""
     quantile_ranges: QuantileRanges | None = None
     """Quantiles and their bounds."""
     mostly: float | None = Field(default=None, gt=0, le=1)
-    """Share of the values, nulls apart, that must be as expected; all when absent."""
+    """Share of non-null values that must meet the expectation; all by default."""
     sample: int | None = Field(default=None, ge=1, le=100_000)
-    """Of a column of texts: how many rows are looked at, drawn by hash of (seed, id); 10000 when absent. All where there are fewer."""
+    """For text columns: number of rows to test, drawn by hash of (seed, id); 10000 by default, or all rows if there are fewer."""
     severity: Literal["fail", "warn"] = "fail"
-    """What it means where it is not met: `fail` ends the stage, `warn` is recorded and shown."""
+    """If not met: `fail` fails the stage, `warn` records and displays it."""
 
     @model_validator(mode="before")
     @classmethod
-    def texts_are_sampled(cls, value: Any) -> Any:
+    def _fill_in_sample(cls, value: Any) -> Any:
         if isinstance(value, dict) and str(value.get("column")) in TEXTS and value.get("sample") is None:
             return {**value, "sample": SAMPLE}
         return value
 
     @field_validator("expect")
     @classmethod
-    def is_known(cls, value: str) -> str:
+    def _check_expect(cls, value: str) -> str:
         if value not in EXPECTATIONS:
-            raise ValueError(f"{value!r} is no expectation that is known here: write one of {', '.join(EXPECTATIONS)}")
+            raise ValueError(f"unsupported expectation {value!r}; supported: {', '.join(EXPECTATIONS)}")
         return value
 
     @field_validator("regex", "regex_list")
     @classmethod
-    def can_be_searched(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    def _check_regex(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         for pattern in (value,) if isinstance(value, str) else value or ():
             try:
                 re.compile(pattern)
             except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"{pattern!r} is no regular expression of Python's: {error}") from error
+                raise ValueError(f"{pattern!r} is not a valid Python regular expression: {error}") from error
         return value
 
     @model_validator(mode="after")
-    def arguments_fit(self) -> "Expectation":
+    def _check_arguments(self) -> "Expectation":
         takes, given = EXPECTATIONS[self.expect], self.arguments()
         unknown = [name for name in given if name not in takes.arguments]
         if unknown:
             known = ", ".join(takes.arguments)
-            raise ValueError(f"{self.expect} does not take {', '.join(unknown)}: it takes {known}")
+            raise ValueError(f"{self.expect} does not accept {', '.join(unknown)}: it accepts {known}")
         if takes.one_of and not any(name in given for name in takes.one_of):
             raise ValueError(f"{self.expect} needs {' or '.join(takes.one_of)}")
         self._refuse_bounds(takes)
@@ -192,74 +192,76 @@ class Expectation(Frozen):
         return self
 
     def _refuse_bounds(self, takes: Takes) -> None:
-        """Raises ValueError for bounds between which nothing lies, or that decide nothing."""
+        """Raise ValueError for empty ranges and bounds without effect."""
         _ordered(self.min_value, self.max_value)
         for bound, strict in zip((self.min_value, self.max_value), STRICT, strict=True):
             if takes.counts and isinstance(bound, float):
-                raise ValueError(f"{self.expect} counts, and {bound} is no whole number")
+                raise ValueError(f"{self.expect} counts, so {bound} must be a whole number")
             if bound is None and getattr(self, strict) is not None:
-                raise ValueError(f"{strict} says nothing without {strict.removeprefix('strict_')}_value: give that too, or leave it out")
+                raise ValueError(f"{strict} has no effect without {strict.removeprefix('strict_')}_value: set that too, or remove it")
 
     def _refuse_other_column(self, takes: Takes) -> None:
-        """Raises ValueError for a column that there is not, or that the expectation cannot be held against."""
+        """Raise ValueError for a column that does not exist or does not suit the expectation."""
         if not takes.of:
             if self.column is not None:
-                raise ValueError(f"{self.expect} looks at the rows as a whole: leave column {self.column!r} out")
+                raise ValueError(f"{self.expect} applies to the rows as a whole: remove column {self.column!r}")
         elif self.column not in COLUMNS:
-            raise ValueError(f"column {self.column!r} is none of {', '.join(COLUMNS)}")
+            raise ValueError(f"column {self.column!r} is not one of {', '.join(COLUMNS)}")
         elif COLUMNS[self.column].kind not in takes.of:
             fitting = ", ".join(name for name, fact in COLUMNS.items() if fact.kind in takes.of)
-            raise ValueError(f"{self.expect} is not for column {self.column}, a {COLUMNS[self.column].kind}: take one of {fitting}")
+            raise ValueError(
+                f"{self.expect} does not apply to column {self.column} of kind {COLUMNS[self.column].kind}: use one of {fitting}"
+            )
         else:
             _refuse_other_values(self.column, self.value_set or ())
         if self.sample is not None and self.column not in TEXTS:
-            raise ValueError(f"sample {self.sample} is for {' and '.join(TEXTS)}: all rows are looked at here, so leave it out")
+            raise ValueError(f"sample {self.sample} applies only to {' and '.join(TEXTS)}; here all rows are tested: remove it")
 
     @model_serializer(mode="plain")
-    def what_is_said(self) -> dict[str, Any]:
-        """Without the arguments of all other expectations."""
+    def _serialize(self) -> dict[str, Any]:
+        """Dump without the arguments of other expectations."""
         own = {"expect": self.expect, "column": self.column, **self.arguments(), "sample": self.sample, "severity": self.severity}
         return {name: value for name, value in own.items() if value is not None}
 
     def arguments(self) -> dict[str, Any]:
-        """What the library is given besides the column, as plain values."""
+        """Arguments for the library besides the column, as plain values."""
         names = dict.fromkeys(name for takes in EXPECTATIONS.values() for name in takes.arguments)
         return {name: _plain(value) for name in names if (value := getattr(self, name)) is not None}
 
 
 def refuse_unfit(expectations: Sequence[Expectation], record: str) -> None:
-    """Raises ValueError for what stands there twice, and for columns that rows of this type do not have."""
-    said = [(one.expect, one.column, one.arguments(), one.sample) for one in expectations]
+    """Raise ValueError for duplicates, and for columns that this record type does not have."""
+    keys = [(one.expect, one.column, one.arguments(), one.sample) for one in expectations]
     for place, one in enumerate(expectations):
-        if said[place] in said[:place]:
-            raise ValueError(f"expectations: {one.expect} of {one.column or 'rows'} stands there twice with equal arguments: leave one out")
+        if keys[place] in keys[:place]:
+            raise ValueError(f"expectations: duplicate {one.expect} of {one.column or 'rows'} with equal arguments: remove one")
         of = COLUMNS[one.column].records if one.column else ()
         if of and record not in of:
-            raise ValueError(f"expectations: column {one.column} is of {' and '.join(of)} rows, and these are of type {record}")
+            raise ValueError(f"expectations: column {one.column} exists for {' and '.join(of)} rows, but these are of type {record}")
 
 
 def facts_named(expectations: Iterable[Expectation]) -> tuple[str, ...]:
-    """The facts that must be known of every row; ids and sources always are."""
+    """Facts that must be computed for every row, besides ids and sources, which are always known."""
     named = {one.column for one in expectations} - {"id", "source"}
     return tuple(name for name in FACTS if name in named)
 
 
 def texts_named(expectations: Iterable[Expectation]) -> tuple[str, ...]:
-    """The texts that are read again."""
+    """Texts that must be re-read."""
     named = {one.column for one in expectations}
     return tuple(name for name in TEXTS if name in named)
 
 
 def _ordered(least: float | None, most: float | None) -> None:
     if least is not None and most is not None and least > most:
-        raise ValueError(f"nothing lies between {least} and {most}: the lower bound stands first")
+        raise ValueError(f"minimum {least} exceeds maximum {most}: swap them")
 
 
 def _refuse_other_values(column: str, values: Sequence[Scalar]) -> None:
     kind = COLUMNS[column].kind
     others = [value for value in values if _kind_of(value) != kind]
     if others:
-        raise ValueError(f"value_set {others} can never be found in column {column}: its values are of kind {kind}")
+        raise ValueError(f"value_set {others} cannot occur in column {column}: its values are of kind {kind}")
 
 
 def _kind_of(value: Scalar) -> Kind:

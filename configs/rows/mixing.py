@@ -1,6 +1,6 @@
-"""How many rows of each source a set takes, by number, by share or by passes, and in which order they stand.
+"""Mixtures: the number of rows from each source, by count, share or epochs, and the row order.
 
-All is said in the recipe and can be checked there; what it means for given rows is in `data/sources/shares.py`.
+Everything here can be validated from the recipe alone; `data/sources/shares.py` applies it to actual rows.
 """
 
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from configs.base.frozen import Frozen
 
 AMOUNTS = ("count", "share", "epochs")
-"""Fields of a source that say how many of its rows are taken; one of them at most."""
+"""Fields of a source that set the number of rows; at most one may be given."""
 DRAWING = (*AMOUNTS, "repeat", "most_per_source", "weights")
-"""All fields of a source that say which of its rows are taken, its seed apart."""
+"""All fields of a source that determine which rows are drawn, except its seed."""
 
 When = Literal["before_filters", "after_filters"]
 
 
 class By(Frozen):
-    """In the order of what is known of each row; equal ones shuffled."""
+    """Sort rows by a property; ties are shuffled."""
 
     by: Literal["length", "turns"]
-    """Characters of all its texts, or its turns of user and assistant; the answers of a preference are one more."""
+    """`length`: characters of all texts. `turns`: user and assistant turns, with the answers of a preference counting as one."""
     direction: Literal["ascending", "descending"] = "ascending"
-    """Whether the shortest come first, or the longest."""
+    """Shortest first, or longest first."""
 
 
 Order = Annotated[
@@ -35,107 +35,109 @@ Order = Annotated[
 
 
 class Drawn(Frozen):
-    """Of which rows some may be taken, or some several times."""
+    """A source whose rows can be subsampled or repeated."""
 
     count: int | None = Field(default=None, ge=1)
-    """Rows to take, drawn by hash of (seed, id): a whole number. All are taken where neither this nor `share` nor `epochs` is said."""
+    """Number of rows to take, drawn by hash of (seed, id). By default (without `count`, `share` and `epochs`) all rows are taken."""
     share: float | None = Field(default=None, gt=0, le=1)
-    """Rows to take, as a part of the stage's `total`, e.g. 0.25."""
+    """Rows to take, as a fraction of the stage's `total`, e.g. 0.25."""
     epochs: float | None = Field(default=None, gt=0)
-    """Rows to take, as passes over all of them: of 2.5 each row stands there twice, and half of them, rounded down, a third time."""
+    """Rows to take, as passes over all of them: with 2.5, each row occurs twice and half of the rows, rounded down, a third time."""
     repeat: bool = False
-    """Whether `count` and `share` may be more than there is: every row is then taken equally often, and some, drawn by hash, once more."""
+    """Allow `count` and `share` to exceed the available rows: every row is then repeated equally often, and some, drawn by hash, once
+    more."""
     most_per_source: int | None = Field(default=None, ge=1)
-    """Where a data set has rows of many `source`s: rows of each that are considered at most, drawn by hash."""
+    """For datasets with several `source`s: maximum rows to consider from each, drawn by hash."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Where a data set has rows of many `source`s: name of one → its weight. `count` or `share` is divided among them in proportion, and no
-    other is taken."""
+    """For datasets with several `source`s: name of a source → weight. `count` or `share` is divided among them in proportion; other sources
+    are not used."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the draw."""
 
     @field_validator("count", mode="before")
     @classmethod
-    def rows_are_whole(cls, value: Any) -> Any:
+    def _check_count(cls, value: Any) -> Any:
         if isinstance(value, float):
             instead = f"share: {value}, a part of the stage's `total`" if 0 < value <= 1 else f"a whole number, e.g. {max(1, round(value))}"
-            raise ValueError(f"count is {value}, and counts rows: write {instead}")
+            raise ValueError(f"count is {value}, but must be a number of rows: write {instead}")
         return value
 
     @field_validator("share", mode="before")
     @classmethod
-    def shares_are_parts(cls, value: Any) -> Any:
+    def _check_share(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
-            whole = "1.0 for all of them, or " if value == 1 else ""
-            raise ValueError(f"share is {value}, and says a part of `total`: write {whole}count: {value} for so many rows")
+            whole = "1.0 for all rows, or " if value == 1 else ""
+            raise ValueError(f"share is {value}, but must be a fraction of `total`: write {whole}count: {value} for that number of rows")
         return value
 
     @field_validator("weights")
     @classmethod
-    def weights_are_positive(cls, value: dict[str, float]) -> dict[str, float]:
+    def _check_weights(cls, value: dict[str, float]) -> dict[str, float]:
         for name, weight in value.items():
             if weight <= 0:
-                raise ValueError(f"the weight of {name} is {weight}, and must be above 0: leave {name} out to take none of it")
+                raise ValueError(f"the weight of {name} is {weight}, but must be above 0: remove {name} to take none of its rows")
         return value
 
     @model_validator(mode="after")
-    def amount_is_said_once(self) -> "Drawn":
-        said = [name for name in AMOUNTS if getattr(self, name) is not None]
-        if len(said) > 1:
-            raise ValueError(f"{' and '.join(said)} say how many rows are taken in {len(said)} ways: leave one")
+    def _check_amount(self) -> "Drawn":
+        given = [name for name in AMOUNTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} all set the number of rows: keep one")
         if self.repeat and self.count is None and self.share is None:
-            raise ValueError("repeat is said of `count` or `share`: set one of them, or take whole passes by epochs")
+            raise ValueError("repeat requires `count` or `share`: set one of them, or use epochs for whole passes")
         if self.weights and self.count is None and self.share is None:
             raise ValueError("weights divide `count` or `share`: set one of them")
         if self.weights and self.most_per_source is not None:
-            raise ValueError("weights say how many rows of each source are taken, and so does most_per_source: leave one of them out")
+            raise ValueError("weights and most_per_source both set the rows of each source: remove one of them")
         return self
 
     @property
     def repeats(self) -> bool:
-        """Whether a row may be taken twice."""
+        """Whether a row may be taken more than once."""
         return self.repeat or (self.epochs or 0) > 1
 
 
 def refuse_amounts(total: int | None, draw: When, record: str, sources: Sequence[Any]) -> None:
-    """Raises ValueError for amounts of sources that do not go together, or not with what the stage says."""
+    """Raise ValueError if the sources' amounts contradict each other or the stage."""
     drawn = {place: source for place, source in enumerate(sources) if isinstance(source, Drawn)}
     for place, source in drawn.items():
         if not source.repeats:
             continue
         if record == "item":
-            raise ValueError(f"source {place} repeats rows, and every item of a suite is asked once: leave repeat out, and epochs above 1")
+            raise ValueError(f"source {place} repeats rows, but each item of a suite must be unique: remove repeat, and epochs above 1")
         if draw == "before_filters":
-            raise ValueError(f"source {place} repeats rows, which filters would take for duplicates: set `draw: after_filters` beside it")
+            raise ValueError(f"source {place} repeats rows, which filters would drop as duplicates: set `draw: after_filters` in the stage")
     shares = [place for place, source in drawn.items() if source.share is not None]
     if total is None:
         if shares:
-            raise ValueError(f"source {shares[0]} takes a share, and nothing says of how many rows: set `total`, or write a count")
+            raise ValueError(f"source {shares[0]} has a share, but `total` is not set: set it, or use count instead")
         return
     open_ended = [place for place, source in enumerate(sources) if source.count is None and getattr(source, "share", None) is None]
     if open_ended:
-        raise ValueError(f"total is {total}, and source {open_ended[0]} does not say how much of it is its own: write a share or a count")
+        raise ValueError(f"total is {total}, but source {open_ended[0]} has no share or count: set one")
     _refuse_sum(total, sources)
     for place, rows in enumerate(amounts(total, sources)):
         if rows == 0:
-            raise ValueError(f"share {sources[place].share} of total {total} is no row: raise it, or leave source {place} out")
+            raise ValueError(f"share {sources[place].share} of total {total} rounds to 0 rows: raise it, or remove source {place}")
 
 
 def _refuse_sum(total: int, sources: Sequence[Any]) -> None:
-    """Counts and shares make up the total, to within the one row by which shares may be rounded."""
+    """Counts and shares must add up to the total, within the one row of rounding."""
     counted = sum(source.count for source in sources if source.count is not None)
     shares = [_exact(source.share) for source in sources if source.count is None]
     left = total - counted
     if not shares and left:
-        raise ValueError(f"the counts of all sources are {counted} rows, and total is {total}: make them equal, or leave total out")
+        raise ValueError(f"the counts of all sources add up to {counted} rows, but total is {total}: make them equal, or remove total")
     if shares and left <= 0:
-        raise ValueError(f"the counts of some sources are {counted} rows, and leave none of total {total} to shares: raise total")
+        raise ValueError(f"the counts of some sources add up to {counted} rows, which leaves none of total {total} for shares: raise total")
     if shares and abs(sum(shares) * total - left) >= 1:
         due = f"{left / total:.6g}"
-        what = f"counts leave {left} rows of it, which are {due}" if counted else "no source has a count"
-        raise ValueError(f"the shares make {float(sum(shares)):.6g} of total {total}, and {what}: let them add up to {due}")
+        what = f"counts leave {left} rows, or {due}" if counted else "no source has a count"
+        raise ValueError(f"the shares add up to {float(sum(shares)):.6g} of total {total}, but {what}: make them add up to {due}")
 
 
 def amounts(total: int | None, sources: Sequence[Any]) -> list[int | None]:
-    """By source, the rows that it is to give; None where that follows from how many there are."""
+    """Rows to take from each source; None where it depends on the size of the source."""
     found: list[int | None] = [source.count for source in sources]
     shares = [place for place, source in enumerate(sources) if getattr(source, "share", None) is not None]
     if total is None or not shares:
@@ -147,7 +149,7 @@ def amounts(total: int | None, sources: Sequence[Any]) -> list[int | None]:
 
 
 def apportioned(rows: int, weights: Sequence[Fraction]) -> list[int]:
-    """Rows in proportion to weights, by the method of largest remainders: the earlier one where remainders are equal.
+    """Apportion rows by weight with the largest-remainder method; ties go to the earlier one.
 
     Example: 10 rows by 1 : 1 : 1 → 4, 3, 3.
     """
@@ -161,5 +163,5 @@ def apportioned(rows: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 def _exact(number: float) -> Fraction:
-    """As it is written: 0.1 is a tenth."""
+    """The number as written: 0.1 is exactly a tenth."""
     return Fraction(str(number))

@@ -1,44 +1,44 @@
-"""What has to arrive at the inputs of `prepare_data`, and why it may be of no use."""
+"""Inputs that `prepare_data` requires, and checks that they fit its config."""
 
 from configs.base.frozen import Arrived
 from configs.rows.datasets import ROWS, TOKENIZER, MadeRows, PrepareData, SourceModel
 
 FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
-"""Record → what it can be made of."""
+"""Record → types that convert to it."""
 
 
 def needs_of(config: PrepareData) -> frozenset[str]:
-    """Inputs that sources and filters make necessary."""
+    """Inputs that the sources and filters require."""
     types = {part.type for part in (*config.sources, *config.filters)}
     return frozenset(port for kind, port in (("leaks", "leak_from"), ("artifact", ROWS), ("tokens", TOKENIZER)) if kind in types)
 
 
 def inputs_problem(config: PrepareData, arrived: Arrived) -> str | None:
-    """Why what arrives is not what the config takes, or is of no use to it."""
+    """Error message if the inputs do not match the config, else None."""
     return rows_problem(config, arrived) or tokenizer_problem(config, arrived)
 
 
 def tokenizer_problem(config: PrepareData, arrived: Arrived) -> str | None:
-    """Why tokens cannot be counted, or why they would be by way of a training that changes none of them."""
+    """Error message if tokens cannot be counted, or the tokenizer's model is needlessly a trained one, else None."""
     for name, given in arrived.get(TOKENIZER, {}).items():
         if config.record == "item":
-            return f"`{TOKENIZER}` counts what training sees of rows, and a suite is asked as each evaluation says: leave it out"
+            return f"`{TOKENIZER}` counts tokens as in training, which a suite is not used for: remove it"
         if not isinstance(given.config, SourceModel):
-            return f"{name} has the tokenizer of the model that it was trained from: name that `source_model` as `{TOKENIZER}`"
+            return f"{name} has the tokenizer of its base model: use that `source_model` as `{TOKENIZER}` instead"
     return None
 
 
 def rows_problem(config: PrepareData, arrived: Arrived) -> str | None:
-    """Why the rows of other stages are not those that the sources name, or are of no use for this record."""
+    """Error message if the rows of other stages are not those that the sources name, or cannot become this record, else None."""
     given = arrived.get(ROWS, {})
     named = [source.input for source in config.sources if isinstance(source, MadeRows)]
     for name in named:
         if name not in given:
-            return f"a source takes the input {name!r}, and `rows` has {', '.join(given)}: name one of them, or add it to `rows`"
+            return f"a source reads the input {name!r}, but `rows` has {', '.join(given)}: use one of them, or add it to `rows`"
         if given[name].type not in FROM.get(config.record, ()):
             what = " or ".join(FROM.get(config.record, ())) or "no rows of other stages"
-            return f"{name} is a {given[name].type}, and a {config.record} is made of {what}: take another record, or another input"
+            return f"{name} is of type {given[name].type}, but record {config.record} requires {what}: change the record or the input"
     idle = [name for name in given if name not in named]
     if idle:
-        return f"`rows` has {idle[0]}, which no source takes: add {{type: artifact, input: {idle[0]}}} to sources, or leave it out"
+        return f"`rows` has {idle[0]}, which no source reads: add {{type: artifact, input: {idle[0]}}} to sources, or remove it"
     return None

@@ -1,9 +1,10 @@
-"""The forms in which benchmarks are asked and scored, as data: `configs/forms/NAME.yaml`, one file a form.
+"""Benchmark forms: how benchmarks are asked and scored, as data in `configs/forms/NAME.yaml`.
 
-A form says how a row of the benchmark becomes a question with its right answer, how the question is put to a model, how answers are drawn
-and scored, and how scores are averaged. Two kinds of texts in it are Jinja: *templates*, texts with `{{ ... }}` in them, and *expressions*,
-what stands between such braces. Both see the columns of the row, the whole row as `row`, and the functions of `data/sources/golds.py`; once
-they are known also `question`, `answer`, `choices`, `labels` (A, B, ...), `options` (the choices, one after another) and `category`.
+A form defines how a row of the benchmark becomes a question with its correct answer, how the question is presented to a model, how answers
+are sampled and scored, and how scores are averaged. Two kinds of strings are Jinja: *templates*, texts that contain `{{ ... }}`, and
+*expressions*, the content of such braces. Both see the columns of the row, the whole row as `row`, and the functions of
+`data/sources/golds.py`; and once known, `question`, `answer`, `choices`, `labels` (A, B, ...), `options` (the formatted choices) and
+`category`.
 """
 
 import re
@@ -24,76 +25,78 @@ class Columns(Frozen):
     """How a row becomes a question and its answer."""
 
     question: str
-    """Template: the question alone, without instructions or worked examples. Decontamination compares it with training rows."""
+    """Template: the bare question, without instructions or worked examples. Decontamination compares it with training rows."""
     answer: str = "answer"
-    """Expression: the right answer; of choices its place, from 0."""
+    """Expression: the correct answer; for choices its index, from 0."""
     choices: str | None = None
-    """Expression: a list of texts to choose from."""
+    """Expression: the list of choices."""
     shuffle: int | None = Field(default=None, ge=0)
-    """Mixes the choices of the i-th row (from 0) by `random.Random(shuffle + i)`, as OLMES does, so that letters never change.
-    An answer is the place of one of them, or a list with a value for each, which is mixed alike."""
+    """Shuffle the choices of the i-th row (from 0) with `random.Random(shuffle + i)`, as OLMES does, so that letters are stable. The answer
+    is the index of a choice, or a list with one value per choice, which is shuffled along."""
     category: str | None = None
-    """Expression: what the row belongs to, for macro averages and worked examples of its own kind."""
+    """Expression: the row's category, for macro averages and worked examples by category."""
     per_category: int | None = Field(default=None, ge=1)
-    """Takes the first so many rows of each category."""
+    """Use only the first N rows of each category."""
     where: str | None = None
-    """Expression: takes rows for which it holds; the others are counted."""
+    """Expression: use only rows for which it is true; the others are counted."""
     worked: str | None = None
-    """Template: what the assistant says to the question where the row is a worked example."""
+    """Template: the assistant's answer when the row is a worked example."""
 
 
 class Asking(Frozen):
-    """How a question is put to a model."""
+    """How a question is presented to a model."""
 
     chat: bool = True
-    """By the model's chat template; otherwise as plain text, which the model goes on with."""
+    """Use the model's chat template; otherwise plain text for the model to continue."""
     system: str | None = None
-    """Text of the system's turn."""
+    """System message."""
     before: str = ""
     """Template: instruction before the first question, in the same turn."""
     ask: str
-    """Template: each question, of worked examples too."""
+    """Template: each question, including those of worked examples."""
     after: str = ""
     """Template: instruction after the last question, in the same turn."""
     option: str = " ({{ label }}) {{ text }}\n"
-    """Template: one choice, of `label` and `text`."""
+    """Template: one choice, from `label` and `text`."""
     shots: int = Field(default=0, ge=0)
-    """Worked examples before the question."""
+    """Number of worked examples before the question."""
     shots_as: Literal["turns", "text"] = "turns"
-    """Each as a turn of the user and one of the assistant, or all in the text of the last turn."""
+    """Present each as a user and an assistant turn, or all within the text of the last turn."""
     shots_of: Literal["all", "category"] = "all"
-    """The same for all questions, or of the question's category."""
+    """Use the same examples for all questions, or those of the question's category."""
     between: str = "\n\n"
-    """Text between worked examples in one turn, and between them and the question; in each, one space divides question and answer."""
+    """Separator between worked examples in one turn, and before the question; within each, a space separates question and answer."""
     prefix: str | None = None
-    """Template: how the assistant's turn begins; the model goes on from there."""
+    """Template: the beginning of the assistant's turn, which the model continues."""
 
 
 class Drawing(Frozen):
-    """How answers are drawn."""
+    """How answers are sampled."""
 
     temperature: float = Field(default=0.0, ge=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     max_tokens: int = Field(ge=1)
-    """Longest answer, in tokens."""
+    """Maximum answer length in tokens."""
     samples: int = Field(default=1, ge=1)
-    """Answers to each item."""
+    """Answers per item."""
     stop: Many[str] = ()
-    """An answer ends before the first of these texts in it. The engine stops at the end-of-turn token and `max_tokens` only, and answers
-    are cut afterwards."""
+    """Truncate an answer before the first occurrence of any of these strings. The engine itself stops only at the end-of-turn token and
+    `max_tokens`; truncation happens afterwards."""
 
     @model_validator(mode="after")
-    def samples_differ(self) -> "Drawing":
+    def _check_samples(self) -> "Drawing":
         if self.samples > 1 and self.temperature == 0:
-            raise ValueError(f"samples is {self.samples} at temperature 0, where all would be equal: raise temperature, or take 1 sample")
+            raise ValueError(
+                f"samples is {self.samples} at temperature 0, where all samples are equal: raise temperature, or set samples to 1"
+            )
         return self
 
 
 class Choosing(Frozen):
-    """How the likelihoods of choices are compared instead of drawing answers."""
+    """Compare the likelihoods of choices instead of sampling answers."""
 
     continuation: str = "{{ text }}"
-    """Template: what the assistant says for a choice of `label` and `text`."""
+    """Template: the assistant's text for a choice, from `label` and `text`."""
 
 
 class Metric(Frozen):
@@ -106,49 +109,51 @@ class Metric(Frozen):
     options: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the verifier, the same for all rows."""
     at: int | None = Field(default=None, ge=1)
-    """k of pass@k, over all samples of an item; without it, an item's score is the mean over its samples."""
+    """k of pass@k, over all samples of an item; by default an item's score is the mean over its samples."""
     weight: str | None = None
-    """Expression: how much an item counts, e.g. its number of instructions; all count alike when absent."""
+    """Expression: weight of an item, e.g. its number of instructions; equal weights by default."""
 
 
 class Form(Frozen):
     """One form of one benchmark."""
 
     description: str
-    """What it measures and in which form, in a line."""
+    """One-line description of the measurement and its form."""
     origin: str
-    """Where the form is published, and where this one departs from it."""
+    """Where the form is published, and how this one differs."""
     split: Literal["dev", "unseen"]
-    """What suites of this form are unless a recipe says otherwise."""
+    """Default split of suites with this form."""
     rows: Columns
     """How a row becomes a question."""
     prompt: Asking
-    """How questions are put."""
+    """How questions are presented."""
     draw: Drawing | None = None
-    """Answers are drawn and verified; or `choose`."""
+    """Sample answers and verify them; exclusive with `choose`."""
     choose: Choosing | None = None
-    """Given choices are compared; or `draw`."""
+    """Compare given choices; exclusive with `draw`."""
     metrics: dict[str, Metric] = Field(min_length=1)
-    """Name → how it scores; the first is primary: the suite's score."""
+    """Name → metric; the first is primary and gives the suite's score."""
     average: Literal["micro", "macro"] = "micro"
-    """Over items, or over the averages of categories."""
+    """Average over items (`micro`), or over category averages (`macro`)."""
     examples: Many[dict[str, Any]] = ()
-    """Worked examples, as rows in the columns of the benchmark; a recipe may name others."""
+    """Worked examples, as rows in the benchmark's columns; a recipe may provide others."""
 
     @model_validator(mode="after")
-    def one_way_to_answer(self) -> "Form":
+    def _check_answering(self) -> "Form":
         if (self.draw is None) == (self.choose is None):
-            raise ValueError("a form has `draw` (answers are drawn) or `choose` (choices are compared), one of them")
+            raise ValueError("a form needs exactly one of `draw` (sample answers) and `choose` (compare choices)")
         if self.choose and (not self.rows.choices or self.prompt.prefix):
-            raise ValueError("choose compares choices: give rows.choices, and no prompt.prefix, which continuations would come after")
+            raise ValueError("choose requires rows.choices and does not allow prompt.prefix: set the former and remove the latter")
         return self
 
     @model_validator(mode="after")
-    def what_is_asked_for_is_there(self) -> "Form":
+    def _check_requirements(self) -> "Form":
         for name, metric in self.metrics.items():
             samples = self.draw.samples if self.draw else 1
             if metric.at is not None and metric.at > samples:
-                raise ValueError(f"metric {name} is pass@{metric.at}, and {samples} samples are drawn: raise draw.samples, or lower `at`")
+                raise ValueError(
+                    f"metric {name} is pass@{metric.at}, but the number of samples is {samples}: raise draw.samples, or lower `at`"
+                )
         needs_category = [
             field
             for field, needed in (
@@ -159,22 +164,24 @@ class Form(Frozen):
             if needed and self.rows.category is None
         ]
         if needs_category:
-            raise ValueError(f"{needs_category[0]} needs rows.category")
+            raise ValueError(f"{needs_category[0]} requires rows.category")
         if self.rows.shuffle is not None and not self.rows.choices:
-            raise ValueError("rows.shuffle mixes choices: give rows.choices, or leave it out")
+            raise ValueError("rows.shuffle requires rows.choices: set it, or remove rows.shuffle")
         if self.prompt.shots and not self.rows.worked:
-            raise ValueError(f"prompt.shots is {self.prompt.shots}: say by rows.worked what the assistant says in a worked example")
+            raise ValueError(
+                f"prompt.shots is {self.prompt.shots}, which requires rows.worked, the assistant's answer in a worked example: set it"
+            )
         if not self.prompt.chat and (self.prompt.system or (self.prompt.shots_as == "turns" and self.prompt.shots)):
-            raise ValueError("prompt.chat: false is plain text: it has no system turn, and worked examples as text")
+            raise ValueError("prompt.chat is false, so there are no turns: remove prompt.system, and set prompt.shots_as to text")
         return self
 
     @property
     def sha256(self) -> str:
-        """Of all that decides about items and scores."""
+        """Hash of everything that affects items and scores."""
         return digest(self.deciding())
 
     def deciding(self) -> dict[str, Any]:
-        """What it says, its descriptions aside."""
+        """The form without its descriptions."""
         return self.model_dump(mode="json", exclude={"description", "origin"})
 
 
@@ -184,13 +191,13 @@ def form_names() -> list[str]:
 
 @cache
 def load_form(name: str) -> Form:
-    """A form by name, as it was when it was first asked for.
+    """Load a form by name; cached on first use.
 
     Raises:
-        ValueError: there is none of that name, or its file is wrong; the message says where.
+        ValueError: no such form, or its file is invalid; the message states the location.
     """
     if not NAME.fullmatch(name) or name not in form_names():
-        raise ValueError(f"form {name!r} is none of {', '.join(form_names())}: add configs/forms/{name}.yaml")
+        raise ValueError(f"form {name!r} is not one of {', '.join(form_names())}: add configs/forms/{name}.yaml")
     try:
         given = yaml.safe_load((FORMS / f"{name}.yaml").read_text())
     except yaml.YAMLError as error:
@@ -198,5 +205,5 @@ def load_form(name: str) -> Form:
     try:
         return Form.model_validate(given)
     except ValidationError as error:
-        said = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the form'}: {one['msg']}" for one in error.errors())
-        raise ValueError(f"configs/forms/{name}.yaml: {said}") from error
+        details = "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the form'}: {one['msg']}" for one in error.errors())
+        raise ValueError(f"configs/forms/{name}.yaml: {details}") from error

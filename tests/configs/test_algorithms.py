@@ -41,8 +41,8 @@ def test_aggregations_have_five_names_and_some_algorithms_fix_theirs():
     ("kl", "message"),
     [
         ({"estimator": "k1"}, "k1 in the loss has no gradient on average"),
-        ({"estimator": "k2", "unbiased": True}, "unbiased is for k1 and k3 in the loss"),
-        ({"where": "reward", "unbiased": True}, "unbiased is for k1 and k3 in the loss"),
+        ({"estimator": "k2", "unbiased": True}, "unbiased applies only to k1 and k3 in the loss"),
+        ({"where": "reward", "unbiased": True}, "unbiased applies only to k1 and k3 in the loss"),
     ],
 )
 def test_penalties_that_would_do_nothing_are_refused(kl, message):
@@ -54,10 +54,10 @@ def test_penalties_that_would_do_nothing_are_refused(kl, message):
     ("change", "message"),
     [
         ({"sampling": {"temperature": 0.0, "max_tokens": 8}}, "temperature is 0"),
-        ({"sampling": {"top_p": 0.9, "max_tokens": 8}}, "top_p is 0.9: it must be 1"),
-        ({"samples_per_prompt": 1}, "dapo compares the answers to a prompt: samples_per_prompt must be at least 2"),
-        ({"algorithm": {"type": "dapo", "updates_per_rollout": 5}}, "5 mini-batches cannot be cut from prompts_per_step 4"),
-        ({"algorithm": {"type": "ppo", "critic": {**CRITIC, "warmup_steps": 4}}}, "warmup_steps 4 leaves none of 4 steps"),
+        ({"sampling": {"top_p": 0.9, "max_tokens": 8}}, "top_p is 0.9, but must be 1"),
+        ({"samples_per_prompt": 1}, "dapo compares the answers to a prompt, so samples_per_prompt must be at least 2"),
+        ({"algorithm": {"type": "dapo", "updates_per_rollout": 5}}, "5 exceeds prompts_per_step 4"),
+        ({"algorithm": {"type": "ppo", "critic": {**CRITIC, "warmup_steps": 4}}}, "warmup_steps 4 leaves none of the 4 steps"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(change, message):

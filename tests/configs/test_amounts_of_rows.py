@@ -20,21 +20,21 @@ def problem(sources: list[dict[str, Any]], **stage: Any) -> str:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ({"count": 0.25}, "count is 0.25, and counts rows: write share: 0.25, a part of the stage's `total`"),
-        ({"count": 5000.0}, "count is 5000.0, and counts rows: write a whole number, e.g. 5000"),
-        ({"share": 5000}, "share is 5000, and says a part of `total`: write count: 5000 for so many rows"),
-        ({"share": 1}, "share is 1, and says a part of `total`: write 1.0 for all of them, or count: 1 for so many rows"),
+        ({"count": 0.25}, "count is 0.25, but must be a number of rows: write share: 0.25, a part of the stage's `total`"),
+        ({"count": 5000.0}, "count is 5000.0, but must be a number of rows: write a whole number, e.g. 5000"),
+        ({"share": 5000}, "share is 5000, but must be a fraction of `total`: write count: 5000 for that"),
+        ({"share": 1}, "share is 1, but must be a fraction of `total`: write 1.0 for all rows, or count: 1 for that"),
         ({"share": 1.5}, "Input should be less than or equal to 1"),
         ({"count": True}, "Input should be a valid integer"),
-        ({"count": 5, "share": 0.5}, "count and share say how many rows are taken in 2 ways: leave one"),
-        ({"share": 0.5, "epochs": 2}, "share and epochs say how many rows are taken in 2 ways: leave one"),
-        ({"repeat": True}, "repeat is said of `count` or `share`"),
-        ({"epochs": 2, "repeat": True}, "repeat is said of `count` or `share`"),
+        ({"count": 5, "share": 0.5}, "count and share all set the number of rows: keep one"),
+        ({"share": 0.5, "epochs": 2}, "share and epochs all set the number of rows: keep one"),
+        ({"repeat": True}, "repeat requires `count` or `share`"),
+        ({"epochs": 2, "repeat": True}, "repeat requires `count` or `share`"),
         ({"weights": {"a": 1.0}}, "weights divide `count` or `share`: set one of them"),
-        ({"weights": {"a": 0.0}, "count": 3}, "the weight of a is 0.0, and must be above 0: leave a out"),
-        ({"weights": {"a": 1.0}, "count": 3, "most_per_source": 1}, "leave one of them out"),
-        ({"share": 0.5}, "source 0 takes a share, and nothing says of how many rows: set `total`, or write a count"),
-        ({"epochs": 1.5}, "source 0 repeats rows, which filters would take for duplicates: set `draw: after_filters` beside it"),
+        ({"weights": {"a": 0.0}, "count": 3}, "the weight of a is 0.0, but must be above 0: remove a"),
+        ({"weights": {"a": 1.0}, "count": 3, "most_per_source": 1}, "remove one of them"),
+        ({"share": 0.5}, "source 0 has a share, but `total` is not set: set it, or use count"),
+        ({"epochs": 1.5}, "source 0 repeats rows, which filters would drop as duplicates: set `draw: after_filters` in the stage"),
     ],
 )
 def test_an_amount_that_may_be_meant_otherwise_is_refused(source, said):
@@ -44,17 +44,17 @@ def test_an_amount_that_may_be_meant_otherwise_is_refused(source, said):
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
-        ([{"share": 0.5}, {"share": 0.4}], "the shares make 0.9 of total 1000, and no source has a count: let them add up to 1"),
-        ([{"share": 0.5}, {"share": 0.6}], "the shares make 1.1 of total 1000"),
-        ([{"share": 0.9}, {"count": 200}], "counts leave 800 rows of it, which are 0.8: let them add up to 0.8"),
+        ([{"share": 0.5}, {"share": 0.4}], "the shares add up to 0.9 of total 1000, but no source has a count: make them add up to 1"),
+        ([{"share": 0.5}, {"share": 0.6}], "the shares add up to 1.1 of total 1000"),
+        ([{"share": 0.9}, {"count": 200}], "counts leave 800 rows, or 0.8: make them add up to 0.8"),
         (
             [{"share": 0.9}, {"count": 1000}],
-            "the counts of some sources are 1000 rows, and leave none of total 1000 to shares: raise total",
+            "the counts of some sources add up to 1000 rows, which leaves none of total 1000 for shares: raise total",
         ),
-        ([{"count": 300}, {"count": 200}], "the counts of all sources are 500 rows, and total is 1000: make them equal"),
-        ([{"share": 1.0}, {}], "total is 1000, and source 1 does not say how much of it is its own: write a share or a count"),
-        ([{"share": 1.0}, {"epochs": 0.5}], "source 1 does not say how much of it is its own"),
-        ([{"share": 0.9999}, {"share": 0.0001}], "share 0.0001 of total 1000 is no row: raise it, or leave source 1 out"),
+        ([{"count": 300}, {"count": 200}], "the counts of all sources add up to 500 rows, but total is 1000: make them equal"),
+        ([{"share": 1.0}, {}], "total is 1000, but source 1 has no share or count: set one"),
+        ([{"share": 1.0}, {"epochs": 0.5}], "source 1 has no share or count"),
+        ([{"share": 0.9999}, {"share": 0.0001}], "share 0.0001 of total 1000 rounds to 0 rows: raise it, or remove source 1"),
     ],
 )
 def test_what_does_not_add_up_is_refused(sources, said):
@@ -68,13 +68,13 @@ def test_shares_add_up_to_the_row():
         "sources": [*thirds, {"type": "arithmetic", "operations": ["add"], "digits": [1], "count": 1, "seed": 1}],
     }
     assert PrepareData.model_validate({**made, "total": 1000}).amounts == [333, 333, 333, 1]
-    with pytest.raises(ValidationError, match=r"let them add up to 0\.9999"):
+    with pytest.raises(ValidationError, match=r"make them add up to 0\.9999"):
         PrepareData.model_validate({**made, "total": 10000})
 
 
 def test_items_are_asked_once():
     suite = {"record": "item", "task": "sums", "draw": "after_filters"}
-    assert "every item of a suite is asked once" in problem([{"epochs": 2.0}], **suite)
+    assert "each item of a suite must be unique" in problem([{"epochs": 2.0}], **suite)
 
 
 # --- rows of other stages ----------------------------------------------------------------------------------------------
@@ -134,12 +134,12 @@ def test_nothing_that_was_not_decontaminated_slips_through_a_mixture(tmp_path, o
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("input: pairs}", "input: pears}", "a source takes the input 'pears', and `rows` has clean, pairs: name one of them"),
-        (", {type: artifact, input: pairs}]", "]", "`rows` has pairs, which no source takes: add {type: artifact, input: pairs} to"),
-        ("    in: {rows: [clean, pairs]}\n", "", "input 'rows' is missing, which this config needs: name a stage that makes a"),
-        ("record: conversation\n    sources: [{type: art", "record: preference\n    sources: [{type: art", "clean is a conversation, and a "
-         "preference is made of preference: take another record, or another input"),
-        ("rows: [clean, pairs]", "rows: [clean, pairs, suite]", "input 'rows' is suite, a item; it must be a conversation or preference"),
+        ("input: pairs}", "input: pears}", "a source reads the input 'pears', but `rows` has clean, pairs: use one of them"),
+        (", {type: artifact, input: pairs}]", "]", "`rows` has pairs, which no source reads: add {type: artifact, input: pairs} to"),
+        ("    in: {rows: [clean, pairs]}\n", "", "this config requires input 'rows': name a stage with output"),
+        ("record: conversation\n    sources: [{type: art", "record: preference\n    sources: [{type: art", "clean is of "
+         "type conversation, but record preference requires preference: change the record or the input"),
+        ("rows: [clean, pairs]", "rows: [clean, pairs, suite]", "input 'rows' is suite of type item; it must be conversation or"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit_the_sources_are_told(tmp_path, old, new, said):
@@ -157,7 +157,7 @@ def ordered(order: str, sft: str) -> str:
 def test_an_order_that_training_would_shuffle_away_is_refused(tmp_path):
     for order in ("by_source", "{by: length}"):
         (found,) = problems(tmp_path, ordered(order, "shuffled"))
-        assert "mix.yaml:3: stage raw: puts its rows in an order, and sft shuffles them: set `order: given` there" in found
+        assert "mix.yaml:3: stage raw: orders its rows, but sft shuffles them: set `order: given` there" in found
 
 
 @pytest.mark.parametrize(("order", "sft"), [("by_source", "given"), ("shuffled", "shuffled"), ("shuffled", "given")])

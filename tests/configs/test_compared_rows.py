@@ -67,17 +67,17 @@ def test_an_order_of_items_is_no_matter_to_who_trains_on_rows_that_were_compared
 
 def test_an_order_is_kept_on_the_way(tmp_path):
     (found,) = complaints(tmp_path, ("order: given, ", ""))
-    assert found.startswith("stage raw: puts its rows in an order, and sft shuffles them")
+    assert found.startswith("stage raw: orders its rows, but sft shuffles them")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (", judge: base}", "}", "input 'judge' is missing, which this config needs"),
-        ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, and an endpoint is asked"),
+        (", judge: base}", "}", "this config requires input 'judge'"),
+        ("benchmarks: [suite]}\n    by", "benchmarks: [suite], judge: base}\n    by", "judge is base, but `by` is an endpoint"),
         ("neighbours: 3", "neighbours: 0", "neighbours: Input should be greater than or equal to 1"),
-        ("neighbours: 3", "turns: [assistant]", "leave out the user's, where copies of benchmark items stand: add user"),
-        ("max_contaminated_share: 0.02", "remove: false", "waivers keep rows that would be removed, and remove is false"),
+        ("neighbours: 3", "turns: [assistant]", "omit user, where copies of benchmark items occur: add user"),
+        ("max_contaminated_share: 0.02", "remove: false", "waivers has no effect, because remove is false"),
         ("neighbours: 3", "wording: mine", "unknown key"),
     ],
 )
@@ -95,7 +95,7 @@ def test_an_unseen_suite_has_no_waiver_here_either(tmp_path):
         ("{benchmark: suite, ", "{benchmark: secret, "),
     )
     (found,) = complaints(tmp_path, *changes)
-    assert "keeps rows that overlap with the unseen suite made/secret: leave the waiver out" in found
+    assert "keeps rows that overlap with the unseen suite made/secret: remove the waiver" in found
 
 
 def test_the_question_and_the_vectors_are_identity(monkeypatch):

@@ -42,8 +42,8 @@ def test_every_repeated_key_is_a_problem_on_its_line(tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_document(path)
     assert [(problem.line, problem.message) for problem in caught.value.problems] == [
-        (5, "key 'c' stands here twice"),
-        (6, "key 'a' stands here twice"),
+        (5, "duplicate key 'c'"),
+        (6, "duplicate key 'a'"),
     ]
 
 
@@ -55,7 +55,7 @@ def test_every_repeated_key_is_a_problem_on_its_line(tmp_path):
         ("a: [\n", "not valid YAML"),
         ("a: b: c\n", "not valid YAML"),
         ("a: \x01\n", "not valid YAML"),
-        ("a: &x\n  b: *x\n", "an alias stands inside its own anchor"),
+        ("a: &x\n  b: *x\n", "alias refers to its own anchor"),
         ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
     ],
 )
@@ -78,7 +78,7 @@ def test_lines_of_values_and_of_what_surrounds_missing_ones(tmp_path):
 
 
 def test_a_key_that_is_no_text_is_a_problem_on_its_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"file.yaml:2: a key is a list or a mapping"):
+    with pytest.raises(ConfigError, match=r"file.yaml:2: key is a list or a mapping"):
         read_document(written(tmp_path, "a: 1\n? [b, c]\n: 2\n"))
 
 

@@ -31,15 +31,15 @@ def test_stage_beats_kind_beats_default():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ({"kinds": {"sfft": {}}}, "kinds sfft: there are best_answers, "),
-        ({"kinds": {"sft": {"numeric": {}}}}, "neither `numerics` nor `placement`"),
+        ({"kinds": {"sfft": {}}}, "unknown kinds sfft: use best_answers, "),
+        ({"kinds": {"sft": {"numeric": {}}}}, "use `numerics` and `placement`"),
         ({"kinds": {"sft": {"numerics": {"thread": 2}}}}, "Extra inputs"),
         ({"kinds": {"sft": {"numerics": 3}}}, "sft: `numerics: 3` must be a mapping"),
-        ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 > 2 of the profile"),
-        ({"placement": {"slots": 3}}, "slots 3 > 2 of the profile"),
+        ({"stages": {"a": {"placement": {"slots": 3}}}}, "slots 3 exceeds the profile's 2"),
+        ({"placement": {"slots": 3}}, "slots 3 exceeds the profile's 2"),
         ({"numerics": {"zero_stage": 4}}, "zero_stage"),
-        ({"numerics": {"kernels": "liger"}}, "kernels liger run on GPUs only, and device is cpu: set kernels to compiled or torch"),
-        ({"numerics": {"kernels": "compiled", "zero_stage": 3}}, "zero_stage 3 parts them: set zero_stage to 2 or less, or kernels to"),
+        ({"numerics": {"kernels": "liger"}}, "kernels liger requires a GPU, but device is cpu: set kernels to compiled or torch"),
+        ({"numerics": {"kernels": "compiled", "zero_stage": 3}}, "but zero_stage is 3: set zero_stage to 2 or less, or kernels to"),
         ({"numerics": {"zero_stage": 3}, "kinds": {"sft": {"numerics": {"kernels": "compiled"}}}}, "kernels compiled"),
     ],
 )
@@ -132,8 +132,8 @@ def test_what_is_wrong_in_a_profile_is_left_for_its_check(profile):
 @pytest.mark.parametrize(
     ("numerics", "problem"),
     [
-        ({"world_size": 3}, "global_batch 32 cannot be split over 3 ranks"),
-        ({"packing": False, "micro_batch_sequences": 12}, "leaves 32 sequences each, which micro-batches of 12 do not divide"),
+        ({"world_size": 3}, "global_batch 32 is not divisible by 3 ranks"),
+        ({"packing": False, "micro_batch_sequences": 12}, "is 32 sequences per rank, not a multiple of micro_batch_sequences 12"),
         ({"packing": False, "micro_batch_sequences": 4, "world_size": 2}, None),
         ({"packing": False, "micro_batch_sequences": 64}, None),
         ({"world_size": 4}, None),

@@ -21,31 +21,31 @@ def expecting(*expectations, record="conversation"):
 BETWEEN = {"expect": "column_values_to_be_between", "column": "characters", "max_value": 9}
 REGEX = {"expect": "column_values_to_match_regex", "column": "source"}
 WRONG = [
-    (BETWEEN | {"expect": "column_values_to_be_betwene"}, "is no expectation that is known here: write one of column_values_to_be_between"),
-    (BETWEEN | {"column": "charcters"}, "column 'charcters' is none of id, source, characters"),
-    (BETWEEN | {"column": None}, "column None is none of"),
-    (BETWEEN | {"column": "source"}, "is not for column source, a text: take one of characters, prompt_characters"),
+    (BETWEEN | {"expect": "column_values_to_be_betwene"}, "supported: column_values_to_be_between"),
+    (BETWEEN | {"column": "charcters"}, "column 'charcters' is not one of id, source, characters"),
+    (BETWEEN | {"column": None}, "column None is not one of"),
+    (BETWEEN | {"column": "source"}, "does not apply to column source of kind text: use one of characters, prompt_characters"),
     (BETWEEN | {"max_value": None}, "needs min_value or max_value"),
-    (BETWEEN | {"strict_min": True}, "strict_min says nothing without min_value"),
-    ({"expect": "table_row_count_to_be_between", "min_value": 0.5}, "counts, and 0.5 is no whole number"),
+    (BETWEEN | {"strict_min": True}, "strict_min has no effect without min_value"),
+    ({"expect": "table_row_count_to_be_between", "min_value": 0.5}, "counts, so 0.5 must be a whole number"),
     (BETWEEN | {"column": ["characters"]}, "column"),
-    (REGEX | {"regex": "a{99999999999999999999}"}, "is no regular expression"),
-    (REGEX | {"regex": "(" * 5000}, "is no regular expression"),
-    (BETWEEN | {"min_value": 10}, "nothing lies between 10 and 9"),
+    (REGEX | {"regex": "a{99999999999999999999}"}, "is not a valid Python regular expression"),
+    (REGEX | {"regex": "(" * 5000}, "is not a valid Python regular expression"),
+    (BETWEEN | {"min_value": 10}, "minimum 10 exceeds maximum 9"),
     (BETWEEN | {"max_value": "9"}, "max_value"),
-    (BETWEEN | {"regex": "a"}, "does not take regex: it takes min_value, max_value, strict_min, strict_max, mostly"),
+    (BETWEEN | {"regex": "a"}, "does not accept regex: it accepts min_value, max_value, strict_min, strict_max, mostly"),
     (BETWEEN | {"maximum": 9}, "maximum"),
     (BETWEEN | {"mostly": 0}, "mostly"),
     (BETWEEN | {"mostly": 1.1}, "mostly"),
     (BETWEEN | {"severity": "info"}, "severity"),
-    (BETWEEN | {"sample": 5}, "sample 5 is for text and answer: all rows are looked at here"),
+    (BETWEEN | {"sample": 5}, "sample 5 applies only to text and answer; here all rows are tested"),
     (REGEX, "needs regex"),
-    (REGEX | {"regex": "(a"}, "'(a' is no regular expression of Python's: missing )"),
+    (REGEX | {"regex": "(a"}, "'(a' is not a valid Python regular expression: missing )"),
     ({"expect": "column_values_to_be_in_set", "column": "turns", "value_set": []}, "value_set"),
-    ({"expect": "column_values_to_be_in_set", "column": "turns", "value_set": [2, True]}, "[True] can never be found in column turns"),
-    ({"expect": "column_values_to_be_in_set", "column": "has_system", "value_set": ["yes"]}, "['yes'] can never be found"),
-    ({"expect": "column_values_to_be_unique", "column": "id", "value_set": ["a"]}, "does not take value_set: it takes mostly"),
-    ({"expect": "table_row_count_to_be_between", "column": "id", "min_value": 1}, "looks at the rows as a whole: leave column 'id' out"),
+    ({"expect": "column_values_to_be_in_set", "column": "turns", "value_set": [2, True]}, "[True] cannot occur in column turns"),
+    ({"expect": "column_values_to_be_in_set", "column": "has_system", "value_set": ["yes"]}, "['yes'] cannot occur"),
+    ({"expect": "column_values_to_be_unique", "column": "id", "value_set": ["a"]}, "does not accept value_set: it accepts mostly"),
+    ({"expect": "table_row_count_to_be_between", "column": "id", "min_value": 1}, "applies to the rows as a whole: remove column 'id'"),
     (
         {
             "expect": "column_quantile_values_to_be_between",
@@ -60,9 +60,12 @@ WRONG = [
             "column": "turns",
             "quantile_ranges": {"quantiles": [50.0], "value_ranges": [[1, 2]]},
         },
-        "quantiles [50.0] lie outside of 0 to 1",
+        "quantiles [50.0] are outside 0 to 1",
     ),
-    ({"expect": "column_values_to_not_be_null", "column": "strength"}, "column strength is of preference rows, and these are of type conv"),
+    (
+        {"expect": "column_values_to_not_be_null", "column": "strength"},
+        "column strength exists for preference rows, but these are of type conv",
+    ),
 ]
 
 
@@ -75,7 +78,7 @@ def test_what_can_never_be_meant_is_told_when_the_recipe_is_loaded(wrong, said):
 
 def test_an_expectation_stands_there_once():
     assert len(expecting(BETWEEN, BETWEEN | {"max_value": 8}).expectations) == 2
-    with pytest.raises(ValidationError, match="column_values_to_be_between of characters stands there twice"):
+    with pytest.raises(ValidationError, match="duplicate column_values_to_be_between of characters"):
         expecting(BETWEEN, BETWEEN | {"severity": "warn"})
 
 

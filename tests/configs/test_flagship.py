@@ -192,9 +192,9 @@ def test_an_inherited_stage_is_left_out_by_null(tmp_path):
 
 def test_null_leaves_out_nothing_that_is_not_there(tmp_path):
     written(tmp_path, parent=PARENT, child="extends: parent\nstages:\n  another: null\n", alone=PARENT + "  third: null\n")
-    with pytest.raises(ConfigError, match=r"child.yaml:3: .*another is null, which leaves out an inherited one: parent has base, other"):
+    with pytest.raises(ConfigError, match=r"child.yaml:3: .*another is null, which removes an inherited stage: parent has base, other"):
         load_recipe(tmp_path, "child")
-    with pytest.raises(ConfigError, match=r"third is null, .*this recipe extends none"):
+    with pytest.raises(ConfigError, match=r"third is null, .*this recipe extends no other"):
         load_recipe(tmp_path, "alone")
 
 
@@ -209,7 +209,7 @@ def test_what_is_published_names_stages_and_fields_that_are_there(tmp_path):
     written(tmp_path, good=PARENT + BLOCK % "base", heir="extends: good\nstages:\n  base: null\n")
     assert load_recipe(tmp_path, "good").published == load_recipe(tmp_path, "heir").published  # and nothing names the heir's lack
     changes = (
-        ("base:", "bose:", "published: there is no stage 'bose': there are base, other"),
+        ("base:", "bose:", "published: there is no stage 'bose'; available: base, other"),
         ("gpus: 8", "gpus: 0", "published.hardware.base.gpus: .*greater than or equal to 1"),
         ("https:", "http:", "published.sources.0.url: "),
         ("hours", "hour", "published.hardware.base.hour: Extra inputs"),
@@ -231,11 +231,11 @@ def test_what_is_published_changes_no_stage(tmp_path):
     ("given", "message"),
     [
         ({"config": []}, "must name one configuration"),
-        ({"config": ["a", "a"]}, "several different ones"),
+        ({"config": ["a", "a"]}, "several distinct ones"),
         ({"config": ""}, "must name one configuration"),
-        ({"config_as": "task"}, "none is named"),
-        ({"config": "main", "config_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "one of the columns already"),
-        ({"split_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "split_as source is one of the columns already"),
+        ({"config_as": "task"}, "config is not set"),
+        ({"config": "main", "config_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "is also in columns"),
+        ({"split_as": "source", "columns": {"prompt": "problem", "source": "type"}}, "split_as source is also in columns"),
         ({"config": "main", "config_as": "source", "split_as": "source"}, "are both source"),
     ],
 )
@@ -247,5 +247,5 @@ def test_configurations_are_named(given, message):
 def test_choosing_by_some_tasks_names_each_once():
     assert Select.model_validate({"task": ["a", "b"]}).task == ("a", "b")
     for wrong in ([], ["a", "a"]):
-        with pytest.raises(ValueError, match="must name one task, or several different ones"):
+        with pytest.raises(ValueError, match="must name one task or several distinct ones"):
             Select.model_validate({"task": wrong})

@@ -45,7 +45,7 @@ def test_a_file_that_changed_behind_a_name_is_refused(place):
     for part in place[:-1]:
         inner = inner[part]
     inner[place[-1]] = "0" * 64
-    with pytest.raises(ValidationError, match="the file behind it has changed"):
+    with pytest.raises(ValidationError, match="the underlying file has changed"):
         SourceModel.model_validate(dump)
 
 
@@ -62,7 +62,7 @@ def test_files_outside_the_project_are_refused(path):
 
 @pytest.mark.parametrize(("record", "task"), [("item", None), ("prompt", "sums")])
 def test_a_task_names_items_and_nothing_else(record, task):
-    with pytest.raises(ValidationError, match="`task` names the benchmark"):
+    with pytest.raises(ValidationError, match="`task` is required for `record: item`"):
         PrepareData.model_validate({"record": record, "task": task, "sources": [{"type": "files", "path": "rows.jsonl"}]})
 
 

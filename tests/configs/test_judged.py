@@ -91,15 +91,18 @@ def test_a_delta_is_as_clean_as_its_prompts(tmp_path):
 @pytest.mark.parametrize(
     ("new", "problem"),
     [
-        ("}", "input 'judgments' is missing, which this config needs: name a stage that makes a judgment"),
-        ("strategy: {type: delta, strong: a, weak: b}, in: {judgments: judged}}", "input 'completions' is missing"),
-        ("in: {judgments: judged, completions: pool}}", "strategy best_vs_worst reads judgments: leave the input completions (pool) out"),
-        ("strategy: {type: delta, strong: a, weak: b}, in: {judgments: judged, completions: pool}}", "delta reads completions: leave the"),
-        ("by: reward, in: {judgments: judged}}", "by reward: judgments judged holds none, its reward_weight is 0: raise it there"),
-        ("by: rating, in: {judgments: judged}}", "by rating: judgments judged holds none: give it a rating"),
-        ("budget: {pairs: 9, choose: disagreement}, in: {judgments: judged}}", "disagreement is that of reward models, and judgments"),
-        ("strategy: best_vs_second, in: {judgments: judged}}", "strategy: type 'best_vs_second' is none of best_vs_worst, "),
-        ("strategy: {k: 2}, in: {judgments: judged}}", "strategy: `type` is missing, which says which one it is: write {type: ...}"),
+        ("}", "this config requires input 'judgments': name a stage with output judgment"),
+        ("strategy: {type: delta, strong: a, weak: b}, in: {judgments: judged}}", "requires input 'completions'"),
+        ("in: {judgments: judged, completions: pool}}", "strategy best_vs_worst reads judgments: remove the input completions (pool)"),
+        ("strategy: {type: delta, strong: a, weak: b}, in: {judgments: judged, completions: pool}}", "delta reads completions: remove the"),
+        (
+            "by: reward, in: {judgments: judged}}",
+            "by reward: judgments judged contains no rewards, because its reward_weight is 0: raise it there",
+        ),
+        ("by: rating, in: {judgments: judged}}", "by rating: judgments judged contains no ratings: set rating there"),
+        ("budget: {pairs: 9, choose: disagreement}, in: {judgments: judged}}", "disagreement requires reward models, but judgments"),
+        ("strategy: best_vs_second, in: {judgments: judged}}", "strategy: type 'best_vs_second' is not one of best_vs_worst, "),
+        ("strategy: {k: 2}, in: {judgments: judged}}", "strategy: `type` is missing: write {type: ...}"),
         ("strategy: {type: ranked, k: 2}, in: {judgments: judged}}", "strategy.ranked.k: unknown key"),
         ("strategy: top_vs_bottom, in: {judgments: judged}}", "strategy.top_vs_bottom.k: Field required"),
     ],
@@ -116,10 +119,14 @@ REWARDS = f"rm: {{kind: reward_model, in: {{policy: base, preferences: [pairs]}}
 @pytest.mark.parametrize(
     ("pairs", "dpo", "problem"),
     [
-        (f"ties: keep, {PAIRS}", "loss: {type: kto}", "stage dpo: preferences pairs keeps ties .* and kto takes certain pairs only"),
-        (f"ties: keep, {PAIRS}", "loss: {type: sppo_hard}", "stage dpo: preferences pairs keeps ties .* sppo_hard takes certain pairs"),
-        (DELTA, "loss: {type: sppo_soft}", "stage dpo: preferences pairs is of strategy delta, without win rates"),
-        (DELTA, "loss: {type: dpo}", r"stage rm: margin_weight 0.5 .* preferences pairs is of strategy delta, which has none"),
+        (f"ties: keep, {PAIRS}", "loss: {type: kto}", "stage dpo: preferences pairs keeps ties .* but kto does not support uncertain"),
+        (
+            f"ties: keep, {PAIRS}",
+            "loss: {type: sppo_hard}",
+            "stage dpo: preferences pairs keeps ties .* sppo_hard does not support uncertain",
+        ),
+        (DELTA, "loss: {type: sppo_soft}", "stage dpo: preferences pairs has strategy delta and no win rates"),
+        (DELTA, "loss: {type: dpo}", r"stage rm: margin_weight 0.5 .* preferences pairs has strategy delta without scores"),
         (f"ties: keep, {PAIRS}", "loss: {type: dpo}", None),
     ],
 )
@@ -139,7 +146,7 @@ def test_preferences_that_a_loss_cannot_take_are_refused_when_the_recipe_is_load
 @pytest.mark.parametrize("kind", ["good: {kind: best_answers, ", "hard: {kind: select_prompts, "])
 def test_nothing_is_kept_by_a_number_that_nobody_gives(tmp_path, kind):
     (said, *_) = MADE.complaints(tmp_path, (kind, f"{kind}by: rating, "))
-    assert re.search(r"by rating: judgments judge_[12] holds none: give it a rating", said)
+    assert re.search(r"by rating: judgments judge_[12] contains no ratings: set rating there", said)
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,12 @@ def test_prompts_with_constraints_are_as_clean_as_those_that_they_were_made_of(t
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (", relaxed: plain_answers}", "}", "input 'relaxed' is missing, which this config needs: name a stage that makes a completion"),
-        ("strategy: relaxed}", "strategy: best_vs_worst}", "input 'judgments' is missing"),
-        ("strategy: relaxed}", "strategy: {type: delta, strong: a, weak: b}}", "delta reads completions: leave the input relaxed (plain"),
-        ("strategy: relaxed}", "strategy: relaxed, min_gap: 1}", "strategy relaxed compares no scores, and min_gap is about them"),
-        ("strategy: relaxed}", "strategy: relaxed, budget: {pairs: 2, choose: largest_gap}}", "relaxed has no scores to choose by larg"),
-        ("loss: {type: dpo}", "loss: {type: sppo_soft}", "preferences relaxed is of strategy relaxed, without win rates"),
+        (", relaxed: plain_answers}", "}", "this config requires input 'relaxed': name a stage with output completion"),
+        ("strategy: relaxed}", "strategy: best_vs_worst}", "requires input 'judgments'"),
+        ("strategy: relaxed}", "strategy: {type: delta, strong: a, weak: b}}", "delta reads completions: remove the input relaxed (plain"),
+        ("strategy: relaxed}", "strategy: relaxed, min_gap: 1}", "strategy relaxed compares no scores, so min_gap has no effect"),
+        ("strategy: relaxed}", "strategy: relaxed, budget: {pairs: 2, choose: largest_gap}}", "relaxed has no scores for choose: larg"),
+        ("loss: {type: dpo}", "loss: {type: sppo_soft}", "preferences relaxed has strategy relaxed and no win rates"),
     ],
 )
 def test_relaxed_pairs_that_cannot_be_made_are_refused(tmp_path, old, new, problem):
@@ -83,7 +83,7 @@ def test_a_margin_is_of_pairs_that_a_verifier_scored(tmp_path, verified, fits):
     if fits:
         assert MADE.load(tmp_path, *changes)
     else:
-        assert re.search(r"margin_weight 0\.5 .* relaxed is of strategy relaxed, which has none", MADE.complaints(tmp_path, *changes)[0])
+        assert re.search(r"margin_weight 0\.5 .* relaxed has strategy relaxed without scores", MADE.complaints(tmp_path, *changes)[0])
 
 
 @pytest.mark.parametrize("made", ["mine", "people"])
@@ -102,10 +102,10 @@ def test_prompts_with_constraints_made_of_written_ones_are_not_clean_either(tmp_
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("in: {prompts: prompts, writer: base}", "in: {prompts: prompts}", "input 'writer' is missing, which this config needs"),
-        ("in: {prompts: raw}, method", "in: {prompts: raw, writer: base}, method", "writer is base, and an endpoint is asked"),
-        ("task: math", "task: maths", "task 'maths' of persona is none of code, instruction_following, knowledge, math: add"),
-        ("{type: persona, task: math, prompts: 3", "{type: rewrite, task: math", "task 'math' of rewrite is none of breadth, const"),
+        ("in: {prompts: prompts, writer: base}", "in: {prompts: prompts}", "this config requires input 'writer'"),
+        ("in: {prompts: raw}, method", "in: {prompts: raw, writer: base}, method", "writer is base, but `by` is an endpoint"),
+        ("task: math", "task: maths", "task 'maths' of persona is not one of code, instruction_following, knowledge, math: add"),
+        ("{type: persona, task: math, prompts: 3", "{type: rewrite, task: math", "task 'math' of rewrite is not one of breadth, const"),
         ("requests: 300}", "requests: 300, max_rouge_l: 1.5}", "max_rouge_l: Input should be less than 1"),
     ],
 )
@@ -129,7 +129,7 @@ def test_every_word_that_a_writer_is_asked_with_is_identity(tmp_path, monkeypatc
     with pytest.raises(ValidationError, match="has changed"):
         Synthesize.model_validate(before)
     (tmp_path / "writing" / "persona" / "odd.yaml").write_text("version: 1\n")
-    with pytest.raises(ValueError, match=r"(?s)persona/odd.yaml does not say what prompts are like.*words"):
+    with pytest.raises(ValueError, match=r"(?s)persona/odd.yaml is invalid.*words"):
         writing.load_writing("persona", "odd")
 
 

@@ -52,10 +52,10 @@ def test_names_replace_those_and_carry_what_is_said_of_them(recipes: Path) -> No
 
 PROBLEMS = {
     "models: [rlvr]": "3: `models` must map names to stages",
-    "models:\n  final: {stage: nothing}": "4: model final: there is no stage 'nothing': there are ",
-    "models:\n  final: {stage: prompts}": "4: model final: stage prompts makes a prompt: name a stage that makes a policy or reward_model",
+    "models:\n  final: {stage: nothing}": "4: model final: there is no stage 'nothing'; available: ",
+    "models:\n  final: {stage: prompts}": "4: model final: stage prompts has output prompt: name a stage with output policy or",
     "models:\n  Final_1: {stage: rlvr}": "4: model name 'Final_1' must match",
-    "models:\n  sft: {stage: rlvr}": "4: model sft: the stage sft has this name: choose another",
+    "models:\n  sft: {stage: rlvr}": "4: model sft: the stage sft already has this name: choose another",
     "models:\n  final: {stage: rlvr, colour: red}": "4: model final: colour: Extra inputs",
     "models:\n  final: {desc: x}": "4: model final: stage: Field required",
 }

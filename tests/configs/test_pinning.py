@@ -63,14 +63,14 @@ def test_quotes_go_and_what_yaml_would_take_for_a_number_gets_them():
 
 
 def test_one_without_a_repository_beside_it_is_told_by_its_line():
-    with pytest.raises(ConfigError, match=r"r.yaml:3: `pin me` stands here without the repository that is meant: write its `repo`"):
+    with pytest.raises(ConfigError, match=r"r.yaml:3: `pin me` without a repository: write `repo` next to it"):
         open_revisions("stages:\n  base:\n    source: {revision: pin me}\n", "r.yaml")
 
 
 def test_one_that_another_repository_merges_in_is_told_by_its_line():
     """Or the commit of the first would become that of the second."""
     text = "stages:\n  a: {source: &s {repo: lab/one, revision: pin me, split: train}}\n  b:\n    source: {<<: *s, REPO}\n"
-    says = r"r.yaml:4: lab/two takes the `pin me` of lab/one by `<<`: write `revision: pin me` beside its `repo`"
+    says = r"r.yaml:4: lab/two merges the `pin me` of lab/one through `<<`: write `revision: pin me` next to its `repo`"
     with pytest.raises(ConfigError, match=says):
         open_revisions(text.replace("REPO", "repo: lab/two"), "r.yaml")
     assert [one.repo for one in open_revisions(text.replace("REPO", "repo: lab/one, config: main"), "r.yaml")] == ["lab/one"]
@@ -80,7 +80,7 @@ def test_one_that_another_repository_merges_in_is_told_by_its_line():
 @pytest.mark.parametrize("moving", ["main", "v1.0", "a" * 39, "A" * 40, "pin  me", ""])
 @pytest.mark.parametrize(("config", "more"), [(HubModel, {}), (Hub, {"split": "train"})])
 def test_names_that_move_are_refused(config, more, moving):
-    with pytest.raises(ValueError, match=r"is no full commit hash .*write a commit, or `pin me`"):
+    with pytest.raises(ValueError, match=r"is not a full commit hash .*write a commit, or `pin me`"):
         config.model_validate({"type": "hub", "repo": "lab/rows", "revision": moving, **more})
 
 
@@ -90,9 +90,9 @@ def test_names_that_move_are_refused(config, more, moving):
         ({"split": []}, "must name one split"),
         ({"split": ""}, "must name one split"),
         ({"split": ["a", "a"]}, "must name one split"),
-        ({"columns": {"question": "prompt"}}, "columns question are read by no layout: before the colon stands one of messages"),
-        ({"columns": {"prompt": "p", "response": "r"}, "attributes": {"tone": 1.0}}, "lack the attributes tone: name them there too"),
-        ({"attributes": {"tone": 0}}, "the weight 0 of tone decides nothing: give another one, or leave it out"),
+        ({"columns": {"question": "prompt"}}, "columns question are not in any layout: before the colon write one of messages"),
+        ({"columns": {"prompt": "p", "response": "r"}, "attributes": {"tone": 1.0}}, "lack the attributes tone: add them"),
+        ({"attributes": {"tone": 0}}, "the weight of tone is 0, which has no effect: change it, or remove the attribute"),
         ({"attributes": {"tone": float("nan")}}, "should be a finite number"),
         ({"verifier": "chess"}, "'gsm8k', 'math' or 'strict_math'"),
         ({"repo": "../rows"}, "repo"),

@@ -45,12 +45,12 @@ def test_a_pool_that_can_be_drawn_from_is_taken(tmp_path, pool):
 @pytest.mark.parametrize(
     ("pool", "problem"),
     [
-        ("policies_per_prompt: 4", "policies_per_prompt is 4, and the input policies has 3: lower it, or name more policies"),
+        ("policies_per_prompt: 4", "policies_per_prompt is 4, but the input policies has 3: lower it, or add policies"),
         ("policies_per_prompt: 0", "greater than or equal to 1"),
-        ("on_policy: {policies: [d]}", "on_policy.policies names d, and the input policies has a, b, c"),
+        ("on_policy: {policies: [d]}", "on_policy.policies names d, but the input policies has a, b, c"),
         ("on_policy: {policies: []}", "at least 1 item"),
-        ("on_policy: {policies: [a], share: 0.5}", "without policies_per_prompt all policies answer every prompt"),
-        ("policies_per_prompt: 3, on_policy: {policies: [a], share: 0.5}", "needs 3 policies that are not on_policy, and the input"),
+        ("on_policy: {policies: [a], share: 0.5}", "without policies_per_prompt, because all policies answer every prompt"),
+        ("policies_per_prompt: 3, on_policy: {policies: [a], share: 0.5}", "needs 3 policies that are not on_policy, but the input"),
         ("policies_per_prompt: 3, on_policy: {policies: [a, b], share: 1.0}", "needs 2 policies that are not on_policy"),
     ],
 )
@@ -63,11 +63,11 @@ def test_a_pool_that_cannot_is_refused_with_its_numbers(tmp_path, pool, problem)
 @pytest.mark.parametrize(
     ("given", "judge", "problem"),
     [
-        ("", RATED, "input 'judge' is missing, which this config needs: name a stage that makes a policy"),
-        (", judge: a", SERVER, "judge is a, and nobody asks it"),
-        (", judge: a", "verifier_weight: 1.0", "judge is a, and nobody asks it"),
-        (", judge: rows", RATED, "input 'judge' is rows, a conversation; it must be a policy"),
-        ("", RATED.replace("honesty", "kindness"), "rubric 'kindness' is none of helpfulness"),
+        ("", RATED, "this config requires input 'judge': name a stage with output policy"),
+        (", judge: a", SERVER, "judge is a, but is not used"),
+        (", judge: a", "verifier_weight: 1.0", "judge is a, but is not used"),
+        (", judge: rows", RATED, "input 'judge' is rows of type conversation; it must be policy"),
+        ("", RATED.replace("honesty", "kindness"), "rubric 'kindness' is not one of helpfulness"),
         ("", SERVER.replace("https:", "ftp:"), "is not http://HOST:PORT/PATH"),
         ("", SERVER.replace("judge.example", "me:s3cretword@judge.example"), "a password in a URL"),
         ("", SERVER.replace("model: m", "model: m, key: sk-s3cretword0123456789abc"), "an API key"),

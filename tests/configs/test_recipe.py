@@ -94,26 +94,30 @@ def test_a_chain_loads_with_types_and_numbers(chain):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("    max_length: 32\n", "    max_length: 32\n    lr: 1\n", "chain.yaml:12: stage sft: lr: unknown key; a sft has global_batch, "),
+        (
+            "    max_length: 32\n",
+            "    max_length: 32\n    lr: 1\n",
+            "chain.yaml:12: stage sft: lr: unknown key; fields of sft: global_batch, ",
+        ),
         ("{learning_rate: 1e-4}", "{learning_rate: 1e-4, lr: 1}", "chain.yaml:12: stage sft: optimizer.lr: unknown key"),
         ("{learning_rate: 1e-4}", "{learning_rate: 2.0}", "less than or equal to 1 (it is 2.0)"),
         ("global_batch: 4", "global_batch: '4'", "chain.yaml:10: stage sft: global_batch: Input should be a valid integer (it is '4')"),
         ("    global_batch: 4\n", "", "chain.yaml:7: stage sft: global_batch: Field required"),
-        ("    max_length: 32\n", "    max_length: 32\n    max_length: 64\n", "chain.yaml:12: key 'max_length' stands here twice"),
-        ("kind: sft", "kind: sfft", "chain.yaml:8: stage sft: kind 'sfft' is none of best_answers, "),
+        ("    max_length: 32\n", "    max_length: 32\n    max_length: 64\n", "chain.yaml:12: duplicate key 'max_length'"),
+        ("kind: sft", "kind: sfft", "chain.yaml:8: stage sft: kind 'sfft' is not one of best_answers, "),
         ("  sft:\n", "  Sft:\n", "stage name 'Sft' must match"),
-        ("policy: base", "policy: bose", "chain.yaml:9: stage sft: input 'policy' names 'bose', which does not exist; there are suite, "),
-        ("policy: base, ", "", "chain.yaml:9: stage sft: input 'policy' is missing: name a stage that makes a policy"),
-        ("policy: base", "polcy: base, policy: base", "chain.yaml:9: stage sft: no input 'polcy'; a sft takes policy, data"),
-        ("policy: base", "policy: raw", "stage sft: input 'policy' is raw, a conversation; it must be a policy"),
-        ("policy: base", "policy: [base, base]", "input 'policy' has a label twice: base, base"),
+        ("policy: base", "policy: bose", "chain.yaml:9: stage sft: input 'policy' names 'bose', which does not exist; available: suite, "),
+        ("policy: base, ", "", "chain.yaml:9: stage sft: input 'policy' is missing: name a stage with output policy"),
+        ("policy: base", "polcy: base, policy: base", "chain.yaml:9: stage sft: no input 'polcy'; inputs of sft: policy, data"),
+        ("policy: base", "policy: raw", "stage sft: input 'policy' is raw of type conversation; it must be policy"),
+        ("policy: base", "policy: [base, base]", "input 'policy' has a duplicate label: base, base"),
         ("policy: base", "policy: {a: base, b: base}", "input 'policy' takes one stage, not 2"),
-        ("policies: [sft]", "policies: []", "stage scores: input 'policies' is missing: name a stage that makes a policy"),
+        ("policies: [sft]", "policies: []", "stage scores: input 'policies' is missing: name a stage with output policy"),
         ("policies: [sft]", "policies:", "stage scores: input 'policies' is missing"),
-        ("in: {corpus: [clean]}, ", "", "stage base: input 'corpus' is missing, which this config needs"),
+        ("in: {corpus: [clean]}, ", "", "stage base: this config requires input 'corpus'"),
         ("heads: 2", "heads: 3", "hidden 16 must be a multiple of heads 3"),
-        ("data: raw", "data: clean", "chain.yaml:5: stage clean: stages feed each other in a circle: clean -> clean"),
-        ("data: raw", "data: scores", "stages feed each other in a circle: "),
+        ("data: raw", "data: clean", "chain.yaml:5: stage clean: stages form a cycle: clean -> clean"),
+        ("data: raw", "data: scores", "stages form a cycle: "),
         ("description:", "descripton: x\ndescription:", "chain.yaml:1: unknown key 'descripton': a recipe has description, "),
         ("data: [clean]", "data: [raw]", "stage sft: trains on chain/raw, which is not decontaminated against chain/suite"),
     ],
@@ -142,7 +146,7 @@ def test_a_reward_model_is_no_policy(recipes):
     recipes.write("chain", CHAIN + PREFERENCES + "  more:\n    kind: sample\n    in: {policies: [sft, reward], prompts: prompts}\n"
                   f"    sampling: {{max_tokens: 4}}\n    samples_per_prompt: 1\n    prompts: {{count: 4}}\n"
                   f"  prompts: {{kind: prepare_data, record: prompt, sources: [{SUMS}]}}\n")  # fmt: skip
-    assert recipes.problem("chain") == "chain.yaml:27: stage more: input 'policies' is reward, a reward_model; it must be a policy"
+    assert recipes.problem("chain") == "chain.yaml:27: stage more: input 'policies' is reward of type reward_model; it must be policy"
 
 
 def test_a_malformed_recipe_does_not_touch_the_good_ones(chain):
@@ -153,7 +157,7 @@ def test_a_malformed_recipe_does_not_touch_the_good_ones(chain):
 
 
 def test_an_unknown_recipe_names_those_there_are(chain):
-    assert chain.problem("chian") == "chian.yaml: there is no recipe 'chian'; there are: chain"
+    assert chain.problem("chian") == "chian.yaml: there is no recipe 'chian'; available: chain"
 
 
 def test_a_recipe_by_path_is_the_same_recipe(chain):
@@ -225,14 +229,14 @@ def test_a_name_that_says_its_own_round_changes_no_identity(recipes):
     ("old", "new", "problem"),
     [
         ("[pair]", "[pair@$round-1]", "chain.yaml:33: stage dpo_1: input 'preferences' names 'pair@$round-1' in round 1 is round 0"),
-        ("[pair]", "[pear@all]", "chain.yaml:33: stage dpo_1: input 'preferences' names 'pear@all': pear is no stage of this group"),
+        ("[pair]", "[pear@all]", "chain.yaml:33: stage dpo_1: input 'preferences' names 'pear@all': pear is not a stage of this group"),
         (
             "[pair]",
             "[pair@1..$round-1]",
-            "chain.yaml:33: stage dpo_1: input 'preferences' is missing: name a stage that makes a preference",
+            "chain.yaml:33: stage dpo_1: input 'preferences' is missing: name a stage with output preference",
         ),
-        ("reference: sft", "reference: dpo@all", "stages feed each other in a circle: dpo_1 -> dpo_1"),
-        ("[sft, online]", "[sft, dpo@1]", "chain.yaml:38: stage best: input 'candidates' names 'dpo@1', which does not exist; there are "),
+        ("reference: sft", "reference: dpo@all", "stages form a cycle: dpo_1 -> dpo_1"),
+        ("[sft, online]", "[sft, dpo@1]", "chain.yaml:38: stage best: input 'candidates' names 'dpo@1', which does not exist; available: "),
     ],
 )
 def test_a_round_that_is_not_there_is_one_problem_with_its_line(recipes, old, new, problem):
@@ -244,17 +248,17 @@ def test_a_round_that_is_not_there_is_one_problem_with_its_line(recipes, old, ne
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ("{policies: [sft]}", "a merge takes at least 2 policies, not 1: name more under `policies`"),
-        ("{policies: [base, sft, online]}, method: {type: slerp}", "slerp takes exactly 2 policies, not 3: leave some out"),
+        ("{policies: [sft]}", "merge takes at least 2 policies, not 1: add more under `policies`"),
+        ("{policies: [base, sft, online]}, method: {type: slerp}", "slerp takes exactly 2 policies, not 3: remove some"),
         (
             "{policies: [base, sft]}, method: {type: linear, weights: {base: 1}}",
             "method.weights lacks sft: the policies are base, sft; give each a weight",
         ),
         (
             "{policies: [base, sft]}, method: {type: linear, weights: {base: 1, nobody: 1}}",
-            "method.weights names 'nobody', which is no policy here and lacks sft: the policies are base, sft;",
+            "method.weights names 'nobody', which is not an input and lacks sft: the policies are base, sft;",
         ),
-        ("{policies: [base, sft]}, method: {type: linear, weights: {base: -1.0, sft: 1}}", "weight of base is -1.0: it must be a finite"),
+        ("{policies: [base, sft]}, method: {type: linear, weights: {base: -1.0, sft: 1}}", "weight of base is -1.0, but must be a finite"),
         ("{policies: [base, sft]}, method: {type: linear, weights: {base: 0, sft: 0}}", "all weights are 0: give at least one a weight"),
     ],
 )
@@ -331,7 +335,7 @@ def test_an_override_that_says_what_stands_there_changes_nothing(chain):
         ("epochs=2", "--set: 'epochs=2' must be STAGE.FIELD=VALUE, e.g. "),
         ("stf.epochs=2", "--set: stf.epochs: recipe chain has no stage 'stf': it has suite, raw, clean, base, sft, scores"),
         ("sft.epochs=[", "--set: 'sft.epochs=[': not valid YAML: "),
-        ("sft.epoch=2", "chain.yaml:7: stage sft: epoch: unknown key; a sft has "),
+        ("sft.epoch=2", "chain.yaml:7: stage sft: epoch: unknown key; fields of sft: "),
         ("sft.epochs=0", "chain.yaml:7: stage sft: epochs: Input should be greater than or equal to 1 (it is 0)"),
         ("sft.optimizer.learning_rate=fast", "stage sft: optimizer.learning_rate: Input should be a valid number (it is 'fast')"),
     ],
@@ -359,7 +363,7 @@ def test_an_extension_shares_what_it_does_not_change(chain):
 def test_recipes_that_extend_each_other_in_a_circle(recipes, texts, circle):
     for name, text in texts.items():
         recipes.write(name, text)
-    assert recipes.problem("a").endswith(f"recipes extend each other in a circle: {circle}")
+    assert recipes.problem("a").endswith(f"recipes extend each other in a cycle: {circle}")
 
 
 def test_a_stage_of_another_recipe_is_used_not_copied(chain):
@@ -376,7 +380,7 @@ def test_a_stage_of_another_recipe_is_used_not_copied(chain):
     [
         ("nowhere/sft", "there is no recipe 'nowhere'"),
         ("chain/sftt", "recipe chain has no stage 'sftt'"),
-        ("user/more", "recipes refer to each other in a circle: user -> user"),
+        ("user/more", "recipes refer to each other in a cycle: user -> user"),
     ],
 )
 def test_a_reference_into_the_void(chain, reference, problem):
@@ -436,7 +440,7 @@ def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[base, best]", "[base, sft]", "stage final: chain/sft is not frozen: the unseen suite chain/secret takes the output"),
+        ("[base, best]", "[base, sft]", "stage final: chain/sft is not frozen: the unseen suite chain/secret takes only the output"),
         ("suites: [secret]", "suites: [secret, suite]", "stage final: chain/secret is an unseen suite and chain/suite a dev suite"),
         ("suites: [suite]", "suites: [secret]", "stage scores: chain/sft is not frozen: the unseen suite chain/secret"),
         ("suites: [suite]", "suites: [secret]", "stage best: chain/scores scores the unseen suite chain/secret"),
@@ -447,9 +451,9 @@ def test_an_unseen_suite_measures_what_was_chosen_and_the_base(recipes):
             "benchmarks: [suite, secret]}, waivers: [{benchmark: secret, items: all, because: x}]",
             "keeps rows that overlap with the unseen suite chain/secret",
         ),
-        ("seed: 7", "seed: 1", "stage raw: makes conversation rows of the same arithmetic source, which the unseen suite chain/secret is"),
-        ("seed: 7", "seed: 1", "stage suite: is a dev suite of the same arithmetic source, which the unseen suite chain/secret is"),
-        ("record: conversation,", "record: conversation, split: unseen,", "split: unseen is said of a suite"),
+        ("seed: 7", "seed: 1", "stage raw: makes conversation rows from the same arithmetic source, which the unseen suite chain/secret"),
+        ("seed: 7", "seed: 1", "stage suite: is a dev suite from the same arithmetic source, which the unseen suite chain/secret also"),
+        ("record: conversation,", "record: conversation, split: unseen,", "split: unseen is only for suites"),
         (FINAL, FINAL.replace("sampling", "split: unseen, sampling"), "stage final: split: unknown key"),
     ],
 )
@@ -466,7 +470,7 @@ def test_an_unseen_suite_shares_no_file_with_rows_or_with_a_dev_suite(recipes, r
     recipes.write("chain", text)
     recipes.load("chain")
     recipes.write("chain", text.replace(SUMS, f"{{type: packaged, {rows}}}", 1))
-    assert "stage suite: is a dev suite of the packaged source ifeval, which the unseen suite chain/secret" in recipes.problem("chain")
+    assert "stage suite: is a dev suite from the packaged source ifeval, which the unseen suite chain/secret" in recipes.problem("chain")
 
 
 @pytest.mark.parametrize(
@@ -484,7 +488,7 @@ def test_an_unseen_suite_shares_no_split_with_rows(recipes, rows, shares):
         unseen, dev = (f"{{type: hub, repo: lab/sums, revision: {what}}}" for what in (f"{'a' * 40}, split: test", f"{commit}, {rows}"))
         recipes.write("chain", UNSEEN.replace(OTHER_SUMS, unseen).replace(SUMS, dev, 1))
         if shares:
-            assert "stage suite: is a dev suite of the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
+            assert "stage suite: is a dev suite from the hub source lab/sums, which the unseen suite" in recipes.problem("chain")
         else:
             recipes.load("chain")
 
@@ -494,7 +498,7 @@ def test_an_unseen_suite_shares_no_configuration_with_rows(recipes, configs, sha
     place = f"type: hub, repo: lab/sums, revision: {'a' * 40}, split: test"
     recipes.write("chain", UNSEEN.replace(OTHER_SUMS, f"{{{place}, config: [b, e]}}").replace(SUMS, f"{{{place}, config: {configs}}}", 1))
     if shares:
-        assert "stage suite: is a dev suite of the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
+        assert "stage suite: is a dev suite from the hub source lab/sums, which the unseen suite chain/secret" in recipes.problem("chain")
     else:
         recipes.load("chain")
 
@@ -515,18 +519,18 @@ def test_worked_examples_are_an_input_and_may_be_training_rows_but_no_unseen_ite
     assert graph.nodes["published/other"].files == ("shots.jsonl", "bbh.jsonl")
     assert graph.nodes["published/secret"].files == ("train.jsonl", "test.jsonl")
     recipes.write("published", PUBLISHED.replace("shots.jsonl", "test.jsonl"))
-    problem = "stage other: is a dev suite of the files source test.jsonl, which the unseen suite published/secret"
+    problem = "stage other: is a dev suite from the files source test.jsonl, which the unseen suite published/secret"
     assert problem in recipes.problem("published")
 
 
 def test_what_does_not_go_with_a_form_is_refused_with_its_line(recipes):
     recipes.write("published", PUBLISHED.replace("form: bbh", "form: nonsense"))
     problem = recipes.problem("published")
-    assert "published.yaml:4: stage other: " in problem and "form 'nonsense' is none of agieval, bbh" in problem
+    assert "published.yaml:4: stage other: " in problem and "form 'nonsense' is not one of agieval, bbh" in problem
     scores = "  base: {kind: source_model, source: {type: packaged, asset: smollm2-135m-instruct}}\n  scores: {kind: evaluate, "
     scores += "in: {policies: [base], suites: [other]}, sampling: {max_tokens: 4}}\n"
     recipes.write("published", PUBLISHED + scores)
-    assert "all suites have forms (other), which say how answers are drawn: leave sampling out" in recipes.problem("published")
+    assert "all suites have forms (other), which define the sampling parameters: remove sampling" in recipes.problem("published")
 
 
 def test_a_suite_of_another_recipe_stays_what_it_is(recipes):
@@ -545,7 +549,7 @@ def test_a_suite_of_another_recipe_stays_what_it_is(recipes):
 )
 def test_a_config_that_needs_an_optional_input_says_so(recipes, body, port):
     recipes.write("chain", CHAIN + ROUNDS + f"  {body}\n")
-    assert f"stage a: input '{port}' is missing, which this config needs" in recipes.problem("chain")
+    assert f"stage a: this config requires input '{port}'" in recipes.problem("chain")
 
 
 RATE = "optimizer: {learning_rate: 1e-4}"
@@ -557,20 +561,20 @@ RL = "kind: rlvr, steps: 1, prompts_per_step: 2, samples_per_prompt: 2, sampling
     [
         (
             "{kind: judge, in: {completions: sample_1, reward_models: [rm]}, reward_weight: 1.0, ensemble: {type: worst_case}}",
-            "ensemble worst_case needs 2 reward models or more, not 1 (rm): name others, or leave ensemble out",
+            "ensemble worst_case needs at least 2 reward models, not 1 (rm): add some, or remove ensemble",
         ),
         (
             "{kind: judge, in: {completions: sample_1, reward_models: [rm]}}",
-            "reward_models is rm, and reward_weight is 0, so that nobody asks them: raise it, or leave the input out",
+            "reward_models is rm, but reward_weight is 0: raise it, or remove the input",
         ),
-        ("{kind: overoptimization, in: {judgments: judge_1}}", "judgments judge_1 holds no rewards, its reward_weight is 0"),
+        ("{kind: overoptimization, in: {judgments: judge_1}}", "judgments judge_1 contains no rewards, because its reward_weight is 0"),
         (
             f"{{{RL}, in: {{policy: sft, prompts: prompts, reference: base}}, algorithm: {{type: dapo}}, {RATE}}}",
-            "dapo has no kl to measure to it",
+            "dapo has no kl: set algorithm.kl",
         ),
         (
             f"{{{RL}, in: {{policy: sft, prompts: prompts, value: rm}}, algorithm: {{type: grpo}}, {RATE}}}",
-            "grpo has none: take algorithm ppo",
+            "grpo has no value model: use algorithm ppo",
         ),
     ],
 )
@@ -584,9 +588,9 @@ def test_an_input_that_nobody_would_read_is_refused(recipes, body, message):
     ("loss", "message"),
     [
         ("{type: dpo, beta: .inf}", "loss.dpo.beta: Input should be a finite number (it is inf)"),
-        ("{type: dpoo}", "loss: type 'dpoo' is none of dpo, dpo_norm, rpo, "),
-        ("{beta: 0.1}", "loss: `type` is missing, which says which one it is: write {type: ...}"),
-        ("dpo", "loss: 'dpo' stands where a mapping must: write {type: dpo, ...}, or its fields"),
+        ("{type: dpoo}", "loss: type 'dpoo' is not one of dpo, dpo_norm, rpo, "),
+        ("{beta: 0.1}", "loss: `type` is missing: write {type: ...}"),
+        ("dpo", "loss: expected a mapping, not 'dpo': write {type: dpo, ...}, or its fields"),
     ],
 )
 def test_a_loss_that_is_none_says_what_to_write(recipes, loss, message):
@@ -610,11 +614,11 @@ PREFERENCE = """\
 @pytest.mark.parametrize(
     ("reference", "loss", "message"),
     [
-        ("base", "simpo", "stage dpo: the loss simpo has no reference: leave the input `reference` out"),
-        ("cached", "orpo", "stage dpo: the loss orpo has no reference: leave the input `reference` out"),
-        ("rounded", "dpo", "stage dpo: `reference` is computed in fp32 and the training in bf16, so that rounding would pass for"),
-        ("cached", "kto", "stage dpo: kto estimates its KL on answers after prompts that are not their own"),
-        ("pairs", "dpo", "input 'reference' is pairs, a preference; it must be a logprobs or policy"),
+        ("base", "simpo", "stage dpo: the loss simpo uses no reference: remove the input `reference`"),
+        ("cached", "orpo", "stage dpo: the loss orpo uses no reference: remove the input `reference`"),
+        ("rounded", "dpo", "stage dpo: `reference` has dtype fp32 but the training bf16, so rounding would look like"),
+        ("cached", "kto", "stage dpo: kto estimates its KL on mismatched prompts and answers"),
+        ("pairs", "dpo", "input 'reference' is pairs of type preference; it must be logprobs or policy"),
     ],
 )
 def test_a_reference_that_a_loss_cannot_use_is_refused(recipes, reference, loss, message):
@@ -657,14 +661,14 @@ def test_tokens_are_counted_by_a_model_from_outside_of_rows_that_training_sees(r
     recipes.write("good", MEASURED.replace("MODEL", "base"))
     assert [edge.port for edge in recipes.load("good").find("more").edges] == ["tokenizer"]
     for text, said in (
-        (MEASURED.replace("in: {tokenizer: MODEL}, ", ""), "input 'tokenizer' is missing, which this config needs"),
-        (MEASURED.replace("MODEL", "sft"), "sft has the tokenizer of the model that it was trained from: name that `source_model`"),
-        (MEASURED.replace("MODEL", "raw"), "input 'tokenizer' is raw, a conversation; it must be a policy"),
-        (MEASURED.replace("MODEL", "base").replace("max: 99", "min: 9, max: 5"), "no row has at least 9 and at most 5 tokens"),
-        (MEASURED.replace("MODEL", "base").replace(", max: 99", ""), "nothing says how many tokens are too few or too many"),
+        (MEASURED.replace("in: {tokenizer: MODEL}, ", ""), "this config requires input 'tokenizer'"),
+        (MEASURED.replace("MODEL", "sft"), "sft has the tokenizer of its base model: use that `source_model`"),
+        (MEASURED.replace("MODEL", "raw"), "input 'tokenizer' is raw of type conversation; it must be policy"),
+        (MEASURED.replace("MODEL", "base").replace("max: 99", "min: 9, max: 5"), "min 9 exceeds max 5 tokens"),
+        (MEASURED.replace("MODEL", "base").replace(", max: 99", ""), "the filter `tokens` has no bounds"),
         (
             MEASURED.replace("MODEL}, record: conversation", "base}, record: item, task: t"),
-            "a suite is asked as each evaluation says: leave it out",
+            "which a suite is not used for: remove it",
         ),
     ):
         recipes.write("bad", text)

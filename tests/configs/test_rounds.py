@@ -37,16 +37,16 @@ def test_a_name_means_in_each_round(reference, rounds):
 @pytest.mark.parametrize(
     ("index", "reference", "problem"),
     [
-        (1, "pair@$round-1", "'pair@$round-1' in round 1 is round 0, which there is not: only dpo, the last stage of the group"),
-        (1, "pair@0", "is round 0, which there is not"),
-        (1, "pair@2", "'pair@2' in round 1 is round 2, which comes later"),
+        (1, "pair@$round-1", "'pair@$round-1' in round 1 is round 0, which does not exist: only dpo, the last stage of the group"),
+        (1, "pair@0", "is round 0, which does not exist"),
+        (1, "pair@2", "'pair@2' in round 1 is round 2, which is later"),
         (1, "dpo@4", "'dpo@4' in round 1 is round 4, of 3"),
-        (2, "pair@1..3", "'pair@1..3' in round 2 is round 3, which comes later"),
-        (2, "pair@last", "'last' is no round; after the @ stands all, a number"),
-        (2, "pair@$round+1", "'$round+1' is no round"),
-        (2, "pair@", "'' is no round"),
-        (2, "per@1", "per is no stage of this group, which has sample, pair, dpo"),
-        (2, "previous@1", "previous is no stage of this group"),
+        (2, "pair@1..3", "'pair@1..3' in round 2 is round 3, which is later"),
+        (2, "pair@last", "'last' is not a round; after @ write all, a number"),
+        (2, "pair@$round+1", "'$round+1' is not a round"),
+        (2, "pair@", "'' is not a round"),
+        (2, "per@1", "per is not a stage of this group, which has sample, pair, dpo"),
+        (2, "previous@1", "previous is not a stage of this group"),
     ],
 )
 def test_a_name_that_means_no_round_says_so(index, reference, problem):
@@ -72,4 +72,4 @@ def test_ranges_join_the_list_around_them_and_the_template_stays_as_it_is():
 
 def test_a_range_has_no_label():
     _, problems = unrolled({"preferences": {"all": "pair@all"}})
-    assert problems[0].startswith("stage dpo_1: input 'preferences' names 'pair@all' under the label all, and means several stages")
+    assert problems[0].startswith("stage dpo_1: input 'preferences' names 'pair@all' under the label all, but it means several stages")

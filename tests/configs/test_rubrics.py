@@ -53,7 +53,7 @@ def test_a_file_that_is_no_rubric_is_named(tmp_path, monkeypatch, text, problem)
     (tmp_path / "odd.yaml").write_text(text)
     monkeypatch.setattr(rubrics, "RUBRICS", tmp_path)
     load_rubric.cache_clear()
-    with pytest.raises(ValueError, match=f"(?s)rubrics/odd.yaml is no rubric.*{problem}"):
+    with pytest.raises(ValueError, match=f"(?s)rubrics/odd.yaml is not a valid rubric.*{problem}"):
         load_rubric("odd")
     load_rubric.cache_clear()
 
@@ -61,11 +61,11 @@ def test_a_file_that_is_no_rubric_is_named(tmp_path, monkeypatch, text, problem)
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"rating_weight": 0.0}, "rating_weight is 0: raise it, or leave rating out"),
-        ({"rating": None}, "rating_weight is 1.0, and nobody rates"),
-        ({"rating": None, "rating_weight": 0.0, "verifier_weight": 0.0}, "are all 0, so that no answer gets a score"),
-        ({"rating": RATING | {"rubrics": ["kindness"]}}, "rubric 'kindness' is none of helpfulness, honesty"),
-        ({"rating": RATING | {"rubrics": ["honesty", "honesty"]}}, "a rubric stands twice"),
+        ({"rating_weight": 0.0}, "rating_weight is 0: raise it, or remove rating"),
+        ({"rating": None}, "rating_weight is 1.0, but rating is not set"),
+        ({"rating": None, "rating_weight": 0.0, "verifier_weight": 0.0}, "are all 0, so no answer gets a score"),
+        ({"rating": RATING | {"rubrics": ["kindness"]}}, "rubric 'kindness' is not one of helpfulness, honesty"),
+        ({"rating": RATING | {"rubrics": ["honesty", "honesty"]}}, "duplicate rubric"),
         ({"rating": RATING | {"rubrics": []}}, "at least 1 item"),
         ({"max_unscored_share": 1.0}, "less than 1"),
         ({"rating": RATING | {"by": SERVER | {"base_url": "judge.example/v1"}}}, "is not http://HOST:PORT/PATH"),
@@ -82,7 +82,7 @@ def test_a_key_in_a_url_is_refused_without_being_repeated():
     for url in ("https://me:s3cret@judge.example/v1", "https://judge.example/v1?api_key=s3cret"):
         with pytest.raises(ValidationError) as raised:
             judge(rating=RATING | {"by": SERVER | {"base_url": url}})
-        assert "no credentials" in raised.value.errors()[0]["msg"] and "s3cret" not in raised.value.errors()[0]["msg"]
+        assert "must not contain credentials" in raised.value.errors()[0]["msg"] and "s3cret" not in raised.value.errors()[0]["msg"]
 
 
 def test_a_key_is_named_after_the_host_that_it_goes_to():

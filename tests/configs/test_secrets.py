@@ -63,14 +63,14 @@ def test_a_file_that_holds_one_is_refused_with_field_and_line_and_without_the_se
     with pytest.raises(ConfigError) as caught:
         read_document(path)
     (problem,) = caught.value.problems
-    assert problem.line == 4 and problem.message.startswith(f"stages.raw.sources.0.repo holds what looks like {kind}")
+    assert problem.line == 4 and problem.message.startswith(f"stages.raw.sources.0.repo appears to contain {kind}")
     assert "environment variable" in problem.message and SAMPLES[kind] not in str(caught.value)
 
 
 def test_a_key_that_is_a_secret_is_refused_too(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"stages:\n  {SAMPLES['a GitHub token']}: 1\n")
-    with pytest.raises(ConfigError, match=r"yaml:2: stages holds what looks like a GitHub token") as caught:
+    with pytest.raises(ConfigError, match=r"yaml:2: stages appears to contain a GitHub token") as caught:
         read_document(path)
     assert SAMPLES["a GitHub token"] not in str(caught.value)
 
@@ -78,6 +78,6 @@ def test_a_key_that_is_a_secret_is_refused_too(tmp_path):
 @pytest.mark.parametrize("override", ["raw.source.repo={}", "{}", "raw={}"])
 def test_an_override_that_holds_one_is_refused_and_not_repeated(tmp_path, override):
     (tmp_path / "small.yaml").write_text("stages: {raw: {kind: prepare_data}}\n")
-    with pytest.raises(ConfigError, match="looks like a Hugging Face token") as caught:
+    with pytest.raises(ConfigError, match="appears to contain a Hugging Face token") as caught:
         load_recipe(tmp_path, "small", [override.format(SAMPLES["a Hugging Face token"])])
     assert SAMPLES["a Hugging Face token"] not in str(caught.value)

@@ -46,15 +46,15 @@ def test_pairs_stay_pairs(tmp_path):
 
 def test_an_order_is_kept_on_the_way_to_the_training_that_keeps_it(tmp_path):
     (found,) = MADE.complaints(tmp_path, ("order: given, ", ""))
-    assert found.startswith("stage raw: puts its rows in an order, and sft shuffles them")
+    assert found.startswith("stage raw: orders its rows, but sft shuffles them")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (", reward_models: [rm_1, rm_2]", "", "input 'reward_models' is missing, which this config needs"),
-        ("[rm_1, rm_2]", "[rm_1]", "ensemble worst_case needs 2 reward models or more, not 1 (rm_1)"),
-        ("[rm_1, rm_2]}", "[rm_1, rm_2], judge: base}", "judge is base, and nobody asks it: give a rating"),
+        (", reward_models: [rm_1, rm_2]", "", "this config requires input 'reward_models'"),
+        ("[rm_1, rm_2]", "[rm_1]", "ensemble worst_case needs at least 2 reward models, not 1 (rm_1)"),
+        ("[rm_1, rm_2]}", "[rm_1, rm_2], judge: base}", "judge is base, but is not used: set rating"),
         ("share: 0.3}", "share: 1.0}", "less than 1"),
         ("{type: top_share, share: 0.3}", "{type: above, min_score: 1, per_source: true}", "keep.above.per_source: unknown key"),
     ],

@@ -77,5 +77,5 @@ def test_ids_drop_all_rows_of_the_same_content_and_name_no_others():
     facts = filtering.look(chosen, rows)
     assert sorted(filtering.decide(chosen, facts, [one["id"] for one in rows], list)) == [0, 2]
     assert filtering.unknown_ids(chosen, facts) == ["c"]
-    with pytest.raises(ValidationError, match="ends in the number of a copy, and all copies go: write 'a-0123456789abcdef'"):
+    with pytest.raises(ValidationError, match="ends in a copy number, but all copies are dropped: write 'a-0123456789abcdef'"):
         TypeAdapter(Filter).validate_python({"type": "ids", "ids": ["a-0123456789abcdef-2"]})

@@ -48,8 +48,8 @@ def test_turns_are_those_of_user_and_assistant_and_the_answers_of_a_preference_a
     assert dropped({"type": "turns", "min": 2, "max": 2}, *rows) == {0: "1 < 2", 2: "3 > 2"}
     assert dropped({"type": "turns", "max": 3}, *rows) == {}
     assert row_facts.look(["turns"], rows)["turns"].to_pylist() == [1, 2, 3, 2]  # what expectations look at
-    refused({"type": "turns", "min": 3, "max": 2}, "no row has at least 3 and at most 2 turns")
-    refused({"type": "turns"}, "every row has at least 1 turn: give min, max or both")
+    refused({"type": "turns", "min": 3, "max": 2}, "min 3 exceeds max 2 turns")
+    refused({"type": "turns"}, "every row has at least 1 turn: raise min, or set max")
 
 
 def test_empty_and_repeated_turns():
@@ -89,7 +89,7 @@ def test_texts_in_template_arguments_are_the_systems():
 
 @pytest.mark.parametrize(
     ("regex", "said"),
-    [("(a", "'(a' is no regular expression of Python: missing ), unterminated subpattern"), ("a*", "matches a text without any character")],
+    [("(a", "'(a' is not a valid Python regular expression: missing ), unterminated subpattern"), ("a*", "matches the empty string")],
 )
 def test_a_regex_that_is_none_or_matches_all_is_refused_when_the_recipe_is_read(regex, said):
     refused({"type": "pattern", "regex": regex}, said)
@@ -98,9 +98,11 @@ def test_a_regex_that_is_none_or_matches_all_is_refused_when_the_recipe_is_read(
 
 
 def test_a_regex_that_python_cannot_hold_is_refused_and_so_is_a_word_of_nothing():
-    refused({"type": "pattern", "regex": "a{99999999999}"}, "'a{99999999999}' is no regular expression of Python: the repetition number")
-    refused({"type": "pattern", "regex": "(" * 5000 + "a" + ")" * 5000}, "is no regular expression of Python: maximum recursion")
-    refused({"type": "keywords", "words": ["a", ""]}, "a text without any letter or sign is looked for")
+    refused(
+        {"type": "pattern", "regex": "a{99999999999}"}, "'a{99999999999}' is not a valid Python regular expression: the repetition number"
+    )
+    refused({"type": "pattern", "regex": "(" * 5000 + "a" + ")" * 5000}, "is not a valid Python regular expression: maximum recursion")
+    refused({"type": "keywords", "words": ["a", ""]}, "a search text is empty")
 
 
 def test_control_tokens_of_every_shipped_template_are_found_wherever_they_stand():
@@ -142,7 +144,7 @@ def test_refusals_are_beginnings_of_the_assistants_turns():
     assert set(dropped({"type": "refusals", "phrases": ["No Way"]}, row("a", "no  way!"), row("a", "no ways"), row("a", REFUSALS[0]))) == {
         0
     }
-    refused({"type": "refusals", "phrases": [" "]}, "a text without any letter or sign")
+    refused({"type": "refusals", "phrases": [" "]}, "a search text is empty")
 
 
 CLAIMS = [
@@ -190,9 +192,9 @@ def test_identity_is_what_the_assistant_claims_and_not_what_it_speaks_of():
 
 
 def test_an_allowed_name_must_be_one_and_leave_others():
-    refused({"type": "identity", "allow": ["Hal"]}, "allow Hal is none of the names: Alibaba")
-    refused({"type": "identity", "names": ["Hal"], "allow": ["Hal"]}, "allow has all of the names")
-    refused({"type": "identity", "claims": ["I am Hal"]}, "'I am Hal' must name somebody, once: write {name}")
+    refused({"type": "identity", "allow": ["Hal"]}, "allow Hal is not one of the names: Alibaba")
+    refused({"type": "identity", "names": ["Hal"], "allow": ["Hal"]}, "allow contains all of the names")
+    refused({"type": "identity", "claims": ["I am Hal"]}, "'I am Hal' must contain {name} exactly once")
     refused({"type": "identity", "claims": ["(?P<name>i) am {name}"]}, "redefinition of group name")
 
 
@@ -257,7 +259,7 @@ def test_repetition_by_lines_paragraphs_and_ngrams_in_texts_that_are_long_enough
     loose = {"type": "repetition", "lines": 1.0, "ngrams": [1.0]}
     assert dropped(loose, *rows) == {2: "0.25 in repeated paragraphs > 0.2"}
     assert set(dropped({**loose, "paragraphs": 1.0, "ngrams": [0.5], "min_words": 5}, *rows)) == {3, 4}
-    refused({"type": "repetition", "ngrams": [0.2, 1.5]}, "1.5 is no share above 0 and up to 1")
+    refused({"type": "repetition", "ngrams": [0.2, 1.5]}, "ngrams 1.5 must be above 0 and at most 1")
 
 
 ENGLISH, GERMAN = (
@@ -280,7 +282,7 @@ def test_languages_that_stay_are_listed_and_what_is_none_stays_or_goes():
         dropped({"type": "language", "codes": ["de"], "characters": 60}, row("Das ist ein Satz, der lang genug ist. " * 2, ENGLISH * 9))
         == {}
     )
-    refused({"type": "language", "codes": ["zh"]}, "zh is none of the languages that are told apart: af, ar,")
+    refused({"type": "language", "codes": ["zh"]}, "unsupported language zh; supported: af, ar,")
 
 
 def test_the_languages_are_langdetects():
@@ -355,9 +357,13 @@ def test_languages_are_no_identity_but_what_they_stand_for_is():
     assert several["phrases"] == (*wordings("refusals", ("de",)), *wordings("refusals")) and made(several).model_dump() == several
     assert "千问" in made({"type": "identity", "languages": ["zh-cn"]}).model_dump()["names"]
     assert made({"type": "identity", "languages": ["de"]}).model_dump()["names"] == wordings("names")
-    refused({"type": "refusals", "languages": ["en", "tlh"]}, "tlh has no lists in configs/wordings.yaml: en, ar, de, es, fr, it, ja, ko,")
-    refused({"type": "refusals", "languages": ["de"], "phrases": ["nein"]}, "languages have no effect beside phrases: leave one of them")
-    refused({"type": "identity", "languages": ["de"], "names": ["Hal"], "claims": ["bin {name}"]}, "no effect beside names and claims")
+    refused({"type": "refusals", "languages": ["en", "tlh"]}, "no lists for tlh: use en, ar, de, es, fr, it, ja, ko,")
+    refused(
+        {"type": "refusals", "languages": ["de"], "phrases": ["nein"]}, "languages has no effect together with phrases: remove one of them"
+    )
+    refused(
+        {"type": "identity", "languages": ["de"], "names": ["Hal"], "claims": ["bin {name}"]}, "no effect together with names and claims"
+    )
 
 
 def test_lists_that_a_filter_takes_from_the_project_stand_in_the_dump_of_its_config():

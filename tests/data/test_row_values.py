@@ -95,11 +95,11 @@ def test_the_first_column_with_a_value_counts():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({}, "give bounds"),
-        ({"min": 0, "one_of": [1]}, "give bounds"),
-        ({"one_of": [1], "none_of": [2]}, "give bounds"),
-        ({"min": 2, "max": 1}, "nothing lies between 2 and 1"),
-        ({"min": "2024", "max": "2023-05"}, "nothing lies between '2024' and '2023-05'"),
+        ({}, "set exactly one of: bounds"),
+        ({"min": 0, "one_of": [1]}, "set exactly one of: bounds"),
+        ({"one_of": [1], "none_of": [2]}, "set exactly one of: bounds"),
+        ({"min": 2, "max": 1}, "min 2 exceeds max 1"),
+        ({"min": "2024", "max": "2023-05"}, "min '2024' exceeds max '2023-05'"),
         ({"min": "0.5"}, "'0.5' is neither a number nor a date"),
         ({"min": "last year"}, "'last year' is neither a number nor a date"),
         ({"min": 2023, "max": "2024"}, "a number and a date"),

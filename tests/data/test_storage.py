@@ -167,7 +167,7 @@ def test_urls_say_where_and_never_with_which_keys():
         with pytest.raises(ValueError, match=r"neither s3://BUCKET/PREFIX nor file:///FOLDER"):
             store_url(wrong)
     for secret in ("s3://id:key@bucket/x", "s3://bucket/x?secret=1"):
-        with pytest.raises(ValueError, match="holds no credentials") as failure:
+        with pytest.raises(ValueError, match="must not contain credentials") as failure:
             store_url(secret)
         assert secret not in str(failure.value)
     assert s3_object("s3://bucket/a/b.jsonl")

@@ -93,9 +93,9 @@ def test_a_cut_download_leaves_nothing_behind_and_is_tried_again(store, tmp_path
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"url": "s3://id:secret@bucket/rows.jsonl"}, "holds no credentials"),
+        ({"url": "s3://id:secret@bucket/rows.jsonl"}, "must not contain credentials"),
         ({"url": "file:///rows.jsonl"}, "is not s3://BUCKET/KEY"),
-        ({"url": "s3://bucket/rows.csv"}, "ends in none of"),
+        ({"url": "s3://bucket/rows.csv"}, "unknown format"),
         ({"sha256": "abc"}, "sha256"),
         ({"sha256": None}, "sha256"),
         ({"name": "A b"}, "name"),

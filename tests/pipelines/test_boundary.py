@@ -132,15 +132,15 @@ def test_wrong_usage_is_no_bug_and_says_what_to_do(project, monkeypatch, capsys,
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("sft.epochs=.nan", "nan is no finite number"),
-        ("sft.epochs=1e400", "inf is no finite number"),
-        ("sft.optimizer.learning_rate=-.inf", "-inf is no finite number"),
-        ("sft.optimizer={learning_rate: [.nan]}", "nan is no finite number"),
+        ("sft.epochs=.nan", "nan is not a finite number"),
+        ("sft.epochs=1e400", "inf is not a finite number"),
+        ("sft.optimizer.learning_rate=-.inf", "-inf is not a finite number"),
+        ("sft.optimizer={learning_rate: [.nan]}", "nan is not a finite number"),
         ("sft.epochs=2024-01-01", "2024-01-01 is a date"),
         ("sft.epochs=!!binary aGk=", "is a bytes"),
-        ("sft.epochs={a: 1, 2: 3}", "the key 2 is no text"),
-        ("sft.epochs=&a [*a]", "an alias stands inside its own anchor"),
-        ("sft.epochs=&a {b: *a}", "an alias stands inside its own anchor"),
+        ("sft.epochs={a: 1, 2: 3}", "key 2 is not a string"),
+        ("sft.epochs=&a [*a]", "alias refers to its own anchor"),
+        ("sft.epochs=&a {b: *a}", "alias refers to its own anchor"),
     ],
 )
 def test_a_value_that_no_recipe_can_hold_is_refused_before_anything_is_hashed(project, monkeypatch, capsys, override, said):

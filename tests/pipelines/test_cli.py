@@ -59,7 +59,7 @@ def test_every_command_has_help_and_refuses_to_run_without_its_argument(shared, 
 
 
 def test_an_unknown_recipe_names_those_there_are(shared):
-    assert "there is no recipe 'lob'; there are: lab" in shared("run", "lob", code=2)
+    assert "there is no recipe 'lob'; available: lab" in shared("run", "lob", code=2)
 
 
 def test_outside_a_project_the_message_says_where_to_go(tmp_path):

@@ -61,7 +61,7 @@ def test_engines_that_nobody_opens_need_no_slots(tmp_path, kind):
     with pytest.raises(ConfigError) as refused:
         runs.profile_for(Project(tmp_path), load_recipe(tmp_path, "made"), str(tmp_path / "wide.yaml"))
     opening = {"judge": "rated", "synthesize": "own"}[kind]
-    problem = "engines 4, each of tensor_parallel 1 and threads 1, need 4 slots, and placement.slots is 1: raise it, or lower engines"
+    problem = "engines 4, each with tensor_parallel 1 and threads 1, need 4 slots, but placement.slots is 1: raise it, or lower engines"
     assert [problem.message for problem in refused.value.problems] == [f"stage {opening}: {problem}"]
 
 
@@ -80,7 +80,7 @@ def test_engines_that_do_not_fit_their_stage_are_a_problem_of_the_profile(tmp_pa
     with pytest.raises(ConfigError) as refused:
         runs.profile_for(Project(tmp_path), graph, str(tmp_path / "odd.yaml"))
     told = [problem.message for problem in refused.value.problems]
-    problem = "engines 4, each of tensor_parallel 1 and threads 2, need 8 slots, and placement.slots is 2: raise it, or lower engines"
+    problem = "engines 4, each with tensor_parallel 1 and threads 2, need 8 slots, but placement.slots is 2: raise it, or lower engines"
     assert f"stage sample_0: {problem}" in told and not [one for one in told if one.startswith("stage sft")]
 
 
@@ -94,14 +94,14 @@ def test_numerics_of_a_kind_and_of_a_stage_that_exclude_each_other_are_told_in_w
         runs.profile_for(Project(tmp_path), load_recipe(RECIPES, "demo"), str(tmp_path / "odd.yaml"))
     (told,) = [problem.message for problem in refused.value.problems if problem.message.startswith("stage reward:")]
     assert told == (
-        "stage reward: kernels compiled need weights that are whole, and zero_stage 3 parts them: set zero_stage to 2 or less, or kernels "
+        "stage reward: kernels compiled requires unsharded weights, but zero_stage is 3: set zero_stage to 2 or less, or kernels "
         "to liger or torch"
     )
 
 
 def test_numerics_of_a_profile_that_exclude_each_other_are_told_in_words(tmp_path):
     (tmp_path / "odd.yaml").write_text(json.dumps({"slots": 4, "numerics": {"zero_stage": 3, "kernels": "compiled"}}))
-    with pytest.raises(ConfigError, match=r"numerics: kernels compiled need weights"):
+    with pytest.raises(ConfigError, match=r"numerics: kernels compiled requires unsharded"):
         runs.load_execution(Project(tmp_path), str(tmp_path / "odd.yaml"))
 
 

@@ -417,7 +417,7 @@ def test_the_profile_for_eight_gpus_without_its_line_for_the_judge_of_70b_is_tol
 
 
 def test_offloading_is_refused_where_there_is_nothing_to_offload_to():
-    with pytest.raises(ValueError, match="moves state from the GPU to host memory, and device is cpu"):
+    with pytest.raises(ValueError, match="moves state from the GPU to host memory, but device is cpu"):
         Numerics(offload_optimizer=True)
     with pytest.raises(ValueError, match="zero_stage is 0: set zero_stage to 1, 2 or 3"):
         on_gpus(offload_optimizer=True, zero_stage=0)

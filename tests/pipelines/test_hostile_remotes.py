@@ -417,7 +417,7 @@ def test_a_hostile_recipe_is_one_clean_error(name: str, tmp_path: Path) -> None:
 
 def test_a_recipe_that_is_a_pipe_is_no_wait_without_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hostile.yaml")
-    with pytest.raises(ConfigError, match="no file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         load_recipe(tmp_path, "hostile")
 
 

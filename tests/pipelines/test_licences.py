@@ -67,7 +67,7 @@ def test_identifiers_are_those_of_spdx_and_the_hub_and_what_cannot_be_one_is_ref
     for given, expected in written.items():
         assert licence(given) == expected == licence(expected)
     for wrong in ("", "a | b", "cc-by\n4.0", "x" * 101, "see the file", "<b>"):
-        with pytest.raises(ValueError, match="is no licence: write its identifier of SPDX"):
+        with pytest.raises(ValueError, match="is not a license: write an SPDX identifier"):
             licence(wrong)
     assert conditions("cc-by-nc-sa-4.0") == ("attribution", "share-alike", "non-commercial")
     assert conditions("cc0-1.0") == () and conditions("terms-of-x") is None and conditions("unknown") is None
@@ -87,7 +87,7 @@ def test_a_licence_is_read_with_the_recipe_and_is_no_identity(tmp_path):
     assert licences_of(silent.nodes["lab/theirs"].config) == {"lab/rows": ["unknown"], "sayings": ["unknown"]}
     assert licences_of(stated.nodes["lab/ours"].config) == {}
     (tmp_path / "lab.yaml").write_text(recipe("free for all"))
-    with pytest.raises(ConfigError, match="'free for all' is no licence"):
+    with pytest.raises(ConfigError, match="'free for all' is not a license"):
         load_recipe(tmp_path, "lab")
 
 

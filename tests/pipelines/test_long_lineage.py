@@ -135,5 +135,5 @@ def test_a_recipe_of_more_stages_than_the_stack_has_frames_loads(tmp_path):
     assert len(load_recipe(tmp_path, "after").nodes) == DEEP + 2
     text = (tmp_path / "long.yaml").read_text().replace("data: s0,", f"data: s{DEEP - 1},")
     (tmp_path / "long.yaml").write_text(text)
-    with pytest.raises(Exception, match="feed each other in a circle"):
+    with pytest.raises(Exception, match="form a cycle"):
         load_recipe(tmp_path, "long")

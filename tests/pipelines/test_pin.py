@@ -86,7 +86,7 @@ def test_the_commit_of_one_repository_is_never_given_to_another(project, hub):
         (project / "configs" / "recipes" / "whole.yaml").write_text(PARENT.replace("lab/model", "lab/first"))
         code, said = typed(project, hub.url, "pin", "child")
         assert code == 2 and f"child.yaml:6: {repo} stands here without a revision of its own" in said, said
-        assert "write `revision: pin me` beside its `repo`" in said and "pin me" in read(project, "whole")
+        assert "write `revision: pin me` next to its `repo`" in said and "pin me" in read(project, "whole")
 
 
 def test_what_cannot_be_told_stays_open_and_the_rest_is_written(project, hub, monkeypatch):

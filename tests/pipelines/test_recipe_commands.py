@@ -103,7 +103,7 @@ def test_validate_tells_all_problems_of_recipes_and_profiles_and_writes_nothing(
     code, _, every = type_(root, "validate", "--all")
     assert code == 2 and sorted(every.splitlines()) == sorted(err.splitlines())  # each problem once
     code, _, err = type_(root, "validate", "tiny", "--set", "sft.global_batch=7", "--execution", "gpu8")
-    assert code == 2 and "global_batch 7 cannot be split over 8 ranks" in err
+    assert code == 2 and "global_batch 7 is not divisible by 8 ranks" in err
     assert files(root) == before
 
 

@@ -379,7 +379,7 @@ def test_label_noise_exchanges_texts_by_hash_and_the_scores_stay(tmp_path):
     assert rows_of(some) == [row for row in rows_of(noisy) if row["messages"][0]["content"] in {f"q{number}" for number in range(200)}]
     more = paired(tmp_path / "d", rows, label_noise=0.5)
     assert sum(told(one) != told(other) for one, other in zip(rows_of(clean), rows_of(more), strict=True)) > 160
-    with pytest.raises(ValueError, match=r"label_noise 0.1 exchanges the answers of pairs, and strategy is ranked"):
+    with pytest.raises(ValueError, match=r"label_noise 0.1 swaps the answers of pairs, but strategy is ranked"):
         paired(tmp_path / "e", rows, label_noise=0.1, strategy="ranked")
 
 

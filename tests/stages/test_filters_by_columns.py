@@ -147,27 +147,27 @@ def test_a_licence_is_identity_of_a_stage_that_goes_by_licences_and_of_no_other(
 @pytest.mark.parametrize(
     ("sources", "more", "said"),
     [
-        ([SUMS], {"filters": [{"type": "values", "column": "rate", "min": 1}]}, "no source has columns, and a filter goes by rate"),
+        ([SUMS], {"filters": [{"type": "values", "column": "rate", "min": 1}]}, "a filter reads rate, but no source has columns"),
         (
             [source("a.jsonl", attributes={"helpfulness": 1.0})],
             {"filters": [{"type": "values", "column": "helpfulness", "min": 1}]},
-            "source a.jsonl makes one row of several by `attributes`",
+            "source a.jsonl combines rows by `attributes`",
         ),
         (
             [source("a.jsonl", attributes={"helpfulness": 1.0})],
             {"filters": ALLOWED},
-            "`attributes` make one row of several: .* go by what sources state alone; write `columns: \\[\\]`",
+            "`attributes` combine rows, so .* only use the licenses of sources: set `columns: \\[\\]`",
         ),
         (
             [{"type": "files", "path": "a.jsonl"}],
             {"record": "item", "task": "gsm8k", "form": "gsm8k", "filters": ALLOWED},
-            "form gsm8k reads a benchmark as it is published: .*; write `columns: \\[\\]`",
+            "form gsm8k reads a benchmark as published, so .*: set `columns: \\[\\]`",
         ),
-        ([{"type": "artifact", "input": "chat"}], {"filters": ALLOWED}, "rows of chat were brought in by other stages"),
-        ([source("a.jsonl", licence="mit")], {"filters": [ALLOWED[0] | {"stated": ["apache-2.0"]}]}, "leave `stated` out"),
-        ([source("a.jsonl", licence="mit")], {"filters": [ALLOWED[0] | {"stated": ["mit", "mit"]}]}, "leave `stated` out"),
-        ([source("a.jsonl", licence="see the file")], {"filters": ALLOWED}, "'see the file' is no licence"),
-        ([source("a.jsonl")], {"filters": [{"type": "licences", "allow": ["see the file"]}]}, "'see the file' is no licence"),
+        ([{"type": "artifact", "input": "chat"}], {"filters": ALLOWED}, "rows of chat are imported by other stages"),
+        ([source("a.jsonl", licence="mit")], {"filters": [ALLOWED[0] | {"stated": ["apache-2.0"]}]}, "remove `stated`"),
+        ([source("a.jsonl", licence="mit")], {"filters": [ALLOWED[0] | {"stated": ["mit", "mit"]}]}, "remove `stated`"),
+        ([source("a.jsonl", licence="see the file")], {"filters": ALLOWED}, "'see the file' is not a license"),
+        ([source("a.jsonl")], {"filters": [{"type": "licences", "allow": ["see the file"]}]}, "'see the file' is not a license"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_known_here_is_refused_with_the_recipe(sources, more, said):

@@ -242,7 +242,7 @@ def test_what_is_only_told_removes_nothing(tmp_path: Path) -> None:
             Done(tmp_path / "b", chats.base_url, rows, neighbours=1, remove=False, max_contaminated_share=0.3)
     assert done.rows == rows and done.metrics["removed"] == 0 and done.metrics["benchmarks"]["suite"]["items_overlapped"] == 1
     assert [line["verdict"] for name in ("manifest", "rephrased") for line in done.lines(f"{name}.jsonl")] == ["only told"] * 2
-    with pytest.raises(ValueError, match="waivers keep rows that would be removed, and remove is false"):
+    with pytest.raises(ValueError, match="waivers has no effect, because remove is false"):
         config_of("find_rephrased", **config("http://x/v1", remove=False, waivers=[WAIVER]))
 
 

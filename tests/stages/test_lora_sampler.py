@@ -112,7 +112,7 @@ def test_the_sampler_computes_what_the_trainer_does_after_every_load(policy, tmp
 
 
 def test_a_rank_that_vllm_has_no_room_for_is_refused_in_the_recipe():
-    with pytest.raises(ValueError, match=r"lora.rank is 513, and vLLM serves adapters of rank 512 at most: lower it"):
+    with pytest.raises(ValueError, match=r"lora.rank is 513, but vLLM supports at most 512: lower it"):
         models.config_of("rlvr", **FIELDS, lora={"rank": 513})
     assert models.config_of("rlvr", **FIELDS, lora={"rank": 512}).lora.rank == 512
 

@@ -39,7 +39,7 @@ def test_warmup_is_counted_in_updates_or_as_a_share_of_them():
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     assert rates == [learning_rate(step, 10, Optimizer(learning_rate=1.0, schedule="constant", warmup_ratio=0.31)) for step in range(6)]
     assert learning_rate(0, 2, Optimizer(learning_rate=1.0, warmup_steps=8)) == 0.125  # a run may end before its warm-up does
-    with pytest.raises(ValueError, match="both given: leave one out"):
+    with pytest.raises(ValueError, match="both set: remove one"):
         Optimizer(learning_rate=1.0, warmup_ratio=0.1, warmup_steps=4)
 
 
@@ -76,7 +76,7 @@ def test_gradients_are_clipped_to_the_norm_or_not_at_all(policy, zero_stage):
 
 
 def test_a_bound_of_zero_is_refused_with_what_turns_clipping_off():
-    with pytest.raises(ValueError, match="max_grad_norm is 0, which would clip every gradient to nothing: it must be above 0, or null"):
+    with pytest.raises(ValueError, match="max_grad_norm is 0, which would zero every gradient: it must be above 0, or null"):
         Optimizer(learning_rate=0.1, max_grad_norm=0)
 
 

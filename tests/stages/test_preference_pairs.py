@@ -64,10 +64,10 @@ def test_answers_to_a_prompt_take_the_temperatures_in_turn_and_keep_their_seeds(
 @pytest.mark.parametrize(
     ("temperature", "samples", "problem"),
     [
-        ([0.6, 1.0], 3, "samples_per_prompt 3 cannot be shared out evenly to the 2 temperatures 0.6, 1.0: make it a multiple of 2"),
-        ([0.6, 1.0, 0.6], 3, r"has several different ones, and \[0.6, 1.0, 0.6\] has not"),
-        ([1.0], 2, r"has several different ones, and \[1.0\] has not: \[0.6, 1.0\], or 1.0 alone"),
-        ([], 2, r"and \[\] has not"),
+        ([0.6, 1.0], 3, "samples_per_prompt 3 is not divisible by the 2 temperatures 0.6, 1.0: make it a multiple of 2"),
+        ([0.6, 1.0, 0.6], 3, r"temperature \[0.6, 1.0, 0.6\] must list"),
+        ([1.0], 2, r"temperature \[1.0\] must list at least 2 distinct values"),
+        ([], 2, r"temperature \[\] must list"),
         ([0.6, -1.0], 2, "greater than or equal to 0"),
         (["warm", 1.0], 2, "valid number"),
     ],
@@ -96,7 +96,7 @@ def test_shares_are_counted_over_prompts_and_answers():
 
 
 def test_a_share_without_draws_is_refused():
-    with pytest.raises(ValidationError, match=r"on_policy.share 0.5 says how often the policy is drawn"):
+    with pytest.raises(ValidationError, match=r"on_policy.share 0.5 has no effect without"):
         sample(policies_per_prompt=None, on_policy={"policies": ["m0"], "share": 0.5})
 
 

@@ -333,7 +333,7 @@ def test_lists_become_the_pairs_that_are_asked_for():
 
 
 def test_kto_refuses_pairs_in_which_one_answer_is_good_and_bad():
-    with pytest.raises(ValueError, match="adjacent would make one answer good and bad"):
+    with pytest.raises(ValueError, match="adjacent would label the same answer"):
         config({"type": "kto"}, lists="adjacent")
 
 

@@ -235,11 +235,11 @@ def test_where_nothing_locks_a_program_in_none_is_run(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"path": "data/puzzles.txt"}, "is no Python file"),
-        ({"function": "rows()"}, "is no name of a function"),
-        ({"arguments": {"seed": 3}}, "'seed' is no name of an argument, or is given already"),
-        ({"arguments": {"x y": 3}}, "'x y' is no name of an argument"),
-        ({"arguments": {"day": {1, 2}}}, "is no value of JSON"),
+        ({"path": "data/puzzles.txt"}, "is not a Python file"),
+        ({"function": "rows()"}, "is not a function name"),
+        ({"arguments": {"seed": 3}}, "'seed' is not a valid argument name"),
+        ({"arguments": {"x y": 3}}, "'x y' is not a valid argument name"),
+        ({"arguments": {"day": {1, 2}}}, "is not a JSON value"),
         ({"path": "../puzzles.py"}, "path"),
     ],
 )

@@ -127,7 +127,7 @@ def test_a_model_that_a_recipe_made_is_no_source(tmp_path, llama, monkeypatch):
     hub = {"type": "hub", "repo": "me/mine", "revision": "a" * 40}
     with pytest.raises(StageError, match=f"hub model me/mine {says}"):
         run_stage(tmp_path / "c", "source_model", {"source": hub})
-    with pytest.raises(ValueError, match="is an artifact of this project: name the stage that made it"):
+    with pytest.raises(ValueError, match="is an artifact of this project: use the stage that made it"):
         run_stage(tmp_path / "d", "source_model", {"source": {"type": "folder", "path": "artifacts/tiny/sft/payload"}})
 
 

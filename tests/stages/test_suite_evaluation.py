@@ -295,9 +295,13 @@ def test_the_forms_sampling_counts_and_may_be_made_shorter():
 @pytest.mark.parametrize(
     ("config", "forms", "problem"),
     [
-        ({}, [None], "suite s0 has no form, which would say how answers are drawn: set sampling"),
-        ({"sampling": {"max_tokens": 3}}, ["gsm8k"], "leave sampling out"),
-        ({"sampling": {"max_tokens": 3}, "max_tokens": 2}, [None], "no suite has one: set sampling.max_tokens"),
+        ({}, [None], "suite s0 has no form, so the sampling parameters are undefined: set sampling"),
+        ({"sampling": {"max_tokens": 3}}, ["gsm8k"], "remove sampling"),
+        (
+            {"sampling": {"max_tokens": 3}, "max_tokens": 2},
+            [None],
+            "only to suites with a form, and there are none: set sampling.max_tokens",
+        ),
         ({"sampling": {"max_tokens": 3}}, ["gsm8k", None], None),
         ({"max_tokens": 3}, ["gsm8k"], None),
     ],

@@ -304,16 +304,19 @@ FILE = {"type": "files", "path": "x.jsonl"}
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"form": "nonsense"}, "form 'nonsense' is none of agieval, .*add configs/forms/nonsense.yaml"),
-        ({"form": "../gsm8k"}, "is none of"),
-        ({"form": "gsm8k", "record": "prompt", "task": None}, "`form` is said of a suite"),
-        ({"form": "gsm8k", "sources": [{"type": "constraints", "checks": ["title"], "count": 1, "seed": 0}]}, "type constraints has none"),
-        ({"form": "mmlu_mc"}, "needs 5 worked examples, which are not shipped with it: name rows"),
-        ({"form": "mmlu", "shots": {"source": FILE}}, "has no worked examples: leave `shots` out"),
-        ({"form": "mmlu", "sources": [FILE | {"verifier": "math"}]}, "leave verifier and attributes of files out"),
-        ({"form": "mmlu", "sources": [FILE | {"attributes": {"tone": 1}}]}, "leave verifier and attributes of files out"),
-        ({"shots": {"source": FILE}}, "are worked examples for a form"),
-        ({"form": "bbh", "shots": {"source": FILE | {"count": 3}}}, "the form says how many"),
+        ({"form": "nonsense"}, "form 'nonsense' is not one of agieval, .*add configs/forms/nonsense.yaml"),
+        ({"form": "../gsm8k"}, "is not one of"),
+        ({"form": "gsm8k", "record": "prompt", "task": None}, "`form` is only for suites"),
+        (
+            {"form": "gsm8k", "sources": [{"type": "constraints", "checks": ["title"], "count": 1, "seed": 0}]},
+            "type constraints does not have",
+        ),
+        ({"form": "mmlu_mc"}, "needs 5 worked examples, which it does not include: provide rows"),
+        ({"form": "mmlu", "shots": {"source": FILE}}, "has no worked examples: remove `shots`"),
+        ({"form": "mmlu", "sources": [FILE | {"verifier": "math"}]}, "remove verifier and attributes from the source of type files"),
+        ({"form": "mmlu", "sources": [FILE | {"attributes": {"tone": 1}}]}, "remove verifier and attributes from the source of type files"),
+        ({"shots": {"source": FILE}}, "`shots` requires a form"),
+        ({"form": "bbh", "shots": {"source": FILE | {"count": 3}}}, "the form sets the number"),
     ],
 )
 def test_a_form_that_does_not_fit_is_refused_before_anything_runs(config, problem):
@@ -324,13 +327,13 @@ def test_a_form_that_does_not_fit_is_refused_before_anything_runs(config, proble
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"draw": None}, "one of them"),
-        ({"draw": {"max_tokens": 5, "samples": 3}}, "at temperature 0, where all would be equal"),
-        ({"metrics": {"a": {"verifier": "gsm8k", "at": 3}}}, "is pass@3, and 1 samples are drawn"),
-        ({"average": "macro"}, "average: macro needs rows.category"),
+        ({"draw": None}, "exactly one of"),
+        ({"draw": {"max_tokens": 5, "samples": 3}}, "at temperature 0, where all samples are equal"),
+        ({"metrics": {"a": {"verifier": "gsm8k", "at": 3}}}, "is pass@3, but the number of samples is 1"),
+        ({"average": "macro"}, "average: macro requires rows.category"),
         ({"metrics": {}}, "at least 1"),
-        ({"prompt": {"ask": "x", "chat": False, "system": "y"}}, "has no system turn"),
-        ({"choose": {}}, "one of them"),
+        ({"prompt": {"ask": "x", "chat": False, "system": "y"}}, "there are no turns"),
+        ({"choose": {}}, "exactly one of"),
     ],
 )
 def test_a_form_that_contradicts_itself_is_refused(change, problem):

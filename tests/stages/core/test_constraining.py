@@ -208,10 +208,13 @@ def test_the_words_are_identity_and_what_cannot_be_meant_is_told(tmp_path, monke
     with pytest.raises(ValidationError, match="has changed"):
         Constrain.model_validate(before)
     for given, problem in (
-        ({"instructions": ["punctuation:no_coma"]}, "instruction 'punctuation:no_coma' is none of change_case"),
-        ({"instructions": ["punctuation:no_comma"] * 2}, "one, or several different ones"),
+        ({"instructions": ["punctuation:no_coma"]}, "instruction 'punctuation:no_coma' is not one of change_case"),
+        ({"instructions": ["punctuation:no_comma"] * 2}, "or several distinct ones"),
         ({"min_constraints": 3}, "max_constraints 1 is below min_constraints 3"),
-        ({"instructions": ["punctuation:no_comma"], "min_constraints": 2, "max_constraints": 2}, "min_constraints is 2, and instructions"),
+        (
+            {"instructions": ["punctuation:no_comma"], "min_constraints": 2, "max_constraints": 2},
+            "min_constraints is 2, but instructions lists only 1",
+        ),
     ):
         with pytest.raises(ValidationError, match=problem):
             Constrain.model_validate(given)
@@ -220,9 +223,9 @@ def test_the_words_are_identity_and_what_cannot_be_meant_is_told(tmp_path, monke
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("Write at least $num_words words.", "Write many words.", "must name num_words"),
+        ("Write at least $num_words words.", "Write many words.", "must contain num_words"),
         ("Write at least $num_words words.", "Write at least $num_words of $words.", "and no other argument"),
-        ("Write at least $num_words words.", "Write at least $ $num_words words.", "must name num_words"),
+        ("Write at least $num_words words.", "Write at least $ $num_words words.", "must contain num_words"),
         ("excludes: [combination:two_responses]", "excludes: [combination:three_responses]", "quotation excludes combination:three"),
         ("version: 1", "version: one", "version"),
     ],
@@ -233,6 +236,6 @@ def test_a_file_that_does_not_say_what_is_drawn_is_refused(tmp_path, monkeypatch
     monkeypatch.setattr(constraining, "CONSTRAINTS", tmp_path / "constraints.yaml")
     constraining.CONSTRAINTS.write_text(text.replace(old, new))
     load_constraints.cache_clear()
-    with pytest.raises(ValueError, match=f"(?s)does not say which constraints there are.*{problem}"):
+    with pytest.raises(ValueError, match=f"(?s)constraints.yaml is invalid.*{problem}"):
         load_constraints()
     load_constraints.cache_clear()

@@ -81,9 +81,9 @@ def test_rates_are_counted_by_tenths_between_none_and_all():
 
 
 def test_what_would_keep_everything_or_nothing_is_refused():
-    with pytest.raises(ValidationError, match="min_mean and max_mean are both absent, so that every prompt is kept"):
+    with pytest.raises(ValidationError, match="min_mean and max_mean are both unset, so every prompt is kept"):
         SelectPrompts()
-    with pytest.raises(ValidationError, match=r"max_mean 0.2 is below min_mean 0.5, so that no prompt is between"):
+    with pytest.raises(ValidationError, match=r"max_mean 0.2 is below min_mean 0.5: raise it"):
         SelectPrompts(min_mean=0.5, max_mean=0.2)
     with pytest.raises(ValidationError, match="min_score\n  Field required"):
         config("all_above")

@@ -205,13 +205,13 @@ def test_a_name_alone_is_short_for_a_strategy_without_arguments():
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"min_gap": 1.0, "max_gap": 0.5}, "max_gap 0.5 is below min_gap 1.0, and no pair is between"),
-        ({"ties": "keep", "strategy": "ranked"}, "ties: keep makes pairs of strength 0.5, and strategy is ranked"),
-        ({"ties": "keep", "min_gap": 0.1}, "min_gap 0.1 drops what is close, and ties: keep keeps what is closest"),
+        ({"min_gap": 1.0, "max_gap": 0.5}, "max_gap 0.5 is below min_gap 1.0: raise it"),
+        ({"ties": "keep", "strategy": "ranked"}, "ties: keep makes pairs of strength 0.5, but strategy is ranked"),
+        ({"ties": "keep", "min_gap": 0.1}, "min_gap 0.1 drops close pairs, but ties: keep keeps the closest"),
         ({"budget": {"pairs": 3, "choose": "random"}, "min_pairs": 4}, "budget.pairs 3 is below min_pairs 4"),
-        ({"strategy": DELTA, "min_gap": 0.5}, "strategy delta compares no scores, and min_gap is about them"),
-        ({"strategy": DELTA, "by": "reward"}, "strategy delta compares no scores, and by is about them"),
-        ({"strategy": DELTA, "budget": {"pairs": 3, "choose": "largest_gap"}}, "has no scores to choose by largest_gap"),
+        ({"strategy": DELTA, "min_gap": 0.5}, "strategy delta compares no scores, so min_gap has no effect"),
+        ({"strategy": DELTA, "by": "reward"}, "strategy delta compares no scores, so by has no effect"),
+        ({"strategy": DELTA, "budget": {"pairs": 3, "choose": "largest_gap"}}, "has no scores for choose: largest_gap"),
         ({"strategy": {"type": "delta", "strong": "a", "weak": "a"}}, "strong and weak are both a"),
     ],
 )
