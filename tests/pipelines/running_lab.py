@@ -201,8 +201,8 @@ JOB_CODE = {"__init__", "__main__", "kind", "job", "inputs", "postconditions", "
 def unneeded(folder: str, names: list[str]) -> set[str]:
     """What of our packages no job of a lab's stages reads, for `shutil.copytree`."""
     path = Path(folder).relative_to(REPOSITORY)
-    if path == Path("configs"):
-        return {"rehearsal"}
+    if path == Path("configs/rehearsal"):
+        return {"hub", "models"}
     return {name for name in names if path.parts[0] == "stages" and ".py" in name and name.partition(".")[0] not in JOB_CODE}
 
 
