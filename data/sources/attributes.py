@@ -72,7 +72,7 @@ def _rating(row: dict[str, Any], name: str) -> Fraction:
     given = row.get(name)
     try:
         if not isinstance(given, bool) and isinstance(given, (int, float, str)) and math.isfinite(float(given)):
-            return Fraction(given if isinstance(given, int) else str(float(given)))  # via float, because a text may have any number of digits
+            return Fraction(given if isinstance(given, int) else str(float(given)))  # a text may have any number of digits
     except (ValueError, OverflowError):  # e.g. an integer of 400 digits
         pass
     raise ValueError(f"{name} {given!r:.80} is no number")

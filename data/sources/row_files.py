@@ -133,7 +133,7 @@ def _files(folder: Path) -> list[Path]:
         )
     files = [path for path in there if ending(path) in READERS]
     if not files:
-        raise SourceError(f"{folder.name} has no {', '.join(sorted(READERS))} file")
+        raise SourceError(f"{folder.name} holds no {', '.join(sorted(READERS))} file")
     return files
 
 
