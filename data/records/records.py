@@ -2,7 +2,7 @@
 scores of answers and other results, which people read too, are lines of `payload/rows.jsonl`.
 
 Messages are `{"role": "system" | "user" | "assistant" | "call" | "tool", "content": str}`; a call is made by the assistant, and a tool
-message is its result (`data/chat/tools.py`). Assistant messages may have `"train": true | false`, which all data stages preserve. A verifier
+message is its result (`data/chat/tools.py`). Assistant messages may have `"train": true | false`, which all data stages keep. A verifier
 is a name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see `stages/verifiers/__init__.py`), or null if an answer
 cannot be checked.
 
@@ -359,7 +359,7 @@ def stream(payload: Path, fields: Sequence[str] | None = None) -> Iterator[dict[
     """
     files = row_files(path.name for path in payload.iterdir())
     if not files:
-        raise ArtifactError(f"{payload} has no rows; {RESTORE}")
+        raise ArtifactError(f"{payload} holds no rows; {RESTORE}")
     for name in files:
         with (payload / name).open("rb") as file:
             yield from rows_in(file, name, fields)
