@@ -73,7 +73,7 @@ def unpacked(data: bytes, sha256: str, name: str) -> dict[str, bytes]:
     found = parse_files(_PACKED, data, CODE_BYTES, name, "code archive")
     strange = sorted(file for file in found if not _is_ours(file))
     if strange:
-        raise ArtifactError(f"{name} is not Pedigree code: jobs never receive {strange[0]}")
+        raise ArtifactError(f"{name} is not a valid code archive: jobs never receive {strange[0]}")
     if digest(sorted([file, hashlib.sha256(content).hexdigest()] for file, content in found.items())) != sha256:
         raise ArtifactError(f"{name} is not the code {sha256[:12]}: it was changed or replaced")
     return found

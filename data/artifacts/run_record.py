@@ -74,13 +74,13 @@ class ToldAttempt(_Tried):
     code: ToldCode | None = None
 
 
-def parse_attempts(told: Any) -> list[dict[str, Any]]:
+def parse_attempts(reported: Any) -> list[dict[str, Any]]:
     """Validate reported attempts of a job; returns JSON.
 
     Raises:
         ValidationError, TypeError: invalid.
     """
-    return [ToldAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in told]
+    return [ToldAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in reported]
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:

@@ -376,7 +376,7 @@ def test_links_of_a_mirror_stay_in_its_folder(hub, online, mirror, tmp_path):
     assert "data.jsonl', which is not one of its files" in online.ask("rows", wanted)["error"]
 
 
-@pytest.mark.parametrize(("given", "says"), [("some/folder", "is relative, and jobs run in folders of their"), ("/none", "is no folder")])
+@pytest.mark.parametrize(("given", "says"), [("some/folder", "is relative, but jobs run in other folders"), ("/none", "is not a folder")])
 def test_a_mirror_that_cannot_be_one_is_refused(hub, online, mirror, given, says):
     online.ask("set_mirror", given)
     assert says in online.ask("rows", source(hub))["error"]
