@@ -108,7 +108,7 @@ def test_a_patch_or_a_shared_value_that_is_not_what_its_hash_says_is_refused(tmp
     raw = json.loads(whole)
     raw["shared"].popitem()
     path.write_text(json.dumps(raw))
-    with pytest.raises(ArtifactError, match="which is not there"):
+    with pytest.raises(ArtifactError, match="which is missing"):
         read_pedigree(latest)
 
 
