@@ -215,6 +215,6 @@ def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:
 
 
 def telling_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
-    """Items with at least `rule.words` ordinary words apart from names and numbers; labels without any are omitted."""
+    """Items with at least `rule.words` ordinary words, not counting names and numbers; labels without any are omitted."""
     found = {label: [row for row in rows if ordinary_words(row) >= rule.words] for label, rows in benchmarks.items()}
     return {label: rows for label, rows in found.items() if rows}

@@ -13,7 +13,7 @@ class Told(NamedTuple):
 
 
 def told(row: Any, columns: Mapping[str, str], beside: Sequence[str]) -> Told:
-    """Select a row's chosen columns (all if none are chosen), and keep the original columns `beside` along with them."""
+    """Select a row's chosen columns (by default all), together with the original columns in `beside`."""
     if isinstance(row, Told):
         return row
     if not isinstance(row, Mapping):

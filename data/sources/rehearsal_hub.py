@@ -56,7 +56,7 @@ def data_set(repo: str, folders: Sequence[Path]) -> Path:
     """The folder with synthetic rows for a hub dataset.
 
     Raises:
-        HubError: there is none; the message names the path to add.
+        HubError: it does not exist; the message names the path to create.
     """
     found = [folder / "hub" / "datasets" / repo for folder in folders]
     for folder in found:
@@ -72,7 +72,7 @@ def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
     """The file with synthetic rows for a stored source.
 
     Raises:
-        HubError: there is none; the message names the path to add.
+        HubError: it does not exist; the message names the path to create.
     """
     name = f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     found = [folder / "stored" / name for folder in folders]

@@ -148,7 +148,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
         record: record type.
         task: task name of items.
         outside: inputs outside the config.
-        beside: columns that are no part of a record and are returned along with it, if the row has them.
+        beside: further columns to return with each record, if the row has them.
 
     Raises:
         SourceError: the source cannot provide this type of record.
