@@ -63,8 +63,7 @@ def data_set(repo: str, folders: Sequence[Path]) -> Path:
         if folder.is_dir():
             return folder
     raise HubError(
-        f"dataset {repo} has no made rows to rehearse with: write a few in its own columns, quirks included, with its README.md, into "
-        f"{found[0]}"
+        f"dataset {repo} has no rehearsal rows: write a few in its own columns, with its quirks and its README.md, into {found[0]}"
     )
 
 
@@ -79,9 +78,7 @@ def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
     for file in found:
         if file.is_file():
             return file
-    raise HubError(
-        f"source {source.name} has no made rows to rehearse with: write a few in its own columns, quirks included, into {found[0]}"
-    )
+    raise HubError(f"source {source.name} has no rehearsal rows: write a few in its own columns, with its quirks, into {found[0]}")
 
 
 def lay_stored(source: Stored, file: Path) -> str:

@@ -160,7 +160,7 @@ def plain_files(folder: Path) -> dict[str, Path]:
                 try:
                     relative_path(name)
                 except ValueError as error:
-                    raise NotPlain(path, f"has a name that no file may have ({error})") from error
+                    raise NotPlain(path, f"has an invalid name ({error})") from error
                 if entry.is_symlink():
                     raise NotPlain(path, "is not a plain file: links are not followed")
                 if entry.is_dir(follow_symlinks=False):
