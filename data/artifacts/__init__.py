@@ -1,1 +1,1 @@
-"""Artifacts, the records that prove them, and checkpoints mirrored to a store."""
+"""Artifacts, their records and lineage, and the checkpoint mirror."""

@@ -1,12 +1,12 @@
-"""Artifacts: immutable folders with a payload and the record that proves it.
+"""Artifacts: immutable folders with a payload and a record that verifies it.
 
-    payload/        what later stages read
-    evidence/       what people read: curves, manifests, samples, drops; no stage depends on it
-    record.json     key, config, inputs, files, metrics: no time, host, path or commit
-    run.json        how it came about: code, environment, execution, attempts, times
-    lineage.json    records and runs of all ancestors, and the patches of the code that made them and the artifact (`lineage.py`)
+    payload/        input of later stages
+    evidence/       for people: curves, manifests, samples, drops; no stage depends on it
+    record.json     key, config, inputs, files, metrics; no time, host, path or commit
+    run.json        provenance: code, environment, execution, attempts, times
+    lineage.json    records and runs of all ancestors, and the patches of their code and of the artifact's (`lineage.py`)
 
-A folder without a record does not exist.
+A folder without a record counts as absent.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ LINEAGE_FIELDS = {"schema_version", "artifacts", "shared", "patches"}
 MOST_ANCESTORS = 10_000
 PARTS = ("payload", "evidence", "record.json", "run.json", "lineage.json")
 SUMS, SIGNATURE = "pedigree/SHA256SUMS", "pedigree/model.sig"
-"""In an exported folder: what vouches for its files, and who for that."""
+"""In an exported folder: checksums of its files, and their signature."""
 
 
 class FileEntry(Frozen):
@@ -73,13 +73,13 @@ class Input(Frozen):
     port: Word
     label: Line
     content: Sha256
-    """Content hash of the artifact that was read."""
+    """Content hash of the input artifact."""
     producer: Sha256
-    """Id of the artifact that was read; outside the key: only content decides."""
+    """Id of the input artifact; not part of the key, since only content matters."""
 
 
 class Record(Frozen):
-    """What an artifact is. Equal keys promise equal meaning; equal contents are equal bytes."""
+    """Identity of an artifact. Equal keys mean equivalent results; equal contents mean equal bytes."""
 
     schema_version: int = RECORD_SCHEMA
     kind: Word
@@ -88,14 +88,14 @@ class Record(Frozen):
     config: dict[str, Any]
     inputs: tuple[Input, ...] = Field(strict=False)
     source_files: dict[RelativePath, Sha256] = Field(default_factory=dict)
-    """Project files that the config names, with sha256."""
+    """Project files named in the config → sha256."""
     key: Sha256
     content: Sha256
     files: tuple[FileEntry, ...] = Field(strict=False)
     metrics: dict[Line, Any]
-    """Numbers and verdicts that define the result (rows, steps, scores); no times."""
+    """Numbers and verdicts of the result (rows, steps, scores); no times."""
     marks: tuple[Line, ...] = Field(default=(), strict=False)
-    """What a reader must know, e.g. `numerics changed at step N`."""
+    """Caveats, e.g. `numerics changed at step N`."""
 
     @field_validator("files")
     @classmethod
@@ -110,7 +110,7 @@ class Record(Frozen):
 
 @dataclass(frozen=True)
 class Artifact:
-    """A published artifact, opened."""
+    """An opened, published artifact."""
 
     path: Path
     record: Record
@@ -135,10 +135,10 @@ def stage_key(
     inputs: list[tuple[str, str, str]],
     source_files: Mapping[str, str],
 ) -> str:
-    """Hash of what is known before the run; `inputs` are (port, label, content).
+    """Hash of everything known before the run; `inputs` are (port, label, content).
 
-    The order of the inputs of one port counts (the first policy is what the others are compared with), that of ports does not. A URL
-    beside the sha256 of what lies there is left out.
+    The order of inputs within a port matters (other policies are compared with the first), that of ports does not. URLs with a sha256
+    next to them are excluded.
     """
     return digest(
         {
@@ -152,7 +152,7 @@ def stage_key(
 
 
 def without_places(value: Any) -> Any:
-    """A configuration without the URLs that stand beside the sha256 of what lies there: the hash says what, the URL only where."""
+    """A configuration without URLs that have a sha256 next to them: the hash identifies the content, the URL only its location."""
     if isinstance(value, dict):
         return {name: without_places(inner) for name, inner in value.items() if not (name == "url" and "sha256" in value)}
     return [without_places(inner) for inner in value] if isinstance(value, list) else value
@@ -164,27 +164,24 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_path(path: Path) -> str:
-    """sha256 of a file, or of the sorted (path, sha256) list of a folder's files."""
+    """SHA-256 of a file, or of the sorted (path, sha256) list of a folder's files."""
     if path.is_dir():
         return content_hash(scan(path))
     return sha256_file(path)
 
 
 class KnownHashes:
-    """What `sha256_path` says, every file read once for as long as it looks the same from outside.
-
-    The time of its last change counts too, which nobody can put back.
-    """
+    """Cached `sha256_path`: a file is read again only if its stat fields change, including ctime, which cannot be reset."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, tuple[int, Hashed]] = {}
-        """File → (ctime in ns just before it was read, what it held)."""
+        """File → (ctime in ns just before it was read, hashes)."""
 
     def sha256(self, path: Path, beat: Beat = silent) -> str:
-        """`beat` is told of bytes hashed and in all.
+        """SHA-256 of a file or folder; `beat` receives bytes hashed and total bytes.
 
         Raises:
-            ArtifactError: as `scan`.
+            ArtifactError: as in `scan`.
         """
         files = plain_files(path) if path.is_dir() else {"": path}
         changed = {file: file.stat().st_ctime_ns for file in files.values()}
@@ -198,19 +195,19 @@ class KnownHashes:
 
 
 def scan(folder: Path, beat: Beat = silent) -> tuple[FileEntry, ...]:
-    """All files below `folder`, sorted by path, hashed; `beat` is told of bytes done and in all.
+    """Hash all files below `folder`, sorted by path; `beat` receives bytes done and total bytes.
 
     Raises:
-        ArtifactError: something below is neither a file nor a folder (a link would leave the artifact).
+        ArtifactError: an entry is neither a file nor a folder (a link would leave the artifact).
     """
     return entries_of(survey(folder, beat=beat))
 
 
 def survey(folder: Path, *, md5: bool = False, beat: Beat = silent) -> dict[str, Hashed]:
-    """The same by path, with what each file looks like from outside, and on demand with MD5; `beat` is told of bytes done and in all.
+    """Like `scan`, by path, with stat fields and optionally MD5.
 
     Raises:
-        ArtifactError: as `scan`.
+        ArtifactError: as in `scan`.
     """
     files = plain_files(folder)
     hashed = hash_files(files.values(), md5=md5, beat=beat)
@@ -218,7 +215,7 @@ def survey(folder: Path, *, md5: bool = False, beat: Beat = silent) -> dict[str,
 
 
 def entries_of(files: Mapping[str, Hashed]) -> tuple[FileEntry, ...]:
-    """What a record says of files, sorted by path."""
+    """Record entries of files, sorted by path."""
     return tuple(FileEntry(path=name, size=found.size, sha256=found.sha256) for name, found in sorted(files.items()))
 
 
@@ -229,43 +226,43 @@ def content_hash(files: tuple[FileEntry, ...]) -> str:
 
 SCHEMAS = {"record": RECORD_SCHEMA, "run": RUN_SCHEMA, "lineage": LINEAGE_SCHEMA}
 MIGRATIONS: dict[str, dict[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {what: {} for what in SCHEMAS}
-"""What → schema n → what makes one of schema n + 1. Neither key, content nor id of a record may change on the way."""
+"""Kind of file → schema n → migration to schema n + 1. Migrations must preserve key, content and id of a record."""
 MIGRATIONS["run"][1] = lineage.second_run
 MIGRATIONS["lineage"][1] = lineage.second_lineage
 
 
 def migrated(raw: Any, what: str, name: str) -> dict[str, Any]:
-    """A record, run or lineage in today's schema.
+    """Migrate a record, run or lineage to the current schema.
 
     Args:
-        raw: as it stands in a file.
+        raw: content of the file.
         what: `record`, `run` or `lineage`.
-        name: of the file, for messages.
+        name: file name for messages.
 
     Raises:
-        ArtifactError: it is of a later version, or of an earlier one from which no migration leads here.
+        ArtifactError: its schema is newer than this version's, or too old to migrate.
     """
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     now = SCHEMAS[what]
     if not isinstance(version, int) or version > now:
-        raise ArtifactError(f"{name} has {what} schema {version}, this version reads up to {now}: a later version made it, use that one")
+        raise ArtifactError(f"{name} has {what} schema {version}, this version reads up to {now}: use the later version that wrote it")
     for step in range(version, now):
         if step not in MIGRATIONS[what]:
-            raise ArtifactError(f"{name} has {what} schema {version}, from which no migration leads to {now}")
-        with _damage(name):  # a migration reads what nobody has looked at yet
+            raise ArtifactError(f"{name} has {what} schema {version}, which cannot be migrated to {now}")
+        with _damage(name):  # migrations read unvalidated data
             raw = {**MIGRATIONS[what][step](raw), "schema_version": step + 1}
     return raw
 
 
 def read_record(raw: Any, name: str) -> Record:
-    """A record of this or an earlier schema.
+    """Parse a record of the current or an earlier schema.
 
     Args:
-        raw: as it stands in `record.json` or in a `lineage.json`.
-        name: of the file, for messages.
+        raw: content from a `record.json` or `lineage.json`.
+        name: file name for messages.
 
     Raises:
-        ArtifactError: its schema is of a later version, or a field is missing, unknown or of another type; the field is named.
+        ArtifactError: the schema is newer, or a field is missing, unknown or of another type; the message names the field.
     """
     try:
         return Record.model_validate(migrated(raw, "record", name))
@@ -274,28 +271,28 @@ def read_record(raw: Any, name: str) -> Record:
 
 
 def parse_record(data: bytes, name: str) -> Record:
-    """The record in the bytes of a `record.json`.
+    """Parse the bytes of a `record.json`.
 
     Raises:
-        ArtifactError: as `read_record`, or no JSON.
+        ArtifactError: not JSON, or as in `read_record`.
     """
     return read_record(parse_json(data, name, RECORD_BYTES), name)
 
 
 def load_record(path: Path) -> Record:
-    """The record in a `record.json`.
+    """Read a `record.json`.
 
     Raises:
-        ArtifactError: missing, no plain file, or as `read_record`.
+        ArtifactError: missing, not a regular file, or as in `read_record`.
     """
     return parse_record(read_plain(path, RECORD_BYTES), str(path))
 
 
 def parse_run(raw: Any, name: str) -> Run:
-    """A run of this or an earlier schema, from what stands in a `run.json` or `lineage.json`.
+    """Parse a run of the current or an earlier schema, from a `run.json` or `lineage.json`.
 
     Raises:
-        ArtifactError: as `read_record`.
+        ArtifactError: as in `read_record`.
     """
     try:
         return Run.model_validate(migrated(raw, "run", name))
@@ -304,28 +301,28 @@ def parse_run(raw: Any, name: str) -> Run:
 
 
 def read_run(path: Path) -> Run:
-    """A `run.json` of this or an earlier schema.
+    """Read a `run.json` of the current or an earlier schema.
 
     Raises:
-        ArtifactError: missing, damaged, or of a later version.
+        ArtifactError: missing, damaged, or of a newer version.
     """
     return parse_run(read_json(path, RUN_BYTES), str(path))
 
 
 def read_lineage(path: Path) -> dict[str, tuple[Record, Run]]:
-    """Ancestor's id → its record and run, from a `lineage.json` of this or an earlier schema.
+    """Ancestor's id → its record and run, from a `lineage.json` of the current or an earlier schema.
 
     Raises:
-        ArtifactError: missing, damaged, or of a later version.
+        ArtifactError: missing, damaged, or of a newer version.
     """
     return parse_lineage(read_json(path, LINEAGE_BYTES), str(path))
 
 
 def parse_lineage(raw: Any, name: str) -> dict[str, tuple[Record, Run]]:
-    """The same from what stands in the file; `name` is for messages."""
+    """Like `read_lineage`, from the file's content; `name` is for messages."""
     found = migrated(raw, "lineage", name)
     if len(_artifacts(found, name)) > MOST_ANCESTORS:
-        raise ArtifactError(f"{name} holds {len(found['artifacts'])} ancestors, more than {MOST_ANCESTORS}: no Pedigree wrote it")
+        raise ArtifactError(f"{name} has too many ancestors ({len(found['artifacts'])} > {MOST_ANCESTORS}) for a Pedigree lineage")
     for identifier, entry in found["artifacts"].items():
         if not isinstance(entry, dict) or entry.keys() != {"record", "run"}:
             raise ArtifactError(f"{name} is damaged (artifacts.{identifier[:12]!r}: its fields must be `record` and `run`): {RESTORE}")
@@ -334,21 +331,21 @@ def parse_lineage(raw: Any, name: str) -> dict[str, tuple[Record, Run]]:
         entries = lineage.unfolded(found)
     ancestors = {}
     for identifier, entry in entries.items():
-        said = f"{name}, artifact {identifier[:12]!r}"
-        ancestors[identifier] = (read_record(entry["record"], said), parse_run(entry["run"], said))
+        where = f"{name}, artifact {identifier[:12]!r}"
+        ancestors[identifier] = (read_record(entry["record"], where), parse_run(entry["run"], where))
     return ancestors
 
 
 def parse_patches(run: Any, raw: Any, name: str) -> dict[str, str]:
-    """sha256 → text of the patches of an artifact and of its ancestors.
+    """sha256 → text of the patches of an artifact and its ancestors.
 
     Args:
-        run: what stands in its `run.json`: the patches of schema 1 stand there.
-        raw: what stands in its `lineage.json`.
-        name: of the latter, for messages.
+        run: content of its `run.json`, which holds the patches of schema 1.
+        raw: content of its `lineage.json`.
+        name: name of the latter, for messages.
 
     Raises:
-        ArtifactError: a patch is not what its hash says, or the files have another form.
+        ArtifactError: a patch does not match its hash, or a file is malformed.
     """
     found = migrated(raw, "lineage", name)
     _artifacts(found, name)
@@ -358,7 +355,7 @@ def parse_patches(run: Any, raw: Any, name: str) -> dict[str, str]:
 
 
 def read_patches(folder: Path) -> dict[str, str]:
-    """The same from a folder with `run.json` and `lineage.json`."""
+    """Like `parse_patches`, from a folder with `run.json` and `lineage.json`."""
     run, raw = read_json(folder / "run.json", RUN_BYTES), read_json(folder / "lineage.json", LINEAGE_BYTES)
     return parse_patches(run, raw, str(folder / "lineage.json"))
 
@@ -374,7 +371,7 @@ def _patches(raw: Any, name: str) -> dict[str, str]:
 
 
 def _artifacts(found: dict[str, Any], name: str) -> dict[str, Any]:
-    """The entries of a lineage of today's schema, all of whose fields are there and no others."""
+    """The entries of a lineage of the current schema, after checking its fields."""
     if found.keys() != LINEAGE_FIELDS or not all(isinstance(found[field], dict) for field in LINEAGE_FIELDS - {"schema_version"}):
         raise ArtifactError(
             f"{name} is damaged (its fields must be `schema_version` and the mappings `artifacts`, `shared` and `patches`): {RESTORE}"
@@ -384,7 +381,7 @@ def _artifacts(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
-    """What goes wrong with values from outside that have another form than ours, as one error."""
+    """Turn exceptions caused by malformed values into an ArtifactError."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -392,28 +389,28 @@ def _damage(name: str) -> Iterator[None]:
 
 
 def open_artifact(path: Path, verify: bool = False, beat: Beat = silent) -> Artifact:
-    """Opens a published artifact.
+    """Open a published artifact.
 
     Args:
         path: its folder.
-        verify: re-hash the payload, instead of trusting names and sizes.
-        beat: told of bytes hashed and in all.
+        verify: re-hash the payload instead of trusting names and sizes.
+        beat: receives bytes hashed and total bytes.
 
     Raises:
-        ArtifactError: no record, an unknown schema, or a payload that is not the recorded one; each differing file is named.
+        ArtifactError: no record, an unknown schema, or a payload that differs from the record; the message names each differing file.
     """
     record_file = path / "record.json"
     if not record_file.is_file():
-        raise ArtifactError(f"{path} holds no record.json: it was never finished; run the stage that makes it")
+        raise ArtifactError(f"{path} holds no record.json: it was never finished; run its stage")
     artifact = Artifact(path, load_record(record_file))
     problems = differences(artifact, verify, beat)
     if problems:
-        raise ArtifactError(f"{path} is not what its record says: {'; '.join(problems)}; restore it or run its stage again")
+        raise ArtifactError(f"{path} differs from its record: {'; '.join(problems)}; restore it or run its stage again")
     return artifact
 
 
 def differences(artifact: Artifact, verify: bool, beat: Beat = silent) -> list[str]:
-    """How the payload on disk differs from the record, one sentence a file; `beat` is told of bytes hashed and in all."""
+    """Differences between the payload on disk and the record, one sentence per file; `beat` receives bytes hashed and total bytes."""
     recorded = {entry.path: entry for entry in artifact.record.files}
     present = plain_files(artifact.payload)
     problems = [f"payload/{name} is missing" for name in recorded.keys() - present.keys()]
@@ -430,7 +427,7 @@ def differences(artifact: Artifact, verify: bool, beat: Beat = silent) -> list[s
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON so that a reader sees the old file or the whole new one, also after a power cut."""
+    """Write JSON atomically and durably: a reader sees the old or the complete new file, even after a power cut."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -443,8 +440,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes rows as JSONL with a stable form: equal rows are equal bytes. They are taken as they come, and only one is in memory; where
-    one cannot be had or written, the old file stays."""
+    """Write rows as canonical JSONL, streaming: equal rows give equal bytes. On an error the old file stays."""
     _write(path, (canonical_json(row).encode() + b"\n" for row in rows))
 
 

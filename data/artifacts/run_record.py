@@ -1,6 +1,6 @@
-"""How an artifact came about, `run.json`: code, numerics, attempts, machine. It is outside every hash: anybody may have written it.
+"""`run.json`, the provenance of an artifact: code, numerics, attempts, machine. No hash covers it, so it is untrusted.
 
-A field that is new to run.json is new here first; what was written before stays readable through `data.artifacts.artifacts.MIGRATIONS`.
+New fields of run.json are added here first; older versions stay readable through `data.artifacts.artifacts.MIGRATIONS`.
 """
 
 import json
@@ -15,7 +15,7 @@ from configs.base.paths import RelativePath
 from data.store.untrusted import Address, ArtifactError, Commit, Count, Line, Sha256, Word, read_json
 
 LONGEST_PATCH = 2 << 20
-"""Characters of a patch; those that are kept are half as long at most."""
+"""Maximum characters of a patch on reading; recorded patches are at most half as long."""
 
 
 def _moment(value: str) -> str:
@@ -34,57 +34,57 @@ class CodeState(Frozen):
     dirty: bool = False
     patch_sha256: Sha256 | None = None
     patch_left_out: Line = ""
-    """Why a dirty tree's patch was not kept; the text of one that was stands in `lineage.json`."""
+    """Why a dirty tree's patch was not recorded; recorded patches are in `lineage.json`."""
     new_files: Count = 0
-    """Files that git did not know and the record does not hold."""
+    """Number of untracked files, which are not recorded."""
     snapshot: Sha256 | None = None
-    """Of the copy of the code that the job ran from."""
+    """Hash of the code snapshot that the job ran."""
 
 
 class _Tried(Frozen):
-    """One try of the job, whatever code it ran."""
+    """Fields of an attempt except its code."""
 
     started_at: Moment | None = None
     ended_at: Moment | None = None
     cause: Line = ""
     """`succeeded`, or one word for why it ended."""
     resumed_from: Line | None = None
-    """Checkpoint that it went on from."""
+    """Checkpoint that it resumed from."""
     checkpoints: dict[Word, Setting] = Field(default_factory=dict)
-    """What writing and sending them took."""
+    """Cost of writing and uploading checkpoints."""
     peak: dict[Word, Setting] = Field(default_factory=dict)
-    """Bytes that its first rank had at most (`data.host.memory.peak`)."""
+    """Peak memory of rank 0 in bytes (`data.host.memory.peak`)."""
 
 
 class Attempt(_Tried):
-    """One try of the job."""
+    """One attempt of the job."""
 
     code: CodeState | None = None
 
 
 class ToldCode(CodeState):
-    """The same before it is recorded: with the text of the patch."""
+    """Code state before it is recorded, with the text of the patch."""
 
     patch: str | None = Field(default=None, max_length=LONGEST_PATCH)
 
 
 class ToldAttempt(_Tried):
-    """A try of a job that has not ended yet, as another machine tells it."""
+    """An attempt of an unfinished job, as reported by another machine."""
 
     code: ToldCode | None = None
 
 
-def parse_attempts(told: Any) -> list[dict[str, Any]]:
-    """Tries of a job as JSON, of which some process has told.
+def parse_attempts(reported: Any) -> list[dict[str, Any]]:
+    """Validate reported attempts of a job; returns JSON.
 
     Raises:
-        ValidationError, TypeError: they are none.
+        ValidationError, TypeError: invalid.
     """
-    return [ToldAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in told]
+    return [ToldAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in reported]
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
-    """The same from a file beside a job; what cannot be read is forgotten."""
+    """Read reported attempts from a job's file; empty if it is unreadable."""
     try:
         return parse_attempts(read_json(path))
     except (ArtifactError, ValidationError, TypeError):
@@ -92,14 +92,14 @@ def read_attempts(path: Path) -> list[dict[str, Any]]:
 
 
 class Fingerprint(Frozen):
-    """Hashes of the code behind the stage."""
+    """Hashes of the stage's code."""
 
     sha256: Sha256 | None = None
     files: dict[RelativePath, Sha256] = Field(default_factory=dict)
 
 
 class Environment(Frozen):
-    """What the job was installed with."""
+    """Python, library versions and lock files of the job."""
 
     python: Line | None = None
     libraries: dict[Word, Line] = Field(default_factory=dict)
@@ -107,24 +107,24 @@ class Environment(Frozen):
 
 
 class Hardware(Frozen):
-    """What the machine computes with."""
+    """The machine's compute hardware."""
 
     machine: Line | None = None
     kernel: Line | None = None
     cpu: Line | None = None
     instruction_sets: tuple[Word, ...] | None = Field(default=None, strict=False)
-    """Of those that decide how matrices are multiplied (`data.host.machine.INSTRUCTION_SETS`)."""
+    """Those that affect matrix multiplication (`data.host.machine.INSTRUCTION_SETS`)."""
     cores: Count | None = None
-    """Physical cores that the job could use."""
+    """Physical cores available to the job."""
     memory_gib: float | None = Field(default=None, ge=0)
     gpus: tuple[Line, ...] | None = Field(default=None, strict=False)
 
 
 class MadeBy(Frozen):
-    """What a job ran with, as it found it where it ran."""
+    """Code, environment and hardware of a job, recorded where it ran."""
 
     numerics: dict[Word, Setting] = Field(default_factory=dict)
-    """As asked for, with what they leave to the machine."""
+    """Requested settings, with machine-dependent ones resolved."""
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
     hardware: Hardware = Hardware()
@@ -135,13 +135,13 @@ class Run(Frozen):
 
     schema_version: int
     address: Address | None = None
-    """Where it was made."""
+    """`RECIPE/STAGE` that produced the artifact."""
     numerics: dict[Word, Setting] = Field(default_factory=dict)
     placement: dict[Word, Setting] = Field(default_factory=dict)
     licences: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
-    """What the stage took from outside → under which licences its recipe said that it is handed on."""
+    """External input of the stage → licenses stated in its recipe."""
     generators: dict[Line, Annotated[tuple[Line, ...], Field(strict=False)]] = Field(default_factory=dict)
-    """The same → which models its recipe said have written it."""
+    """External input of the stage → models that generated it, as stated in its recipe."""
     attempts: tuple[Attempt, ...] = Field(default=(), strict=False)
     fingerprint: Fingerprint = Fingerprint()
     environment: Environment = Environment()
@@ -150,19 +150,19 @@ class Run(Frozen):
     @field_validator("placement")
     @classmethod
     def names_no_store(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A checkpoint is a pickle: nobody may be sent to another's store for one."""
+        """Reject store URLs: a checkpoint is a pickle, so a record must not point to one."""
         if value.get("checkpoint_url") is not None:
-            raise ValueError("checkpoint_url is never recorded: checkpoints of a store that others name are not loaded")
+            raise ValueError("checkpoint_url is never recorded: checkpoints from a store named by others are not loaded")
         return value
 
     @property
     def code(self) -> CodeState | None:
-        """That of the last attempt which says it: it finished the artifact."""
+        """Code of the last attempt that recorded one, i.e. the attempt that finished the artifact."""
         return next((attempt.code for attempt in reversed(self.attempts) if attempt.code), None)
 
     @property
     def seconds(self) -> float | None:
-        """Wall time of all attempts together; None where none was recorded."""
+        """Total wall time of all attempts in seconds; None if not recorded."""
         spans = [
             (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
             for attempt in self.attempts
@@ -171,5 +171,5 @@ class Run(Frozen):
         return sum(spans) if spans else None
 
     def as_json(self) -> dict[str, Any]:
-        """As it was written: names sorted, and no fields that were not there."""
+        """The run as written: sorted names, only fields that were set."""
         return json.loads(canonical_json(self.model_dump(mode="json", exclude_unset=True)))

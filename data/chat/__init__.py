@@ -1,1 +1,1 @@
-"""Messages to token ids."""
+"""Conversion of messages to token ids."""

@@ -1,16 +1,15 @@
-"""Messages to token ids, for one model folder: the only place that renders chat templates.
+"""Messages to token ids for one model folder; the only place that renders chat templates.
 
-A conversation is rendered to text once; the text is cut where the assistant's turns begin and end (`{% generation %}`), and
-each piece is tokenised by itself without further special tokens. So no token straddles the border between prompt and answer,
-what a trainer sees is what the sampler saw, and an answer's end-of-turn token is part of the answer, unless the answer was cut off.
+A conversation is rendered once; the text is split where the assistant's turns begin and end (`{% generation %}`), and each piece is
+tokenized separately without further special tokens. So no token spans prompt and answer, the trainer sees the sampler's tokens, and an
+answer's end-of-turn token is part of the answer, unless the answer was cut off.
 
-A prompt is what vLLM's server makes of the same messages, with one exception: an earlier answer that begins with white space keeps the
-tokens that it was given with, where a server that gets it as text may merge them with the template's.
+Prompts equal those of vLLM's server, with one exception: an earlier answer that begins with whitespace keeps its own tokens, which a server
+that receives text may merge with the template's.
 
-Template arguments are values for variables that a template reads besides the messages, such as `enable_thinking`. An answer is asked for
-and trained under the same ones.
+Template arguments are values for further variables of a template, such as `enable_thinking`. Sampling and training use the same ones.
 
-Templates are given calls and tools as OpenAI has them (`data/chat/tools.py`), as servers give them.
+Templates receive calls and tools in OpenAI's form (`data/chat/tools.py`), as in servers.
 """
 
 import re
@@ -34,34 +33,34 @@ PROBE: list[Message] = [
 ]
 
 CONTROL = re.compile(r"<\|\w+\|>|<bos>|<(?:start|end)_of_turn>|</?s>|\[/?(?:INST|AVAILABLE_TOOLS|TOOL_RESULTS)\]|\[TOOL_CALLS\]")
-"""How templates write control tokens: most of them, Gemma's, Mistral's. Where turns end with the tokenizer's EOS token these are plain
-text, as in Tülu's template."""
+"""Control tokens as written in templates: the common form, Gemma's, Mistral's. In templates whose turns end with the EOS token they are
+plain text, as in Tülu's."""
 GIVEN = {"messages", "add_generation_prompt"}
-"""What every template is given, besides names of tokens such as `eos_token`."""
+"""Variables of every template, besides token names such as `eos_token`."""
 CALLS_OF_TOOLS, RESULTS_OF_TOOLS = re.compile(r"\btool_calls\b"), re.compile(rf"['\"]{RESULT}['\"]")
-"""What a template reads that has a form for them. Others leave them out without a word, or write them as nobody has been taught."""
+"""Found in templates that support calls and results. Other templates drop them silently, or use a form unknown to the model."""
 HALF_CHARACTER = "\ufffd"
-"""What a character is decoded to whose last bytes were cut off."""
+"""Decoding of a character whose last bytes were cut off."""
 
 
 Arguments = Mapping[str, Any] | None
-"""Name of a variable of the template → its value."""
+"""Template variable → value."""
 Turn = Mapping[str, Any]
-"""One as `turns_of` makes it."""
+"""A turn as returned by `turns_of`."""
 
 
 class ChatError(PedigreeError):
-    """A tokenizer, chat template or text that cannot be trained on as it is; the message says why and what to do."""
+    """A tokenizer, chat template or text cannot be trained on; the message has the reason and the remedy."""
 
 
 class Piece(NamedTuple):
-    """A stretch of a conversation that is tokenised by itself."""
+    """A part of a conversation that is tokenized separately."""
 
     text: str
     plain: bool
-    """Control tokens in it are plain characters: a model may say anything."""
+    """Whether control tokens in it are plain characters, since a model may output any text."""
     ends: bool
-    """The end-of-turn token comes after it."""
+    """Whether the end-of-turn token follows."""
     trained: bool
 
 
@@ -71,15 +70,15 @@ class Chat:
     Attributes:
         tokenizer: the transformers tokenizer.
         eos_id: the token that ends an answer.
-        pad_id: fills batches; another token than `eos_id` wherever the vocabulary has one.
+        pad_id: padding token; differs from `eos_id` if the vocabulary allows it.
     """
 
     def __init__(self, model_folder: Path) -> None:
-        """Loads and checks the tokenizer of a Hugging Face folder.
+        """Load and check the tokenizer of a Hugging Face folder.
 
         Raises:
-            ChatError: no template, a template that does not mark or does not end the assistant's turns, a doubled BOS, or a
-                tokenizer that gives other tokens for the pieces than for the whole.
+            ChatError: there is no template, it does not mark or end the assistant's turns, BOS is doubled, or tokenizing the pieces
+                differs from tokenizing the whole.
         """
         with uncollected():
             from transformers import AutoTokenizer
@@ -96,51 +95,50 @@ class Chat:
         self.pad_id = self._pad()
         self._control = sorted({str(added) for added in tokenizer.added_tokens_decoder.values() if added.special})
         self._any_control = re.compile("|".join(map(re.escape, self._control)) or "(?!)")
-        self._named: dict[str, Any] = tokenizer.special_tokens_map  # the tokenizer makes it anew at each call
+        self._named: dict[str, Any] = tokenizer.special_tokens_map  # the tokenizer rebuilds it at each call
         self._check()
 
     @property
     def highest_id(self) -> int:
-        """No token has a higher one. Looks through the whole vocabulary."""
+        """Highest token id. Scans the whole vocabulary."""
         return max(self.tokenizer.get_vocab().values())
 
     @cached_property
     def variables(self) -> set[str]:
-        """The template arguments that a row may have."""
+        """Template arguments that a row may have."""
         return variables_of(self.template)
 
     def prompt(self, messages: Sequence[Message], arguments: Arguments = None) -> list[int]:
-        """Ids of a conversation that an answer is asked for, by the user's turn or a result, up to where the assistant begins to speak: see
-        `asked`."""
+        """Ids of a prompt, ending where the assistant's answer begins; see `asked`."""
         return [token for piece in self.asked(messages, arguments) for token in self.ids(piece)]
 
     def asked(self, messages: Sequence[Message], arguments: Arguments = None) -> list[Piece]:
         """The pieces of a prompt.
 
         Raises:
-            ChatError: a message spells out a control token, the template does not read an argument, or has no form for tools.
+            ChatError: a message contains a control token, or the template does not read an argument or does not support tools.
         """
         self._refuse(messages, arguments)
         return [self._piece(*piece, has_calls(messages)) for piece in self._pieces(messages, ask=True, arguments=arguments)]
 
     def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
-        """Ids of a conversation up to where the assistant has said `beginning`, and goes on.
+        """Ids of a prompt followed by the `beginning` of the assistant's answer.
 
         Raises:
-            ChatError: a message or the beginning spells out a control token.
+            ChatError: a message or the beginning contains a control token.
         """
         self._refuse([{"role": "assistant", "content": beginning}])
         return [*self.prompt(messages), *self.said(beginning)]
 
     def said(self, text: str) -> list[int]:
-        """Ids of a text as the assistant says it, without the end of its turn; control tokens in it are plain characters."""
+        """Ids of an assistant's text without end-of-turn token; control tokens in it are plain characters."""
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def plain(self, text: str) -> list[int]:
-        """Ids of a text without a chat template, with what the tokenizer puts before every text.
+        """Ids of a text without chat template, including tokens such as BOS that the tokenizer adds.
 
         Raises:
-            ChatError: the text spells out a control token.
+            ChatError: the text contains a control token.
         """
         self._refuse([{"role": "user", "content": text}])
         return self.tokenizer(text)["input_ids"]
@@ -148,7 +146,7 @@ class Chat:
     def training(
         self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None
     ) -> tuple[list[int], list[bool]]:
-        """Ids of a whole conversation, and which of them are trained: see `conversation`."""
+        """(ids of a whole conversation, training mask); see `conversation`."""
         ids: list[int] = []
         mask: list[bool] = []
         for piece in self.conversation(messages, train_on, arguments):
@@ -158,16 +156,15 @@ class Chat:
         return ids, mask
 
     def conversation(self, messages: Sequence[Message], train_on: TrainOn = "assistant", arguments: Arguments = None) -> list[Piece]:
-        """The pieces of a whole conversation; a turn of the assistant is its text, its calls and its end-of-turn token.
+        """The pieces of a whole conversation; an assistant turn is its text, its calls and its end-of-turn token.
 
-        A last turn that was cut off has no end-of-turn token, and nothing comes after it.
-
-        Control tokens spelled out in an answer that comes last become plain characters, as in `answered`.
+        A last turn that was cut off has no end-of-turn token, and nothing follows it. Control tokens in a final answer become plain
+        characters, as in `answered`.
 
         Raises:
-            ChatError: another message spells out a control token, the template does not read an argument, has no form for tools, does not
-                mark one stretch for each of the assistant's turns, leaves out part of a turn that is to be trained, begins it otherwise
-                than it asks for it, or offers the row's tools elsewhere.
+            ChatError: another message contains a control token; the template does not read an argument, does not support tools, does not
+                mark exactly one span per assistant turn, drops part of a trained turn, opens a trained turn differently than its generation
+                prompt, or places the row's tools elsewhere.
         """
         before, last_turn = divided(messages)
         self._refuse(before, arguments)
@@ -196,18 +193,18 @@ class Chat:
     def answer(
         self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None
     ) -> tuple[list[int], list[int]]:
-        """(ids of the prompt, ids of `text` as its answer): see `answered`."""
+        """(ids of the prompt, ids of `text` as its answer); see `answered`."""
         *prompt, answer = self.answered(messages, text, ended=ended, arguments=arguments)
         return [token for piece in prompt for token in self.ids(piece)], self.ids(answer)
 
     def answered(self, messages: Sequence[Message], text: str, *, ended: bool = True, arguments: Arguments = None) -> list[Piece]:
-        """The pieces of a prompt, and last `text` as its answer with the end-of-turn token; without it where the answer has not ended.
+        """The pieces of a prompt, followed by `text` as its answer, with the end-of-turn token if it `ended`.
 
-        Control tokens spelled out in `text` (a sampled text may hold any characters) become plain characters.
+        Control tokens in `text` become plain characters, because sampled texts may contain anything.
 
         Raises:
-            ChatError: the template renders the prompt otherwise once an answer follows, so the answer would be trained in
-                another context than it is asked for in; it leaves out part of the answer; or as `prompt` says.
+            ChatError: the template renders the prompt differently once an answer follows, so that training and sampling contexts would
+                differ; it drops part of the answer; or as in `prompt`.
         """
         self._refuse(messages, arguments)
         asked = self._pieces(messages, ask=True, arguments=arguments)
@@ -229,7 +226,7 @@ class Chat:
         return [*ids, self.eos_id] if piece.ends else ids
 
     def text_ids(self, text: str, plain: bool) -> list[int]:
-        """The tokens of a text, with nothing around it; `plain`: control tokens in it are plain characters."""
+        """The tokens of a bare text; `plain`: treat control tokens in it as plain characters."""
         split = {"split_special_tokens": True} if plain else {}
         return list(self.tokenizer(text, add_special_tokens=False, **split)["input_ids"])
 
@@ -238,7 +235,7 @@ class Chat:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _pieces(self, messages: Sequence[Message], ask: bool, arguments: Arguments = None) -> list[tuple[str, bool]]:
-        """The rendered text, cut into (text, said by the assistant)."""
+        """The rendered text, split into (text, whether it is the assistant's)."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -262,21 +259,21 @@ class Chat:
         return [(piece, said) for piece, said in pieces if piece]
 
     def _piece(self, text: str, said: bool, called: bool, ended: bool = True, trained: bool = False) -> Piece:
-        """In what the assistant said, only the end of the turn is a control token; where it may have `called`, also what a template writes
-        around calls."""
+        """In the assistant's text, only the end of turn is a control token; if it may have `called` tools, also the tokens around
+        calls."""
         if said and text.endswith(self._named["eos_token"]):
             body = text.removesuffix(self._named["eos_token"])
             return Piece(body if ended else body.rstrip(HALF_CHARACTER), not called, ended, trained)
         return Piece(text, False, False, trained)
 
     def _spells_control(self, turn: Turn, rendered: str) -> bool:
-        """Whether the assistant spells out control tokens in its last turn.
+        """Whether the assistant's last turn contains control tokens as text.
 
         Raises:
-            ChatError: and the template writes some of its own in that turn, from which they could not be told.
+            ChatError: the template also writes control tokens in that turn, so that the two cannot be distinguished.
         """
-        said = [turn["content"], *texts_within(turn.get("tool_calls", []))]
-        spelled = [token for text in said for token in self._any_control.findall(text)]
+        texts = [turn["content"], *texts_within(turn.get("tool_calls", []))]
+        spelled = [token for text in texts for token in self._any_control.findall(text)]
         if spelled and len(spelled) < len(self._any_control.findall(rendered.removesuffix(self._named["eos_token"]))):
             raise ChatError(
                 f"a turn with a call spells out the control token {spelled[0]!r}, and the chat template in {self.folder} writes some of "
@@ -285,7 +282,7 @@ class Chat:
         return bool(spelled)
 
     def _refuse(self, messages: Sequence[Message], arguments: Arguments = None) -> None:
-        """A control token written out in a message or an argument would forge turns; what a template does not read would have no effect."""
+        """Reject control tokens in messages and arguments, which would forge turns, and arguments that the template ignores."""
         unread = sorted(arguments.keys() - self.variables) if arguments else []
         if unread:
             raise ChatError(
@@ -303,7 +300,7 @@ class Chat:
                 raise ChatError(f"{said} spells out the control token {found!r} ({text[:80]!r}): drop such rows when the data is prepared")
 
     def _refuse_tools(self, messages: Sequence[Message]) -> None:
-        """A template without a form for calls or results would leave them out, or write them as its model has never seen them."""
+        """Reject calls and results if the template does not support them."""
         roles = {message["role"] for message in messages}
         for role, form, what in ((CALL, CALLS_OF_TOOLS, "calls of tools"), (RESULT, RESULTS_OF_TOOLS, "results of tools")):
             if role in roles and not form.search(self.template):
@@ -313,7 +310,7 @@ class Chat:
                 )
 
     def _refuse_changed(self, turns: Sequence[Turn], rendered: Sequence[str], train_on: TrainOn) -> None:
-        """A turn whose thoughts a template takes out would be trained as if it had been said without them."""
+        """Reject trained turns of which the template drops a part, such as thoughts."""
         for turn, text, trained in zip(turns, rendered, trained_turns(turns, train_on), strict=True):
             said = [turn["content"].strip(), *(call["function"]["name"] for call in turn.get("tool_calls", ()))]
             if trained and not all(part in text for part in said):
@@ -326,7 +323,7 @@ class Chat:
     def _refuse_other_openings(
         self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
     ) -> None:
-        """A turn would be trained in another context than it is asked for in, where a template begins earlier turns in another way."""
+        """Reject trained turns that the template opens differently than its generation prompt."""
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
         opening = self._opening(messages, arguments)
         places = [place for place, (_, said) in enumerate(pieces) if said]
@@ -341,7 +338,7 @@ class Chat:
     def _refuse_tools_elsewhere(
         self, messages: Sequence[Message], pieces: Sequence[tuple[str, bool]], train_on: TrainOn, arguments: Arguments
     ) -> None:
-        """Calls would be trained where nothing is offered, by a template that offers tools before the last question alone."""
+        """Reject templates that place tools only before the last question, if earlier turns are trained."""
         if OFFERED not in (arguments or {}):
             return
         turns = [turn for turn in turns_of(messages) if turn["role"] == "assistant"]
@@ -357,13 +354,13 @@ class Chat:
             )
 
     def _opening(self, messages: Sequence[Message], arguments: Arguments) -> str:
-        """What the template puts between a prompt and the answer that it asks for. A system's text may decide it, later turns do not."""
+        """The template's generation prompt. It may depend on the system's text, but not on later turns."""
         end = next(place for place, message in enumerate(messages) if message["role"] in MARKED)
-        told, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
-        return asked.removeprefix(told)
+        without, asked = ("".join(text for text, _ in self._pieces(messages[:end], ask, arguments)) for ask in (False, True))
+        return asked.removeprefix(without)
 
     def _pad(self) -> int:
-        """Masks come from lengths, never from comparing ids with the pad, so a model whose only special is eos works too."""
+        """Choose the padding token. It may be EOS, because masks come from lengths, never from comparing ids."""
         tokenizer = self.tokenizer
         candidates = [tokenizer.pad_token_id, tokenizer.unk_token_id, *sorted(tokenizer.all_special_ids)]
         return next((token for token in candidates if token is not None and token != self.eos_id), self.eos_id)
@@ -380,28 +377,28 @@ class Chat:
             if text != message["content"] + self.tokenizer.eos_token:
                 raise ChatError(
                     f"the chat template in {self.folder} marks {text!r} as the assistant's turn instead of its text and the end-of-turn "
-                    f"token {self.tokenizer.eos_token!r}: without it no model learns to stop; put both between "
+                    f"token {self.tokenizer.eos_token!r}, without which no model learns to stop: put both between "
                     "`{% generation %}` and `{% endgeneration %}`"
                 )
-        ids, _ = self.training(PROBE, "last_turn")  # what earlier turns are trained with is the data's matter
+        ids, _ = self.training(PROBE, "last_turn")  # whether earlier turns can be trained depends on the data
         bos = self.tokenizer.bos_token_id
         if bos is not None and ids[:2] == [bos, bos]:
-            raise ChatError(f"the chat template in {self.folder} begins with two BOS tokens: take one out of the template")
+            raise ChatError(f"the chat template in {self.folder} begins with two BOS tokens: remove one from the template")
         whole = self.tokenizer("".join(piece for piece, _ in pieces), add_special_tokens=False)["input_ids"]
         if ids != whole:
             raise ChatError(
                 f"the tokenizer in {self.folder} gives other tokens for a conversation cut at its turns than for the whole (a prefix "
-                "space, or a token across the border): use a tokenizer without prefix space and a template that ends turns with "
+                "space, or a token across the boundary): use a tokenizer without prefix space and a template that ends turns with "
                 "special tokens"
             )
         self.answer(PROBE[:3], "4")
 
 
 def variables_of(template: str) -> set[str]:
-    """The arguments of a template: what it reads, does not set itself and is not given with every conversation.
+    """A template's arguments: variables that it reads and does not set, except those of every conversation.
 
     Raises:
-        ChatError: it is no template.
+        ChatError: it is not a valid template.
     """
     from jinja2 import TemplateError, meta
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -415,7 +412,7 @@ def variables_of(template: str) -> set[str]:
 
 
 def end_of_turn(template: str) -> str | None:
-    """The token with which a template ends the assistant's turns; None where that is the tokenizer's EOS token, or is not to be found."""
+    """The token with which a template ends the assistant's turns; None if it is the tokenizer's EOS token, or was not found."""
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -424,18 +421,18 @@ def end_of_turn(template: str) -> str | None:
     try:
         (text,), _ = cast(Any, render_jinja_template)(conversations=[conversation], chat_template=template, bos_token="", eos_token=eos)
     except TemplateError:
-        return None  # `Chat` says what is wrong with it
+        return None  # `Chat` reports the problem
     found = CONTROL.match(text.partition(said)[2])
     return found.group() if found else None
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether tools are called: templates write control tokens of their own around calls, as Mistral's does."""
+    """Whether tools are called; templates such as Mistral's write control tokens around calls."""
     return any(message["role"] == CALL for message in messages)
 
 
 def trained_turns(turns: Sequence[Turn], train_on: TrainOn) -> list[bool]:
-    """Which of the assistant's turns are trained. A turn without a mark is not, where marks decide."""
+    """Which of the assistant's turns are trained. With `marked`, turns without a mark are not."""
     match train_on:
         case "assistant" | "all":
             return [True] * len(turns)

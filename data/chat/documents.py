@@ -1,6 +1,6 @@
-"""What rows become for training: the pieces of one or two documents, and their tokens packed as they lie in a file.
+"""Training documents: the pieces of a row's one or two documents, and their tokens packed as in a token file.
 
-Nothing here needs torch: processes that do nothing but tokenise start without it.
+This module does not need torch, so tokenizing processes start without it.
 """
 
 import zlib
@@ -19,10 +19,10 @@ Row = Mapping[str, Any]
 
 
 class Documents(ABC):
-    """How rows were taken from the data, and what a row becomes. The fields of a subclass say all that decides about it."""
+    """How rows were selected and become documents. A subclass's fields contain everything that affects the result."""
 
     per_row: ClassVar[int] = 1
-    """Documents that each row becomes."""
+    """Documents per row."""
 
     @abstractmethod
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
@@ -33,18 +33,18 @@ class Documents(ABC):
         """
 
     def characters(self, row: Row) -> int:
-        """About how long it takes."""
+        """Estimate of the tokenizing cost."""
         return sum(len(message["content"]) for message in row["messages"])
 
     @property
     def said(self) -> list[Any]:
-        """What tells it from others."""
+        """Identity, for cache keys."""
         return [type(self).__name__, sorted(vars(self).items())]
 
 
 @dataclass(frozen=True)
 class Conversations(Documents):
-    """Whole conversations {messages}. Rows of all kinds may have `template_arguments`."""
+    """Whole conversations {messages}. All rows may have `template_arguments`."""
 
     train_on: TrainOn
 
@@ -54,7 +54,7 @@ class Conversations(Documents):
 
 @dataclass(frozen=True)
 class Pairs(Documents):
-    """(chosen, rejected) of {messages, chosen, rejected, ended}, which `lists` has selected."""
+    """(chosen, rejected) from {messages, chosen, rejected, ended}, as selected by `lists`."""
 
     lists: Lists
     per_row: ClassVar[int] = 2
@@ -70,10 +70,10 @@ class Pairs(Documents):
 
 @dataclass(frozen=True)
 class SingleAnswers(Documents):
-    """Answers {messages, text, ended} of preferences."""
+    """Answers {messages, text, ended} from preferences."""
 
     taken: str
-    """Which answers of a preference, and in which order: the name of the function that has selected them."""
+    """Name of the function that selected and ordered the answers."""
 
     def pieces(self, chat: Chat, row: Row) -> tuple[list[Piece], ...]:
         return (chat.answered(row["messages"], row["text"], ended=row["ended"], arguments=row.get("template_arguments")),)
@@ -83,21 +83,21 @@ class SingleAnswers(Documents):
 
 
 class Packed(NamedTuple):
-    """Documents one after the other."""
+    """Concatenated documents."""
 
     data: bytes
-    """Of each document: its ids, then which tokens are trained, eight a byte (`np.packbits`), then zeros up to a whole number of ids."""
+    """For each document: its ids, its training mask as bits (`np.packbits`), and zero padding to a whole number of ids."""
     index_D3: np.ndarray
-    """uint32: tokens; trained tokens, the first one left out; CRC-32 of the document's data."""
+    """uint32: number of tokens; of trained tokens, except the first token; CRC-32 of the document's data."""
 
 
 def record_bytes(lengths: np.ndarray, item_bytes: int) -> np.ndarray:
-    """Bytes of documents with so many tokens each."""
+    """Bytes of documents with these numbers of tokens."""
     return (lengths * item_bytes + (lengths + 7) // 8 + item_bytes - 1) // item_bytes * item_bytes
 
 
 def pack(documents: Sequence[tuple[np.ndarray, np.ndarray]]) -> Packed:
-    """Packs documents: (ids, trained), each of shape (T,)."""
+    """Pack documents (ids, trained), each of shape (T,)."""
     data, index_D3 = bytearray(), np.zeros((len(documents), 3), dtype=np.uint32)
     for number, (ids, trained) in enumerate(documents):
         begun = len(data)
@@ -108,13 +108,13 @@ def pack(documents: Sequence[tuple[np.ndarray, np.ndarray]]) -> Packed:
 
 
 def tokenised(rows: Sequence[Row], documents: Documents, encoder: Encoder) -> Packed:
-    """The documents of some rows, in their order.
+    """Tokenize the documents of rows, in order.
 
-    Tokens after the last trained one are left out: they have no effect. A document that trains nothing stays whole.
+    Tokens after the last trained one are dropped, because they have no effect. A document without trained tokens stays whole.
 
     Raises:
-        ChatError: a row cannot be trained on; the first such row is the one that is told.
-        NotEqual: the encoder is not to be trusted.
+        ChatError: a row cannot be trained on; reports the first such row.
+        NotEqual: the encoder's fast path gives different ids.
     """
     drafts = [draft for row in rows for draft in documents.pieces(encoder.chat, row)]
     ids = encoder.encode((piece.text, piece.plain) for draft in drafts for piece in draft)

@@ -1,15 +1,15 @@
-"""Many texts to token ids at once: the very ids that the tokenizer gives text by text, several times as fast.
+"""Bulk tokenization with exactly the tokenizer's ids, several times faster.
 
-A byte-level BPE cuts a text into words by a regular expression and merges each word by itself. So a word that was seen before needs no
-merging, and what is left is to cut: by Python's own `re` where a text is ASCII, else by `regex`. Words get their ids from the tokenizer's
-own model, hence only the cuts could be others than the tokenizer's. They are taken where they are proven:
+A byte-level BPE splits a text into words by a regular expression and merges each word separately. Ids of known words are therefore cached,
+and only splitting remains: with Python's `re` for ASCII texts, else with `regex`. Ids of words come from the tokenizer's own model, so only
+the splits could differ. They are verified:
 
-- for a form of tokenizer that is known here (`_pattern`), and agrees on texts made for the purpose;
-- of characters that were seen to be cut alike, each in the company of letters, digits, spaces and others (engines know different versions
-  of Unicode); a text with any other character goes to the tokenizer;
-- as long as one document of each chunk, encoded by the tokenizer as well, comes out equal: `NotEqual` ends the whole attempt.
+- the form of the tokenizer must be known (`_pattern`), and agree on probe texts;
+- each character must be split identically next to letters, digits, spaces and others, because regex engines differ in Unicode version;
+  texts with any other character go to the tokenizer;
+- one document of each chunk is also encoded by the tokenizer; a difference raises `NotEqual` and ends the attempt.
 
-Every other tokenizer is asked for many texts in one call, and one that is not written in Rust for one after the other.
+Other Rust tokenizers get many texts per call, and Python tokenizers one at a time.
 """
 
 import json
@@ -27,17 +27,17 @@ from data.chat.chat import Chat
 Ids: TypeAlias = NDArray[np.unsignedinteger[Any]]
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What `ByteLevel` cuts by; tokenizers, pre_tokenizers/byte_level.rs."""
+"""Pattern of `ByteLevel`; tokenizers, pre_tokenizers/byte_level.rs."""
 GPT2_AFTER_DIGITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
-"""The same where each digit was cut out before: white space in front of a digit stands at an end."""
+"""The same after digits were isolated: whitespace before a digit is then at the end of a piece."""
 _PROPERTY = re.compile(r"\\p\{(\w+)\}")
 MOST_WORDS, LONGEST_WORD = 200_000, 48
-"""Of the cache: about 50 MB. Longer words seldom come again."""
+"""Limits of the cache, about 50 MB. Longer words rarely repeat."""
 COMPANY = (
     "{}", "{0}{0}", "a{}", "{}a", "1{}", "{}1", "!{}", "{}!", " {}", "{} ", "  {}", "\n{}", "{}\n", " {}\n", "\t{} a", "a {}b",
     "'{}", "'{}e",
 )  # fmt: skip
-"""In which a character is tried: next to a letter, a digit, a mark, white space of both kinds, an apostrophe."""
+"""Contexts in which a character is tested: next to a letter, digit, punctuation, space, newline, apostrophe."""
 PROBES = (
     "", " ", "   ", "\n\n  \n", "a  1", "a \n 1", "don't WE'LL I'm 'tis", "x=1;  y = 22_333\n\n\tprint(x)\r\n", "1234567890 3.14 1,000",
     "https://a.b/c?d=e&f#g", "  lead and trail  ", "``` \n```", "\u0966\u0967 \u00bd\u2167 e\u0301", "\U0001f600\U0001f468\u200d\U0001f469",
@@ -46,18 +46,18 @@ PROBES = (
 
 
 class NotEqual(Exception):
-    """The fast way gave other ids than the tokenizer: it is not to be taken."""
+    """The fast path gave different ids than the tokenizer."""
 
 
 class Encoder:
-    """Texts to ids, by the tokenizer of a chat."""
+    """Encodes texts with a chat's tokenizer."""
 
     def __init__(self, chat: Chat, dtype: np.dtype[Any], fast: bool = True) -> None:
         """
         Args:
-            chat: whose tokenizer it is.
-            dtype: of ids; it holds all of the vocabulary.
-            fast: also by words; otherwise by the tokenizer alone.
+            chat: provides the tokenizer.
+            dtype: dtype of ids, large enough for the vocabulary.
+            fast: whether to split into words here; otherwise use the tokenizer alone.
         """
         self.chat, self._dtype = chat, dtype
         self.end_of_turn: Ids = np.array([chat.eos_id], dtype)
@@ -66,11 +66,11 @@ class Encoder:
 
     @property
     def by_words(self) -> bool:
-        """Whether texts are cut into words here."""
+        """Whether texts are split into words here."""
         return self._words is not None
 
     def encode(self, texts: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], Ids]:
-        """Ids of each (text, whether control tokens in it are plain characters), of shape (T,)."""
+        """Ids, of shape (T,), for each (text, whether control tokens in it are plain characters)."""
         found: dict[tuple[str, bool], Ids] = {}
         left: dict[bool, list[str]] = {False: [], True: []}
         for text, plain in dict.fromkeys(texts):
@@ -97,10 +97,10 @@ class Encoder:
             self._backend.encode_special_tokens = before
 
     def prove(self, texts: Iterable[tuple[str, bool]]) -> None:
-        """Compares with the tokenizer's own ids, text by text.
+        """Compare with the tokenizer's own ids, text by text.
 
         Raises:
-            NotEqual: they are others.
+            NotEqual: they differ.
         """
         for (text, plain), ids in self.encode(texts).items():
             if ids.tolist() != self.chat.text_ids(text, plain):
@@ -108,7 +108,7 @@ class Encoder:
 
 
 class _Words(dict[str, bytes]):
-    """Word → its ids as they lie in memory: what a byte-level BPE makes of it, looked up or merged by its own model."""
+    """Word → bytes of its ids under a byte-level BPE, cached or merged by the tokenizer's model."""
 
     def __init__(self, backend: Any, dtype: np.dtype[Any], pattern: str, special: set[str], added: set[str], composed: bool) -> None:
         super().__init__()
@@ -123,8 +123,8 @@ class _Words(dict[str, bytes]):
 
     @classmethod
     def of(cls, backend: Any, dtype: np.dtype[Any]) -> "_Words | None":
-        """None where the tokenizer is of a form that is not known here, or cuts otherwise than that."""
-        pattern, normalizer = _pattern(_told(backend.pre_tokenizer)), _told(backend.normalizer)
+        """None if the tokenizer's form is unknown, or its splits differ from it."""
+        pattern, normalizer = _pattern(_serialized(backend.pre_tokenizer)), _serialized(backend.normalizer)
         tokens = backend.get_added_tokens_decoder().values()
         if pattern is None or normalizer not in (None, {"type": "NFC"}) or not _merges_bytes(backend.model) or any(map(_is_odd, tokens)):
             return None
@@ -135,7 +135,7 @@ class _Words(dict[str, bytes]):
         return made if all(made._cut(text) == made._own_cut(text) for text in PROBES) else None
 
     def ids(self, text: str, plain: bool) -> bytes | None:
-        """Ids of a text; None where the tokenizer itself is to be asked."""
+        """Ids of a text; None if only the tokenizer itself can encode it."""
         if not text.isascii() and not self._is_known(text):
             return None
         if len(self) > MOST_WORDS:
@@ -165,12 +165,12 @@ class _Words(dict[str, bytes]):
         return [text[start:end] for _, (start, end) in self._pre.pre_tokenize_str(text)]
 
     def _is_known(self, text: str) -> bool:
-        """Whether each of the characters is cut alike, and the text would not be normalised."""
+        """Whether all characters are verified, and the text is already normalized."""
         return self._are_proven(set(text)) and (not self._composed or unicodedata.is_normalized("NFC", text))
 
     def _are_proven(self, characters: set[str]) -> bool:
         for character in characters - self._proven.keys():
-            assigned = unicodedata.category(character) not in ("Cn", "Cs")  # a later Unicode, or half a character
+            assigned = unicodedata.category(character) not in ("Cn", "Cs")  # a later Unicode version, or a lone surrogate
             self._proven[character] = assigned and all(self._is_cut_alike(form.format(character)) for form in COMPANY)
         return all(map(self._proven.__getitem__, characters))
 
@@ -178,25 +178,25 @@ class _Words(dict[str, bytes]):
         return "".join(cut := self._any.findall(text)) == text and cut == self._own_cut(text) and self._cut(text) == cut
 
 
-def _told(part: Any) -> Any:
-    """A normaliser or pre-tokenizer as `tokenizer.json` has it."""
+def _serialized(part: Any) -> Any:
+    """A normalizer or pre-tokenizer as in `tokenizer.json`."""
     return None if part is None else json.loads(part.__getstate__())
 
 
 def _merges_bytes(model: Any) -> bool:
-    """Whether it is a BPE that does the same with a word each time, and nothing at its begin or end."""
+    """Whether the model is a deterministic BPE without word prefixes and suffixes."""
     settings = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     return type(model).__name__ == "BPE" and not any(getattr(model, name) for name in settings)
 
 
 def _is_odd(token: Any) -> bool:
-    """Whether an added token is found by other rules than that it stands there."""
+    """Whether an added token is matched other than by its exact text."""
     strict = not (token.lstrip or token.rstrip or token.single_word) and bool(token.content)
     return not strict or (token.normalized and not token.content.isascii())
 
 
 def _pattern(pre: Any) -> str | None:
-    """By which a pre-tokenizer, as `tokenizer.json` tells it, cuts; None for a form that is not known here."""
+    """The regular expression of a pre-tokenizer, as in `tokenizer.json`; None for an unknown form."""
     if pre is None:
         return None
     *before, last = pre["pretokenizers"] if pre["type"] == "Sequence" else [pre]
@@ -219,11 +219,11 @@ def _compiles(pattern: str) -> bool:
         found = regex.compile(pattern), re.compile(_for_ascii(pattern), re.ASCII)
     except (re.error, regex.error):
         return False
-    return not any(one.groups for one in found)  # `findall` would give these
+    return not any(one.groups for one in found)  # `findall` would return groups
 
 
 def _for_ascii(pattern: str) -> str:
-    """The same for texts of ASCII alone, which `re` cuts twice as fast as `regex`: properties of Unicode become what ASCII has of them."""
+    """The pattern for ASCII texts, with Unicode properties expanded, since `re` is twice as fast as `regex`."""
     made, inside, place = "", False, 0
     while place < len(pattern):
         named = _PROPERTY.match(pattern, place)
@@ -238,13 +238,13 @@ def _for_ascii(pattern: str) -> str:
 
 
 def _any_of(tokens: set[str]) -> "re.Pattern[str] | None":
-    """Finds the leftmost of some texts, of those that begin there the longest."""
+    """A pattern that finds the leftmost, longest one of some texts."""
     ordered = sorted(tokens, key=lambda token: (-len(token), token))
     return re.compile(f"({'|'.join(map(re.escape, ordered))})") if ordered else None
 
 
 def _byte_letters() -> list[str]:
-    """The letter by which byte-level tokenizers write each byte; GPT-2's `bytes_to_unicode`."""
+    """The character for each byte in byte-level tokenizers; GPT-2's `bytes_to_unicode`."""
     shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return [chr(byte) if byte in shown else chr(256 + hidden.index(byte)) for byte in range(256)]

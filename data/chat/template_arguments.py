@@ -1,4 +1,4 @@
-"""Template arguments of rows: values for variables that a chat template reads besides the messages, e.g. `enable_thinking`.
+"""Template arguments of rows: values for further variables of a chat template, e.g. `enable_thinking`.
 
 The tools that a row offers are one of them, see `data/chat/tools.py`.
 """
@@ -9,16 +9,16 @@ from typing import Any
 from data.chat.tools import OFFERED, offered, tools_in
 
 COLUMNS = ("template_arguments", "chat_template_kwargs")
-"""Where rows have them; the first column that is there counts."""
+"""Columns with template arguments; the first that exists is used."""
 
 
 def arguments_in(row: Any) -> dict[str, Any] | None:
-    """The template arguments of a row, its tools among them; None where it has none.
+    """A row's template arguments, including its tools; None if it has none.
 
-    Those that are null or empty are left out: a table has every argument in every row.
+    Null and empty arguments are dropped, because a table has every argument in every row.
 
     Raises:
-        ValueError: they are no mapping of names to values that JSON has, or tools are none, or offered twice.
+        ValueError: they are not a mapping of names to JSON values, or the tools are invalid or given twice.
     """
     if not isinstance(row, dict):
         return None
@@ -34,7 +34,7 @@ def _given(row: dict[str, Any]) -> dict[str, Any]:
         return {}
     try:
         given = json.loads(row[column] or "{}") if isinstance(row[column], str) else row[column]
-        json.dumps(given, allow_nan=False)  # a table may hold dates and bytes, and Python's JSON numbers that are none
+        json.dumps(given, allow_nan=False)  # a table may hold dates and bytes, and Python's JSON allows NaN
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{column} is nothing that JSON has a form for ({error!s:.80})") from error
     if not isinstance(given, dict) or not all(isinstance(name, str) and name.isidentifier() for name in given):

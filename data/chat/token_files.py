@@ -1,17 +1,15 @@
-"""Files of token ids that processes map into memory and read without a copy.
+"""Memory-mapped files of token ids, read without copying.
 
-    header    what the file is (`_Header`)
-    index     of each document: tokens, trained tokens, CRC-32 (`data.chat.documents.Packed`)
-    data      the documents one after the other
+    header    format, key and sizes (`_Header`)
+    index     for each document: tokens, trained tokens, CRC-32 (`data.chat.documents.Packed`)
+    data      concatenated documents
 
-A file is written beside its place and renamed once it is whole and on the disk, so a reader finds all of it or nothing. Numbers are
-little-endian. An id takes 2 bytes where the vocabulary allows it, else 4; a trained token a bit more, a document 12 bytes and less than
-an id for its end.
+Files are written under a temporary name and renamed once complete and on disk. Numbers are little-endian. An id takes 2 bytes if the
+vocabulary allows it, else 4; the training mask takes one bit per token, and a document 12 bytes plus padding of less than an id.
 
-What is checked: at opening, that the file is what was asked for (key, rows, format), that its size is what header and index say, and
-the CRC-32 of both; at the first use of a document its own CRC-32. That finds what disks and half-copied folders do to files. It is no
-proof against somebody who can write below `.pedigree` and means harm (docs/trust.md), and a file that is cut short while it is mapped
-ends its readers with SIGBUS.
+Checks: on opening, key, rows, format, size, and the CRC-32 of header and index; on first use of a document, its CRC-32. They detect disk
+errors and incomplete copies, but not an attacker with write access to `.pedigree` (docs/trust.md). Truncating a mapped file kills its
+readers with SIGBUS.
 """
 
 import mmap
@@ -36,14 +34,14 @@ SUFFIX, UNFINISHED = ".tokens", ".unfinished"
 MAGIC = b"pedigree tokens\0"
 FORMAT = 1
 ABANDONED_S = 3600.0
-"""An unfinished file that has not grown for so long has lost its writer."""
+"""Age at which an unfinished file that no longer grows counts as abandoned."""
 _STRUCT = struct.Struct("<16s32sHHIQQI")
 _CRC = struct.Struct("<I")
 _HEADER_BYTES = 96
 
 
 class Damaged(Exception):
-    """A file is not what it should be; it is made again."""
+    """A file is damaged or not the requested one; callers rebuild it."""
 
 
 class _Header(NamedTuple):
@@ -51,33 +49,33 @@ class _Header(NamedTuple):
     key: bytes
     format: int
     item_bytes: int
-    """Of an id."""
+    """Bytes per id."""
     per_row: int
-    """Documents that each row became."""
+    """Documents per row."""
     rows: int
     data_bytes: int
     index_crc: int
 
     def packed(self) -> bytes:
-        told = _STRUCT.pack(*self)
-        return (told + _CRC.pack(zlib.crc32(told))).ljust(_HEADER_BYTES, b"\0")
+        fields = _STRUCT.pack(*self)
+        return (fields + _CRC.pack(zlib.crc32(fields))).ljust(_HEADER_BYTES, b"\0")
 
     @classmethod
     def read(cls, data: bytes) -> "_Header":
-        told = data[: _STRUCT.size]
-        if len(data) < _HEADER_BYTES or _CRC.unpack_from(data, _STRUCT.size)[0] != zlib.crc32(told):
+        fields = data[: _STRUCT.size]
+        if len(data) < _HEADER_BYTES or _CRC.unpack_from(data, _STRUCT.size)[0] != zlib.crc32(fields):
             raise Damaged("its header is damaged")
-        return cls(*_STRUCT.unpack(told))
+        return cls(*_STRUCT.unpack(fields))
 
 
 class TokenFile:
-    """A whole file, opened. Indices of documents: those of row r are r · per_row, r · per_row + 1, and so on."""
+    """An opened, complete file. Row r has the documents r · per_row, r · per_row + 1, and so on."""
 
     def __init__(self, path: Path, key: str, rows: int, per_row: int) -> None:
         """
         Raises:
-            FileNotFoundError: there is none.
-            Damaged: it is another one than was asked for, or not whole.
+            FileNotFoundError: the file does not exist.
+            Damaged: it is not the requested file, or damaged.
         """
         try:
             with open_plain(path) as stream:
@@ -87,13 +85,13 @@ class TokenFile:
         except ArtifactError as error:  # a link, a folder
             raise Damaged(str(error)) from error
         if (header.magic, header.format) != (MAGIC, FORMAT) or header.item_bytes not in (2, 4):
-            raise Damaged("it is of another format")
+            raise Damaged("it has another format")
         if (header.key, header.rows, header.per_row) != (bytes.fromhex(key), rows, per_row):
-            raise Damaged(f"it holds {header.per_row} documents of {header.rows} rows each under the key {header.key.hex()[:12]}, and not "
-                          f"{per_row} of {rows} under {key[:12]}")  # fmt: skip
+            held = f"{header.per_row} documents for each of {header.rows} rows under the key {header.key.hex()[:12]}"
+            raise Damaged(f"it has {held}, instead of {per_row} for {rows} under {key[:12]}")
         index_bytes = 12 * rows * per_row
         if size != _HEADER_BYTES + index_bytes + header.data_bytes:
-            raise Damaged(f"it has {size} bytes")
+            raise Damaged(f"it has a wrong size of {size} bytes")
         index = memoryview(self._map)[_HEADER_BYTES : _HEADER_BYTES + index_bytes]
         if zlib.crc32(index) != header.index_crc:
             raise Damaged("its index is damaged")
@@ -102,26 +100,26 @@ class TokenFile:
         self._index_D3 = np.frombuffer(index, dtype="<u4").reshape(-1, 3)
         sizes_D = record_bytes(self._index_D3[:, 0].astype(np.int64), header.item_bytes)
         if sizes_D.sum() != header.data_bytes:
-            raise Damaged("its documents do not add up to its size")
+            raise Damaged("the sizes of its documents do not add up")
         ends_D = np.cumsum(sizes_D) + _HEADER_BYTES + index_bytes
         self._begins_D, self._sizes_D = ends_D - sizes_D, sizes_D
         self._proven_D = np.zeros(len(sizes_D), dtype=np.bool_)
 
     @property
     def lengths_D(self) -> np.ndarray:
-        """Tokens of each document."""
+        """Number of tokens of each document."""
         return self._index_D3[:, 0]
 
     @property
     def trained_D(self) -> np.ndarray:
-        """Trained tokens of each document, the first token left out."""
+        """Number of trained tokens of each document, except the first token."""
         return self._index_D3[:, 1]
 
     def document(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids, packed bits of what is trained): views into the file.
+        """(ids, packed training mask), as views into the file.
 
         Raises:
-            Damaged: they are not what was written.
+            Damaged: the checksum differs.
         """
         begin, size, (length, _, crc) = int(self._begins_D[number]), int(self._sizes_D[number]), self._index_D3[number].tolist()
         record = np.frombuffer(self._map, dtype=np.uint8, count=size, offset=begin)
@@ -134,7 +132,7 @@ class TokenFile:
 
 
 class TokenWriter:
-    """A file that grows by documents."""
+    """Writes a file, document by document."""
 
     def __init__(self, path: Path, key: str, rows: int, per_row: int, dtype: np.dtype[Any]) -> None:
         self._key, self._rows, self._per_row, self._dtype = key, rows, per_row, dtype
@@ -151,12 +149,12 @@ class TokenWriter:
         self._stream.flush()
 
     def finish(self) -> None:
-        """Writes what stands before the data."""
+        """Write header and index."""
         assert self._written == len(self._index_D3), f"{self._written} of {len(self._index_D3)} documents"
         index = self._index_D3.tobytes()
-        told = (MAGIC, bytes.fromhex(self._key), FORMAT, self._dtype.itemsize, self._per_row, self._rows, self._data_bytes)
+        fields = (MAGIC, bytes.fromhex(self._key), FORMAT, self._dtype.itemsize, self._per_row, self._rows, self._data_bytes)
         self._stream.seek(0)
-        self._stream.write(_Header(*told, zlib.crc32(index)).packed() + index)
+        self._stream.write(_Header(*fields, zlib.crc32(index)).packed() + index)
         self._stream.close()
 
     def close(self) -> None:
@@ -165,11 +163,11 @@ class TokenWriter:
 
 @contextmanager
 def written(path: Path, key: str, rows: int, per_row: int, dtype: np.dtype[Any], writer: str) -> Iterator[TokenWriter]:
-    """A file that is in its place after the block, and not there at all where the block raises. What killed writers have left goes.
+    """Write a file that appears only if the block succeeds. Also removes files left by killed writers.
 
     Args:
         path, key, rows, per_row, dtype: of the file.
-        writer: a name that no other living writer of this file has.
+        writer: name that no other live writer of this file has.
     """
     prefix = f".{path.stem}.{writer}."
     unfinished = path.with_name(f"{prefix}{uuid.uuid4().hex}{UNFINISHED}")
@@ -183,11 +181,11 @@ def written(path: Path, key: str, rows: int, per_row: int, dtype: np.dtype[Any],
         rename(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
-        growing.close()  # which may fail too, where the disk is full
+        growing.close()  # may fail, too, if the disk is full
 
 
 def _sweep(own: Path, prefix: str) -> None:
-    """Deletes unfinished files of writers with this one's name, and those that have not grown for long by the clock of the disk."""
+    """Delete unfinished files of writers with this name, and abandoned ones by the file system's clock."""
     now = own.stat().st_mtime
     for path in own.parent.glob(f".*{UNFINISHED}"):
         with suppress(FileNotFoundError):

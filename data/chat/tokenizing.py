@@ -1,6 +1,6 @@
-"""Rows to packed documents on all cores: by processes that share what this one has loaded, and die with it.
+"""Tokenize rows into packed documents on all cores, in forked processes that end with this one.
 
-The bytes do not depend on how many processes there are: chunks of rows are the same ones, and come back in their order.
+The bytes do not depend on the number of processes: chunks of rows are the same and return in order.
 """
 
 import gc
@@ -20,22 +20,22 @@ from data.chat.encoding import Encoder
 from data.host.process import die_with
 
 CHUNK_ROWS, CHUNK_CHARACTERS = 256, 1 << 20
-"""Rows that are tokenised at once: so many, or fewer where they are long."""
+"""Maximum rows and characters of a chunk."""
 ROWS_OF_A_PROCESS = 1000
-"""Fewer are tokenised before another process has begun."""
+"""Rows per process; fewer are tokenized before another process has started."""
 MOST_PROCESSES = 16
-"""More than so many wait for the one that hands out rows."""
+"""Maximum processes; more would wait for the process that hands out rows."""
 WORTH_WORDS = 64
-"""With fewer rows, to prove how words are cut takes longer than it saves."""
+"""Minimum rows for splitting into words; with fewer, the verification takes longer than it saves."""
 
 
 def processes_for(rows: int) -> int:
-    """How many processes tokenise so many rows; 1: this one alone."""
+    """Number of processes for this many rows; 1 means this process alone."""
     return max(1, min(rows // ROWS_OF_A_PROCESS, len(os.sched_getaffinity(0)), MOST_PROCESSES))
 
 
 def chunks(rows: Iterable[Row], documents: Documents) -> Iterator[list[Row]]:
-    """The rows in their order, as many at a time as take a moment."""
+    """Split rows into chunks, in order."""
     chunk: list[Row] = []
     characters = 0
     for row in rows:
@@ -49,33 +49,33 @@ def chunks(rows: Iterable[Row], documents: Documents) -> Iterator[list[Row]]:
 
 
 class Worker:
-    """Tokenises chunk after chunk, in one process."""
+    """Tokenizes chunks in one process."""
 
     def __init__(self, chat: Chat, documents: Documents, dtype: np.dtype[Any], fast: bool) -> None:
         self._documents = documents
         self._encoder = Encoder(chat, dtype, fast)
 
     def pack(self, chunk: list[Row]) -> tuple[int, Packed]:
-        """(rows, their documents)."""
+        """(number of rows, their documents)."""
         return len(chunk), tokenised(chunk, self._documents, self._encoder)
 
 
 def packed(
     rows: Iterable[Row], chat: Chat, documents: Documents, dtype: np.dtype[Any], fast: bool, processes: int
 ) -> Iterator[tuple[int, Packed]]:
-    """(number of rows, their documents), chunk by chunk in the order of the rows.
+    """Tokenize rows; yields (number of rows, their documents) chunk by chunk, in order.
 
     Args:
-        rows: taken one after the other, no more than a few chunks ahead.
+        rows: consumed at most a few chunks ahead.
         chat: tokenizer and template.
-        documents: what a row becomes.
-        dtype: of ids.
-        fast: whether texts may be cut into words here (`data/chat/encoding.py`).
-        processes: 1: in this one.
+        documents: how rows become documents.
+        dtype: dtype of ids.
+        fast: whether texts may be split into words here (`data/chat/encoding.py`).
+        processes: number of processes; 1 means this process.
 
     Raises:
-        ChatError: a row cannot be trained on; the first such row is the one that is told.
-        NotEqual: the fast way is not to be taken.
+        ChatError: a row cannot be trained on; reports the first such row.
+        NotEqual: the fast path gives different ids.
     """
     if processes == 1:
         yield from map(Worker(chat, documents, dtype, fast).pack, chunks(rows, documents))
@@ -95,15 +95,15 @@ def packed(
 
 
 _worker: list[Worker] = []
-"""Of this process, where it was started to tokenise."""
+"""This process's worker, if it was forked to tokenize."""
 
 
 def _begin(parent: int, *given: Any) -> None:
     die_with(parent)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # the parent hears them
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # handled by the parent
         signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    gc.freeze()  # the rows of the parent, if it holds them, are not looked through, which would copy them
+    gc.freeze()  # keeps the collector from touching, and so copying, the parent's rows
     _worker.append(Worker(*given))
 
 

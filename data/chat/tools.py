@@ -1,8 +1,8 @@
-"""Tools in conversations: what is offered, what the assistant calls and what comes back, as others write them and as rows have them.
+"""Tools in conversations: offered tools, calls and results, in external formats and in rows.
 
-A call is a message of its own, `{"role": "call", "content": '{"name": ..., "arguments": {...}}'}`, after what the assistant says in the
-same turn, if anything; a result is `{"role": "tool", "content": ...}`. So whatever looks at texts sees both, and rows without tools are
-stored as if there were none. What is offered is the template argument `tools`, JSON in a text, in which names keep their order.
+A call is a separate message, `{"role": "call", "content": '{"name": ..., "arguments": {...}}'}`, after the assistant's text in the same
+turn, if any; a result is `{"role": "tool", "content": ...}`. Code that processes texts therefore sees both, and rows without tools need no
+further fields. Offered tools are the template argument `tools`, a JSON text that preserves the order of names.
 """
 
 import hashlib
@@ -15,27 +15,27 @@ from data.records.messages import CALL, RESULT
 from data.records.records import Message, texts_within
 
 OFFERED = "tools"
-"""The template argument with the tools that a row offers."""
+"""Template argument with a row's tools."""
 OFFERS = ("tools", "functions")
-"""Columns of rows that have them; OpenAI's older name."""
+"""Columns with tools; the second is OpenAI's older name."""
 BLANK = ("", "[]", "{}", "null")
-"""Texts that say as JSON that nothing is there."""
+"""Texts that are empty as JSON."""
 OF_IDS, LENGTH_OF_IDS = string.digits + string.ascii_letters, 9
-"""What calls are known by where a template writes it: rows have no ids."""
+"""Alphabet and length of generated call ids, for templates that write them; rows have none."""
 
 
-# --- as others write them ----------------------------------------------------------------------------------------------
+# --- external formats --------------------------------------------------------------------------------------------------
 
 
 def calls_in(given: Any, which: str) -> list[Message]:
-    """Calls, one or a list, each {name, arguments} or OpenAI's {type, function: {name, arguments}}, or all of it as JSON in a text.
+    """Parse one call or a list, each {name, arguments} or OpenAI's {type, function: {name, arguments}}, or their JSON text.
 
     Args:
         given: the calls.
-        which: names what has them in errors.
+        which: name of the calls' owner, for errors.
 
     Raises:
-        ValueError: they are something else.
+        ValueError: malformed.
     """
     given = _of_json(given, which)
     calls = given if isinstance(given, list) else [given]
@@ -57,20 +57,20 @@ def _call(given: Any, which: str) -> str:
 
 
 def tools_in(row: Mapping[str, Any]) -> str | None:
-    """The tools that a row offers, JSON schemas in OpenAI's form {type, function: {name, ...}}, as JSON; None where there are none.
+    """The JSON text of a row's tools, schemas in OpenAI's form {type, function: {name, ...}}; None if there are none.
 
     Raises:
-        ValueError: a column for them holds something else.
+        ValueError: malformed.
     """
     column = next((name for name in OFFERS if name in row and is_there(row[name])), None)
     return None if column is None else offered(row[column], column)
 
 
 def offered(given: Any, which: str) -> str:
-    """Tools, a list or one as JSON in a text, of {name, ...} or {type, function: {name, ...}}, as JSON in the latter form.
+    """Convert a list of tools, or its JSON text, from {name, ...} or {type, function: {name, ...}} to JSON in the latter form.
 
     Raises:
-        ValueError: they are something else.
+        ValueError: malformed.
     """
     tools = _of_json(given, which)
     if not isinstance(tools, list):
@@ -87,7 +87,7 @@ def _tool(given: Any, which: str) -> dict[str, Any]:
 
 
 def _of_json(given: Any, which: str) -> Any:
-    """What a text says as JSON; anything else without what is null in it, as tables fill in what single rows lack."""
+    """Decode a JSON text; from other values remove nulls, with which tables fill missing fields."""
     try:
         return json.loads(given) if isinstance(given, str) else _without_nulls(given)
     except ValueError as error:
@@ -103,7 +103,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _json(value: Any, which: str) -> str:
-    """Texts stand in it as they are, but for quotes, backslashes and line ends."""
+    """JSON in which texts are unchanged except for quotes, backslashes and control characters."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -111,7 +111,7 @@ def _json(value: Any, which: str) -> str:
 
 
 def is_there(value: Any) -> bool:
-    """Whether a column that tables have for all rows says something for this one."""
+    """Whether a column's value in this row is not blank."""
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
     return not all(_is_blank(part) for part in parts)
 
@@ -122,14 +122,14 @@ def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, (list, Mapping)) and not value)
 
 
-# --- as templates and searches read them -------------------------------------------------------------------------------
+# --- for templates and searches ----------------------------------------------------------------------------------------
 
 
 def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates read them, the calls of a turn in its `tool_calls`, as OpenAI has them.
+    """Messages in OpenAI's form for chat templates, with a turn's calls in `tool_calls`.
 
-    The mark of a turn is that of its first message, its end that of its last one. Each call has an `id`, which its result has as
-    `tool_call_id`: results are of the calls before them, in order, and one more than these has no id.
+    A turn takes `train` from its first message and `finish_reason` from its last. Each call has an `id`, which its result has as
+    `tool_call_id`: results belong to the preceding calls, in order; surplus results have no id.
     """
     turns: list[dict[str, Any]] = []
     due: list[str] = []
@@ -151,13 +151,13 @@ def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _id_of(call: str, place: int) -> str:
-    """Letters and digits as Mistral's ids have them, the same for a call at this place of a conversation whatever follows."""
+    """A Mistral-style id that depends only on the call and its position in the conversation."""
     number = int.from_bytes(hashlib.blake2b(f"{place} {call}".encode(), digest_size=8).digest(), "big")
     return "".join(OF_IDS[number // len(OF_IDS) ** digit % len(OF_IDS)] for digit in range(LENGTH_OF_IDS))
 
 
 def arguments_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Template arguments as chat templates read them."""
+    """Template arguments for rendering, with tools decoded."""
     found = dict(given or {})
     if isinstance(found.get(OFFERED), str):
         found[OFFERED] = json.loads(found[OFFERED])
@@ -165,14 +165,14 @@ def arguments_of(given: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def texts_called(row: Mapping[str, Any]) -> Iterator[str]:
-    """The texts within the calls of a row, one by one, as they were before they became JSON."""
+    """The strings in a row's calls, decoded from JSON."""
     for message in row["messages"]:
         if message["role"] == CALL:
             yield from texts_within(json.loads(message["content"]))
 
 
 def texts_offered(row: Mapping[str, Any]) -> Iterator[str]:
-    """The same of the tools that it offers."""
+    """The strings in a row's offered tools, decoded from JSON."""
     arguments = row.get("template_arguments") or {}
     if isinstance(arguments.get(OFFERED), str):
         yield from texts_within(json.loads(arguments[OFFERED]))

@@ -1,15 +1,13 @@
-"""Turns of a conversation as others write them, as messages of ours; what a message has no place for is refused by name.
+"""Convert turns in external formats to messages; fields that messages cannot represent are rejected by name.
 
-    {role, content [, tool_calls] [, weight]}     OpenAI's; the content is a text, or a list of parts, [{"type": "text", "text": ...}, ...]
-    {from, value [, weight]}                      ShareGPT's
+    {role, content [, tool_calls] [, weight]}     OpenAI; the content is a text or a list of parts, [{"type": "text", "text": ...}, ...]
+    {from, value [, weight]}                      ShareGPT
 
-A developer is OpenAI's newer name for the system. Texts of several parts follow each other with nothing between them, as chat templates
-write them. Weights are those of the assistant's turns: 0 is not trained, and beside a turn with a weight one without counts 1. Who speaks
-by what `name`, and keys that nobody knows, are ignored.
+`developer` is OpenAI's newer name for `system`. Text parts are concatenated without separator, as in chat templates. Weights apply to
+assistant turns: 0 means not trained; if any turn has a weight, turns without one count as 1. `name` and unknown keys are ignored.
 
-Calls of tools are keys of the assistant's turn, or turns of their own whose text is JSON (`from: function_call`). Results that name their
-calls by `tool_call_id` are put in the order of these, and refused unless they are those of the first calls, one of each; no other use is
-made of ids.
+Tool calls are keys of the assistant's turn, or separate turns whose text is JSON (`from: function_call`). Results with a `tool_call_id` are
+put in the order of their calls, and rejected unless they belong to the first calls, one each; ids are not used otherwise.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,44 +25,43 @@ ROLES: Mapping[str, str] = {
     **dict.fromkeys(("function", "ipython", "environment", "observation", "function_response", "tool_response"), RESULT),
     **dict.fromkeys(("function_call", "tool_call"), CALL),
 }
-"""Of the names that others have, ours."""
+"""External role → ours."""
 CALLS = ("tool_calls", "function_call", "function_calls")
-"""Keys of a turn with what the assistant calls; the first that says something counts."""
+"""Keys of a turn with the assistant's calls; the first that is not blank is used."""
 OF_CALLS = frozenset(CALLS)
 OF_TURNS: Mapping[str, str] = {
     **dict.fromkeys(("tools", "functions"), "what is offered stands in the row's column tools"),
     **dict.fromkeys(("reasoning_content", "reasoning", "thinking"), "what is to be trained stands in the content"),
 }
-"""Keys of a turn → why they are refused."""
+"""Keys of a turn → reason for rejecting them."""
 OF_ROWS: Mapping[str, str] = {
     **dict.fromkeys(("image", "images", "audio", "audios", "video", "videos"), "only text is trained"),
     **dict.fromkeys(("function_call", "function_calls"), "calls stand in a turn, or in the column tool_calls"),
 }
-"""The same of columns of a row."""
+"""Columns of a row → reason for rejecting them."""
 
 
 def refuse_more_than_messages(row: Mapping[str, Any]) -> None:
-    """Raises ValueError for a row whose columns hold what belongs to its conversation, and is no text of a turn."""
+    """Raise ValueError for a row with columns that belong to its conversation but cannot be represented."""
     _refuse(row, OF_ROWS, "the row")
 
 
 def messages_from(turns: list[Any]) -> list[Message]:
-    """Turns as messages, each of the assistant's with the mark that it, or its weight, gives.
+    """Convert turns to messages; assistant messages get `train` from their turn or its weight.
 
     Raises:
-        ValueError: one is no turn, holds more than text and calls, has another weight than 0 or 1, is the result of another call than
-            those before it, a second result of one, or that of a later call than one without, or is a call with another mark than what
-            is said in the same turn.
+        ValueError: a turn is malformed, has content other than text and calls, or a weight other than 0 or 1; a result belongs to no
+            preceding call, repeats one, or skips one; or a call's `train` differs from its turn's.
     """
-    said = [_messages(turn, number) for number, turn in enumerate(turns)]
+    converted = [_messages(turn, number) for number, turn in enumerate(turns)]
     if any(turn.get("weight") is not None for turn in turns):
-        for number, (turn, messages) in enumerate(zip(turns, said, strict=True)):
+        for number, (turn, messages) in enumerate(zip(turns, converted, strict=True)):
             for message in messages:
                 if message["role"] in MARKED:
                     message.setdefault("train", _is_trained(turn, number))
     if any("tool_call_id" in turn for turn in turns):
-        said = list(_by_call(turns, said))
-    messages = [message for messages in said for message in messages]
+        converted = list(_by_call(turns, converted))
+    messages = [message for messages in converted for message in messages]
     for before, message in pairwise(messages):
         if message["role"] == CALL and before["role"] in MARKED and message.get("train") != before.get("train"):
             raise ValueError("a call has another mark or weight than the turn that it belongs to: give both the same")
@@ -72,7 +69,7 @@ def messages_from(turns: list[Any]) -> list[Message]:
 
 
 def _messages(turn: Any, number: int) -> list[Message]:
-    """What is said in a turn, and what is called."""
+    """The text of a turn, and its calls."""
     if isinstance(turn, dict) and "from" in turn and "value" in turn:
         turn = {**turn, "role": turn["from"], "content": turn["value"]}
     key = _key_of_calls(turn)
@@ -85,17 +82,17 @@ def _messages(turn: Any, number: int) -> list[Message]:
     content: Any = turn.get("content")
     if isinstance(content, list):
         content = _text(content, which)
-    said: Message = {"role": role, "content": content}  # whatever that is: all messages are checked together
+    text: Message = {"role": role, "content": content}  # of any type: all messages are checked together
     if role == CALL:
         messages = calls_in(content, which)
     elif key is None:
-        messages = [said]
+        messages = [text]
     elif role != "assistant":
         raise ValueError(f"{which} has {key}, which are the assistant's")
     else:
         calls = calls_in(turn[key], f"{key} of {which}")
         silent = content is None or (isinstance(content, str) and not content.strip())
-        messages = calls if silent else [said, *calls]
+        messages = calls if silent else [text, *calls]
     for message in messages if turn.get("train") is not None else ():
         message["train"] = turn["train"]
     if turn.get("finish_reason") == "length":
@@ -109,11 +106,11 @@ def _key_of_calls(turn: Any) -> str | None:
     return next((key for key in CALLS if is_there(turn.get(key))), None)
 
 
-def _by_call(turns: Sequence[Any], said: Sequence[list[Message]]) -> Iterator[list[Message]]:
-    """The messages of each turn, results in the order of their calls."""
+def _by_call(turns: Sequence[Any], converted: Sequence[list[Message]]) -> Iterator[list[Message]]:
+    """The messages of each turn, with results in the order of their calls."""
     ids: list[Any] = []
     results: dict[int, list[Message]] = {}
-    for number, (turn, messages) in enumerate(zip(turns, said, strict=True)):
+    for number, (turn, messages) in enumerate(zip(turns, converted, strict=True)):
         if messages[0]["role"] == RESULT:
             results[_place(turn.get("tool_call_id"), ids, results, number)] = messages
             continue
@@ -124,14 +121,14 @@ def _by_call(turns: Sequence[Any], said: Sequence[list[Message]]) -> Iterator[li
 
 
 def _ids(turn: Mapping[str, Any]) -> list[Any]:
-    """Of the calls of a turn, where they have some."""
+    """Ids of a turn's calls; empty if a call has none."""
     calls = turn.get("tool_calls")
     found = [call.get("id") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return [] if None in found else found
 
 
 def _place(called: Any, ids: Sequence[Any], taken: Collection[int], number: int) -> int:
-    """Of the call whose result a message is: without an id, the first that has none yet."""
+    """Index of the call to which a result belongs; without an id, the first call without a result."""
     if not ids:
         return len(taken)
     if called is None:
@@ -145,7 +142,7 @@ def _place(called: Any, ids: Sequence[Any], taken: Collection[int], number: int)
 
 
 def _places(called: Any, ids: Sequence[Any]) -> Iterator[int]:
-    """Where an id stands, once as a rule."""
+    """All indices of an id, usually one."""
     place = -1
     for _ in range(ids.count(called)):
         place = ids.index(called, place + 1)
@@ -153,7 +150,7 @@ def _places(called: Any, ids: Sequence[Any]) -> Iterator[int]:
 
 
 def _in_order(results: Mapping[int, list[Message]], ids: Sequence[Any]) -> Iterator[list[Message]]:
-    """Rows keep no ids, so that a result whose place is not told by the order would be taken for that of another call."""
+    """Results in the order of their calls, without gaps: rows store no ids, so order alone assigns results to calls."""
     for place in range(len(results)):
         if place not in results:
             raise ValueError(f"the call {ids[place]!r:.40} has no result, and one after it has")

@@ -1,1 +1,1 @@
-"""Which training rows share text with benchmark items."""
+"""Detection of benchmark items in training rows."""

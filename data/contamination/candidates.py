@@ -1,6 +1,6 @@
-"""Which benchmark items a row might cover: the n-grams of all of them in arrays, and arithmetic on what a row shares with them.
+"""Candidate items for a row, from arrays of all items' n-grams and an upper bound on coverage.
 
-An item of t tokens takes about 40 t bytes here, and 600 t in a dictionary of its n-grams.
+An item of t tokens takes about 40 t bytes here, compared with 600 t in a dictionary of n-grams.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,37 +14,37 @@ from data.contamination.matching import Numbers, Places, gram_hashes, line_hashe
 from data.contamination.reading import readings
 
 PIECE_BYTES = 1 << 22
-"""Of items that are hashed together."""
+"""Bytes of items hashed at a time."""
 
 
 class Grams(NamedTuple):
     """All n-grams of all readings of the items, reading by reading."""
 
     bounds: Places
-    """Reading r has the n-grams from `bounds[r]` to `bounds[r + 1]`."""
+    """Reading r has the n-grams `bounds[r]` to `bounds[r + 1]`."""
     tokens: Numbers
-    """Of each reading: how many it has."""
+    """Number of tokens of each reading."""
     numbers: Numbers
-    """Of each n-gram: which one it is; the same ones have the same number."""
+    """Number of each n-gram; equal n-grams have equal numbers."""
     starts: Numbers
-    """Of each: the place of its first token in its reading."""
+    """Position of each n-gram's first token in its reading."""
     lengths: Numbers
-    """Of each, in tokens."""
+    """Length of each n-gram in tokens."""
     holders: Places
-    """Number n stands in the readings `held[holders[n]:holders[n + 1]]`, as often as it does."""
+    """N-gram n occurs in the readings `held[holders[n]:holders[n + 1]]`, once per occurrence."""
     held: Numbers
 
 
 class Candidates:
-    """The items, by number in the order in which they were given, as a compiled search needs them."""
+    """Index of the items for compiled search; items are numbered in the given order."""
 
     def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False) -> None:
-        """Hashes the questions of the items.
+        """Hash the questions of the items.
 
         Args:
             benchmarks: label → items.
             ngram: longest n-gram, in tokens.
-            abstracted: takes all names for one, and all numbers for another.
+            abstracted: treats all names as equal, and all numbers.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
@@ -62,19 +62,19 @@ class Candidates:
         self._grams = Grams(bounds, tokens, numbers.astype(np.int32), starts, lengths, holders, held)
 
     def of(self, rows: Sequence[Sequence[str]], threshold: float) -> dict[int, tuple[int, ...]]:
-        """By number of the row: the numbers of the items, ascending, of which its texts might cover more than `threshold`."""
+        """Row index → ascending numbers of the items of which its texts might cover more than `threshold`."""
         texts = [text for row in rows for text in row]
         found = search(texts, self._table, self._abstracted)
         if not found.size:
             return {}
         owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         kinds = len(self._grams.holders)
-        keys = np.unique(owners[found[0]] * kinds + found[1])  # of each row every n-gram once
+        keys = np.unique(owners[found[0]] * kinds + found[1])  # each n-gram once per row
         sharing, numbers = np.divmod(keys, kinds)
         sets: dict[bytes, list[int]] = {}
         for part in np.split(np.arange(len(keys)), np.flatnonzero(np.diff(sharing)) + 1):
             shared = numbers[part[0] : part[-1] + 1].astype(np.int32)
-            sets.setdefault(shared.tobytes(), []).append(int(sharing[part[0]]))  # many rows may begin alike, and as many items do
+            sets.setdefault(shared.tobytes(), []).append(int(sharing[part[0]]))  # many rows may share the same n-grams, e.g. of a preamble
         return {row: items for shared, these in sets.items() if (items := self._over(shared, threshold)) for row in these}
 
     def _over(self, shared: bytes, threshold: float) -> tuple[int, ...]:
@@ -83,8 +83,8 @@ class Candidates:
 
 
 def _pieces(items: Sequence[tuple[str, dict[str, Any]]], ngram: int, abstracted: bool) -> Iterator[tuple[Any, ...]]:
-    """Of items that are hashed together: hashes, tails, starts and lengths of their n-grams; of their readings how many n-grams and
-    tokens they have, and whose they are."""
+    """Yield for batches of items: hashes, tails, starts and lengths of their n-grams; numbers of n-grams and tokens of their readings, and
+    the item of each reading."""
     lines: list[bytes] = []
     turns: list[int] = []
     owners: list[int] = []
@@ -110,7 +110,7 @@ def _hashed(lines: Sequence[bytes], turns: Sequence[int], owners: Sequence[int],
     hashes, tails, starts, lengths = (np.empty(count, kind) for kind in (np.uint64, np.uint64, np.int32, np.int32))
     reading = np.repeat(np.arange(len(turns)), turns)
     before = np.cumsum(per_line) - per_line
-    offsets = before - before[np.searchsorted(reading, reading)]  # of a turn in its reading, in tokens
+    offsets = before - before[np.searchsorted(reading, reading)]  # token offset of a turn in its reading
     per_line_grams = np.where(per_line > 0, np.maximum(per_line - ngram, 0) + 1, 0)
     found = gram_hashes(tokens, per_line, offsets, ngram, hashes, tails, starts, lengths)
     counts, of_reading = (np.bincount(reading, weights=weights).astype(np.int64) for weights in (per_line_grams, per_line))
@@ -121,7 +121,7 @@ def _hashed(lines: Sequence[bytes], turns: Sequence[int], owners: Sequence[int],
 
 @compiled
 def _covered(shared, grams, usual, threshold):
-    """The readings of which these n-grams, numbers in ascending order, cover more than `threshold`."""
+    """The readings of which these n-grams, given by ascending numbers, cover more than `threshold`."""
     often = np.zeros(len(grams.tokens), np.int32)
     for number in shared:
         for place in range(grams.holders[number], grams.holders[number + 1]):

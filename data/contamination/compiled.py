@@ -1,7 +1,7 @@
-"""The one door to numba: functions compiled to machine code, kept for all clones and jobs of a machine.
+"""numba compilation with a machine-wide cache; the only user of numba.
 
-numba itself keeps machine code beside the source, by its path and time; each job has a copy of our code of its own, and would compile
-for seconds. Here it is kept by what the source says. numba adds its own version, the argument types and the processor.
+numba caches machine code by the path and time of the source. Every job has its own copy of the code, and would compile for seconds, so
+this cache uses the source's content instead. numba adds its version, the argument types and the processor to the key.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _settings: Any = numba.config
 
 
 class ByContent(_Locator):
-    """Where numba keeps the machine code of a source file (documented at `NUMBA_CACHE_LOCATOR_CLASSES`)."""
+    """Cache locator by content of the source file (see numba's `NUMBA_CACHE_LOCATOR_CLASSES`)."""
 
     def __init__(self, function: Callable[..., Any], file: str) -> None:
         self._line = function.__code__.co_firstlineno
@@ -42,9 +42,11 @@ class ByContent(_Locator):
 
 
 def compiled(function: Function) -> Function:
-    """A function of arrays and numbers as machine code. What it reads of its module's globals is fixed when it is compiled, so that
-    they must be constants of its own file, made from nothing of another: what others say is an argument. Where nothing can be kept each
-    process compiles for itself."""
+    """Compile a function of arrays and numbers.
+
+    Module globals are frozen at compile time, so they must be constants that depend on this file alone; pass everything else as arguments.
+    If the cache is not writable, each process compiles again.
+    """
     others, _settings.CACHE_LOCATOR_CLASSES = _settings.CACHE_LOCATOR_CLASSES, f"{__name__}.{ByContent.__name__}"
     try:
         made: Any = numba.njit(function, cache=_kept(function), nogil=True)
@@ -54,7 +56,7 @@ def compiled(function: Function) -> Function:
 
 
 def _kept(function: Callable[..., Any]) -> bool:
-    """Whether machine code can be kept: a cache that cannot be written is no reason to fail."""
+    """Whether the cache is writable; if not, compilation must still work."""
     folder = Path(ByContent(function, function.__code__.co_filename).get_cache_path())
     try:
         folder.mkdir(parents=True, exist_ok=True)

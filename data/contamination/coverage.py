@@ -1,14 +1,12 @@
-"""How much of which benchmark items a training row holds: exact n-gram coverage, word by word.
+"""Exact n-gram coverage of benchmark items by training rows.
 
-As in Tülu 3 (Lambert et al. 2024, arXiv 2411.15124, §3.2), an item's score with a row is the share of the item's tokens that lie in n-grams
-which the row holds too; of an item its question counts (its user's turns where it has no form), as there, and neither instructions nor
-worked examples, which many items share; of a row all turns that are asked for. One reader serves both sides
-(`data/contamination/reading.py`); an item's turn that is shorter than n tokens counts as one n-gram of its own length; every place of a
-repeated n-gram counts; nothing is capped.
+As in Tülu 3 (Lambert et al. 2024, arXiv 2411.15124, §3.2), an item's score with a row is the share of the item's tokens in n-grams that
+the row also has. Of an item, only the question counts (without a form, the user's turns), not instructions and worked examples, which
+many items share; of a row, all configured turns count. Both sides are normalized alike (`data/contamination/reading.py`). An item's turn
+shorter than n tokens is one n-gram; every occurrence of a repeated n-gram counts; nothing is capped.
 
-Texts may be compared abstracted as well, all names taken for one and all numbers for another, and with words that have a letter wrong
-(`data/contamination/spelling.py`) read as the item's: they are mended where the row covers half of what is asked for without, and not all
-of it.
+Comparisons may be abstracted, treating all names as equal and all numbers, and may correct words with one wrong letter to the item's
+(`data/contamination/spelling.py`) if the row otherwise covers at least half of the threshold, but not all of it.
 """
 
 from collections import Counter, defaultdict
@@ -28,39 +26,39 @@ Gram = tuple[bytes, ...]
 Benchmarks = Mapping[str, Sequence[dict[str, Any]]]
 """Label → items."""
 OF_TURNS = {CALL: "assistant", RESULT: "user"}
-"""Whose turn calls and results are searched with."""
+"""Role of calls and results → role with which they are searched."""
 Common = Mapping[str, Set[Gram]]
-"""Label → n-grams that many of its items have."""
+"""Label → n-grams common to many of its items."""
 
 
 Way = Literal["words", "cut short", "abstracted", "embedded", "rephrased"]
-"""How an overlap was found: word by word, so and of a part of the item alone, with names and numbers left out of account, by vectors, or as
-a language model says."""
+"""How an overlap was found: word by word, word by word for a part of the item, ignoring names and numbers, by embeddings, or by a language
+model."""
 
 
 class NoText(PedigreeError):
-    """A benchmark item that no row can be compared with."""
+    """A benchmark item has no text to compare."""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """A training row and a benchmark item that share text, or say the same."""
+    """A benchmark item that shares text or meaning with a training row."""
 
     benchmark: str
     item: dict[str, Any]
     score: float
-    """Share of the item's tokens in shared n-grams, (0, 1]; of vectors their cosine."""
+    """Share of the item's tokens in shared n-grams, (0, 1]; for embeddings, the cosine."""
     matched: str
-    """The shared stretches of the item, as they are read; `…` where it differs. Of vectors what the row says."""
+    """The item's shared parts as normalized, with `…` for differences; for embeddings, the row's text."""
     way: Way = "words"
     own: float = 0.0
-    """The same share of the tokens that are in no common n-gram."""
+    """The same share among tokens in no common n-gram."""
     tokens: int = 0
-    """Of the item."""
+    """Tokens of the item."""
     said: float = 1.0
-    """Of one that is abstracted: share of the item's other words that the row says as often as the item does."""
+    """For abstracted comparisons: share of the item's ordinary words, with multiplicity, that the row has."""
     doubt: str = ""
-    """Why it is no evidence of a copy; nothing where it is."""
+    """Why it is no evidence of a copy; empty if it is."""
 
 
 @dataclass(frozen=True)
@@ -70,22 +68,22 @@ class _Item:
     benchmark: str
     row: dict[str, Any]
     tokens: Gram
-    """Of all its turns, one after another."""
+    """Tokens of all turns, concatenated."""
     own: int
-    """Which of them are in no common n-gram: bit i is token i."""
+    """Bit mask of the tokens in no common n-gram; bit i is token i."""
 
 
 class Coverage:
-    """All n-grams of benchmark items, with every place where they stand."""
+    """Index of all n-grams of benchmark items with all their occurrences."""
 
     def __init__(self, benchmarks: Benchmarks, ngram: int, abstracted: bool = False, common: Common | None = None) -> None:
-        """Indexes the questions of `benchmarks` with n-grams of up to `ngram` tokens.
+        """Index the questions of `benchmarks` with n-grams of up to `ngram` tokens.
 
         Args:
             benchmarks: label → items.
             ngram: longest n-gram, in tokens.
-            abstracted: takes all names for one, and all numbers for another.
-            common: label → n-grams that many of its items have.
+            abstracted: treats all names as equal, and all numbers.
+            common: label → n-grams common to many of its items.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
@@ -97,23 +95,23 @@ class Coverage:
         """(label, id) → its readings."""
         self._places: dict[Gram, dict[int, int]] = defaultdict(dict)
         self._singles: set[bytes] = set()
-        """The n-grams of one token."""
+        """N-grams of one token."""
         self._lengths: dict[Gram, set[int]] = defaultdict(set)
-        """First two tokens → lengths of the n-grams that begin with them."""
+        """First two tokens → lengths of n-grams that begin with them."""
         self._known: dict[tuple[frozenset[Gram], float], list[Overlap]] = {}
-        """Comparisons made: rows that share a common preamble with every item share it with each other."""
+        """Cached comparisons, since many rows share exactly a preamble with the items."""
         for benchmark, rows in benchmarks.items():
             for row in rows:
                 self._add(benchmark, row)
 
     def overlaps(self, texts: Sequence[str], threshold: float, typos: bool = False, least: float | None = None) -> list[Overlap]:
-        """The items of which the texts of a row cover more than `least`; the most covered first, then by benchmark and id.
+        """The items of which a row's texts cover more than `least`, sorted by coverage, benchmark and id.
 
         Args:
-            texts: of its turns.
+            texts: texts of its turns.
             threshold: share of an item's tokens above which a row is removed.
-            typos: whether words with a letter wrong are read as the item's, where the row is not removed without.
-            least: share above which an item is told; `threshold` when absent.
+            typos: correct words with one wrong letter to the item's, if the row is not removed without it.
+            least: share above which an item is reported; by default `threshold`.
         """
         least = threshold if least is None else least
         lines = lines_of(texts, self._abstracted)
@@ -123,38 +121,38 @@ class Coverage:
             found = [_counted(one, ways) for one in found]
         if not typos:
             return found
-        said, better = Vocabulary(lines), []
+        vocabulary, better = Vocabulary(lines), []
         for one in found:
             if min(one.score, one.own, one.said) > threshold:
                 better.append(one)
-            elif self._most(one, said) > least:
+            elif self._most(one, vocabulary) > least:
                 better.append(self._mended(one, lines, ways))
         return ordered(one for one in better if one.score > least)
 
     def share_of(self, text: str) -> float:
-        """The other direction: share of the tokens of a turn that are in n-grams of an item, in the reading in which it is largest."""
+        """Share of a turn's tokens that are in n-grams of the items, in the reading with the largest share."""
         return max((len(set(self._places_in(line))) / len(line) for line in self._turns_in(text)), default=0.0)
 
     def _turns_in(self, text: str) -> list[Gram]:
         return [turn for line in lines_of([text], self._abstracted) if (turn := tuple(line.split()))]
 
     def _places_in(self, turn: Gram) -> Iterator[int]:
-        """Of the tokens that are in an indexed n-gram."""
+        """Positions of the tokens in an indexed n-gram."""
         for start, gram in self._grams_in(turn):
             yield from range(start, start + len(gram))
 
-    def _most(self, overlap: Overlap, said: Vocabulary) -> float:
-        """Share of the item's tokens that the row says at all, or may mean: no more of it can be covered."""
+    def _most(self, overlap: Overlap, vocabulary: Vocabulary) -> float:
+        """Upper bound on coverage after correction: share of the item's tokens that the row has, or may have after correction."""
         readings = (item.tokens for item in self._named[overlap.benchmark, overlap.item["id"]])
-        return max(sum(map(said.perhaps, tokens)) / len(tokens) for tokens in readings)
+        return max(sum(map(vocabulary.perhaps, tokens)) / len(tokens) for tokens in readings)
 
     def _mended(self, overlap: Overlap, lines: Sequence[bytes], ways: Sequence[Sequence[bytes]]) -> Overlap:
-        """The overlap when words with a letter wrong are read as the item's.
+        """The overlap after correcting words with one wrong letter to the item's.
 
         Args:
-            overlap: without that.
+            overlap: the overlap without correction.
             lines: each text of the row in all its readings.
-            ways: the different ways to read all of them together.
+            ways: the joint readings of all texts.
         """
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
@@ -202,11 +200,11 @@ class Coverage:
             self._named[benchmark, row["id"]].append(self._items[-1])
 
     def _shared(self, lines: Sequence[bytes]) -> set[Gram]:
-        """The indexed n-grams that stand in one of the lines."""
+        """The indexed n-grams in the lines."""
         return {gram for line in lines for _, gram in self._grams_in(tuple(line.split()))}
 
     def _grams_in(self, turn: Gram) -> Iterator[tuple[int, Gram]]:
-        """The indexed n-grams of a turn, and where they begin."""
+        """(start, n-gram) of the indexed n-grams in a turn."""
         if not self._singles.isdisjoint(turn):
             yield from ((start, (token,)) for start, token in enumerate(turn) if token in self._singles)
         for start in [start for start, head in enumerate(pairwise(turn)) if head in self._lengths]:
@@ -217,14 +215,16 @@ class Coverage:
 
 
 def compared(item: Mapping[str, Any]) -> list[str]:
-    """The texts of a benchmark item that rows are compared with."""
+    """A benchmark item's texts for comparison with rows."""
     return [item["question"]] if "question" in item else user_turns(item["messages"])
 
 
 def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
-    """The texts of a row's turns, of these roles; calls and the answers of a preference are the assistant's, results are searched with
-    what users ask, and template arguments are part of what the system says. Calls and tools count as the JSON that they are, and text by
-    text."""
+    """The texts of a row's turns with these roles.
+
+    Calls and a preference's answers count as the assistant's, results as the user's, and template arguments as the system's. Calls and
+    tools are searched as JSON and as the strings in it.
+    """
     found = [message["content"] for message in row["messages"] if OF_TURNS.get(message["role"], message["role"]) in turns]
     found += texts_called(row) if "assistant" in turns else ()
     found += (*texts_within(row.get("template_arguments")), *texts_offered(row)) if "system" in turns else ()
@@ -232,12 +232,12 @@ def searched(row: dict[str, Any], turns: frozenset[str]) -> list[str]:
 
 
 def turns_of(item: Mapping[str, Any], abstracted: bool) -> list[list[Gram]]:
-    """The tokens of the turns of an item that count, in each of its readings."""
+    """The tokens of an item's compared turns, in each of its readings."""
     return [[tuple(line.split()) for line in lines] for lines in readings(compared(item), abstracted)]
 
 
 def grams_of(turns: Sequence[Gram], ngram: int) -> Iterator[tuple[int, Gram]]:
-    """The n-grams of the turns of an item, each with the place of its first token; a turn that is shorter is one."""
+    """(position of the first token, n-gram) of an item's turns; a shorter turn is one n-gram."""
     start = 0
     for turn in turns:
         length = min(ngram, len(turn))
@@ -247,7 +247,7 @@ def grams_of(turns: Sequence[Gram], ngram: int) -> Iterator[tuple[int, Gram]]:
 
 
 def unmended(threshold: float) -> float:
-    """Which share of an item a row must cover, words with a letter wrong left as they are, to be mended at all."""
+    """Share of an item that a row must cover before correction, for correction to be tried."""
     return threshold / 2
 
 
@@ -257,13 +257,13 @@ def lines_of(texts: Sequence[str], abstracted: bool) -> list[bytes]:
 
 
 def ordered(overlaps: Iterable[Overlap]) -> list[Overlap]:
-    """The most covered first, then by benchmark and id."""
+    """Overlaps sorted by coverage (descending), benchmark and id."""
     return sorted(overlaps, key=lambda overlap: (-overlap.score, overlap.benchmark, overlap.item["id"]))
 
 
 def _counted(overlap: Overlap, ways: Sequence[Sequence[bytes]]) -> Overlap:
-    """The overlap with `said`, where names and numbers are left out of account. So many sentences are alike then that one of the row may
-    cover several of the item."""
+    """The overlap with `said` computed for abstracted comparisons, where sentences are so similar that one of the row may cover several of
+    the item."""
     if overlap.way != "abstracted":
         return overlap
     rows = [Counter(token for line in way for token in line.split()) for way in ways]
@@ -277,6 +277,6 @@ def _said(row: Counter[bytes], turns: Sequence[Gram]) -> float:
 
 
 def _stretches(item: Gram, places: int) -> str:
-    """The covered tokens (bit i of `places` is token i), with one `…` for each stretch that is not."""
+    """The covered tokens (bit i of `places` is token i), with one `…` per uncovered run."""
     shown = [token.decode() if places >> position & 1 else "…" for position, token in enumerate(item)]
     return " ".join(token for position, token in enumerate(shown) if token != "…" or position == 0 or shown[position - 1] != "…")

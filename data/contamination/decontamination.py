@@ -1,12 +1,11 @@
-"""Which training rows share text with which benchmark items.
+"""Find overlaps between training rows and benchmark items.
 
-A compiled pass (`data/contamination/matching.py`) says which n-grams of which items a row may hold, arithmetic how much of each item they
-could cover at most, and the exact comparison (`data/contamination/coverage.py`), of what is left, how much they do. So the compiled pass
-changes no verdict: what hashes have in common by chance makes it find too much, never too little.
+A compiled pass (`data/contamination/matching.py`) finds items' n-grams in rows, an upper bound on coverage selects candidates, and an exact
+comparison (`data/contamination/coverage.py`) decides. The compiled pass does not change verdicts: hash collisions can only add candidates.
 
-Texts may be compared twice: word by word, and with all names and all numbers taken for one; and rows in which both find no copy a third
-time, by vectors (`data/contamination/paraphrases.py`). What is found and yet no evidence of a copy
-(`data/contamination/evidence.py`) is told with the doubt.
+Texts are compared word by word, and optionally with all names and all numbers treated as equal; rows without a copy are optionally compared
+by embeddings (`data/contamination/paraphrases.py`). Overlaps that are no evidence of a copy (`data/contamination/evidence.py`) are reported
+with the doubt.
 """
 
 from collections import OrderedDict
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
     from data.contamination.paraphrases import Paraphrases  # loads tokenizers
 
 LITTLE = 6 << 20
-"""Characters that are compared word by word before machine code is loaded: that takes as long."""
+"""Characters of rows compared word by word before loading machine code, which takes as long."""
 FEW = 1 << 20
-"""Characters of benchmark items of which all n-grams may stand in a dictionary."""
+"""Maximum characters of benchmark items whose n-grams are kept in a dictionary."""
 REMEMBERED = 4
-"""Sets of items whose n-grams are kept: one is wanted again where many rows and items begin alike."""
+"""Size of the cache of candidate sets, which repeat if rows and items share a preamble."""
 
 
 class Index:
-    """Benchmark items, to compare rows with. May be shared with forked processes."""
+    """Index of benchmark items to compare rows with. Safe to share with forked processes."""
 
     def __init__(
         self,
@@ -43,15 +42,15 @@ class Index:
         typos: bool = False,
         common: Common | None = None,
     ) -> None:
-        """Indexes the questions of `benchmarks` (label → items).
+        """Index the questions of `benchmarks`.
 
         Args:
             benchmarks: label → items.
             ngram: longest n-gram, in tokens.
-            turns: roles of the turns of a row that are searched; the answers of a preference are the assistant's.
-            abstracted: takes all names for one, and all numbers for another.
-            typos: reads words with a letter wrong as an item's.
-            common: label → n-grams that many of its items have.
+            turns: roles of the row's turns to search; answers of a preference count as the assistant's.
+            abstracted: treats all names as equal, and all numbers.
+            typos: corrects words with one wrong letter to an item's.
+            common: label → n-grams common to many of its items.
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
@@ -61,30 +60,30 @@ class Index:
         self._candidates: Candidates | None = None
         self._coverages: OrderedDict[tuple[int, ...], Coverage] = OrderedDict()
         self._read = 0
-        """Characters compared word by word."""
+        """Characters compared word by word so far."""
         self._all: Coverage | None = None
-        """Of all items, while rows are few."""
+        """Coverage of all items, while there are few rows."""
         if sum(len(text) for rows in benchmarks.values() for row in rows for text in compared(row)) > FEW:
             self.compile()
         else:
             self._all = Coverage(benchmarks, ngram, abstracted, common)
 
     def compile(self) -> None:
-        """Makes ready for many rows; otherwise done when many have been compared. No result depends on it."""
+        """Prepare for many rows; otherwise done once many were compared. Does not affect results."""
         if self._candidates is None:
-            from data.contamination.candidates import Candidates  # loads numba
+            from data.contamination.candidates import Candidates  # imports numba
 
             self._candidates = Candidates(self._benchmarks, self._ngram, self._abstracted)
-            self._candidates.of([compared(row) for rows in self._benchmarks.values() for row in rows[:1]], 0.0)  # loads the rest of it
+            self._candidates.of([compared(row) for rows in self._benchmarks.values() for row in rows[:1]], 0.0)  # loads machine code
             self._all = None
 
     def overlaps(self, rows: Sequence[dict[str, Any]], threshold: float, least: float | None = None) -> list[list[Overlap]]:
-        """For each row the items of which it covers more than `least`; the most covered first, then by benchmark and id.
+        """For each row, the items of which it covers more than `least`, sorted by coverage, benchmark and id.
 
         Args:
-            rows: to be compared.
+            rows: rows to compare.
             threshold: share of an item's tokens above which a row is removed.
-            least: share above which an item is told; `threshold` when absent.
+            least: share above which an item is reported; by default `threshold`.
         """
         least = threshold if least is None else least
         texts = [searched(row, self._turns) for row in rows]
@@ -101,7 +100,7 @@ class Index:
         ]
 
     def _coverage(self, items: tuple[int, ...]) -> Coverage:
-        """Of these items alone."""
+        """Coverage of these items alone."""
         assert self._candidates is not None
         if items not in self._coverages:
             some: dict[str, list[dict[str, Any]]] = {}
@@ -115,15 +114,14 @@ class Index:
 
 
 class Comparison:
-    """All that rows of a `decontaminate` stage are compared with, in each of the ways that it asks for. May be shared with forked
-    processes."""
+    """All configured comparisons of a `decontaminate` stage. Safe to share with forked processes."""
 
     def __init__(self, benchmarks: Benchmarks, config: Decontaminate) -> None:
-        """Indexes the items of `benchmarks` (label → items).
+        """Index the items of `benchmarks` (label → items).
 
         Raises:
             NoText: an item has no word, number or operator, so that nothing could ever match it.
-            AssetError: vectors are asked for, and not on this machine.
+            AssetError: embeddings are configured, but not on this machine.
         """
         self._paraphrases, self._waivers = _paraphrases(benchmarks, config), config.waivers
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
@@ -132,13 +130,13 @@ class Comparison:
             self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
 
     def compile(self) -> None:
-        """Makes ready for many rows; otherwise done when many have been compared. No result depends on it."""
+        """Prepare for many rows; otherwise done once many were compared. Does not affect results."""
         for way in self._ways:
             way.index.compile()
 
     def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
-        """For each row the items that it overlaps with, each as the first way has it that has no doubt of it; the most covered first,
-        then by benchmark and id. Last come other items that it is like, where none is found without doubt or waiver."""
+        """For each row, its overlapping items, each from the first comparison without a doubt, sorted by coverage, benchmark and id. If all
+        of them are doubted or waived, similar items by embedding follow."""
         ways = [way.overlaps(rows) for way in self._ways]
         found = [ways[0][number] if len(ways) == 1 else _first(one[number] for one in ways) for number in range(len(rows))]
         if self._paraphrases is not None:
@@ -161,7 +159,7 @@ def _paraphrases(benchmarks: Benchmarks, config: Decontaminate) -> "Paraphrases 
 
 
 class _Way:
-    """One way of comparing."""
+    """One comparison: word by word, or abstracted."""
 
     def __init__(self, benchmarks: Benchmarks, config: Decontaminate, ngram: int, threshold: float, abstracted: bool) -> None:
         common = common_grams(benchmarks, ngram, abstracted, config.common) if config.common else None
@@ -170,12 +168,12 @@ class _Way:
         self._cut_short = None if abstracted else config.cut_short
 
     def overlaps(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
-        """Of each row, those of which more is covered than is to be told of, with the doubts of them."""
-        told = min(self._config.report or 1, self._threshold)
-        least = min(told, self._cut_short.of_item if self._cut_short else 1)
+        """For each row, the overlaps above the reporting threshold, with their doubts."""
+        reported = min(self._config.report or 1, self._threshold)
+        least = min(reported, self._cut_short.of_item if self._cut_short else 1)
         found = self.index.overlaps(rows, self._threshold, least)
         judged = [[self._judged(one, row) for one in some] for row, some in zip(rows, found, strict=True)]
-        return [[one for one in some if one.doubt != BELOW or one.score > told] for some in judged]
+        return [[one for one in some if one.doubt != BELOW or one.score > reported] for some in judged]
 
     def _judged(self, overlap: Overlap, row: dict[str, Any]) -> Overlap:
         cut = self._cut_short
@@ -194,14 +192,14 @@ class _Way:
         return COMMON if overlap.own <= threshold else ""
 
     def _alone(self, overlap: Overlap, row: dict[str, Any], most: int, threshold: float) -> bool:
-        """Whether a turn of so many tokens at most overlaps by itself."""
+        """Whether a single turn of at most `most` tokens overlaps."""
         abstracted = overlap.way == "abstracted"
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, abstracted)
         brief = [text for text in searched(row, frozenset(self._config.turns)) if fewest_tokens(text, abstracted) <= most]
         return any(item.overlaps([text], threshold, self._config.typos) for text in brief)
 
     def _is_part(self, overlap: Overlap, row: dict[str, Any], cut: CutShort) -> bool:
-        """Whether a turn by itself says so much of the item and little else."""
+        """Whether a single turn contains enough of the item and little else."""
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram)
         texts = searched(row, frozenset(self._config.turns))
         return any(item.share_of(text) > cut.of_turn and item.overlaps([text], cut.of_item) for text in texts)
@@ -217,6 +215,6 @@ def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:
 
 
 def telling_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
-    """The items that still say something when names and numbers are taken out; labels that have any."""
+    """Items with at least `rule.words` ordinary words, not counting names and numbers; labels without any are omitted."""
     found = {label: [row for row in rows if ordinary_words(row) >= rule.words] for label, rows in benchmarks.items()}
     return {label: rows for label, rows in found.items() if rows}

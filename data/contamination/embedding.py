@@ -1,10 +1,9 @@
-"""What texts are about, as vectors: the mean of fixed vectors of their tokens, WordLlama's, and which texts of some are nearest to another.
+"""Text embeddings, the mean of WordLlama's static token vectors, and nearest-neighbor search.
 
-A text that says the same in other words has another vector by little. Word order is lost, and a long text is about many things: what is
-found are whole turns that say what an item says.
+Paraphrases have similar vectors. Word order is ignored, and long texts mix topics, so the method finds whole turns that paraphrase an item.
 
-Vectors are of whole numbers and about 4,080 long, so that every sum on the way to the product of two is below 2²⁴ and exact in float32:
-a similarity is the same for any library, block, number of threads and machine.
+Vectors have integer components and length of about 4,080, so that all partial sums of a dot product are below 2²⁴ and exact in float32:
+similarities do not depend on library, block size, threads or machine.
 """
 
 import os
@@ -20,23 +19,23 @@ Vectors = NDArray[np.float32]
 Places = NDArray[np.int64]
 
 LENGTH = 4080.0
-"""Of a vector; 256 numbers that are rounded make it longer by 8 at most: (4080 + 8)² < 2²⁴."""
+"""Vector length; rounding 256 components adds at most 8: (4080 + 8)² < 2²⁴."""
 PIECE = 4096
-"""Tokens whose vectors are added at once."""
+"""Token vectors summed at a time."""
 BLOCK = 256
-"""Texts that are compared with all others at once."""
+"""Texts compared with all others at a time."""
 
 
 class Embedder:
-    """Vectors of texts. May be shared with forked processes."""
+    """Embeds texts. Safe to share with forked processes."""
 
     def __init__(self) -> None:
-        """Loads tokenizer and vectors.
+        """Load tokenizer and vectors.
 
         Raises:
             AssetError: they are not on this machine.
         """
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are forked after this one has used it, and its threads are not
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive a fork
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
@@ -47,7 +46,7 @@ class Embedder:
         self._table = table.astype(np.float32)
 
     def vectors(self, texts: Sequence[str]) -> Vectors:
-        """One of each text, [N, 256]; zeros of one without a token."""
+        """Vectors of texts, [N, 256]; zeros for a text without tokens."""
         found = np.zeros((len(texts), self._table.shape[1]), np.float32)
         encoded = self._tokenizer.encode_batch_fast([text.encode("utf-8", "replace").decode() for text in texts], add_special_tokens=False)
         for row, one in zip(found, encoded, strict=True):
@@ -63,8 +62,8 @@ class Embedder:
 
 
 def nearest(vectors_ND: Vectors, others_MD: Vectors, most: int = 1) -> tuple[Places, NDArray[np.float64]]:
-    """Of each vector: the numbers of its K nearest others, the nearest first and the first of equally near ones, and their cosines, [N, K]
-    both; K is `most`, or all that there are."""
+    """(indices, cosines) of each vector's K nearest others, nearest first and lowest index first for ties, both [N, K]; K is `most`, or
+    fewer if there are fewer."""
     shape = len(vectors_ND), min(most, len(others_MD))
     numbers_NK, cosines_NK = np.zeros(shape, np.int64), np.zeros(shape)
     for start in range(0, len(vectors_ND), BLOCK):

@@ -1,5 +1,5 @@
-"""What makes an overlap no evidence that an item was copied: what the item says several times and the row once, short items in longer
-texts, and words that many items share."""
+"""Doubts about overlaps as evidence of copying: words that the item repeats and the row does not, short items in longer texts, and words
+common to many items."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,16 +11,16 @@ from data.contamination.coverage import Benchmarks, Common, Gram, compared, gram
 from data.contamination.reading import ASCII_OPERATORS, NAME, NUMBER, readings
 
 BELOW, FEWER, SHORT, COMMON, ALIKE = "below the threshold", "said less often", "short item", "common words", "only alike"
-"""What the doubts are."""
+"""The doubts."""
 
 
 def common_grams(benchmarks: Benchmarks, ngram: int, abstracted: bool, many: int) -> Common:
-    """Label → the n-grams that at least so many of its items have, such as `which of the following statements is correct`."""
+    """Label → n-grams that occur in at least `many` of its items, such as `which of the following statements is correct`."""
     return {label: frozenset(_common(rows, ngram, abstracted, many)) for label, rows in benchmarks.items()}
 
 
 def _common(items: Sequence[Mapping[str, Any]], ngram: int, abstracted: bool, many: int) -> Iterator[Gram]:
-    """Counts hashes first, at eight bytes each, and then only the n-grams whose hash is there often enough."""
+    """Count 8-byte hashes first, then only the n-grams whose hash is frequent enough."""
     hashes = np.array([hash(gram) for item in items for gram in _different(item, ngram, abstracted)], np.int64)
     known, counts = np.unique(hashes, return_counts=True)
     often = set(known[counts >= many].tolist())
@@ -33,11 +33,11 @@ def _different(item: Mapping[str, Any], ngram: int, abstracted: bool) -> set[Gra
 
 
 def ordinary_words(item: Mapping[str, Any]) -> int:
-    """Different words of an item as it is written, names and numbers apart."""
+    """Number of distinct words of an item as written, without names and numbers."""
     (turns, *_) = readings(compared(item), abstracted=True)
     return len({token for turn in turns for token in turn.split() if token not in (NAME, NUMBER) and token not in ASCII_OPERATORS})
 
 
 def fewest_tokens(text: str, abstracted: bool) -> int:
-    """Tokens of a text in the reading that has the fewest."""
+    """Number of tokens of a text in its shortest reading."""
     return min(len(line.split()) for line in lines_of([text], abstracted))

@@ -1,8 +1,8 @@
 """Letters and digits of other scripts that look like ASCII ones.
 
-From the table of Unicode Technical Standard #39 (confusables.txt of Unicode 14.0, © Unicode, Inc., https://www.unicode.org/license.txt):
-single letters and numbers whose prototype, marks apart, is one ASCII letter or digit. Left out is what normalisation folds already
-(compatibility forms, digits of other scripts), what is written from right to left, and what Chinese and Japanese are written with.
+From Unicode Technical Standard #39 (confusables.txt of Unicode 14.0, © Unicode, Inc., https://www.unicode.org/license.txt): single letters
+and numbers whose prototype, ignoring marks, is one ASCII letter or digit. Excluded are characters folded by normalization (compatibility
+forms, digits of other scripts), right-to-left scripts, and Chinese and Japanese characters.
 """
 
 PROTOTYPES = {
@@ -65,10 +65,10 @@ PROTOTYPES = {
     "y": "ƴɏɣʏγуүұყᶌỿꭚ𑣜",
     "z": "ƶȥʐᴢᵶꮓ𑣄",
 }
-"""ASCII character → what is taken for it."""
+"""ASCII character → its lookalikes."""
 
 SMALL_CAPITALS = dict(zip("ᴀʙᴅᴇꜰɢʜᴊᴋʟᴍɴᴘʀᴛʏ", "abdefghjklmnprty", strict=True))
-"""The small capitals that are prototypes of their own there."""
+"""Small capitals, which are separate prototypes in the table."""
 
 
 def _lookalikes() -> dict[str, str]:
@@ -76,10 +76,10 @@ def _lookalikes() -> dict[str, str]:
     for char, target in tuple(found.items()):
         if target == "l" and char.isupper():
             found[char] = target = "I"  # the table has one prototype for I, l and 1
-        if target.isupper() and len(char.lower()) == 1:  # small letters that look like their capitals, e.g. of Cyrillic
+        if target.isupper() and len(char.lower()) == 1:  # lowercase letters that look like their capitals, e.g. in Cyrillic
             found.setdefault(char.lower(), target)
     return found
 
 
 LOOKALIKES = _lookalikes()
-"""What looks like an ASCII letter or digit → that character, of either case."""
+"""Lookalike → ASCII letter (of either case) or digit."""

@@ -1,10 +1,9 @@
-"""Which texts hold which n-grams of the benchmark items: a compiled pass over bytes, as fast in one script as in another.
+"""Compiled search for the benchmark items' n-grams in texts, a pass over bytes that is equally fast in all scripts.
 
-Texts are read as `data/contamination/reading.py` reads them: what a character is read as is asked of it once, and kept in tables by code
-point. A token of up to eight bytes is hashed by a bijection of them, a longer one eight at a time; an n-gram by a polynomial of its
-tokens', from prefix sums (Karp and Rabin 1987); an open-addressing table behind a filter of bits says which n-gram it is. Two n-grams may
-have one hash: what is found is all that is there and, once in a very long time, more. The exact comparison
-(`data/contamination/coverage.py`) has the last word.
+Texts are normalized as in `data/contamination/reading.py`, whose foldings are cached in tables by code point. Tokens of up to eight bytes
+are hashed by a bijection, longer ones eight bytes at a time; n-grams by a polynomial of token hashes from prefix sums (Karp and Rabin
+1987), which are looked up in an open-addressing table behind a bit filter. Nothing is missed; hash collisions may very rarely add results,
+which the exact comparison (`data/contamination/coverage.py`) removes.
 """
 
 import re
@@ -24,45 +23,44 @@ Numbers = NDArray[np.int32]
 Places = NDArray[np.int64]
 
 LONGEST = 13
-"""Most tokens of an n-gram."""
+"""Maximum tokens of an n-gram."""
 CODES = 0x110000
-"""Code points of Unicode."""
+"""Number of Unicode code points."""
 KNOWN, INVISIBLE, DIFFERS, COMPOSES = 1, 2, 4, 8
-"""What is known of a code point: that it was asked for; that it is not seen; that it looks like another letter; that texts with it are
-put together first (NFKC)."""
+"""Flags of a code point: looked up; invisible; looks like another letter; texts with it are composed first (NFKC)."""
 SEPARATOR, BLANK, OPEN, NOTHING, FOREIGN = range(5)
-"""What a byte does that is of no token: ends a word; the same, and an operator may stand before it; an opening bracket; nothing at all
-(control characters); begins a character that is not ASCII."""
+"""Classes of bytes outside of tokens: word separator; blank, which may follow an operator; opening bracket; ignored (control characters);
+start of a non-ASCII character."""
 OPERATOR, WORD = 8, 32
-"""From here on: operators, and bytes of words, in small letters."""
+"""First classes of operators, and of lowercase word bytes."""
 ZERO, NINE = b"09"
 FIRST, LAST = b"AZ"
 ROOM = 4096
-"""Bytes, and the tokens in them, that are looked at together."""
+"""Bytes of a stream processed at a time."""
 LONGEST_FOLD = 64
-"""More bytes than a character is read as."""
+"""Upper bound on the bytes of a character's folding."""
 FILTER_BITS, FEWEST_BITS = 16, 1 << 12
-"""Of a filter: per n-gram, and at least."""
+"""Filter bits per n-gram, and minimum."""
 HITS, STRANGE = 1 << 14, 1 << 14
-"""Room for what a search finds, at first: n-grams, and characters never met before."""
+"""Initial capacity for results of a search: n-grams, and unknown characters."""
 
 BASE, SPREAD = np.uint64(0xD6E8FEB86659FD93), np.uint64(0x9E3779B97F4A7C15)
 NAMED, NUMBERED = np.uint64(0xA0761D6478BD642F), np.uint64(0xE7037ED1A0B428DB)
-"""The hashes of all names, and of all numbers, where texts are abstracted."""
+"""Hash of names, and of numbers, in abstracted texts."""
 HALF, NONE, ONE, BYTE = np.uint64(32), np.uint64(0), np.uint64(1), np.uint64(8)
 LOW, HIGH, LETTERS = (np.uint64(0x0101010101010101 * byte) for byte in (0x7F, 0x80, 0xE0))
-"""In each of eight bytes: all bits but the highest; that one; those of which bytes of words have one."""
+"""Masks for eight bytes: all bits but the highest; the highest; the bits of which word bytes have at least one."""
 TO_A, PAST_Z = (np.uint64(0x0101010101010101 * (0x80 - letter)) for letter in b"A[")
-"""What makes the highest bit of each of eight bytes, added to its others, say that it is at least `A`; that it comes after `Z`."""
+"""Addends that set the highest bit of a byte (after masking with LOW) if it is at least `A`, and if it is beyond `Z`."""
 TO_SMALL = np.uint64(2)
-"""So far below the highest bit is the one that a small letter has and a capital one has not."""
+"""Distance from the highest bit to the bit that distinguishes lowercase from capital letters."""
 OPERATORS = re.compile(b"[%b]" % re.escape(ASCII_OPERATORS))
 POWERS = np.array([pow(int(BASE), power, 1 << 64) for power in range(LONGEST + 1)], np.uint64)
 BIT = np.array([1, 2, 4, 8, 16, 32, 64, 128], np.uint8)
 
 
 def _numbers_in_words() -> Hashes:
-    """The hashes of `NUMBER_WORDS`, each in the place of its last bits; 0 in all others."""
+    """Perfect hash table of `NUMBER_WORDS`, indexed by a hash's last bits; 0 if empty."""
     hashes = list(map(_hash_of, NUMBER_WORDS))
     size = next(size for size in (1 << power for power in range(5, 30)) if len({one % size for one in hashes}) == len(hashes))
     found = np.zeros(size, np.uint64)
@@ -71,7 +69,7 @@ def _numbers_in_words() -> Hashes:
 
 
 def _hash_of(word: bytes) -> int:
-    """As `_word` has it of small letters."""
+    """Python version of `_word` for lowercase words."""
     value, whole = 0, 1 << 64
     for start in range(0, len(word) + 1, 8):
         value ^= int.from_bytes(word[start : start + 8], "little")
@@ -82,19 +80,19 @@ def _hash_of(word: bytes) -> int:
 
 
 class Reader(NamedTuple):
-    """How texts become tokens. What bytes do: a separator, an operator, or the byte of the token that they are of."""
+    """Byte classes for tokenization: separator, operator, or the token's byte."""
 
     texts: Bytes
     folds: Bytes
-    """Of what characters that are not ASCII are read as."""
+    """Byte classes for foldings of non-ASCII characters."""
     abstracted: bool
     """Whether all names are one token, and all numbers another."""
     in_words: Hashes
-    """See `_numbers_in_words`. Given to machine code and no part of it, as all that other files say (`data/contamination/compiled.py`)."""
+    """See `_numbers_in_words`. Passed as an argument, because it depends on other files (`data/contamination/compiled.py`)."""
 
 
 def _classes() -> Bytes:
-    """As `reading._line` has it."""
+    """Byte classes that match `reading._line`."""
     found = np.full(256, SEPARATOR, np.uint8)
     for byte in range(128):
         char = chr(byte)
@@ -113,20 +111,20 @@ def _classes() -> Bytes:
 
 
 def _cased(classes: Bytes) -> Bytes:
-    """With capital letters as they are, and one of them for `CAPITAL`."""
+    """Preserve capital letters, and map `CAPITAL` to one of them."""
     found = classes.copy()
     found[FIRST : LAST + 1] = np.arange(FIRST, LAST + 1)
-    found[ord(CAPITAL)] = FIRST  # begins a word as they do
+    found[ord(CAPITAL)] = FIRST  # it begins a word like a capital letter
     return found
 
 
 def _read(classes: Bytes) -> Bytes:
-    """Of texts that have been read: all that is not ASCII is of words."""
+    """Classes for normalized texts, in which all non-ASCII bytes belong to words."""
     return np.where(classes == FOREIGN, np.arange(256), classes).astype(np.uint8)
 
 
 def _marked_kinds(classes: Bytes) -> Bytes:
-    """With a capital letter for `NAME` and a digit for `NUMBER`, by which they are known."""
+    """Map `NAME` to a capital letter and `NUMBER` to a digit, which identify names and numbers."""
     found = classes.copy()
     found[ord(NAME)], found[ord(NUMBER)] = FIRST, ZERO
     return found
@@ -134,27 +132,27 @@ def _marked_kinds(classes: Bytes) -> Bytes:
 
 _PLAIN, _CASED, _IN_WORDS = _classes(), _cased(_classes()), _numbers_in_words()
 READERS = {False: Reader(_PLAIN, _read(_PLAIN), False, _IN_WORDS), True: Reader(_CASED, _read(_CASED), True, _IN_WORDS)}
-"""By whether texts are abstracted: of texts."""
+"""Whether texts are abstracted → reader of raw texts."""
 LINE_READERS = {
     False: Reader(_read(_PLAIN), _read(_PLAIN), False, _IN_WORDS),
     True: Reader(_marked_kinds(_read(_CASED)), _read(_CASED), True, _IN_WORDS),
 }
-"""The same of what `readings` gives."""
+"""Whether texts are abstracted → reader of lines from `readings`."""
 
 
 class Folds(NamedTuple):
-    """How characters that are not ASCII are read, by code point."""
+    """Foldings of non-ASCII characters, by code point."""
 
     known: Bytes
     written: NDArray[np.uint32]
-    """What each is read as: 64 times the place in `pool` where that begins, and its bytes, fewer than 64."""
+    """Folding as written: 64 · (start in `pool`) + (length in bytes, below 64)."""
     looked: NDArray[np.uint32]
-    """The same of what it looks like."""
+    """Folding as it looks, in the same form."""
     pool: Bytes
 
 
 class Characters:
-    """The same, filled as characters come."""
+    """`Folds`, filled on demand."""
 
     def __init__(self) -> None:
         self.folds = Folds(np.zeros(CODES, np.uint8), np.zeros(CODES, np.uint32), np.zeros(CODES, np.uint32), np.zeros(1 << 12, np.uint8))
@@ -172,7 +170,7 @@ class Characters:
                 table[code] = place
 
     def _keep(self, text: str) -> int:
-        """Puts it into the pool; returns where it is, as `Folds` has it."""
+        """Add a folding to the pool; returns its place as in `Folds`."""
         data, start = text.encode(), self._used
         self._used += len(data)
         if self._used > len(self.folds.pool):
@@ -185,30 +183,30 @@ CHARACTERS = Characters()
 
 
 class Table(NamedTuple):
-    """Hashes of n-grams, each with a number: open addressing, linear probing, never more than half full."""
+    """Hash table from n-grams to numbers: open addressing, linear probing, at most half full."""
 
     hashes: Hashes
     numbers: Numbers
-    """Negative where nothing stands."""
+    """Negative for empty slots."""
     usual: int
-    """The longest n-grams, in tokens: all but those of turns that are shorter."""
+    """Length in tokens of all n-grams except those of shorter turns."""
     filter: Bytes
-    """Bits by hash: where none stands, there is no n-gram of the usual length."""
+    """Bit filter of n-grams of the usual length."""
     shorter: Numbers
-    """The other lengths, from 2 on."""
+    """The other lengths, from 2."""
     tails: Bytes
-    """The filter of those, by their last two tokens."""
+    """Bit filter of those n-grams' last two tokens."""
     singles: Bytes
-    """The filter of those of one token."""
+    """Bit filter of n-grams of one token."""
 
 
 def table_of(hashes: Hashes, lengths: Numbers, tails: Hashes, usual: int) -> Table:
-    """Makes the table.
+    """Build the table.
 
     Args:
-        hashes: of the n-grams, all different; the number of each is its place here.
-        lengths: of each, in tokens; `usual` is the longest.
-        tails: of the last two tokens of each that has two.
+        hashes: distinct hashes of the n-grams, numbered in this order.
+        lengths: length of each in tokens, at most `usual`.
+        tails: hash of each n-gram's last two tokens, if it has two.
     """
     size = 1 << max(4, (2 * len(hashes)).bit_length())
     found, numbers = np.zeros(size, np.uint64), np.full(size, -1, np.int32)
@@ -221,7 +219,7 @@ def table_of(hashes: Hashes, lengths: Numbers, tails: Hashes, usual: int) -> Tab
 
 
 def _filter(hashes: Hashes) -> Bytes:
-    """Its bits are a power of two; none at all where nothing can be found."""
+    """A bit filter; its number of bits is a power of two, or 0 if there are no hashes."""
     bits = max(FEWEST_BITS, 1 << (len(hashes) * FILTER_BITS).bit_length()) if len(hashes) else 0
     found = np.zeros(bits // 8, np.uint8)
     _mark(hashes, found)
@@ -230,7 +228,7 @@ def _filter(hashes: Hashes) -> Bytes:
 
 @compiled
 def _slot(value, size):
-    """Where a hash belongs in a table of so many places, a power of two: its upper bits, spread."""
+    """Slot of a hash in a table whose size is a power of two, from its upper bits after mixing."""
     return np.int64(((value ^ (value >> HALF)) * SPREAD) >> HALF) & (size - 1)
 
 
@@ -269,7 +267,7 @@ def _number(value, hashes, numbers):
 
 @compiled
 def _spread(value):
-    """A bijection in which every bit reaches every other."""
+    """A bijection with full avalanche."""
     value = (value ^ (value >> HALF)) * BASE
     value = (value ^ (value >> HALF)) * SPREAD
     return value ^ (value >> HALF)
@@ -277,7 +275,7 @@ def _spread(value):
 
 @compiled
 def _small(bytes_8):
-    """Eight bytes with small letters for capital ones."""
+    """Eight bytes in lowercase."""
     others = bytes_8 & LOW
     capitals = (others + TO_A) & ~(others + PAST_Z) & ~bytes_8 & HIGH
     return bytes_8 | (capitals >> TO_SMALL)
@@ -285,8 +283,7 @@ def _small(bytes_8):
 
 @compiled
 def _word(eights, start, cased):
-    """The hash of the word that begins at this byte of the stream, in small letters: eight bytes at a time, of which the last ones end it.
-    `cased` says whether there may be others."""
+    """The hash of the word that starts at this byte, in lowercase, eight bytes at a time. `cased`: the stream may contain capitals."""
     place, shift = start >> 3, np.uint64(start & 7) * BYTE
     value = NONE
     while True:
@@ -294,7 +291,7 @@ def _word(eights, start, cased):
         if cased:
             bytes_8 = _small(bytes_8)
         others = bytes_8 & LETTERS
-        ends = ~(((others & LOW) + LOW) | others) & HIGH  # the highest bit of each byte that is of no word
+        ends = ~(((others & LOW) + LOW) | others) & HIGH  # the highest bit of each byte outside of words
         first = ends & (~ends + ONE)
         value = _spread(value ^ (bytes_8 & ((first >> np.uint64(7)) - ONE)))
         if ends:
@@ -304,7 +301,7 @@ def _word(eights, start, cased):
 
 @compiled
 def _operates(stream, at):
-    """Whether a number or a bracket follows on the operator at this byte."""
+    """Whether a number or a bracket follows the operator at this byte."""
     at += 1
     while stream[at] == BLANK:
         at += 1
@@ -313,7 +310,8 @@ def _operates(stream, at):
 
 @compiled
 def _starts(stream, begin, end, starts):
-    """Where tokens begin in a part of a stream; returns how many do. Without a branch: half of them would be guessed wrong."""
+    """Fill `starts` with the starts of tokens in a part of a stream; returns their number. Branchless, because half of the branches would
+    be mispredicted."""
     begun, inside = 0, stream[begin - 1] >= WORD
     for at in range(begin, end):
         starts[begun] = at
@@ -325,7 +323,7 @@ def _starts(stream, begin, end, starts):
 
 @compiled
 def _once(value, tokens, count):
-    """Appends a hash that is not the last one already."""
+    """Append a hash unless it equals the last one."""
     if count and tokens[count - 1] == value:
         return count
     tokens[count] = value
@@ -334,8 +332,10 @@ def _once(value, tokens, count):
 
 @compiled
 def _tokens(stream, begin, end, starts, reader, tokens, count):
-    """Appends the hashes of the tokens that begin in a part of a stream to the first `count` of `tokens`; returns how many there are. Words
-    that differ in capital letters alone have one hash, whether the reader tells them apart or not: no word of a number is missed."""
+    """Append the hashes of the tokens that start in a part of a stream to the first `count` of `tokens`; returns the new count.
+
+    Hashes ignore case, even if the reader preserves it, so that all number words are recognized.
+    """
     eights, abstracted, in_words = stream.view(np.uint64), reader.abstracted, reader.in_words
     last_bits = np.uint64(len(in_words) - 1)
     for number in range(_starts(stream, begin, end, starts)):
@@ -357,7 +357,7 @@ def _tokens(stream, begin, end, starts, reader, tokens, count):
 
 @compiled
 def _plain(data, at, reader, stream, size):
-    """Appends the text up to the next character that is not ASCII to the first `size` bytes of a stream; returns where both stand."""
+    """Append the text up to the next non-ASCII character to the first `size` bytes of a stream; returns both positions."""
     while at < len(data):
         what = reader.texts[data[at]]
         if what == FOREIGN:
@@ -370,15 +370,15 @@ def _plain(data, at, reader, stream, size):
 
 @compiled
 def _fold(data, reader, folds, places, spaced, stream, strange, unknown):
-    """Writes a text as a stream: bytes of tokens and what other bytes do, the first and the last ones separators.
+    """Write a text as a stream of byte classes that begins and ends with separators.
 
     Args:
-        places: of what characters are read as, in the pool: `folds.written` or `folds.looked`.
-        spaced: whether a space is put for what is not seen.
-        strange: room for characters that are not known yet, of which `unknown` were found before.
+        places: places of foldings in the pool: `folds.written` or `folds.looked`.
+        spaced: whether invisible characters become spaces.
+        strange: buffer for unknown characters, of which `unknown` were found before.
 
     Returns:
-        The end of the stream, 0 where there is no room for it; what kinds of characters there were; how many unknown ones.
+        (end of the stream, or 0 if it does not fit; flags of the characters; number of unknown characters).
     """
     if len(stream) < len(data) + 2 * LONGEST_FOLD:
         return 0, 0, unknown
@@ -411,7 +411,7 @@ def _fold(data, reader, folds, places, spaced, stream, strange, unknown):
 
 @compiled
 def _folded(data, reader, folds, places, spaced, stream, strange, unknown):
-    """The same with as long a stream as it takes, which is returned first."""
+    """Like `_fold`, enlarging the stream as needed; returns the stream first."""
     before = unknown
     while True:
         size, kinds, unknown = _fold(data, reader, folds, places, spaced, stream, strange, before)
@@ -422,11 +422,11 @@ def _folded(data, reader, folds, places, spaced, stream, strange, unknown):
 
 @compiled
 def token_hashes(lines, bounds, reader, folds, counts):
-    """The hashes of all tokens of lines as `readings` gives them (an opening bracket after each operator, which would be none without);
-    line i is `lines[bounds[i]:bounds[i + 1]]`; `counts` is filled with how many tokens each has."""
+    """The hashes of all tokens of lines from `readings` (with an opening bracket after each operator, to mark it as one); line i is
+    `lines[bounds[i]:bounds[i + 1]]`; fills `counts` with the number of tokens of each."""
     stream, strange = np.empty(8, np.uint8), np.empty(0, np.int32)
     starts, tokens = np.empty(len(lines) + 1, np.int64), np.empty(len(lines), np.uint64)
-    count, none, first = np.int64(0), np.int64(0), np.int64(1)  # not literal numbers, for which all would be compiled again
+    count, none, first = np.int64(0), np.int64(0), np.int64(1)  # variables, because literals would be compiled separately
     for line in range(len(counts)):
         this = lines[bounds[line] : bounds[line + 1]]
         stream, size, _, _ = _folded(this, reader, folds, folds.written, none > 0, stream, strange, none)
@@ -438,16 +438,16 @@ def token_hashes(lines, bounds, reader, folds, counts):
 
 @compiled
 def gram_hashes(tokens, counts, offsets, usual, hashes, tails, starts, lengths):
-    """Of every line its n-grams of `usual` tokens, or the one of its own length where it is shorter.
+    """The n-grams of `usual` tokens of every line; a shorter line is one n-gram.
 
     Args:
-        tokens: hashes, line by line.
-        counts: tokens of each line.
-        offsets: of each line: tokens before it in what it is a part of.
-        hashes, tails, starts, lengths: are filled: hash, that of the last two tokens, place of the first one, number of tokens.
+        tokens: token hashes, line by line.
+        counts: number of tokens of each line.
+        offsets: token offset of each line in its text.
+        hashes, tails, starts, lengths: outputs: hash, hash of the last two tokens, position of the first token, number of tokens.
 
     Returns:
-        How many n-grams there are.
+        The number of n-grams.
     """
     found, begin = 0, 0
     for line in range(len(counts)):
@@ -467,7 +467,7 @@ def gram_hashes(tokens, counts, offsets, usual, hashes, tails, starts, lengths):
 
 @compiled
 def _note(value, table, hits, text, found):
-    """Notes an n-gram of a text if it is in the table and there is room; returns how many were found so far, noted or not."""
+    """Record an n-gram of a text if it is in the table and fits; returns the number found so far, recorded or not."""
     number = _number(value, table.hashes, table.numbers)
     if number < 0:
         return found
@@ -478,7 +478,7 @@ def _note(value, table, hits, text, found):
 
 @compiled
 def _look_up(tokens, count, prefix, table, hits, text, found):
-    """Notes the n-grams among the first `count` tokens; returns how many were found so far, noted or not."""
+    """Record the n-grams among the first `count` tokens; returns the number found so far, recorded or not."""
     usual, shorter = table.usual, table.shorter
     for end in range(1, count + 1):
         prefix[end] = prefix[end - 1] * BASE + tokens[end - 1]
@@ -497,7 +497,7 @@ def _look_up(tokens, count, prefix, table, hits, text, found):
 
 @compiled
 def _code(data, at):
-    """The code point that begins at a byte of UTF-8, and how many bytes it has."""
+    """(code point that starts at a byte of UTF-8, its length in bytes)."""
     first = np.int64(data[at])
     if first < 0xE0:
         return (first & 0x1F) << 6 | np.int64(data[at + 1] & 0x3F), 2
@@ -509,26 +509,26 @@ def _code(data, at):
 
 @compiled
 def _search(data, bounds, together, reader, folds, table, hits, strange, composing):
-    """Searches texts in all their readings.
+    """Search texts in all their readings.
 
     Args:
         data: UTF-8 of all texts; text i is `data[bounds[i]:bounds[i + 1]]`.
-        together: whether characters have been put together already.
-        reader: of texts.
-        hits: room for (text, number of the n-gram), [2, H].
-        strange: room for characters that are not known yet.
-        composing: is set for texts that are left out, since their characters must be put together first.
+        together: whether texts are already composed (NFKC).
+        reader: reader of raw texts.
+        hits: buffer for (text, number of the n-gram), [2, H].
+        strange: buffer for unknown characters.
+        composing: set for texts that are skipped because they must be composed first.
 
     Returns:
-        How many n-grams and how many strange characters were found. Where there are more than there is room for, or any strange ones,
-        the search has to be made again.
+        (number of n-grams, number of unknown characters) found. If the former exceeds the buffer, or the latter is not 0, the search must
+        be repeated.
     """
     found, unknown = np.int64(0), np.int64(0)
     stream, starts = np.empty(ROOM, np.uint8), np.empty(ROOM + 1, np.int64)
     tokens, prefix = np.empty(ROOM + LONGEST, np.uint64), np.zeros(ROOM + LONGEST + 1, np.uint64)
     for text in range(len(bounds) - 1):
         kinds = 0
-        for reading in range(4):  # with letters taken for those that they look like, with spaces for what is not seen
+        for reading in range(4):  # with lookalikes replaced, with spaces for invisible characters
             looks, spaced = reading & 1 != 0, reading & 2 != 0
             if (looks and not kinds & DIFFERS) or (spaced and not kinds & INVISIBLE):
                 continue
@@ -542,29 +542,29 @@ def _search(data, bounds, together, reader, folds, table, hits, strange, composi
             for begin in range(1, size, ROOM):
                 count = _tokens(stream, begin, min(begin + ROOM, size), starts, reader, tokens, count)
                 found = _look_up(tokens, count, prefix, table, hits, text, found)
-                kept = min(count, LONGEST - 1)  # n-grams go on from one part to the next
+                kept = min(count, LONGEST - 1)  # n-grams continue across parts
                 tokens[:kept] = tokens[count - kept : count]
                 count = kept
     return found, unknown
 
 
 def line_hashes(lines: Sequence[bytes], abstracted: bool = False) -> tuple[Hashes, Places]:
-    """The hashes of the tokens of lines as `readings` gives them, and how many each line has."""
+    """(token hashes of lines from `readings`, number of tokens of each line)."""
     marked = [OPERATORS.sub(rb"\g<0>(", line) for line in lines]
     counts = np.empty(len(lines), np.int64)
     return token_hashes(*_joined(marked), LINE_READERS[abstracted], CHARACTERS.folds, counts), counts
 
 
 def _joined(data: Sequence[bytes]) -> tuple[Bytes, Places]:
-    """All in one piece, and where each begins, and at last where they end."""
+    """(concatenation, bounds of each piece)."""
     bounds = np.zeros(len(data) + 1, np.int64)
     np.cumsum(list(map(len, data)), out=bounds[1:])
     return np.frombuffer(b"".join(data), np.uint8), bounds
 
 
 def search(texts: Sequence[str], table: Table, abstracted: bool = False) -> Numbers:
-    """(number of the text, number of the n-gram) of every n-gram that a text holds in one of its readings, [2, H], in no order."""
-    data = [unescaped(text).encode("utf-8", "replace") for text in texts]  # no encoding has halves of surrogate pairs
+    """(text index, n-gram number) for every n-gram in any reading of a text, [2, H], unordered."""
+    data = [unescaped(text).encode("utf-8", "replace") for text in texts]  # lone surrogates cannot be encoded
     hits, composing = _searched(data, table, READERS[abstracted], together=False)
     (late,) = composing.nonzero()
     if not len(late):

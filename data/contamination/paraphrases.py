@@ -1,4 +1,4 @@
-"""Which training rows say what a benchmark item says, in whatever words: by vectors of their turns."""
+"""Detect paraphrases of benchmark items in training rows, by embeddings of their turns."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,30 +11,30 @@ from data.contamination.embedding import Embedder, Places, Vectors, nearest
 from data.contamination.evidence import ALIKE
 
 SHOWN = 300
-"""Characters of a turn that are told."""
+"""Characters of a turn that are reported."""
 
 
 class Like(NamedTuple):
-    """A turn of a row, and a text that it is like."""
+    """A text and the nearest turn of a row."""
 
     text: int
-    """Number of the text."""
+    """Index of the text."""
     cosine: float
     turn: int
-    """Number of the turn among those of the row: the nearest, the first of equally near ones."""
+    """Index of the nearest turn in the row; the first in case of ties."""
 
 
 class Likeness:
-    """Texts by their vectors, to compare rows with. May be shared with forked processes."""
+    """Index of text embeddings to compare rows with. Safe to share with forked processes."""
 
     def __init__(self, texts: Sequence[str], apart: Sequence[bool], threshold: float, most: int) -> None:
-        """Embeds the texts.
+        """Embed the texts.
 
         Args:
-            texts: of benchmark items.
-            apart: which of them are compared with by themselves, so that none hides another.
-            threshold: least cosine that is told.
-            most: texts that are told of a row, and so many of those that lie apart.
+            texts: texts of benchmark items.
+            apart: whether a text is searched separately, so that it does not hide others.
+            threshold: minimum reported cosine.
+            most: maximum texts reported per row, and again for the separate ones.
 
         Raises:
             AssetError: the embedder is not on this machine.
@@ -47,8 +47,8 @@ class Likeness:
                 self._tables.append((np.flatnonzero(np.array(apart) == side), self._embedder.vectors(mine)))
 
     def of(self, rows: Sequence[Sequence[str]]) -> list[list[Like]]:
-        """For each row, by its turns, the texts that any of them is nearest to, the nearest first, equally near ones as the turns stand
-        there and then by number; after these the ones that lie apart."""
+        """For each row, given by its turns, the texts nearest to any turn: nearest first, ties by turn, then by index; the separate texts
+        last."""
         vectors, ends = self._embedder.vectors([turn for row in rows for turn in row]), np.cumsum([len(row) for row in rows])
         found: list[list[Like]] = [[] for _ in rows]
         for numbers, table in self._tables:
@@ -72,10 +72,10 @@ def _first_of_each(like: Sequence[Like]) -> list[Like]:
 
 
 class Paraphrases:
-    """Benchmark items by their vectors, to compare rows with. May be shared with forked processes."""
+    """Index of benchmark item embeddings to compare rows with. Safe to share with forked processes."""
 
     def __init__(self, benchmarks: Benchmarks, config: Embedded, turns: Sequence[str], waivers: Sequence[Waiver] = ()) -> None:
-        """Embeds the questions of `benchmarks` (label → items); those that are waived lie apart, so that none hides another.
+        """Embed the questions of `benchmarks` (label → items); waived items are searched separately, so that they do not hide others.
 
         Raises:
             AssetError: the embedder is not on this machine.
@@ -86,8 +86,7 @@ class Paraphrases:
         self._likeness = Likeness([question(item) for _, item in self._items], waived, config.threshold, most=1)
 
     def of(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
-        """For each row the item that is nearest to any of its turns, and the nearest one that is waived, of those that are at least as near
-        as `threshold`."""
+        """For each row, the item nearest to any of its turns, and the nearest waived item, with a cosine of at least `threshold`."""
         texts = [searched(row, self._turns) for row in rows]
         return [[self._overlap(like, row) for like in some] for some, row in zip(self._likeness.of(texts), texts, strict=True)]
 
@@ -97,5 +96,5 @@ class Paraphrases:
 
 
 def question(item: dict[str, Any]) -> str:
-    """The text of a benchmark item that turns are compared with."""
+    """A benchmark item's text for comparison with turns."""
     return "\n".join(compared(item))

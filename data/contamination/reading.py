@@ -1,13 +1,13 @@
-"""Texts as sequences of words, numbers and operators, whatever they are disguised with.
+"""Normalize texts to sequences of words, numbers and operators, undoing disguises.
 
-A reading is one line of UTF-8 tokens with spaces around them: small letters, no punctuation, no marks. A text that can be read in
-several ways has several readings, and two texts are the same if any two of them are:
+A reading is a line of UTF-8 tokens separated by spaces: lowercase, without punctuation and marks. Ambiguous texts have several readings,
+and two texts are equal if any of their readings are:
 
-- as it is written, and as it looks: with letters of other scripts taken for those that they look like (`data/contamination/lookalikes.py`);
-- with invisible characters left out, and with spaces in their place.
+- as written, and as it looks: with letters of other scripts replaced by their lookalikes (`data/contamination/lookalikes.py`);
+- with invisible characters removed, and with spaces in their place.
 
-References of HTML (`&#36;`, `&quot;`) and fractions of LaTeX (`\\frac{1}{3}`) are read as what they stand for. An abstracted reading says
-of names and numbers only that there are some, so that texts are the same which differ in nothing else.
+HTML references (`&#36;`, `&quot;`) and LaTeX fractions (`\\frac{1}{3}`) are decoded. An abstracted reading replaces names and numbers by
+placeholders, so that texts that differ only in these are equal.
 """
 
 import html
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from data.contamination.lookalikes import LOOKALIKES
 
 OPERATORS = dict.fromkeys("˗‐‒–⁃−➖", "-") | dict.fromkeys("×·⁎∗∙⋅✕✖", "*") | dict.fromkeys("÷⁄∕➗", "/") | {"➕": "+"}
-"""How else the operators are written; TR39 has most of them."""
+"""Other characters for operators; most are in TR39."""
 ASCII_OPERATORS = b"-+*/^%=<>"
 CODES = bytes(range(1, 1 + len(ASCII_OPERATORS)))
-"""Stand for operators while punctuation is taken out; texts keep no control character."""
+"""Placeholders for operators during removal of punctuation; control characters are removed from texts before."""
 OPERATOR = re.compile(rb"[-+*/^%=<>](?=\s*[0-9(])")
-"""An operator, where a number or a bracket follows: everything else of the kind is punctuation."""
+"""An operator is followed by a number or a bracket; otherwise the character is punctuation."""
 
 INVISIBLE = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
@@ -31,15 +31,14 @@ INVISIBLE = (
 )
 """Unicode's Default_Ignorable_Code_Point (zero-width, soft hyphen, bidi controls, variation selectors, tags) and interlinear anchors."""
 MARKS = "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
-"""The blocks of combining diacritical marks. Marks of other blocks are vowels or other sounds of their scripts."""
+"""Blocks of combining diacritical marks. Marks in other blocks are vowels or other sounds of their scripts."""
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 """Scripts without spaces: each character is a word."""
 
 CAPITAL = "\x0e"
-"""Stands before what a capital letter that is not ASCII is read as; without a meaning where names are read as words."""
+"""Precedes the folding of a non-ASCII capital letter; ignored unless the reading is abstracted."""
 NAME, NUMBER = b"@", b"#"
-"""What an abstracted reading has in the place of words that begin with a capital letter, and of numbers: words that begin with a digit, and
-these."""
+"""Placeholders of an abstracted reading for capitalized words, and for numbers: words that begin with a digit, and `NUMBER_WORDS`."""
 NUMBER_WORDS = frozenset(
     b"""zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen
     twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million billion""".split()
@@ -50,16 +49,17 @@ _fraction = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(
 _invisible, _mark, _cjk = (re.compile(f"[{characters}]") for characters in (INVISIBLE, MARKS, CJK))
 _not_ascii = re.compile(r"[^\x00-\x7f]")
 _composes = re.compile("[\u1100-\u11ff\u3099\u309a\ua960-\ua97f\ud7b0-\ud7ff\uff9e-\uff9f]")
-"""Parts of Korean syllables and marks of Japanese ones: folding goes by single characters, so they are put together before."""
+"""Parts of Korean syllables and Japanese sound marks, which must be composed (NFKC) before folding single characters."""
 _ASCII = bytes(range(128))
 _CONTROLS = bytes([*range(9), *range(14, 28), 127])
 
 
 def _table(words: bytes, codes: bool, cased: bool = False) -> bytes:
-    """For `bytes.translate`: small letters, all else but `words` and white space as it is or, with `codes`, a space or an operator.
+    """A table for `bytes.translate`: lowercases words and maps whitespace to spaces; other bytes stay or, with `codes`, become a space or
+    an operator.
 
     Args:
-        cased: leaves capital letters, and what stands for them, as they are.
+        cased: leave capital letters and `CAPITAL` unchanged.
     """
     found = bytearray(range(256))
     for byte in range(128):
@@ -83,7 +83,7 @@ _TO_CODES = bytes.maketrans(ASCII_OPERATORS, CODES)
 
 
 class _Folded(dict[str, str]):
-    """Character that is not ASCII → what it is read as; found out once."""
+    """Non-ASCII character → its folding, cached."""
 
     def __init__(self, looks: bool, spaced: bool) -> None:
         self._looks, self._spaced = looks, spaced
@@ -120,14 +120,14 @@ _FOLDED = {(looks, spaced): _Folded(looks, spaced) for looks in (False, True) fo
 
 
 def unescaped(text: str) -> str:
-    """With what references of HTML and fractions of LaTeX stand for in their place."""
+    """Decode HTML references and LaTeX fractions."""
     text = _reference.sub(lambda one: html.unescape(one[0]), text) if "&" in text else text
     return _fraction.sub(r"\1\2/\3\4", text) if "frac" in text else text
 
 
 def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]]:
-    """The different ways to read texts that belong together, e.g. the turns of a conversation, each way with one line of tokens per
-    text; the first is as it is written."""
+    """The distinct readings of related texts, e.g. the turns of a conversation, each with one line of tokens per text; the first is as
+    written."""
     line = _abstracted if abstracted else _line
     texts = list(map(unescaped, texts))
     if all(map(str.isascii, texts)):
@@ -135,7 +135,7 @@ def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]
     foreign, composed = set(), []
     for text in texts:
         if not text.isascii():
-            raw = text.encode("utf-8", "replace")  # no encoding has halves of surrogate pairs
+            raw = text.encode("utf-8", "replace")  # lone surrogates cannot be encoded
             others = raw.translate(None, _ASCII).decode()
             text = raw.decode()
             if _composes.search(others):
@@ -153,17 +153,17 @@ def readings(texts: Sequence[str], abstracted: bool = False) -> list[list[bytes]
 
 
 def folded(char: str, looks: bool) -> str:
-    """What a character that is not ASCII is read as, as it is written or as it looks, with nothing in the place of what is not seen."""
+    """The folding of a non-ASCII character, as written or as it looks; empty for invisible characters."""
     return _FOLDED[looks, False][char]
 
 
 def invisible(char: str) -> bool:
-    """Whether nobody sees the character."""
+    """Whether the character is invisible."""
     return _invisible.match(char) is not None
 
 
 def composes(char: str) -> bool:
-    """Whether a text with this character is put together (NFKC) before it is read."""
+    """Whether a text with this character is composed (NFKC) before folding."""
     return _composes.match(char) is not None
 
 
@@ -172,17 +172,17 @@ def _replaced(text: str, folds: _Folded) -> str:
 
 
 def tokens(text: str) -> tuple[str, ...]:
-    """The tokens of a text as it is written."""
+    """The tokens of a text as written."""
     return tuple(token.decode() for token in readings([text])[0][0].split())
 
 
 def _line(folded: str) -> bytes:
-    """The tokens of a text in which nothing but words is not ASCII."""
+    """The tokens of a folded text, in which only words contain non-ASCII characters."""
     return _parted(folded.encode().translate(_SMALL, _CONTROLS), _PLAIN)
 
 
 def _abstracted(folded: str) -> bytes:
-    """The same with one `NAME` for each stretch of names, and one `NUMBER` for each of numbers."""
+    """Like `_line`, with one `NAME` per run of names, and one `NUMBER` per run of numbers."""
     found: list[bytes] = []
     for token in _parted(folded.encode().translate(_CASED, _CASED_CONTROLS), _CASED_PLAIN).split():
         is_number = token[0] in _DIGITS or token.lower() in NUMBER_WORDS
@@ -193,7 +193,7 @@ def _abstracted(folded: str) -> bytes:
 
 
 def _parted(text: bytes, plain: bytes) -> bytes:
-    """The text with spaces around its operators, and nothing but spaces between its words."""
+    """The text with spaces around operators, and only spaces between words."""
     if text.translate(None, _BEFORE_NO_NUMBER):
         text = OPERATOR.sub(lambda one: b" %b " % one[0].translate(_TO_CODES), text)
     return text.translate(plain)

@@ -1,17 +1,17 @@
-"""Words with a letter wrong, read as the ones that were meant."""
+"""Correction of words with one wrong letter."""
 
 from collections.abc import Collection, Sequence
 from functools import cached_property, lru_cache
 
 SHORTEST, LONGEST = 4, 40
-"""Letters of a word that may be meant by another: shorter ones differ in one letter by themselves, and longer ones are none."""
+"""Length range of words that others are corrected to: shorter words are too similar, and longer ones are not words."""
 REMEMBERED = 1 << 14
-"""Words of which is known what is left of them without a letter: rows have the same ones again and again."""
+"""Size of the cache of `_forms`, since rows repeat words."""
 
 
 def mended(lines: Sequence[bytes], words: Collection[bytes]) -> list[bytes]:
-    """Lines of tokens in which words that are none of `words` stand for the one of them that they equal but for a letter: one that is left
-    out, added, exchanged or moved. Where several are, the first that is found decides, always the same one."""
+    """Lines of tokens in which unknown words are replaced by the one of `words` that differs by one letter: omitted, added, replaced or
+    moved. If several match, the choice is deterministic."""
     meant: dict[str, str] = {}
     for token in sorted(words):
         forms = _forms(token)
@@ -26,7 +26,7 @@ def mended(lines: Sequence[bytes], words: Collection[bytes]) -> list[bytes]:
 
 
 class Vocabulary:
-    """The words of lines, to ask quickly which others they may mean."""
+    """The words of lines, for fast tests of whether they may be corrected to another word."""
 
     def __init__(self, lines: Sequence[bytes]) -> None:
         self._words = {token for line in lines for token in line.split()}
@@ -36,13 +36,13 @@ class Vocabulary:
         return {form for token in self._words for form in _forms(token)}
 
     def perhaps(self, word: bytes) -> bool:
-        """Whether a word stands there, or may after the lines are mended; no mended line has another."""
+        """Whether a word occurs, or may occur in the corrected lines; has no false negatives."""
         return word in self._words or not self._nearly.isdisjoint(_forms(word))
 
 
 @lru_cache(REMEMBERED)
 def _forms(token: bytes) -> tuple[str, ...]:
-    """A word, and what is left of it without one letter; nothing of what is no word, or so long or short that it cannot be meant by one."""
+    """A word and its variants with one letter removed; empty if it is not a word of suitable length."""
     word = token.decode()
     if not SHORTEST - 1 <= len(word) <= LONGEST + 1 or not word.isalpha():
         return ()

@@ -1,1 +1,1 @@
-"""What rows must satisfy before a stage reads them."""
+"""Validation of rows before a stage reads them."""

@@ -1,4 +1,4 @@
-"""Records that a stage makes of others, written a file at a time: no more of them are in memory at once, and as objects only a block."""
+"""Write derived records a file at a time: at most one file of them is in memory, and one block as objects."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,23 +13,23 @@ T = TypeVar("T")
 
 
 def blocks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Items of which rows are made together; `sizes` are the characters of what is made of each."""
+    """Split items into blocks; `sizes` are the sizes of the rows derived from each."""
     return (items[part] for part in columns.block_cuts(sizes))
 
 
 class RowWriter:
-    """Rows on their way into an artifact's payload, and what the expectations look at."""
+    """Writes rows into an artifact's payload and collects facts for the expectations."""
 
     def __init__(self, out: Path, artifact_type: str, check_verifier: Callable[[Any], None]) -> None:
         self._payload, self._type, self._check = out / "payload", artifact_type, check_verifier
         self._facts: list[pa.Table] = []
 
     def write(self, sizes: Sequence[int], make: Callable[[slice], Iterable[Sequence[Mapping[str, Any]]]]) -> Iterator[int]:
-        """Writes as many rows as there are sizes, in their order, as `records.save` would; yields how many are written so far.
+        """Write one row per size, in order, as `records.save` does; yields the number of rows written so far.
 
         Args:
-            sizes: characters of each, see `records.bulk_of`.
-            make: gives the rows of a part of them, in blocks.
+            sizes: size of each row, see `records.bulk_of`.
+            make: returns the rows of a slice, in blocks.
         """
         parts = columns.file_cuts(sizes)
         for number, part in enumerate(parts):
@@ -43,9 +43,9 @@ class RowWriter:
         return columns.to_table(rows, records.RECORDS[self._type])
 
     def verdict(self) -> dict[str, Any]:
-        """What the expectations say of all of them.
+        """The verdict on all rows written.
 
         Raises:
-            ValidationError: rows break one.
+            ValidationError: rows violate an expectation.
         """
         return hold(pa.concat_tables(self._facts), self._type)

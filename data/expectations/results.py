@@ -1,9 +1,9 @@
-"""What comes of holding rows against expectations, in words and as JSON: for the record, the evidence, and whoever reads an error.
+"""Verdicts of expectations, as JSON for record and evidence, and as text for errors.
 
-A verdict is {"suite", "success", "rows", "expectations"}. Each expectation has its name, its column and whether it is met. One of a
-recipe, and one that is not met, says besides: `arguments` and `severity`; `rows`, how many were looked at, and where that is a sample, `of`
-how many; of single values `nulls` and how many others are `unexpected`, of a column what was `observed`; and `examples`, rows that are not
-as expected, {"id", "place", "value"}.
+A verdict is {"suite", "success", "rows", "expectations"}. Each expectation has its name, its column and whether it is met. A recipe's
+expectations, and those not met, also have `arguments` and `severity`; `rows`, the number examined, and `of`, the total, if that was a
+sample; `nulls` and the number of `unexpected` values, or the `observed` value of a column; and `examples` of violations, {"id", "place",
+"value"}.
 """
 
 import json
@@ -17,27 +17,27 @@ Verdict = dict[str, Any]
 Entry = Mapping[str, Any]
 
 SHOWN = 5
-"""Examples that an error shows."""
+"""Number of examples shown in an error."""
 LONGEST = 300
-"""Characters of the arguments that a line shows."""
+"""Maximum characters of arguments in a line."""
 
 
 class ValidationError(PedigreeError):
-    """Rows break an expectation; the message shows them."""
+    """Rows violate an expectation; the message shows them."""
 
 
 def refuse(verdict: Verdict) -> None:
-    """Raises ValidationError where an expectation is not met that must be.
+    """Raise ValidationError if a mandatory expectation is not met.
 
-    The message's first line says the first of them and a row, the others all of them with five rows each.
+    The first line has the first violated expectation with one row, the others all of them with five rows each.
     """
     broken = [entry for entry in verdict["expectations"] if fails(entry)]
     if broken:
-        told = [line for entry in broken for line in _lines(entry)]
+        details = [line for entry in broken for line in _lines(entry)]
         rows = [f", as {example['id']}{_place(example)}" for example in broken[0].get("examples", [])[:1]]
         others = f"; and {len(broken) - 1} more" if len(broken) > 1 else ""
         first = f"{title(broken[0])}: {finding(broken[0])}{''.join(rows)}{others}"
-        raise ValidationError("\n".join([f"{verdict['suite']} rows are not as expected: {first}", *told]))
+        raise ValidationError("\n".join([f"{verdict['suite']} rows are not as expected: {first}", *details]))
 
 
 def fails(entry: Entry) -> bool:
@@ -45,18 +45,18 @@ def fails(entry: Entry) -> bool:
 
 
 def warnings(verdict: Verdict) -> list[str]:
-    """What is not as expected, and only warned of: a line each."""
+    """One line for each expectation that is not met."""
     return [f"not as expected: {title(entry)}: {finding(entry)}" for entry in verdict["expectations"] if not entry["success"]]
 
 
 def recorded(verdict: Verdict) -> Verdict:
-    """A verdict without its examples, which are for people."""
+    """A verdict without its examples, for the record."""
     entries = [{name: value for name, value in entry.items() if name != "examples"} for entry in verdict["expectations"]]
     return verdict | {"expectations": entries}
 
 
 def title(entry: Entry) -> str:
-    """An expectation, its column and its arguments, in one line."""
+    """An expectation with its column and arguments, on one line."""
     arguments = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in entry.get("arguments", {}).items())
     if len(arguments) > LONGEST:
         arguments = f"{arguments[:LONGEST]} …"
@@ -65,7 +65,7 @@ def title(entry: Entry) -> str:
 
 
 def finding(entry: Entry) -> str:
-    """How the rows were found to be, in one line."""
+    """An expectation's finding, on one line."""
     if "unexpected" not in entry:
         return f"{shown(json.dumps(entry['observed'], ensure_ascii=False))[:LONGEST]} observed{_sample(entry)}"
     values = entry["rows"] - entry["nulls"]

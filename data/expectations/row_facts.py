@@ -1,6 +1,6 @@
-"""What expectations of a recipe look at: facts about each row, in some bytes each, and the texts of some rows.
+"""Inputs of a recipe's expectations: small facts about each row, and the texts of sampled rows.
 
-Names, kinds and meanings of the columns: `configs/rows/expectations.py`.
+See `configs/rows/expectations.py` for names, types and meanings of the columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ Row = dict[str, Any]
 
 
 def look(names: Sequence[str], rows: Sequence[Row]) -> dict[str, pa.Array]:
-    """The facts of these names, of each row."""
+    """Name → fact of each row."""
     return {name: pa.array([fact(row) for row in rows], kind) for name in names for kind, fact in [OF_ROWS[name]]}
 
 
 def texts_of(rows: Sequence[Row], names: Sequence[str]) -> pa.Table:
-    """The texts of these names, a line for each row."""
+    """Table of the named texts, one line per row."""
     return pa.table({name: pa.array([OF_TEXTS[name](row) for row in rows], pa.large_string()) for name in names})
 
 

@@ -1,4 +1,4 @@
-"""What the rows of each source are like: how many turns they have, whose and how long, from a few numbers of each row."""
+"""Statistics of each source's rows: turns, roles, lengths and languages, from a few numbers per row."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from data.records.scattered import Numbers
 
 PERCENTILES = (50, 90, 99)
 TURNS_OF = {role: f"turns of {role}" for role in ALL_ROLES}
-"""Columns of the index, see `noted`."""
+"""Role → column of the index, see `noted`."""
 TOKENS = "tokens"
-"""Column of the index where tokens are counted: null for rows that the chat template refuses."""
+"""Column of the index with token counts; null for rows that the chat template rejects."""
 
 
 def noted(rows: Sequence[Row], counts: Sequence[Counted] | None = None) -> Iterator[tuple[str, pa.Array]]:
-    """By role, how many turns each row has of it; the answers of a preference are one of the assistant's. And its tokens, where they were
+    """Yield (column, values): turns of each role per row, counting the answers of a preference as one assistant turn, and tokens, if
     counted."""
     turns = [roles_of(row["messages"]) for row in rows]
     for row, found in zip(rows, turns, strict=True):
@@ -31,18 +31,17 @@ def noted(rows: Sequence[Row], counts: Sequence[Counted] | None = None) -> Itera
 
 
 def summary(index: pa.Table, languages: NDArray[np.bytes_] | None, places: Numbers) -> dict[str, Any]:
-    """What some rows are like.
+    """Statistics of some rows.
 
     Args:
-        index: a line for each row: characters (`size`), and what `noted` notes.
-        languages: of each row, as a filter has told them; None where there was no such filter.
-        places: of the rows that are meant.
+        index: one line per row, with characters (`size`) and the columns of `noted`.
+        languages: language of each row from a filter; None without such a filter.
+        places: positions of the rows to summarize.
 
     Returns:
-        {"rows", "characters", "turns", "roles", "with_system", "tokens", "languages"}: number, numbers by percentile, the same, turns by
-        role (calls and results of tools where there are some), share of the rows with a turn of the system, tokens by percentile with their
-        sum and the number of rows that the chat template refuses, rows by language; the last two where they are known, of no rows their
-        number alone.
+        {"rows", "characters", "turns", "roles", "with_system", "tokens", "languages"}: number of rows, percentiles of characters and of
+        turns, turns by role (calls and tool results if there are any), share of rows with a system turn, percentiles of tokens with their
+        sum and the number of rows that the chat template rejects, rows by language. The last two only if known; without rows only "rows".
     """
     if not len(places):
         return {"rows": 0}
@@ -60,8 +59,8 @@ def summary(index: pa.Table, languages: NDArray[np.bytes_] | None, places: Numbe
     if languages is None:
         return found
     codes, counts = np.unique(languages[places].astype(str), return_counts=True)
-    told = {code or "unknown": count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
-    return {**found, "languages": dict(sorted(told.items(), key=lambda pair: (-pair[1], pair[0])))}
+    by_code = {code or "unknown": count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+    return {**found, "languages": dict(sorted(by_code.items(), key=lambda pair: (-pair[1], pair[0])))}
 
 
 def _tokens(counts: pa.ChunkedArray) -> dict[str, int]:
@@ -71,6 +70,6 @@ def _tokens(counts: pa.ChunkedArray) -> dict[str, int]:
 
 
 def _spread(values: NDArray[Any]) -> dict[str, int]:
-    """Percentiles that are values of some row, and the largest value."""
+    """Percentiles, which are values of actual rows, and the maximum."""
     found = np.percentile(values, PERCENTILES, method="inverted_cdf").tolist()
     return {**{f"p{number}": int(value) for number, value in zip(PERCENTILES, found, strict=True)}, "max": int(values.max())}

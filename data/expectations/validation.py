@@ -1,6 +1,6 @@
-"""The only door to Great Expectations: what each type of record must satisfy before anything reads it.
+"""Validation of each record type with Great Expectations, which only this module uses.
 
-The verdict goes into the artifact's record, so it holds no time and no random id: equal rows give equal verdicts.
+The verdict goes into the artifact's record, so it contains no time or random id: equal rows give equal verdicts.
 """
 
 import json
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 KEPT = 20
-"""Rows that are not as expected, of each expectation, that a verdict shows."""
+"""Maximum examples per expectation in a verdict."""
 EXCERPT = 200
-"""Characters of a value that it shows."""
+"""Maximum characters of an example's value."""
 AROUND = 60
-"""Of them, those that stand before what a text should not hold."""
+"""Characters of context before a forbidden match."""
 DIGITS = 9
-"""Significant ones of what is observed: more would differ between processors."""
+"""Significant digits of observed values; more would differ between processors."""
 COLUMNS: dict[str, tuple[str, ...]] = {
     "conversation": ("id", "source", "messages"),
     "prompt": ("id", "source", "messages", "verifier"),
@@ -41,54 +41,54 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "preference": ("id", "source", "messages", "answers", "strength"),
 }
 OF_FORMS = {"question", "category", "prefix", "choices", "others", "weights"}
-"""Columns that an item may have besides, see `data/records/records.py`,"""
+"""Optional columns of items, see `data/records/records.py`."""
 OF_OTHERS = {"template_arguments"}
-"""and all other records."""
+"""Optional columns of all other records."""
 OPTIONAL = {"finish_reason", "win_rate", "policy", "policy_content", "on_policy"}
-"""What an answer may have besides its text and score."""
+"""Optional fields of an answer."""
 UNUSED = ("scipy.stats", "altair", "boto3")
-"""What Great Expectations imports for charts, distributions and secrets in half of its time. Nothing here asks for any of it."""
+"""Modules that Great Expectations imports for charts, distributions and secrets; unused here, and half of its import time."""
 LAST_TURN = {"conversation": "assistant", "prompt": "user", "item": "user", "preference": "user"}
 
 
 class Asked(NamedTuple):
-    """One expectation, as Great Expectations is asked."""
+    """One expectation in the form of Great Expectations."""
 
     expectation: str
     """Its name, `expect_...`."""
     column: str | None
     arguments: dict[str, Any]
     severity: str | None = None
-    """Of the recipe's; None: every record of the type must meet it."""
+    """For a recipe's expectations; None for those of the record type, which are mandatory."""
 
 
 class Finding(NamedTuple):
-    """What it says of a table."""
+    """The result of an expectation for a table."""
 
     success: bool
     result: dict[str, Any]
-    """Its own summary."""
+    """Great Expectations' summary."""
 
 
 def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> Verdict:
-    """Holds rows against the suite of their type.
+    """Validate rows against the suite of their type.
 
     Args:
         rows: records, see `data/records/records.py`.
         record_type: conversation, prompt, item or preference.
-        check_verifier: raises an error that people meet for a malformed verifier (`stages.verifiers.check`).
+        check_verifier: raises a user-facing error for a malformed verifier (`stages.verifiers.check`).
 
     Returns:
         {"suite", "success", "rows", "expectations": [{"expectation", "column", "success"}]}.
 
     Raises:
-        ValidationError: an expectation fails; the message names the first five offending rows of each.
+        ValidationError: an expectation fails; the message shows the first five violating rows of each.
     """
     return hold(facts_of(rows, record_type, check_verifier), record_type)
 
 
 def facts_of(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> "Table":
-    """What the expectations look at: a line for each row, of texts. A problem is a sentence, or null where there is none."""
+    """Facts for the expectations, one line of texts per row. A problem is a sentence, or null if there is none."""
     from pyarrow import Table, schema, string
 
     names = _facts({}, record_type, lambda verifier: None)
@@ -97,7 +97,7 @@ def facts_of(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
 
 
 def hold(facts: "Table", record_type: str) -> Verdict:
-    """Holds the facts of rows (`facts_of`) against the suite of their type; as `validate`."""
+    """Like `validate`, from the facts of rows (`facts_of`)."""
     verdict = examine(facts, record_type)
     refuse(verdict)
     return verdict
@@ -110,20 +110,20 @@ def examine(
     texts_of: "Callable[[int], Table] | None" = None,
     places_of: Callable[[list[int]], list[str]] = lambda rows: ["" for _ in rows],
 ) -> Verdict:
-    """Holds rows against the suite of their type and what their recipe expects: first what looks at all of them, then at a sample.
+    """Evaluate the suite of the rows' type and the recipe's expectations: first those on all rows, then those on samples.
 
     Args:
-        facts: `facts_of` the rows, and of what the recipe's expectations look at (`data/expectations/row_facts.py`).
-        record_type: of the rows.
-        expectations: the recipe's.
-        texts_of: number → texts of so many of the first rows; needed where an expectation looks at texts.
-        places_of: numbers of rows → where each was read.
+        facts: `facts_of` the rows, plus the facts for the recipe's expectations (`data/expectations/row_facts.py`).
+        record_type: type of the rows.
+        expectations: the recipe's expectations.
+        texts_of: n → texts of the first n rows; required if an expectation reads texts.
+        places_of: row numbers → where each was read.
 
     Returns:
-        See `data/expectations/results.py`.
+        A verdict, see `data/expectations/results.py`.
 
     Raises:
-        ValidationError: an expectation cannot be held against the rows at all.
+        ValidationError: an expectation cannot be evaluated on the rows.
         TooSlow: a regular expression takes too long for a text.
     """
     looks = [(facts, [*_suite(record_type), *(_asked(one) for one in expectations if one.sample is None)])]
@@ -142,7 +142,7 @@ def examine(
 
 
 def _refuse_slow(asked: Sequence[Asked], table: "Table", ids: Any) -> None:
-    """Raises TooSlow for a pattern that takes too long, while it can still be told for which row: the library asks for whole columns."""
+    """Raise TooSlow for a slow pattern. Done here to name the row, since the library matches whole columns."""
     for one in asked:
         for pattern in one.arguments.get("regex_list") or filter(None, [one.arguments.get("regex")]):
             search, what = re.compile(pattern).search, f"{one.expectation} of {one.column}, regex {pattern!r},"
@@ -155,7 +155,7 @@ def _refuse_slow(asked: Sequence[Asked], table: "Table", ids: Any) -> None:
 
 
 def _suite(record_type: str) -> list[Asked]:
-    """What every record of a type must meet."""
+    """The mandatory expectations of a record type."""
     columns = COLUMNS[record_type]
     null, not_null = "expect_column_values_to_be_null", "expect_column_values_to_not_be_null"
     return [
@@ -176,19 +176,19 @@ def _asked(own: Expectation) -> Asked:
 
 
 def _entry(asked: Asked, found: Finding, table: "Table", of: int) -> dict[str, Any]:
-    """How one expectation fared with a table of some rows of all."""
+    """The verdict's entry for one expectation on a table of some of `of` rows."""
     entry: dict[str, Any] = {"expectation": asked.expectation, "column": asked.column, "success": found.success}
     if asked.severity is None and found.success:
         return entry
     entry |= {"arguments": asked.arguments, "severity": asked.severity or "fail", "rows": len(table)}
     entry |= {"of": of} if len(table) < of else {}
-    if "unexpected_percent" in found.result:  # each value was looked at
+    if "unexpected_percent" in found.result:  # an expectation on single values
         return entry | {"nulls": int(found.result.get("missing_count", 0)), "unexpected": int(found.result["unexpected_count"])}
     return entry | {"observed": _observed(asked, found.result, table)}
 
 
 def _examples(asked: Asked, table: "Table", ids: Any, rows: Sequence[int], places: Sequence[str]) -> list[dict[str, Any]]:
-    """Some of the rows that are not as expected."""
+    """Examples of violating rows."""
     shown = []
     for row, place in zip(rows, places, strict=True):
         value = table[asked.column][row].as_py()
@@ -197,7 +197,7 @@ def _examples(asked: Asked, table: "Table", ids: Any, rows: Sequence[int], place
 
 
 def _excerpt(text: str, asked: Asked) -> str:
-    """The beginning of a text, or what stands around that which it should not hold."""
+    """The beginning of a text, or the context of a forbidden match."""
     found = None
     if asked.expectation.startswith("expect_column_values_to_not_match"):
         patterns = asked.arguments.get("regex_list", [asked.arguments.get("regex")])
@@ -208,7 +208,7 @@ def _excerpt(text: str, asked: Asked) -> str:
 
 
 def _observed(asked: Asked, result: dict[str, Any], table: "Table") -> Any:
-    """What a column, or the rows as a whole, were found to be; of its distinct values the first ones."""
+    """The observed value of a column or of all rows; for distinct values, the first ones."""
     if asked.expectation.startswith("expect_column_distinct"):
         return sorted(table[asked.column].unique().drop_null().to_pylist())[:KEPT]
     found = result["observed_value"]
@@ -218,13 +218,13 @@ def _observed(asked: Asked, result: dict[str, Any], table: "Table") -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy's as Python's."""
+    """A NumPy number as Python's, rounded."""
     value = value.item() if hasattr(value, "item") else value
     return finite(float(f"{value:.{DIGITS}g}")) if isinstance(value, float) else value
 
 
 def row_problem(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> str | None:
-    """What a row by itself breaks, in one sentence, or None; its id and what it shares with other rows are not looked at."""
+    """What is wrong with a single row, in one sentence, or None. Ignores its id and relations to other rows."""
     facts = _facts(row, record_type, check_verifier)
     found = next((facts[column] for column in ("messages", "verifier", "answers") if facts.get(column)), None)
     if found is None and not is_unicode(json.dumps([row[name] for name in row if name not in ("messages", "answers")], ensure_ascii=False)):
@@ -233,7 +233,7 @@ def row_problem(row: dict[str, Any], record_type: str, check_verifier: Callable[
 
 
 def _facts(row: dict[str, Any], record_type: str, check_verifier: Callable[[Any], None]) -> dict[str, Any]:
-    """One flat line of a table: what the expectations look at. A problem is a sentence, or None where there is none."""
+    """Facts of one row for the expectations. A problem is a sentence, or None if there is none."""
     columns = COLUMNS[record_type]
     facts = {
         "id": row.get("id"),
@@ -263,7 +263,7 @@ def _verifier_problem(verifier: Any, optional: bool, check_verifier: Callable[[A
 
 
 def _answers_problem(row: dict[str, Any]) -> str | None:
-    """A policy may answer with nothing, and be taught not to: only the best answer must have text."""
+    """What is wrong with a preference's answers. Only the best must have text: policies may give empty answers and learn not to."""
     answers, strength = row.get("answers"), row.get("strength")
     if not isinstance(answers, list) or not answers:
         return "there are no answers"
@@ -298,10 +298,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
-    """Holds a table against expectations.
+    """Evaluate expectations on a table.
 
     Raises:
-        ValidationError: one of them cannot be held against it.
+        ValidationError: one of them cannot be evaluated.
     """
     os.environ["GX_ANALYTICS_ENABLED"] = "false"
     with uncollected(), _imported_on_use(UNUSED):
@@ -325,16 +325,16 @@ def _run(asked: Sequence[Asked], table: "Table") -> list[Finding]:
     return [Finding(bool(answer.success), dict(answer.result)) for answer in answers]
 
 
-def _refuse_unheld(asked: Asked, told: Any) -> None:
-    """Raises ValidationError where the library says that it could not do what it was asked."""
-    errors = [told, *told.values()] if isinstance(told, dict) else []
-    said = next((one["exception_message"] for one in errors if isinstance(one, dict) and one.get("exception_message")), None)
-    if said:
-        raise ValidationError(f"{asked.expectation} cannot be held against {asked.column or 'rows'}, {asked.arguments}: {said}")
+def _refuse_unheld(asked: Asked, info: Any) -> None:
+    """Raise ValidationError if the library reports an exception."""
+    errors = [info, *info.values()] if isinstance(info, dict) else []
+    message = next((one["exception_message"] for one in errors if isinstance(one, dict) and one.get("exception_message")), None)
+    if message:
+        raise ValidationError(f"{asked.expectation} cannot be evaluated on {asked.column or 'rows'}, {asked.arguments}: {message}")
 
 
 def _of_library(number: int, asked: Asked) -> Any:
-    """The library's own object for an expectation, which brings its number back."""
+    """The library's object for an expectation, with its number as metadata."""
     import great_expectations.expectations as library
 
     kind = getattr(library, "".join(map(str.capitalize, asked.expectation.split("_"))))
@@ -343,10 +343,10 @@ def _of_library(number: int, asked: Asked) -> Any:
 
 
 class _OnUse(ModuleType):
-    """Stands in for a module, which is imported when one of its names is asked for."""
+    """Lazy stand-in for a module, which is imported on first attribute access."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system asks for some
+        if name.startswith("__"):  # accessed by the import system
             raise AttributeError(name)
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
@@ -355,7 +355,7 @@ class _OnUse(ModuleType):
 
 @contextmanager
 def _imported_on_use(names: Sequence[str]) -> Iterator[None]:
-    """Whoever imports one of these modules within the block keeps a stand-in; whoever does later gets the module."""
+    """Replace these modules by lazy stand-ins for imports within the block; later imports get the module."""
     stand_ins = [_OnUse(name) for name in names if name not in sys.modules]
     sys.modules.update({one.__name__: one for one in stand_ins})
     try:

@@ -1,1 +1,1 @@
-"""Which rows are kept."""
+"""Row filters and deduplication."""

@@ -1,7 +1,6 @@
-"""Which rows to keep, and why not the others.
+"""Decide which rows to keep, with evidence for the dropped ones.
 
-A filter looks at each row by itself, in any process, and notes a fact; what it takes to decide is all facts, and for pairs that might be
-near duplicates these rows once more.
+Filters first note facts about single rows, in any process. Decisions need all facts, and, for candidate near duplicates, the rows again.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -17,39 +16,38 @@ from data.filters.row_filters import Counted, Row, Seen
 from data.filters.row_values import Said
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
-"""What rows have in common that a filter compares: a hash of 128 bits, of which no two of 2⁴⁰ different ones are equal by chance."""
+"""128-bit hash for comparing rows; 2⁴⁰ different ones have no collision by chance."""
 Facts = Seen | NDArray[Any]
-"""What a filter says against a row, by its place; or a line for each row: the `KEY` that equal ones share, the bands of near ones, a
-language."""
+"""A filter's evidence by position of the row; or one value per row: the `KEY` shared by equal rows, MinHash bands, or a language."""
 Places = NDArray[np.int64]
 Read = Callable[[Places], Sequence[Row]]
-"""The rows at some places."""
+"""Reads the rows at given positions."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Why a row goes."""
+    """Why a row is dropped."""
 
     reason: str
-    """The filter's name: what drops are counted by."""
+    """The filter's name, by which drops are counted."""
     evidence: str
-    """What it saw in this row."""
+    """What the filter found in this row."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known of some rows of one source besides what stands in them, a line for each; empty where no filter goes by it."""
+    """Further data about rows of one source, one entry per row; empty if no filter needs it."""
 
     counts: Sequence[Counted] = ()
-    """Their tokens."""
+    """Token counts."""
     said: Sequence[Said] = ()
-    """By their data set."""
+    """Further columns of the dataset."""
     source: int = 0
-    """Its number in the recipe."""
+    """The source's number in the recipe."""
 
 
 def look(filters: Sequence[Filter], rows: Sequence[Row], beside: Beside = Beside()) -> list[Facts]:
-    """By filter, what it notes of the rows."""
+    """Each filter's facts about the rows."""
     return [_facts(one, rows, beside) for one in filters]
 
 
@@ -64,7 +62,7 @@ def _facts(one: Filter, rows: Sequence[Row], beside: Beside) -> Facts:
         case ExactDuplicates():
             return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
         case NearDuplicates(threshold=threshold, shingle=size):
-            from data.filters import near_duplicates  # numba takes half a second
+            from data.filters import near_duplicates  # importing numba takes half a second
 
             return near_duplicates.bands([row_filters.folded(row) for row in rows], size, threshold)
         case Language():
@@ -77,11 +75,11 @@ def _facts(one: Filter, rows: Sequence[Row], beside: Beside) -> Facts:
 
 
 def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
-    """One filter's facts of all rows, from those of one part of them after the other.
+    """Concatenate one filter's facts about consecutive parts of the rows.
 
     Args:
-        facts: of each part.
-        sizes: rows of each part.
+        facts: facts of each part.
+        sizes: number of rows of each part.
     """
     starts = np.cumsum([0, *sizes]).tolist()
     lines = [part for part in facts if not isinstance(part, dict)]
@@ -92,14 +90,14 @@ def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:
 
 
 def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str], read: Read, workers: int = 1) -> dict[int, Drop]:
-    """By place, the rows that go; each filter decides about what those before it kept.
+    """Position → drop; each filter decides on the rows kept by earlier ones.
 
     Args:
         filters: in the recipe's order.
-        facts: of each filter, of all rows, see `look`.
-        ids: of all rows.
-        read: the rows again, of which some are compared.
-        workers: processes that compare them.
+        facts: each filter's facts about all rows, see `look`.
+        ids: ids of all rows.
+        read: reads rows again for comparison.
+        workers: number of processes for comparisons.
     """
     drops: dict[int, Drop] = {}
     for one, noted in zip(filters, facts, strict=True):
@@ -113,7 +111,7 @@ def decide(filters: Sequence[Filter], facts: Sequence[Facts], ids: Sequence[str]
 
 
 def _judged(one: Filter, lines: NDArray[Any], places: Places, ids: Sequence[str], read: Read, workers: int) -> Seen:
-    """What a filter that notes a line for each row says against some of those at these places."""
+    """Evidence against rows at these positions, for filters with one value per row."""
     match one:
         case NearDuplicates():
             return _near(one, lines, places, ids, read, workers)
@@ -140,18 +138,18 @@ def _near(one: NearDuplicates, lines: NDArray[Any], places: Places, ids: Sequenc
 
 
 def languages(filters: Sequence[Filter], facts: Sequence[Facts]) -> NDArray[np.bytes_] | None:
-    """The language of each row, where a filter by languages noted it."""
+    """The language of each row, if there is a language filter."""
     return next((np.asarray(noted) for one, noted in zip(filters, facts, strict=True) if isinstance(one, Language)), None)
 
 
 def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
-    """Of these places: those whose key stands at an earlier one → the first of them.
+    """Position of a row with a repeated key → first position with that key.
 
     Args:
-        keys: at these places.
-        places: ascending.
+        keys: keys at these positions.
+        places: positions, ascending.
     """
-    order = np.lexsort((keys["low"], keys["high"]))  # stable: equal ones stay in the order of their places
+    order = np.lexsort((keys["low"], keys["high"]))  # stable: equal keys stay in order of position
     ranked = keys[order]
     fresh = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, bool)
     firsts = order[np.flatnonzero(fresh)][np.cumsum(fresh) - 1]
@@ -159,22 +157,22 @@ def _repeated(keys: NDArray[np.void], places: Places) -> dict[int, int]:
 
 
 def unknown_columns(filters: Sequence[Filter], known: Collection[str]) -> list[str]:
-    """Columns that a filter goes by, none of which any row has.
+    """Columns of filters for which no row has any of their columns.
 
     Args:
         filters: in the recipe's order.
-        known: those that some row has.
+        known: columns that some row has.
     """
     named = (one.columns for one in filters if isinstance(one, Values))
     return [column for columns in named if not set(columns) & set(known) for column in columns]
 
 
 def unknown_ids(filters: Sequence[Filter], facts: Sequence[Facts]) -> list[str]:
-    """Ids that a filter names and no row has.
+    """Ids named by filters that no row has.
 
     Args:
         filters: in the recipe's order.
-        facts: of each filter, of all rows, see `look`.
+        facts: each filter's facts about all rows, see `look`.
     """
     named = {name for one in filters if isinstance(one, Ids) for name in one.ids}
     noted = [seen for one, seen in zip(filters, facts, strict=True) if isinstance(one, Ids) and isinstance(seen, dict)]

@@ -1,10 +1,10 @@
-"""The one door to langdetect: which language a text is in. The same for the same text, for what it draws is seeded."""
+"""Language detection with langdetect, seeded to be deterministic."""
 
 from typing import Any
 
 
 def language(text: str) -> str | None:
-    """The ISO 639-1 code of a text's language; None where it cannot be told."""
+    """The ISO 639-1 code of a text's language; None if undetected."""
     detector = _seeded()
     try:
         return detector.detect(text)
@@ -13,7 +13,7 @@ def language(text: str) -> str | None:
 
 
 def told(text: str, certainty: float) -> str | None:
-    """The same; None also where the probability of the likeliest language is lower."""
+    """Like `language`, but None also if its probability is below `certainty`."""
     detector = _seeded()
     try:
         found = detector.detect_langs(text)

@@ -1,9 +1,9 @@
-"""Rows that say nearly the same: MinHash proposes pairs, the Jaccard index of their shingles decides, and what hangs together is a cluster.
+"""Near duplicates: MinHash candidates, exact Jaccard index of shingles, connected components.
 
-A shingle is `size` words in a row of a folded text, as a hash of 64 bits; a text of fewer words is one shingle. Of each permutation of
-32-bit numbers the least shingle is kept (Broder 1997), and a band is a hash of several of these: two texts of Jaccard index J share one
-of `BANDS` bands of r with a probability of 1 - (1 - J^r)^BANDS (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, § 3.4).
-All pairs that share one are compared, but in bands that many rows share: there each row with the first of them and the `NEARBY` before it.
+A shingle is a 64-bit hash of `size` consecutive words of a folded text; a shorter text is one shingle. Each permutation of 32-bit numbers
+keeps the least shingle (Broder 1997), and a band is a hash of r of these: two texts of Jaccard index J share one of `BANDS` bands with
+probability 1 - (1 - J^r)^BANDS (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, § 3.4). A row in a band is compared with
+the first row of that band and with the `NEARBY` rows before it in the band.
 """
 
 import re
@@ -27,14 +27,14 @@ Similarities = NDArray[np.float64]
 
 BANDS = 32
 RECALL = 0.99
-"""Of pairs just as similar as the threshold."""
+"""Recall for pairs exactly at the threshold."""
 LONGEST_BAND = 8
-"""Permutations of a band. More would propose fewer pairs in vain, and cost more than these."""
+"""Maximum permutations per band. More would save some false candidates, but cost more than those."""
 NEARBY = 8
 PAIRS = 1000
-"""That are compared together."""
+"""Pairs compared at a time."""
 FEW = 4
-"""So many of those are not worth further processes."""
+"""Number of such batches up to which one process is used."""
 
 SPACE = ord(" ")
 PRIME, BASE, SPREAD = np.uint64(0x100000001B3), np.uint64(0xD6E8FEB86659FD93), np.uint64(0x9E3779B97F4A7C15)
@@ -49,13 +49,13 @@ _cjk = re.compile(f"([{CJK}])")
 
 
 def band_length(threshold: float) -> int:
-    """How many permutations make a band: as many as leave a pair at the threshold a probability of `RECALL` to be found."""
+    """Permutations per band: the most for which a pair at the threshold is found with probability `RECALL`."""
     lengths = range(2, LONGEST_BAND + 1)
     return max((one for one in lengths if 1 - (1 - threshold**one) ** BANDS >= RECALL), default=1)
 
 
 def bands(texts: Sequence[str], size: int, threshold: float) -> Bands:
-    """The bands of folded texts, [N, BANDS]: two rows of it that have a number in common in one column are to be compared."""
+    """Bands of folded texts, [N, BANDS]; texts with equal values in a column are candidates."""
     data, bounds, counts = _encoded(texts)
     words, found = np.empty(max(counts, default=0), np.uint64), np.empty((len(texts), BANDS), np.uint32)
     _bands(data, bounds, words, size, band_length(threshold), FACTORS, TERMS, found)
@@ -63,26 +63,27 @@ def bands(texts: Sequence[str], size: int, threshold: float) -> Bands:
 
 
 def similarities(texts: Sequence[str], size: int, pairs: Places) -> Similarities:
-    """The Jaccard index of the shingles of two texts, by numbers of texts, [2, P] → [P]."""
+    """Jaccard indices of the shingles of pairs of texts, given by index, [2, P] → [P]."""
     data, bounds, counts = _encoded(texts)
     words, shingles, ends = np.empty(max(counts, default=0), np.uint64), np.empty(sum(counts), np.uint64), np.empty(len(texts), np.int64)
     _note(data, bounds, words, size, shingles, ends)
-    sets = [np.unique(some) for some in np.split(shingles, ends)[:-1]]  # what is left over is room for words that begin no shingle
+    sets = [np.unique(some) for some in np.split(shingles, ends)[:-1]]  # the rest of the buffer is unused
     starts, found = np.cumsum([0, *map(len, sets)]), np.empty(pairs.shape[1], np.float64)
     _compare(np.concatenate(sets) if sets else shingles, starts, pairs, found)
     return found
 
 
 def _encoded(texts: Sequence[str]) -> tuple[NDArray[np.uint8], Places, list[int]]:
-    """UTF-8 of all texts, words apart by single spaces; text i is `data[bounds[i]:bounds[i + 1]]`; and how many words each has."""
+    """(UTF-8 of all texts, words separated by single spaces; bounds; words per text); text i is `data[bounds[i]:bounds[i + 1]]`."""
     data = [_worded(text).encode("utf-8", "surrogatepass") for text in texts]
     return np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)]), [text.count(b" ") + 1 for text in data]
 
 
 def _worded(text: str) -> str:
-    """Characters of scripts without spaces are words. A condition is part of every word: texts under different ones share none."""
-    said, _, condition = text.partition(CONDITION)
-    words = said if said.isascii() else " ".join(_cjk.sub(r" \1 ", said).split())
+    """Separate words. Characters of scripts without spaces are words. A condition becomes part of every word, so that texts under different
+    conditions share none."""
+    body, _, condition = text.partition(CONDITION)
+    words = body if body.isascii() else " ".join(_cjk.sub(r" \1 ", body).split())
     return " ".join(f"{word}{CONDITION}{condition}" for word in words.split(" ")) if condition else words
 
 
@@ -90,8 +91,8 @@ def _worded(text: str) -> str:
 
 
 @compiled
-def _mixed(value):  # as in data/contamination/matching.py, and not from there: machine code is kept by what its own file says
-    """A bijection in which every bit reaches every other."""
+def _mixed(value):  # copied from data/contamination/matching.py: machine code is cached by its own file's content
+    """A bijection with full avalanche."""
     value = (value ^ (value >> HALF)) * BASE
     value = (value ^ (value >> HALF)) * SPREAD
     return value ^ (value >> HALF)
@@ -99,7 +100,7 @@ def _mixed(value):  # as in data/contamination/matching.py, and not from there: 
 
 @compiled
 def _shingles(data, begin, end, size, words, found):
-    """Fills `found` with the hashes of a text's shingles; returns how many there are. `words` is room for those of its words (FNV-1a)."""
+    """Fill `found` with the hashes of a text's shingles; returns their number. `words` is a buffer for hashes of words (FNV-1a)."""
     count, value = 0, START
     for at in range(begin, end):
         if data[at] == SPACE:
@@ -120,7 +121,7 @@ def _shingles(data, begin, end, size, words, found):
 
 @compiled
 def _bands(data, bounds, words, size, length, factors, terms, found):
-    """Fills `found`, see `bands`, of bands of so many permutations."""
+    """Fill `found` as in `bands`, with `length` permutations per band."""
     shingles, least = np.empty_like(words), np.empty(BANDS * length, np.uint32)
     for text in range(len(found)):
         least[:] = MOST
@@ -137,7 +138,7 @@ def _bands(data, bounds, words, size, length, factors, terms, found):
 
 @compiled
 def _note(data, bounds, words, size, shingles, ends):
-    """Fills `shingles` with those of all texts, one after the other, and `ends` with where those of each end."""
+    """Fill `shingles` with those of all texts, concatenated, and `ends` with the end of each text's."""
     count = 0
     for text in range(len(ends)):
         count += _shingles(data, bounds[text], bounds[text + 1], size, words, shingles[count:])
@@ -146,7 +147,7 @@ def _note(data, bounds, words, size, shingles, ends):
 
 @compiled
 def _compare(sets, starts, pairs, found):
-    """Fills `found`, see `similarities`; the set of text i is `sets[starts[i]:starts[i + 1]]`."""
+    """Fill `found` as in `similarities`; the set of text i is `sets[starts[i]:starts[i + 1]]`."""
     for pair in range(len(found)):
         one, other = pairs[0, pair], pairs[1, pair]
         found[pair] = _jaccard(sets[starts[one] : starts[one + 1]], sets[starts[other] : starts[other + 1]])
@@ -154,7 +155,7 @@ def _compare(sets, starts, pairs, found):
 
 @compiled
 def _jaccard(one, other):
-    """|A ∩ B| / |A ∪ B| of two ascending lists of different numbers."""
+    """|A ∩ B| / |A ∪ B| of two ascending lists of distinct numbers."""
     at, where, shared = 0, 0, 0
     while at < len(one) and where < len(other):
         low, high = one[at] <= other[where], other[where] <= one[at]
@@ -168,31 +169,31 @@ def _jaccard(one, other):
 
 
 class Near(NamedTuple):
-    """Why a row is too near to another one."""
+    """Why a row is a near duplicate."""
 
     kept: int
     """The first row of its cluster."""
     similarity: float
-    """To that row; below the threshold where only others stand between them."""
+    """Similarity to that row; may be below the threshold if they are connected through others."""
     by: int
-    """The row of the cluster that it was found to be most similar to, the first of these,"""
+    """The row of the cluster with the highest similarity found; the first in case of ties."""
     similarity_by: float
-    """and how similar it is to that one: at least the threshold."""
+    """Similarity to that row; at least the threshold."""
 
 
 @dataclass
 class Clusters:
-    """Which rows hang together by pairs that are similar enough."""
+    """Union-find over pairs of similar rows."""
 
     roots: Places
-    """Row → the first one of its cluster."""
+    """Row → first row of its cluster."""
     by: Places
-    """Row → the one that it is most similar to."""
+    """Row → most similar row."""
     similarity: Similarities
-    """To that one; 0 of a row by itself."""
+    """Similarity to that row; 0 for single rows."""
 
     def join(self, pairs: Places, similarity: Similarities) -> None:
-        """Takes in pairs that are similar enough, [2, P]."""
+        """Add similar pairs, [2, P]."""
         for one, other, value in zip(*pairs.tolist(), similarity.tolist(), strict=True):
             low, high = sorted((self._root(one), self._root(other)))
             self.roots[high] = low
@@ -209,16 +210,16 @@ class Clusters:
 
 
 Compare = Callable[[Places], Similarities]
-"""Numbers of rows, [2, P] → how similar they are, [P]."""
+"""Pairs of row indices, [2, P] → similarities, [P]."""
 
 
 def near(keys: Bands, threshold: float, compare: Compare) -> dict[int, Near]:
-    """The rows that are too near to an earlier one of their cluster; which is the first of it is decided by the order of the rows alone.
+    """Near duplicates of an earlier row in their cluster; the order of the rows alone decides which row is kept.
 
     Args:
-        keys: of the rows, see `bands`.
-        threshold: the least Jaccard index of two that are too near.
-        compare: of two rows.
+        keys: bands of the rows, see `bands`.
+        threshold: minimum Jaccard index of near duplicates.
+        compare: computes similarities.
     """
     count = len(keys)
     clusters = Clusters(np.arange(count), np.full(count, count), np.zeros(count))
@@ -238,18 +239,18 @@ def near(keys: Bands, threshold: float, compare: Compare) -> dict[int, Near]:
 
 
 def _others(codes: Places, known: Places) -> Places:
-    """Those that are none of the known ones; both ascending."""
+    """`codes` without the `known` ones; both ascending."""
     if not len(known):
         return codes
     return codes[known[np.minimum(np.searchsorted(known, codes), len(known) - 1)] != codes]
 
 
 def _proposed(band: NDArray[np.uint32]) -> Iterator[tuple[Places, Places]]:
-    """(earlier rows, later ones) of pairs of rows with the same number: first each with the first of them, for where many are alike that
-    is all there is to find; then each with the `NEARBY` before it."""
+    """Yield candidate pairs (earlier rows, later rows) with equal values: first each row with the first of its run, which finds most
+    duplicates; then each row with the `NEARBY` rows before it."""
     order = np.argsort(band, kind="stable")
     ranked, places = band[order], np.arange(len(band))
-    begins = np.searchsorted(ranked, ranked)  # where the run of equal ones begins
+    begins = np.searchsorted(ranked, ranked)  # start of the run of equal values
     later = begins < places
     yield order[begins[later]], order[later]
     befores = [(places - step)[places - step > begins] for step in range(1, NEARBY + 1)]
@@ -258,12 +259,12 @@ def _proposed(band: NDArray[np.uint32]) -> Iterator[tuple[Places, Places]]:
 
 
 def comparing(texts: Callable[[Places], Sequence[str]], size: int, workers: int) -> Compare:
-    """A comparison that reads the texts of some rows again, a few thousand pairs at a time, in so many processes where there are many.
+    """A comparison that reads texts again, `PAIRS` pairs at a time, in several processes if there are many.
 
     Args:
-        texts: folded, of rows by their numbers.
-        size: words of a shingle.
-        workers: processes.
+        texts: row indices → folded texts.
+        size: words per shingle.
+        workers: number of processes.
     """
 
     def compared(pairs: Places) -> Similarities:
@@ -283,12 +284,12 @@ def _parts(pairs: Places) -> Iterator[Places]:
 
 
 def evidence(found: Near, threshold: float, kept: str, by: str) -> str:
-    """What was seen, for people: how similar the row is to the one that is kept, by whose id the cluster is called.
+    """Evidence text: the row's similarity to the kept row, whose id names the cluster.
 
     Args:
-        found: of the row.
-        threshold: the least similarity of two rows that are near.
-        kept, by: ids of the rows that `found` names.
+        found: result for the row.
+        threshold: minimum similarity of near duplicates.
+        kept, by: ids of the rows in `found`.
     """
-    said = f"{found.similarity:.3f} like {kept}"
-    return said if found.similarity >= threshold else f"{said}, by way of {by}: {found.similarity_by:.3f}"
+    text = f"{found.similarity:.3f} like {kept}"
+    return text if found.similarity >= threshold else f"{text}, by way of {by}: {found.similarity_by:.3f}"

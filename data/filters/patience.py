@@ -1,4 +1,4 @@
-"""An end to looking at one thing: a regular expression may try all ways to split a text, which takes longer than anybody waits."""
+"""Timeouts for single evaluations, e.g. of regular expressions with catastrophic backtracking."""
 
 import signal
 import threading
@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from configs.base.problems import PedigreeError
 
 SECONDS = 10.0
-"""Of the processor, so that a machine with other work is no reason. Ordinary patterns look at a million characters in less than one."""
+"""CPU time, so that other load on the machine does not matter. Ordinary patterns match a million characters in less than one second."""
 REMEDY = (
-    "it may match a text in very many ways: write it so that no part of a text can be read by two of its parts, `[ab]+` instead of "
-    "`(a|b|ab)+`, or bound what repeats, `.{0,200}` instead of `.*`"
+    "the pattern probably backtracks: avoid alternatives that match the same text, `[ab]+` instead of `(a|b|ab)+`, or bound repetitions, "
+    "`.{0,200}` instead of `.*`"
 )
 
 Thing = TypeVar("Thing")
@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 class TooSlow(PedigreeError):
-    """One look took longer than anybody waits; it would again."""
+    """One evaluation exceeded the timeout."""
 
 
 class _Over(Exception):
@@ -27,18 +27,18 @@ class _Over(Exception):
 
 
 def each(look: Callable[[Thing], Found], things: Iterable[Thing], told: Callable[[Thing], str]) -> list[Found]:
-    """What a look at each thing finds, in their order.
+    """Apply `look` to each thing, in order.
 
-    A clock that ticks every `SECONDS` ends a look that was under way at the tick before. No other thread than the main one can be ended
-    so: in others nothing is.
+    A timer that ticks every `SECONDS` of CPU time aborts a call that was already running at the previous tick. This works in the main
+    thread only; in other threads there is no timeout.
 
     Args:
-        look: may take long inside of `re`, which asks for signals while it matches.
-        things: are looked at one after the other.
-        told: what is looked for, and in which thing.
+        look: may take long inside `re`, which checks for signals while matching.
+        things: processed one after the other.
+        told: describes pattern and thing for the error.
 
     Raises:
-        TooSlow: one look took more than `SECONDS`.
+        TooSlow: one call took more than `SECONDS`.
     """
     if threading.current_thread() is not threading.main_thread():
         return [look(thing) for thing in things]
@@ -54,13 +54,13 @@ def each(look: Callable[[Thing], Found], things: Iterable[Thing], told: Callable
     before, thing = signal.signal(signal.SIGVTALRM, tick), None
     try:
         for thing in things:
-            if not found:  # what it takes to have the first one is not a look at it
+            if not found:  # obtaining the first thing does not count
                 signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS, SECONDS)
             found.append(look(thing))
         return found
     except _Over:
         assert thing is not None
-        raise TooSlow(f"{told(thing)} takes more than {SECONDS:g} s of the processor: {REMEDY}") from None
+        raise TooSlow(f"{told(thing)} takes more than {SECONDS:g} s of CPU time: {REMEDY}") from None
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)

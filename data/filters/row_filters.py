@@ -1,4 +1,4 @@
-"""What filters see in single rows, each by itself."""
+"""Filters that examine single rows."""
 
 import hashlib
 import re
@@ -38,22 +38,22 @@ from data.records.records import texts_within
 
 Row = dict[str, Any]
 Seen = dict[int, str]
-"""Against a row, by its place: what was seen in it."""
+"""Position of a row → evidence against it."""
 Counted = int | str
-"""How many tokens a row has when it is trained on, or why they cannot be counted: the chat template refuses it."""
+"""Number of a row's tokens in training, or why the chat template rejects it."""
 
 SHOWN = 100
-"""Characters of what was seen."""
+"""Maximum characters of evidence."""
 HEAD = 200
-"""Of a turn, in which a refusal begins."""
+"""Characters at the start of a turn that are searched for refusals."""
 QUOTES = " \t\r\n\"'“”‘’«»`*_>#-"
-"""What may stand before it."""
+"""Characters that may precede a refusal."""
 END_OF_WORD = r"(?![^\W\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])"
-"""No letter or digit follows, but for kana, Han and Hangul: words there are written without spaces, or with endings joined to them."""
+"""No letter or digit follows, except kana, Han and Hangul, where words have no spaces between them or joined endings."""
 CONDITION = "\x1f"
-"""Stands in a folded text, which has no other white space than spaces, before a hash of what else must be equal in two that are."""
+"""Separator in a folded text before a hash of further conditions for equality. Folded texts contain no other control whitespace."""
 CODE = np.dtype("S8")
-"""A language's code; nothing where it is not told."""
+"""Language code; empty if undetected."""
 
 _code = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _visible = re.compile(rf"[^\s{INVISIBLE}]")
@@ -61,10 +61,10 @@ _paragraph = re.compile(r"\n\s*\n")
 
 
 def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
-    """What speaks against some of the rows.
+    """Evidence against rows.
 
     Raises:
-        TooSlow: a regular expression takes too long for one of them.
+        TooSlow: a regular expression takes too long for a row.
     """
     look = LOOKS[type(one)]
     named = f"filter {one.type}, regex {one.regex!r}," if isinstance(one, Pattern) else f"filter {one.type}"
@@ -72,20 +72,20 @@ def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
 
 
 def noted(found: Iterable[str | None]) -> Seen:
-    """What was seen row by row, of those rows in which something was."""
-    return {place: said for place, said in enumerate(found) if said is not None}
+    """Evidence by position, for rows that have some."""
+    return {place: evidence for place, evidence in enumerate(found) if evidence is not None}
 
 
 # --- the texts of a row ------------------------------------------------------------------------------------------------
 
 
 def texts(row: Mapping[str, Any]) -> list[str]:
-    """Every text of a row: its messages, the answers of a preference, and what its template arguments say."""
+    """All texts of a row: messages, answers of a preference, and texts in template arguments."""
     return _spoken(row) + list(texts_within(row.get("template_arguments")))
 
 
 def _every(row: Mapping[str, Any]) -> list[str]:
-    """The same, and what stands in calls and tools, as it was before it became JSON."""
+    """All texts, plus those in calls and tools, decoded from JSON."""
     return [*texts(row), *texts_called(row), *texts_offered(row)]
 
 
@@ -94,7 +94,7 @@ def _spoken(row: Mapping[str, Any]) -> list[str]:
 
 
 def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
-    """The turns of some roles; the answers of a preference are the assistant's, and texts in template arguments the system's."""
+    """Texts of some roles; answers of a preference count as the assistant's, and texts in template arguments as the system's."""
     yield from (message["content"] for message in row["messages"] if message["role"] in roles)
     if "system" in roles:
         yield from texts_within(row.get("template_arguments"))
@@ -103,34 +103,33 @@ def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
 
 
 def turns_in(row: Row) -> int:
-    """Turns of user and assistant; the answers of a preference are one."""
+    """Number of user and assistant turns; the answers of a preference count as one."""
     return sum(roles_of(row["messages"])[role] for role in ("user", "assistant")) + bool(row.get("answers"))
 
 
 def taught(row: Row) -> Iterator[str]:
-    """The turns of the assistant, and the best answer of a preference."""
+    """The assistant's turns, and a preference's best answer."""
     yield from said_by({"messages": row["messages"]}, ("assistant",))
     yield from (answer["text"] for answer in row.get("answers", ())[:1])
 
 
 def spaced(text: str) -> str:
-    """A text, its case and space apart."""
+    """A text with case and whitespace normalized."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
 def folded(row: Row) -> str:
-    """What the row's turns and answers say, their case and space apart, with a sign between them; after `CONDITION` a hash of its template
-    arguments, where it has some."""
-    said, arguments = " \x00 ".join(map(spaced, _spoken(row))), row.get("template_arguments")
-    return f"{said}{CONDITION}{digest(arguments)[:32]}" if arguments else said
+    """The row's turns and answers, normalized and joined by a separator; then `CONDITION` and a hash of its template arguments, if any."""
+    text, arguments = " \x00 ".join(map(spaced, _spoken(row))), row.get("template_arguments")
+    return f"{text}{CONDITION}{digest(arguments)[:32]}" if arguments else text
 
 
 def fingerprint(row: Row, size: int) -> bytes:
-    """A hash of so many bytes that rows with the same folded texts and template arguments share."""
+    """A hash of `size` bytes of the row's folded texts and template arguments."""
     return hashlib.blake2b(folded(row).encode(), digest_size=size).digest()
 
 
-# --- what speaks against a row -----------------------------------------------------------------------------------------
+# --- evidence against a row --------------------------------------------------------------------------------------------
 
 
 def _max_characters(one: MaxCharacters, row: Row) -> str | None:
@@ -143,7 +142,7 @@ def _turns(one: Turns, row: Row) -> str | None:
 
 
 def too_few_or_many(one: Tokens, count: Counted) -> str | None:
-    """What speaks against a row of so many tokens, or against one of which they cannot be counted."""
+    """Evidence against a row with this number of tokens, or that the chat template rejects."""
     return _outside(count, one.min, one.max) if isinstance(count, int) else count
 
 
@@ -170,7 +169,7 @@ def _empty_or_repeated(one: EmptyOrRepeatedTurns, row: Row) -> str | None:
 
 
 def _without_words_beside_calls(turns: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """(role, text) of the turns, but for what is said in one that goes on with a call: that is no answer, and may be said again."""
+    """(role, text) of the turns, without assistant texts followed by a call: these are not answers, and may repeat."""
     following = [role for role, _ in turns[1:]]
     return [turn for turn, after in zip_longest(turns, following) if (turn[0], after) != ("assistant", CALL)]
 
@@ -218,7 +217,7 @@ def _identity(one: Identity, row: Row) -> str | None:
 
 @cache
 def _claims(claims: tuple[str, ...], names: tuple[str, ...]) -> list[re.Pattern[str]]:
-    longest_first = sorted(names, key=lambda name: (-len(name), name))  # who may say GPT may not say GPT-4
+    longest_first = sorted(names, key=lambda name: (-len(name), name))  # so that allowing GPT does not allow GPT-4
     named = f"(?P<{GROUP}>{'|'.join(map(re.escape, longest_first))}){END_OF_WORD}"
     return [re.compile(claim.replace(NAME, named), re.IGNORECASE) for claim in claims]
 
@@ -231,20 +230,20 @@ def _cutoff_dates(one: CutoffDates, row: Row) -> str | None:
 
 @cache
 def _each(patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
-    return [re.compile(pattern, re.IGNORECASE) for pattern in patterns]  # joined, flags and groups of one would be those of all
+    return [re.compile(pattern, re.IGNORECASE) for pattern in patterns]  # compiled separately: flags and groups must not mix
 
 
 def _plain(text: str) -> str:
-    """With one form of apostrophes."""
+    """A text with ASCII apostrophes."""
     return text.replace("’", "'")
 
 
 def _repetition(one: Repetition, row: Row) -> str | None:
-    return next((said for text in taught(row) if (said := _repeats(one, text)) is not None), None)
+    return next((evidence for text in taught(row) if (evidence := _repeats(one, text)) is not None), None)
 
 
 def _repeats(one: Repetition, text: str) -> str | None:
-    """What of a text stands there more often than it may."""
+    """Evidence of excessive repetition in a text."""
     words = text.split()
     if len(words) < one.min_words:
         return None
@@ -260,15 +259,15 @@ def _repeats(one: Repetition, text: str) -> str | None:
 
 
 def repeated_share(parts: Sequence[str]) -> float:
-    """The share of the characters of all parts that is in those which stand there before."""
+    """The share of characters in parts that repeat earlier ones."""
     total = sum(map(len, parts))
     return 1 - sum(map(len, set(parts))) / total if total else 0.0
 
 
 def most_frequent(words: Sequence[str], size: int) -> tuple[str, int, float]:
-    """(the most frequent n-gram, of several the one of most characters; how often; its share of the characters of all words).
+    """(most frequent n-gram, the longest in case of ties; its count; its share of all words' characters).
 
-    Occurrences that overlap count each; a share is at most 1, and 0 where nothing occurs twice.
+    Overlapping occurrences all count; the share is at most 1, and 0 if nothing occurs twice.
     """
     grams = Counter(zip(*(words[start:] for start in range(size)), strict=False))
     if not grams:
@@ -297,7 +296,7 @@ LOOKS: dict[type[RowFilter], Callable[[Any, Row], str | None]] = {
 
 
 def language_codes(one: Language, rows: Sequence[Row]) -> NDArray[np.bytes_]:
-    """The language of each row, [N] of `CODE`."""
+    """The language of each row, [N], dtype `CODE`."""
     spoken = ("\n".join(said_by(row, ("user", "assistant"))) for row in rows)
     heads = (_code.sub(" ", text)[: one.characters] for text in spoken)
     return np.array([languages.told(head, one.certainty) or "" for head in heads], CODE)

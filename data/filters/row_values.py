@@ -1,7 +1,6 @@
-"""What data sets say of their rows in columns that become no part of a record: filters go by it, and nothing of it is kept.
+"""Filters on further columns of a dataset, which do not become part of a record.
 
-A number may stand in a text: `0.75`, `-1.5e-3`, or `3/8`, as pass rates are written. `75%` and `1,000` are none: what they would be held
-against cannot be told.
+Numbers may be texts: `0.75`, `-1.5e-3`, or `3/8`, as in pass rates. `75%` and `1,000` are not numbers, because their scale is ambiguous.
 """
 
 import math
@@ -17,16 +16,16 @@ from configs.base.licenses import licence
 from configs.rows.filters import DATE, Licences, Values
 
 Said = Mapping[str, Any]
-"""Column, or way through dots → value, of those that filters name and the row has."""
+"""Column or dotted path → value, for columns that filters name and the row has."""
 NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?|[+-]?\d{1,40}/0*[1-9]\d{0,39}", re.ASCII)
 GOES_ON = re.compile(r"[\d/.-]")
-"""What follows a year, a month or a day where they are none: `20230105` and `2023/01/05` are other forms, `1696118400` is a number."""
+"""Characters after which a date prefix is not a date: `20230105` and `2023/01/05` are other forms, `1696118400` is a number."""
 SHOWN = 100
-"""Characters of a value in evidence."""
+"""Maximum characters of a value in evidence."""
 
 
 def against(one: Values, said: Said) -> str | None:
-    """What speaks against a row of which this is said; None where nothing does."""
+    """Evidence against a row with these column values; None to keep it."""
     column, value = _found(one.columns, said)
     shown = f"{column} {value!r:.{SHOWN}}"
     if value is None:
@@ -52,31 +51,31 @@ def _outside(one: Values, value: Any, shown: str) -> str | None:
 
 
 def unlicensed(one: Licences, said: Said, stated: str | None) -> str | None:
-    """The licence that a row may not have, the first of several, and who says it; None where all are allowed.
+    """The first license of a row that is not allowed, and where it is stated; None if all are allowed.
 
     Args:
-        one: what is allowed.
-        said: of the row.
-        stated: of its source; None: the row is made here.
+        one: allowed licenses.
+        said: column values of the row.
+        stated: license of its source; None for generated rows.
     """
     if stated is None:
         return None
-    column, values = next(((name, told) for name in one.columns if (told := _texts(said.get(name)))), ("", [stated]))
+    column, values = next(((name, texts) for name in one.columns if (texts := _texts(said.get(name)))), ("", [stated]))
     allowed = {name.lower() for name in one.allow}
     found = next((name for name in map(_licence, values) if name.lower() not in allowed), None)
     if found is None:
         return None
-    shown = f"{found:.{SHOWN}}".encode(errors="backslashreplace").decode()  # half a surrogate pair cannot be written
+    shown = f"{found:.{SHOWN}}".encode(errors="backslashreplace").decode()  # a lone surrogate cannot be encoded
     return f"{shown} ({column or 'as the source states'})"
 
 
 def _texts(value: Any) -> list[str]:
-    """A text, or those of a list, that say something."""
+    """A text, or the texts of a list, that are not blank."""
     return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text.strip()]
 
 
 def number(value: Any) -> Fraction | None:
-    """A number as it is written, 0.1 a tenth; None of what is none."""
+    """The exact decimal number, 0.1 being a tenth; None if it is not a number."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -88,7 +87,7 @@ def number(value: Any) -> Fraction | None:
 
 
 def _found(columns: Sequence[str], said: Said) -> tuple[str, Any]:
-    """(the first column in which there is a value, the value): of a list of one the one, a date as a text."""
+    """(first column with a value, the value); unwraps lists of one element, and converts dates to text."""
     column = next((name for name in columns if said.get(name) is not None), columns[0])
     value = said.get(column)
     value = value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -106,7 +105,7 @@ def _equal(value: Any, named: bool | int | float | str) -> bool:
 
 
 def _dated(value: Any) -> str | None:
-    """A date as ISO 8601 writes it, with a T before the time; what comes after the seconds is left as it is."""
+    """An ISO 8601 date with T before the time; anything after the seconds is unchanged."""
     text = value.strip() if isinstance(value, str) else ""
     found = DATE.match(text)
     if found is None or (found.end() <= len("2023-10-05") and GOES_ON.match(text, found.end())):
@@ -115,7 +114,7 @@ def _dated(value: Any) -> str | None:
 
 
 def _cut(read: Any, bound: int | float | str) -> Any:
-    """A date as far as the bound is written."""
+    """A date truncated to the bound's precision."""
     return read[: len(bound)] if isinstance(bound, str) else read
 
 
@@ -125,7 +124,7 @@ def _bound(bound: int | float | str) -> Any:
 
 @lru_cache(maxsize=1024)
 def _licence(name: str) -> str:
-    """As we write it; what cannot be one is left as it is."""
+    """The canonical license name, or the stripped text if it is not a license."""
     try:
         return licence(name.strip())
     except ValueError:

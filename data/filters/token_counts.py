@@ -1,4 +1,4 @@
-"""How many tokens rows have when they are trained on, counted in bulk (`data/chat/encoding.py`)."""
+"""Bulk token counts of rows as in training (`data/chat/encoding.py`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,37 +15,37 @@ from data.records.records import ended
 Row = Mapping[str, Any]
 ANY_ID = np.dtype("<u4")
 TODAY = "strftime_now"
-"""By which a chat template asks for the date."""
+"""Function by which chat templates get the date."""
 
 
 class TokenCounter:
-    """Counts what rows become under the tokenizer and the chat template of a model."""
+    """Counts tokens of rows under a model's tokenizer and chat template."""
 
     def __init__(self, folder: Path, record: RecordType, fast: bool) -> None:
         """
         Args:
-            folder: of the model.
-            record: what the rows are.
+            folder: model folder.
+            record: record type of the rows.
             fast: see `Encoder`.
 
         Raises:
-            ChatError: nothing can be trained under its template or tokenizer.
+            ChatError: its template or tokenizer is unusable for training.
         """
         self._encoder, self._documents = Encoder(Chat(folder), ANY_ID, fast), DOCUMENTS[record]
 
     @property
     def reads_the_clock(self) -> bool:
-        """Whether the template may write the day's date into what it renders."""
+        """Whether the template may render the current date."""
         return TODAY in self._encoder.chat.template
 
     def counts(self, rows: Sequence[Row]) -> list[Counted]:
-        """Of each row the tokens of its longest document, up to the last trained one, as training holds them against `max_length`.
+        """Tokens of each row's longest document, up to the last trained one, as training compares them with `max_length`.
 
-        A conversation is one document, a preference one for each answer, with the prompt. A prompt is counted up to where the assistant
-        begins to speak.
+        A conversation is one document; a preference has one per answer, including the prompt. A prompt counts up to where the assistant's
+        answer begins.
 
         Raises:
-            NotEqual: the fast way is not to be taken.
+            NotEqual: the fast path gives different ids.
         """
         drafts = [self._drafts(row) for row in rows]
         rendered = [draft for found in drafts if not isinstance(found, str) for draft in found]
@@ -55,7 +55,7 @@ class TokenCounter:
         return [found if isinstance(found, str) else max(_length(draft, ids) for draft in found) for found in drafts]
 
     def _drafts(self, row: Row) -> list[list[Piece]] | str:
-        """The pieces of each of the row's documents, or why the template refuses it; where the model lies is left out."""
+        """The pieces of each of the row's documents, or why the template rejects it, without the model's path."""
         chat = self._encoder.chat
         try:
             return self._documents(chat, row)
@@ -64,7 +64,7 @@ class TokenCounter:
 
 
 def _conversation(chat: Chat, row: Row) -> list[list[Piece]]:
-    """Trained in its last turn: so much as in all of them, and refused in none that a training could take."""
+    """Training only the last turn gives the same count as training all, and rejects no row that some training accepts."""
     return [chat.conversation(row["messages"], "last_turn", row.get("template_arguments"))]
 
 
@@ -82,11 +82,11 @@ DOCUMENTS: Mapping[str, Callable[[Chat, Row], list[list[Piece]]]] = {
     "prompt": _prompt,
     "preference": _answers,
 }
-"""Record → the pieces of each of a row's documents."""
+"""Record type → the pieces of each of a row's documents."""
 
 
 def _length(draft: Sequence[Piece], ids_of: Mapping[tuple[str, bool], Ids]) -> int:
-    """Tokens up to the last trained one; all where none is trained."""
+    """Number of tokens up to the last trained one; all if none is trained."""
     total = trained = 0
     for piece in draft:
         tokens = len(ids_of[piece.text, piece.plain]) + piece.ends

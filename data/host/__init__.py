@@ -1,1 +1,1 @@
-"""What a process uses of its machine: cores, memory, child processes."""
+"""Host resources of a process: cores, memory, child processes."""

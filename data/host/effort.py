@@ -1,22 +1,22 @@
-"""Whether this process gets anything done: it computes, or bytes move. A call that hangs on a dead disk or a lost peer does neither."""
+"""Detect whether this process makes progress: CPU time or I/O. A call that hangs on a dead disk or a lost peer shows neither."""
 
 import re
 import time
 from pathlib import Path
 
 CPU_SHARE = 0.05
-"""Of one core. The threads that only keep the pulse need a hundredth."""
+"""Share of one core. Heartbeat threads alone need about a hundredth."""
 BYTES = 1 << 20
 
 
 class Effort:
-    """What a process has done since somebody last asked."""
+    """Tracks this process's CPU time and I/O since the last check."""
 
     def __init__(self) -> None:
         self._asked, self._cpu, self._bytes = time.monotonic(), time.process_time(), _moved()
 
     def made(self) -> bool:
-        """Whether there was any since the last call."""
+        """Whether there was progress since the last call."""
         now, cpu, moved = time.monotonic(), time.process_time(), _moved()
         made = cpu - self._cpu > CPU_SHARE * (now - self._asked) or moved - self._bytes >= BYTES
         self._asked, self._cpu, self._bytes = now, cpu, moved
@@ -24,7 +24,7 @@ class Effort:
 
 
 def _moved() -> int:
-    """Bytes that this process has read and written so far."""
+    """Total bytes read and written by this process."""
     try:
         return sum(map(int, re.findall(r"^[rw]char: (\d+)$", Path("/proc/self/io").read_text(), re.MULTILINE)))
     except OSError:

@@ -1,16 +1,16 @@
-"""Named points at which a test may kill the process: what a crash just there leaves behind must be put right by the next run."""
+"""Fault injection: named points at which tests kill the process, to check that the next run recovers."""
 
 import os
 import signal
 from pathlib import Path
 
 FAULTS = "PEDIGREE_FAULTS"
-"""Environment variable: a folder. A process that comes by the point `publish renamed` with a file `publish renamed` in it removes
-the file and dies; the file holds how often the point is to be passed first."""
+"""Environment variable with a folder. A process that reaches the point `publish renamed` when the folder has a file of that name removes
+the file and dies; the file contains the number of times to pass the point first."""
 
 
 def fault_point(name: str) -> None:
-    """Kills this process, as a power cut would, when a test has asked for that."""
+    """Kill this process with SIGKILL if a test requested it."""
     folder = os.environ.get(FAULTS)
     if folder is None:
         return
@@ -22,7 +22,7 @@ def fault_point(name: str) -> None:
     if passes > 0:
         asked.write_text(str(passes - 1))
         return
-    asked.unlink(missing_ok=True)  # who asked may have given up just now
+    asked.unlink(missing_ok=True)  # the test may have removed it in the meantime
     with (Path(folder) / "died.log").open("a") as stream:
         stream.write(f"{name}\n")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""What a process may use of its machine: physical cores, memory, instruction sets. Linux's files are read, no library is loaded.
+"""Resources available to a process: physical cores, memory, instruction sets. Reads Linux's files, without libraries.
 
-Each function takes the folder below which `proc` and `sys` are, and goes by what it can read: containers hide much of it.
+Each function takes the root of `proc` and `sys`, and uses whatever is readable, because containers hide much of it.
 """
 
 import os
@@ -14,22 +14,22 @@ GIB = 1 << 30
 INSTRUCTION_SETS = (
     "avx2", "fma", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_fp16", "asimd", "sve", "sve2", "bf16", "svebf16",
 )  # fmt: skip
-"""Those by which libraries choose how they multiply matrices, and so how sums are rounded; x86, then aarch64, as Linux names them."""
+"""Instruction sets that determine how libraries multiply matrices, and so round sums; Linux's names, x86 then aarch64."""
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16", "svebf16")
-"""Those that multiply bf16 in hardware, the ones that vLLM and torch's list of capabilities go by."""
+"""Instruction sets that multiply bf16 in hardware, as in vLLM and in torch's capabilities."""
 ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 WITHOUT_BF16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
-"""What either variable may limit oneDNN to, so that it leaves those alone."""
+"""Values of either variable that keep oneDNN from using `BF16_UNITS`."""
 
 
 def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
-    """Physical cores that this process can keep busy, at least one: of its affinity, no more than the quota of its control groups.
+    """Physical cores available to this process, at least one, by its affinity and cgroup quotas.
 
-    Two hyper-threads share the units that multiply, so they count as one core.
+    Hyper-threads share multipliers, so two of them count as one core.
 
     Args:
-        root: below it are `proc` and `sys`.
-        allowed: numbers of the CPUs that the process may run on; asked of the kernel where None.
+        root: folder with `proc` and `sys`.
+        allowed: CPU numbers that the process may use; by default from the kernel.
     """
     cpus = os.sched_getaffinity(0) if allowed is None else set(allowed)
     physical = len({_siblings(root, cpu) & cpus for cpu in cpus})
@@ -38,14 +38,14 @@ def cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
 
 
 def memory(root: Path = ROOT) -> int | None:
-    """Bytes of the machine, or of the tightest of the process's control groups; None where nothing tells."""
+    """Memory limit in bytes, of the machine or of the tightest cgroup; None if unknown."""
     limits = [number for folder in _groups(root) for name in ("memory.max", "memory.limit_in_bytes") if (number := _number(folder / name))]
     total = _meminfo(root)
     return min([total, *limits]) if total else min(limits, default=None)
 
 
 def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
-    """Those of `INSTRUCTION_SETS` that the processor has."""
+    """The processor's subset of `INSTRUCTION_SETS`."""
     for line in _lines(root / "proc/cpuinfo"):
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -54,13 +54,13 @@ def instruction_sets(root: Path = ROOT) -> tuple[str, ...]:
 
 
 def has_bf16_units(root: Path = ROOT) -> bool:
-    """Whether the processor multiplies bf16 itself, and libraries may use that."""
+    """Whether the processor multiplies bf16 in hardware, and libraries may use it."""
     limited = any(os.environ.get(name, "").upper() in WITHOUT_BF16 for name in ONEDNN_LIMITS)
     return not limited and not set(BF16_UNITS).isdisjoint(instruction_sets(root))
 
 
 def settled(numerics: Numerics) -> Numerics:
-    """The numerics with what they leave to the machine that computes. GPUs have units for bf16, whatever a profile says of CPUs."""
+    """The numerics with machine-dependent settings resolved. GPUs always have bf16 units, whatever a profile sets for CPUs."""
     if numerics.bf16_products != "auto" and numerics.device == "cpu":
         return numerics
     units = numerics.device == "cuda" or has_bf16_units()
@@ -68,7 +68,7 @@ def settled(numerics: Numerics) -> Numerics:
 
 
 def _siblings(root: Path, cpu: int) -> frozenset[int]:
-    """The CPUs that are one physical core with this one."""
+    """The CPUs on the same physical core as this one."""
     listed = _lines(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         spans = [[int(end) for end in span.split("-")] for span in listed[0].split(",")]
@@ -78,9 +78,9 @@ def _siblings(root: Path, cpu: int) -> frozenset[int]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The folders of the process's control groups, of versions 1 and 2, with all that they are in: any of them may have a limit.
+    """Folders of the process's cgroups (v1 and v2) and their ancestors, any of which may have a limit.
 
-    In a container the path may be that of the host, of which nothing is mounted, or hidden; the mount itself is the container's group then.
+    In a container the path may be hidden, or a host path that is not mounted; the mount itself is then the container's cgroup.
     """
     mounted = root / "sys/fs/cgroup"
     yield from (mounted, *(mounted / controller for controller in ("cpu", "memory")))
@@ -94,10 +94,10 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """CPUs' worth of time that a control group may take, or None."""
+    """CPU quota of a cgroup in CPUs, or None."""
     limit, _, period = next(iter(_lines(folder / "cpu.max")), "max").partition(" ")
     numbers = (limit, period) if limit.isdigit() else [_first(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
-    if not all(number.isdigit() and int(number) for number in numbers):  # `max`, or -1: no limit
+    if not all(number.isdigit() and int(number) for number in numbers):  # `max` or -1 means no limit
         return None
     return int(numbers[0]) / int(numbers[1])
 

@@ -1,4 +1,4 @@
-"""How much memory is left for this process: of its control group, or of the machine; and the most that it has taken."""
+"""Free memory of this process's cgroup or machine, and its peak memory."""
 
 import re
 import resource
@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 LOW_SHARE = 0.1
-"""Below it a sudden death may have been for lack of memory."""
+"""Free share below which an unexplained kill may have been an out-of-memory kill."""
 
 
 def share_left() -> float:
-    """Share of memory that is free or can be freed, where the group's limit is nearer than the machine's; 1.0 where nothing tells."""
+    """Share of available memory, of the machine or of the cgroup, whichever is tighter; 1.0 if unknown."""
     try:
         found = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
         shares = [int(found["MemAvailable"]) / int(found["MemTotal"])]
@@ -27,8 +27,8 @@ def share_left() -> float:
 
 
 def peak() -> dict[str, int]:
-    """The most bytes that this process has had so far: `host` in memory, `gpu` allocated by torch, `child` of the largest process that it
-    has started and waited for. What is 0 is left out."""
+    """Peak bytes of this process so far: `host` resident, `gpu` allocated by torch, `child` of the largest child waited for. Zeros are
+    omitted."""
     found = {"host": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
     found["child"] = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     torch = sys.modules.get("torch")

@@ -1,4 +1,4 @@
-"""Work on batches in processes that share what this one holds, with the results in order."""
+"""Ordered parallel map over batches in forked processes, which share this process's memory."""
 
 import multiprocessing
 import os
@@ -14,17 +14,17 @@ Batch = TypeVar("Batch")
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Batches per worker that are under way or wait to be fetched: so memory is bounded by them."""
+"""Batches per worker that are in progress or finished but not consumed; bounds memory."""
 
 _work: Callable[[Any], Any]
 
 
 def mapped(work: Callable[[Batch], Result], batches: Iterable[Batch], workers: int) -> Iterator[Result]:
-    """What `work` makes of each batch, in their order; in this process where there is one worker.
+    """Apply `work` to each batch, in order; in this process if there is one worker.
 
     Args:
-        work: sees all that is in memory when the first result is asked for, as it was then; only batches and results are sent.
-        workers: processes, which end with this one, however it ends.
+        work: sees this process's memory as of the first result; only batches and results are transferred.
+        workers: number of processes; they end with this one, even if it is killed.
     """
     if workers == 1:
         yield from map(work, batches)
@@ -47,7 +47,7 @@ def mapped(work: Callable[[Batch], Result], batches: Iterable[Batch], workers: i
 def _begin(work: Callable[[Any], Any], parent: int) -> None:
     global _work
     die_with(parent)
-    for polite in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # for the job to answer, which may have a whole group of processes asked
+    for polite in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # handled by the job; they may be sent to the whole process group
         signal.signal(polite, signal.SIG_IGN)
     _work = work
 

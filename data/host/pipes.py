@@ -1,12 +1,12 @@
-"""Waiting at pipes."""
+"""Waiting for pipes."""
 
 import select
 
 
 def readable(pipe: int, seconds: float) -> bool:
-    """Whether there is something to read at a pipe, its end included, within so many seconds.
+    """Whether a pipe becomes readable, or ends, within `seconds`.
 
-    By `poll`: `select` refuses descriptors above 1,023, and a process that maps many shards has them.
+    Uses `poll`, because `select` rejects descriptors above 1,023, which occur when many shards are mapped.
     """
     poll = select.poll()
     poll.register(pipe, select.POLLIN)

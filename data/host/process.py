@@ -1,4 +1,4 @@
-"""The start and the end of processes: of a job's, which take seconds where Python does as it always does, and of its helpers'."""
+"""Faster start and exit of job processes, and child processes that die with their parent."""
 
 import atexit
 import ctypes
@@ -15,14 +15,14 @@ SET_PARENT_DEATH_SIGNAL = 1
 
 
 def die_with(parent: int) -> None:
-    """Makes Linux kill this process when the *thread* that has started it ends, however it ends; ends it if `parent` is gone already."""
+    """Have Linux kill this process when the *thread* that started it ends; exit if `parent` is already gone."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 class _Uncollected:
-    """Switches the collector off when the first enters, of whatever thread, and on again, if it was, when the last one leaves."""
+    """Disables the collector while any thread is inside; afterwards re-enables it if it was enabled."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,22 +47,21 @@ _UNCOLLECTED = _Uncollected()
 
 
 def uncollected() -> AbstractContextManager[None]:
-    """A block without the garbage collector: of imports, or of parsing.
+    """Disable the garbage collector for a block of imports or parsing.
 
-    What an import makes stays as long as the process; looking for garbage in it is a sixth of its time. While Python 3.11 parses, the
-    collector may run finalizers and so let another thread in, and two that parse at once end in a SystemError: the depth of recursion is
-    counted for all threads together (gh-106905).
+    Imported objects are permanent, and scanning them takes a sixth of the import time. In Python 3.11, finalizers that run during parsing
+    may switch threads, and two threads that parse at the same time raise SystemError, because they share a recursion counter (gh-106905).
     """
     return _UNCOLLECTED
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process: exit handlers run, and what was printed is written.
+    """Exit this process after running exit handlers and flushing output.
 
-    Threads are not waited for, and modules not taken apart, which takes a second with torch among them.
+    Skips joining threads and tearing down modules, which takes a second with torch.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    ctypes.CDLL(None).fflush(None)  # what libraries in C have printed
+    ctypes.CDLL(None).fflush(None)  # output of C libraries
     os._exit(code)

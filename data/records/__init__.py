@@ -1,1 +1,1 @@
-"""The rows that stages exchange, in columns."""
+"""Rows exchanged between stages, stored in columns."""

@@ -1,5 +1,5 @@
-"""Answers that policies gave to prompts, however many: a first pass notes of each what is decided by, a few hundred bytes; the rows of
-those that were chosen are read when they are written, a file's worth at a time.
+"""Selection among any number of policy answers: a first pass keeps a few hundred bytes per answer; the rows of chosen answers are read
+again on writing, a file's worth at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,36 +17,36 @@ from data.records.scattered import Numbers, Scattered
 WORDS = (
     "id", "source", "messages", "template_arguments", "text", "finish_reason", "win_rate", "policy", "policy_content", "on_policy",
 )  # fmt: skip
-"""Fields of an answer that go into what is made of it."""
+"""Fields of an answer that derived rows need."""
 
 
 class Said(NamedTuple):
-    """What is known of an answer: all but the words."""
+    """An answer's metadata, without its text."""
 
     place: int
-    """Among all answers."""
+    """Position among all answers."""
     id: str
     prompt_id: str
     policy: str
     on_policy: bool
     text: bytes
-    """Equal where texts are."""
+    """Hash of the text."""
     blank: bool
     ended: bool
     length: int
-    """Characters."""
+    """Characters of the answer."""
     asked: int
-    """Characters of the prompt, with its template arguments."""
+    """Characters of the prompt, including template arguments."""
     value: float | None
-    """The number that answers are compared by."""
+    """The number by which answers are compared."""
     rewards: tuple[float, ...]
-    """Raw, of each reward model; empty unless all of them could score."""
+    """Raw score of each reward model; empty unless all of them scored."""
     relaxed: bool = False
-    """Whether it was said to the prompt that this one was made of."""
+    """Whether it answers the prompt from which this one was derived."""
 
 
 def value_of(one: Said) -> float:
-    """The number that an answer which has one is compared by."""
+    """The value of an answer that has one."""
     assert one.value is not None
     return one.value
 
@@ -67,12 +67,12 @@ class GivenAnswers:
         return dict(sorted(groups.items()))
 
     def beside(self, other: "GivenAnswers") -> "GivenAnswers":
-        """These, which are all that there are of theirs, and others of the same type after them."""
+        """These complete answers followed by others of the same type."""
         moved = [one._replace(place=len(self.said) + one.place) for one in other.said]
         return replace(self, said=[*self.said, *moved], lying=self.lying.beside(other.lying))
 
     def read(self, chosen: Iterable[Said]) -> "Words":
-        """Reads the words of those answers, each file once: neither what judges said of them nor tokens and verifiers."""
+        """Read the `WORDS` fields of chosen answers, each file once."""
         places = np.unique([one.place for one in chosen])
         return Words(places, self.lying.table(places, WORDS), self.record)
 
@@ -82,30 +82,30 @@ class Words:
     """`WORDS` of answers, in columns."""
 
     places: Numbers
-    """Sorted, one for each row."""
+    """Position of each row, sorted."""
     table: pa.Table
     record: type
 
     def rows(self, chosen: Iterable[Said]) -> dict[int, dict[str, Any]]:
-        """Place → row of some of them."""
+        """Position → row, for some of them."""
         places = np.unique([one.place for one in chosen])
         table = self.table.take(pa.array(np.searchsorted(self.places, places)))
         return dict(zip(places.tolist(), columns.to_rows(table, self.record), strict=True))
 
 
 Value = Callable[[Mapping[str, Any]], float | None]
-"""What a row is compared by."""
+"""Computes the value by which rows are compared."""
 
 
 def read(artifact: Artifact, by: str | Value | None) -> GivenAnswers:
-    """All answers of an artifact.
+    """Read the metadata of all answers of an artifact.
 
     Args:
         artifact: judgments or completions.
-        by: the field that is their value, or what gives it; None: they have none.
+        by: field with their value, or a function of the row; None for no value.
 
     Raises:
-        PedigreeError: an answer stands there twice.
+        PedigreeError: duplicate answer ids.
     """
     same: dict[str, str] = {}
     said = [noted(place, row, by, same) for place, row in enumerate(records.stream(artifact.payload))]
@@ -114,13 +114,13 @@ def read(artifact: Artifact, by: str | Value | None) -> GivenAnswers:
 
 
 def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> Said:
-    """What is known of one answer.
+    """The metadata of one answer.
 
     Args:
-        place: of the row.
+        place: position of the row.
         row: a judgment or a completion.
         by: see `read`.
-        same: names that were met, so that each is in memory once.
+        same: interned strings seen so far.
     """
     rewards = tuple(row.get("rewards", {}).values())
     return Said(
@@ -141,7 +141,7 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
 
 
 def lying(artifact: Artifact, sizes: Sequence[int]) -> Scattered:
-    """Where the rows of an artifact lie; `sizes` are the characters of each, see `records.bulk_of`."""
+    """An artifact's rows by position; `sizes` are their sizes, see `records.bulk_of`."""
     files = [artifact.payload / name for name in records.row_files(path.name for path in artifact.payload.iterdir())]
     counts = [records.count(file) for file in files]
     return Scattered(

@@ -1,11 +1,11 @@
-"""Rows in columns: Arrow in memory, Parquet on disk. The only door to pyarrow for what stages exchange.
+"""Rows in columns: Arrow in memory, Parquet on disk. All pyarrow I/O of rows exchanged between stages is here.
 
-A record's fields (`data/records/records.py`) decide its schema: texts, numbers, lists and structs are columns of their own type, a mapping
-whose keys are data (a verifier's arguments, scores by name) is a column of JSON. A field that need not be there is null where it is absent.
-`datasets.load_dataset("parquet", data_files=...)` opens the files as they are.
+A record's fields (`data/records/records.py`) define its schema: texts, numbers, lists and structs have columns of their own type, and
+mappings with arbitrary keys (a verifier's arguments, scores by name) are JSON columns. Optional fields are null if absent.
+`datasets.load_dataset("parquet", data_files=...)` opens the files directly.
 
-Files are cut by the rows alone, so equal rows are equal bytes, whoever wrote them and in whatever batches. They are not equal between
-versions of pyarrow, which Parquet names in each file.
+Only the rows decide where files end, so equal rows give equal bytes regardless of writer and batch size. Bytes differ between versions of
+pyarrow, which Parquet records in each file.
 """
 
 import json
@@ -29,27 +29,27 @@ from data.store.untrusted import RESTORE, ArtifactError
 
 ROWS_PER_FILE = 1 << 15
 CHARACTERS_PER_FILE = 1 << 28
-"""A file ends with the row that reaches either."""
+"""A file ends with the row that reaches either limit."""
 ROWS_PER_GROUP = 1 << 10
 CHARACTERS_PER_GROUP = 1 << 24
-"""The same for what is read at once."""
+"""Limits of a row group, the unit of reading."""
 BLOCK = 1 << 10
 CHARACTERS_PER_BLOCK = 1 << 24
-"""Rows that are objects at the same time, on their way into columns: they end with the row that reaches either."""
+"""Limits of a block, the rows that are Python objects at a time."""
 GROUP_BYTES = 4 << 30
-"""What is said to be larger than so many bytes in memory is not read: a row has at most a few times its characters."""
+"""Maximum declared size of a row group in memory."""
 RECORD = b"pedigree.record"
-"""Where a file's schema names the type of its rows."""
+"""Schema metadata key with the type of the rows."""
 PLAIN: dict[Any, pa.DataType] = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 JSON = pa.json_(pa.string())
 
 
 class NotColumnar(PedigreeError):
-    """Rows that the columns of their type cannot hold."""
+    """Rows do not fit the columns of their type."""
 
 
 def schema_of(record: type, fields: Sequence[str] | None = None) -> pa.Schema:
-    """The columns of a type of record, a `TypedDict`; of `fields` those that it has."""
+    """The schema of a record type, a `TypedDict`; restricted to `fields` if given."""
     schema = _schema(record)
     if fields is not None:
         schema = pa.schema([field for field in schema if field.name in fields])
@@ -68,7 +68,7 @@ def _fields(record: type) -> list[pa.Field]:
 
 @cache
 def _optional(record: type) -> frozenset[str]:
-    """Fields that need not be there."""
+    """Optional fields."""
     hints = get_type_hints(record, include_extras=True)
     return frozenset(name for name, hint in hints.items() if get_origin(hint) is NotRequired)
 
@@ -79,7 +79,7 @@ def _type(hint: Any) -> pa.DataType:
         case origin if origin is NotRequired or origin is Union or origin is types.UnionType:
             return _type(arguments[0])
         case origin if origin is list:
-            return pa.list_(pa.field("element", _type(arguments[0])))  # as Parquet calls it: the same schema before and after
+            return pa.list_(pa.field("element", _type(arguments[0])))  # Parquet's name, so that the schema survives a round trip
         case origin if origin is dict:
             return JSON
         case origin if origin is Literal:
@@ -90,7 +90,7 @@ def _type(hint: Any) -> pa.DataType:
 
 @cache
 def _structs(record: type) -> dict[str, type]:
-    """Columns that are lists of structs → the type of those."""
+    """Columns that are lists of structs → type of the struct."""
     found = {}
     for name, hint in get_type_hints(record).items():
         if get_origin(hint) is list and is_typeddict(inner := get_args(hint)[0]):
@@ -102,10 +102,10 @@ def _structs(record: type) -> dict[str, type]:
 
 
 def to_table(rows: Sequence[Mapping[str, Any]], record: type) -> pa.Table:
-    """Rows in columns.
+    """Convert rows to columns.
 
     Raises:
-        NotColumnar: a field that the type does not have, or a value of another kind.
+        NotColumnar: a field is unknown, or a value has the wrong type.
     """
     schema = schema_of(record)
     _refuse_others(rows, schema.names, record.__name__)
@@ -114,7 +114,7 @@ def to_table(rows: Sequence[Mapping[str, Any]], record: type) -> pa.Table:
     try:
         return pa.Table.from_arrays([_column(rows, field) for field in schema], schema=schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
-        raise NotColumnar(f"a row of type {record.__name__} holds what its columns cannot: {error}") from error
+        raise NotColumnar(f"a row of type {record.__name__} does not fit its columns: {error}") from error
 
 
 def _column(rows: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
@@ -132,7 +132,7 @@ def _refuse_others(items: Iterable[Mapping[str, Any]], names: Sequence[str], of:
 
 
 def to_rows(table: pa.Table, record: type) -> list[dict[str, Any]]:
-    """The rows of a table; a field that need not be there, and is null, is left out."""
+    """The rows of a table, without optional fields that are null."""
     structs = _structs(record)
     found = {name: table[name] for name in table.schema.names}
     values = {name: _items(column, structs[name]) if name in structs else _values(column) for name, column in found.items()}
@@ -146,7 +146,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _items(column: pa.ChunkedArray, record: type) -> list[list[dict[str, Any]]]:
-    """A column of lists of structs. Field by field takes half of the time that `to_pylist` does."""
+    """Convert a column of lists of structs, field by field, twice as fast as `to_pylist`."""
     lists = cast(pa.ListArray, column.combine_chunks())
     flat = cast(pa.StructArray, lists.flatten())
     found = {field.name: flat.field(field.name) for field in lists.type.value_type}
@@ -156,7 +156,7 @@ def _items(column: pa.ChunkedArray, record: type) -> list[list[dict[str, Any]]]:
 
 
 def _zipped(values: Mapping[str, list[Any]], nulls: Mapping[str, int], optional: frozenset[str], count: int) -> list[dict[str, Any]]:
-    """Columns as mappings; fields that need not be there are left out where they are null, the wholly absent ones before all else."""
+    """Convert columns to mappings without null optional fields; columns that are all null are skipped first."""
     names = [name for name in values if name not in optional or nulls[name] < count]
     lacking = [name for name in names if name in optional and nulls[name]]
     rows = [dict(zip(names, given, strict=True)) for given in zip(*(values[name] for name in names), strict=True)]
@@ -171,7 +171,7 @@ def _zipped(values: Mapping[str, list[Any]], nulls: Mapping[str, int], optional:
 
 
 def cuts(sizes: Sequence[int], rows: int, characters: int) -> list[slice]:
-    """Consecutive runs of at most so many rows, each ended by the row with which its characters reach the bound.
+    """Split into consecutive runs of at most `rows` rows; a run also ends with the row that reaches `characters`.
 
     Example: sizes 5 5 5 9 1 with 3 rows or 10 characters → rows 0–1, 2–3, 4.
     """
@@ -185,19 +185,19 @@ def cuts(sizes: Sequence[int], rows: int, characters: int) -> list[slice]:
 
 
 def file_cuts(sizes: Sequence[int]) -> list[slice]:
-    """Which rows lie in which file, by the characters of each."""
+    """Split rows into files, by the size of each."""
     return cuts(sizes, ROWS_PER_FILE, CHARACTERS_PER_FILE)
 
 
 def block_cuts(sizes: Sequence[int]) -> list[slice]:
-    """Which rows are objects at the same time, by the characters of each."""
+    """Split rows into blocks, by the size of each."""
     return cuts(sizes, BLOCK, CHARACTERS_PER_BLOCK)
 
 
 def in_files(
     rows: Iterable[Mapping[str, Any]], record: type, bulk_of: Callable[[Mapping[str, Any]], int]
 ) -> Iterator[tuple[pa.Table, list[int]]]:
-    """Rows as they come, in columns: those of one file after the other, and the characters of each.
+    """Convert streamed rows to one table per file; yields (table, size of each row).
 
     Raises:
         NotColumnar: see `to_table`.
@@ -223,12 +223,12 @@ def in_files(
 
 
 def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
-    """Writes the rows of one file, so that a reader sees all of it or nothing, also after a power cut.
+    """Write one file of rows atomically and durably.
 
     Args:
         path: `….parquet`.
-        table: of one type, see `schema_of`.
-        sizes: characters of each row.
+        table: rows of one type, see `schema_of`.
+        sizes: size of each row.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -247,62 +247,62 @@ def write(path: Path, table: pa.Table, sizes: Sequence[int]) -> None:
 
 
 def read(source: Path | BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of a file, as many at a time as were written together.
+    """Iterate over the row groups of a file.
 
     Args:
         source: the file.
-        name: what it is called in errors.
-        fields: columns to read, of which those are given that the file has; None: all.
+        name: file name for messages.
+        fields: columns to read, if they exist; None for all.
 
     Raises:
-        ArtifactError: it is not Parquet, or would be too large in memory.
+        ArtifactError: it is not Parquet, or a row group is too large for memory.
     """
-    with _told(name), parquet.ParquetFile(source, pre_buffer=False) as file:
+    with _explained(name), parquet.ParquetFile(source, pre_buffer=False) as file:
         wanted = None if fields is None else [name for name in file.schema_arrow.names if name in fields]
         for number in range(file.num_row_groups):
             yield _group(file, number, name, wanted)
 
 
 def read_group(source: Path, number: int) -> pa.Table:
-    """Those rows of a file that were written together. Raises what `read` does."""
-    with _told(source.name), parquet.ParquetFile(source, pre_buffer=False) as file:
+    """Read one row group. Raises as `read`."""
+    with _explained(source.name), parquet.ParquetFile(source, pre_buffer=False) as file:
         return _group(file, number, source.name)
 
 
 def _group(file: parquet.ParquetFile, number: int, name: str, fields: list[str] | None = None) -> pa.Table:
     size = file.metadata.row_group(number).total_byte_size
     if size > GROUP_BYTES:
-        raise ArtifactError(f"{name} holds {size} bytes that are read at once, more than {GROUP_BYTES}: no Pedigree wrote it")
+        raise ArtifactError(f"{name} has a row group that is too large ({size} > {GROUP_BYTES} bytes) to be a Pedigree file")
     return file.read_row_group(number, columns=fields, use_threads=False)
 
 
 def type_of(table: pa.Table) -> str:
-    """The type of rows that a file says it has; empty where it says nothing."""
+    """The type of rows in a file's metadata; empty if missing."""
     return (table.schema.metadata or {}).get(RECORD, b"").decode(errors="replace")
 
 
 def groups(source: Path) -> list[int]:
-    """How many rows were written together, each time."""
-    with _told(source.name):
+    """Number of rows of each row group."""
+    with _explained(source.name):
         found = parquet.read_metadata(source)
         return [found.row_group(number).num_rows for number in range(found.num_row_groups)]
 
 
 def count(source: Path | BinaryIO, name: str) -> int:
-    """How many rows a file says that it holds.
+    """Number of rows in a file's metadata.
 
     Raises:
         ArtifactError: it is not Parquet.
     """
-    with _told(name):
+    with _explained(name):
         return parquet.read_metadata(source).num_rows
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _explained(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk; Arrow's own have none
+        if isinstance(error, OSError) and error.errno is not None:  # a disk error; Arrow's own errors have no errno
             raise
-        raise ArtifactError(f"{name} is no whole Parquet file ({' '.join(str(error).split())[:300]}); {RESTORE}") from error
+        raise ArtifactError(f"{name} is not a complete Parquet file ({' '.join(str(error).split())[:300]}); {RESTORE}") from error

@@ -1,4 +1,4 @@
-"""What a well-formed list of messages is."""
+"""Well-formedness of message lists."""
 
 import json
 import re
@@ -9,10 +9,10 @@ from typing import Any
 
 ROLES = ("system", "user", "assistant")
 CALL, RESULT = "call", "tool"
-"""Roles of a call that the assistant makes in its turn, see `data/chat/tools.py`, and of what comes of it."""
+"""Roles of a tool call in the assistant's turn and of its result, see `data/chat/tools.py`."""
 ALL_ROLES = (*ROLES, CALL, RESULT)
 MARKED = ("assistant", CALL)
-"""Whose messages may have a mark, and end."""
+"""Roles whose messages may have `train` and `finish_reason`."""
 AFTER = {
     "system": ("user",),
     "user": MARKED,
@@ -20,21 +20,20 @@ AFTER = {
     CALL: (RESULT, CALL),
     RESULT: ("assistant", CALL, RESULT),
 }
-"""Role → those that may follow it, first the one that is due."""
+"""Role → roles that may follow, the expected one first."""
 LAST = {"assistant": MARKED, "user": ("user", RESULT)}
-"""Who speaks last → the roles that a last message may then have: an answer is asked for by a user, or by a result."""
+"""Required last speaker → allowed roles of the last message; a tool result also requests an answer."""
 SPELLED_CALL = re.compile(r"<tool_call>|<code>")
-"""What the assistant says may itself be a call: as Hermes and SmolLM3 are taught to."""
+"""Tool calls written in the assistant's text, as Hermes and SmolLM3 do."""
 FINISH_REASONS = ("stop", "length")
 
 
 def message_problem(messages: Any, last: str) -> str | None:
-    """The first thing wrong with a list of messages, or None.
+    """The first problem of a list of messages, or None.
 
-    Well-formed: an optional system turn, then user and assistant in turn, beginning with the user, ending with `last`
-    ("user" or "assistant"); every content is a text with something in it; `train` marks, if at all, turns of the assistant, and
-    `finish_reason` the last of them. A turn of the assistant may end with calls. Results follow them, which may be empty, and after
-    these the assistant goes on.
+    Well-formed: an optional system turn, then alternating user and assistant turns, beginning with the user, ending with `last` ("user" or
+    "assistant"); contents are non-empty texts; only assistant turns have `train`, and only the last one `finish_reason`. An assistant turn
+    may end with calls, followed by their results, which may be empty, and then by another assistant turn.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         return "there are no messages"
@@ -98,7 +97,7 @@ def _is_call(text: str) -> bool:
 
 
 def roles_of(messages: Sequence[Any]) -> Counter[str]:
-    """Role → turns; calls count as calls, and as a turn of the assistant where it says nothing before them."""
+    """Role → number of turns; calls count as calls, and also as an assistant turn if no assistant text precedes them."""
     found = Counter(message["role"] for message in messages)
     if CALL in found:
         roles = [message["role"] for message in messages]
@@ -107,7 +106,7 @@ def roles_of(messages: Sequence[Any]) -> Counter[str]:
 
 
 def divided(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """(what stands before the last turn of the assistant, that turn: its text and its calls); none where another speaks last."""
+    """(messages before the final assistant turn, that turn's text and calls); the turn is empty if another role is last."""
     end = len(messages)
     while end and messages[end - 1]["role"] == CALL:
         end -= 1
@@ -117,13 +116,13 @@ def divided(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def said_and_called(turn: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
-    """(what the assistant says in its turn, nothing where it only calls; its calls)."""
+    """(text of an assistant turn, empty if it only calls tools; its calls)."""
     calls = tuple(message["content"] for message in turn if message["role"] == CALL)
     return turn[0]["content"] if len(calls) < len(turn) else "", calls
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written: JSON may spell out halves of surrogate pairs."""
+    """Whether a text can be encoded; JSON may contain lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

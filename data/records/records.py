@@ -1,13 +1,13 @@
-"""The rows that stages exchange. On disk they lie in columns, in `payload/rows-00000.parquet` and so on (`data/records/columns.py`); the
+"""Rows exchanged between stages. Records are stored in columns, in `payload/rows-00000.parquet` and so on (`data/records/columns.py`);
 scores of answers and other results, which people read too, are lines of `payload/rows.jsonl`.
 
-Messages are `{"role": "system" | "user" | "assistant" | "call" | "tool", "content": str}`; a call is the assistant's, and a tool's content
-is what came of one (`data/chat/tools.py`). An assistant's may have a mark `"train": true | false`, which all data stages keep. A verifier
-is a name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see `stages/verifiers/__init__.py`), or null where nothing can
-be checked.
+Messages are `{"role": "system" | "user" | "assistant" | "call" | "tool", "content": str}`; a call is made by the assistant, and a tool
+message is its result (`data/chat/tools.py`). Assistant messages may have `"train": true | false`, which all data stages keep. A verifier
+is a name and its arguments, e.g. `{"name": "arithmetic", "answer": "42"}` (see `stages/verifiers/__init__.py`), or null if an answer
+cannot be checked.
 
-An answer that was cut off by its length limit has the `finish_reason` `length` in every record that it goes through, up to its tokens:
-no end-of-turn token is added to what did not end, so that nothing is taught to stop there.
+An answer cut off by its length limit has `finish_reason: length` in every record that it passes through, down to its tokens: it gets no
+end-of-turn token, so that no model learns to stop there.
 """
 
 import hashlib
@@ -29,34 +29,34 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 FinishReason = Literal["stop", "length"]
-"""How an answer ended: by its end token, or cut off by the length limit."""
+"""Whether an answer ended with its end token or was cut off by the length limit."""
 
 
 class Message(TypedDict):
     role: str
     content: str
     train: NotRequired[bool]
-    """Of the assistant's turns, calls among them: whether SFT with `train_on: marked` trains it."""
+    """For assistant turns and calls: whether SFT with `train_on: marked` trains the turn."""
     finish_reason: NotRequired[FinishReason]
-    """Of the last turn, where it is the assistant's; `stop` where it is absent."""
+    """For a last turn of the assistant; `stop` by default."""
 
 
 class Conversation(TypedDict):
-    """{"id": "arithmetic-3f2a", "source": "arithmetic", "messages": [user, assistant, ...]}; the last turn is the
-    assistant's, which may end with calls."""
+    """{"id": "arithmetic-3f2a", "source": "arithmetic", "messages": [user, assistant, ...]}; ends with a turn of the assistant, which may
+    end with calls."""
 
     id: str
     source: str
     messages: list[Message]
     template_arguments: NotRequired[dict[str, Any]]
-    """Variables of the chat template → their values, e.g. {"enable_thinking": false}, in this record and all that are made of it."""
+    """Chat template variables → values, e.g. {"enable_thinking": false}, in this record and all records derived from it."""
 
 
 class Prompt(TypedDict):
-    """A conversation that ends with the user's turn or with results, and how to check an answer."""
+    """A conversation that ends with a user turn or tool results, and a verifier for answers."""
 
     id: str
-    """Of one that was made of another prompt: the other's with what was made of it behind a slash, see `made_id`."""
+    """A derived prompt has the original's id, a slash and a suffix, see `made_id`."""
     source: str
     messages: list[Message]
     verifier: dict[str, Any] | None
@@ -64,59 +64,59 @@ class Prompt(TypedDict):
 
 
 class Item(TypedDict):
-    """A prompt of a benchmark. What a form adds (`configs/rows/suite_forms.py`) is there only where the form has it."""
+    """A benchmark prompt. The optional fields come from its form (`configs/rows/suite_forms.py`)."""
 
     id: str
     source: str
     task: str
     messages: list[Message]
-    """With instructions and worked examples."""
+    """Prompt including instructions and worked examples."""
     verifier: dict[str, Any]
-    """Of the primary metric."""
+    """Verifier of the primary metric."""
     question: NotRequired[str]
-    """The question alone: what decontamination compares; the turns of the user where it is absent."""
+    """Bare question, which decontamination compares; by default the user's turns."""
     category: NotRequired[str]
     prefix: NotRequired[str]
-    """How the assistant's turn begins."""
+    """Beginning of the assistant's turn."""
     choices: NotRequired[list[str]]
-    """What the assistant might say, to be compared by likelihood."""
+    """Continuations to compare by likelihood."""
     others: NotRequired[dict[str, dict[str, Any]]]
-    """Metric → its verifier, where that is not the primary one's."""
+    """Metric → its verifier, if it differs from the primary metric's."""
     weights: NotRequired[dict[str, float]]
-    """Metric → how much the item counts in its average."""
+    """Metric → weight of the item in the average."""
 
 
 class Answer(TypedDict):
-    """What was said to a prompt, and how good it was found; null where nobody gave a number."""
+    """An answer to a prompt and its score; null if not scored."""
 
     text: str
     score: float | None
     finish_reason: NotRequired[FinishReason]
-    """`stop` where it is absent."""
+    """`stop` by default."""
     win_rate: NotRequired[float | None]
-    """P(it is better than an answer that the sampled policies give to the prompt), see `stages.judge.win_rates`."""
+    """P(it is better than an answer of the sampled policies to the prompt), see `stages.judge.win_rates`."""
     policy: NotRequired[str]
-    """Of a sampled answer: the label of the policy that gave it,"""
+    """Label of the policy that sampled it."""
     policy_content: NotRequired[str]
-    """its content hash,"""
+    """Content hash of that policy."""
     on_policy: NotRequired[bool]
-    """and whether it is the one to be trained."""
+    """Whether that policy is the one to be trained."""
 
 
 class Preference(TypedDict):
-    """Answers to one prompt, best first: two are a pair, more a ranked list, one is a scored single (1 good, 0 bad)."""
+    """Answers to one prompt, best first: a pair, a longer ranked list, or a single scored answer (1 good, 0 bad)."""
 
     id: str
     source: str
     messages: list[Message]
     answers: list[Answer]
     strength: float | None
-    """P(the first answer is better than the second), of pairs only; null means certain."""
+    """P(the first answer is better than the second), for pairs only; null means certain."""
     template_arguments: NotRequired[dict[str, Any]]
 
 
 class Completion(TypedDict):
-    """One sampled answer and all that says where it came from."""
+    """One sampled answer with its provenance."""
 
     id: str
     """`PROMPT_ID/POLICY_LABEL/INDEX`."""
@@ -125,36 +125,36 @@ class Completion(TypedDict):
     messages: list[Message]
     verifier: dict[str, Any] | None
     policy: str
-    """Label of the policy at the stage's input."""
+    """Label of the policy in the stage's input."""
     policy_content: str
     """Content hash of that policy."""
     on_policy: bool
-    """Whether that policy is the one to be trained, as the recipe says (`on_policy`)."""
+    """Whether the recipe declares that policy as the one to be trained (`on_policy`)."""
     index: int
     seed: int
     temperature: NotRequired[float]
-    """At which it was drawn, where the answers to a prompt have several."""
+    """Sampling temperature, if it varies between the answers to a prompt."""
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
-    """Of each response token under the sampling distribution."""
+    """Log-probability of each response token under the sampling distribution."""
     text: str
     finish_reason: FinishReason
-    """`stop`: the end token was drawn, and is the last of `response_ids`."""
+    """`stop`: the end token was sampled, and is the last of `response_ids`."""
     template_arguments: NotRequired[dict[str, Any]]
 
 
 class AspectRating(TypedDict):
-    """What a language model said of one answer and one aspect."""
+    """A language model's rating of one aspect of an answer."""
 
     rating: int | None
-    """1 to 5; null where it gave none that can be told for certain."""
+    """1 to 5; null if it cannot be parsed with certainty."""
     text: str | None
-    """All that it said; null where it said nothing."""
+    """The complete response; null if there is none."""
 
 
 class Judgment(TypedDict):
-    """One answer and its scores; a judge that could not score leaves null, never a number."""
+    """One answer and its scores; null where a judge could not score."""
 
     id: str
     prompt_id: str
@@ -166,22 +166,22 @@ class Judgment(TypedDict):
     text: str
     finish_reason: FinishReason
     temperature: NotRequired[float]
-    """The completion's."""
+    """As in the completion."""
     response_length: int
     verifier_score: float | None
     rewards: dict[str, float | None]
-    """Label of a reward model → its score, raw; empty where none was asked."""
+    """Label of a reward model → its raw score; empty if there is no reward model."""
     reward: float | None
-    """What the ensemble makes of them: in standard deviations of the members' held-out answers."""
+    """Ensemble reward, in standard deviations of the members' held-out answers."""
     disagreement: float | None
-    """Standard deviation of the normalised rewards over the members, of two or more."""
+    """Standard deviation of the normalized rewards over the members, if there are at least two."""
     ratings: dict[str, AspectRating]
-    """Name of a rubric → what a language model made of the answer; empty where none was asked."""
+    """Name of a rubric → a language model's rating; empty if there is no judge."""
     rating: float | None
-    """Mean of `ratings`; null unless all of them are there."""
+    """Mean of `ratings`; null unless all of them exist."""
     score: float | None
     win_rate: float | None
-    """Of the scored answers: P(it is better than one of them, itself included, drawn at random), see `stages.judge.win_rates`."""
+    """P(it is better than a random one of the scored answers, itself included), see `stages.judge.win_rates`."""
     template_arguments: NotRequired[dict[str, Any]]
 
 
@@ -190,59 +190,61 @@ class AnswerScore(TypedDict):
 
     text: str
     answer: str | None
-    """What the primary verifier extracted."""
+    """Answer extracted by the primary verifier."""
     scores: dict[str, float | None]
-    """Metric → score; null where nobody can say."""
+    """Metric → score; null if unknown."""
     reason: str
 
 
 class ItemScore(TypedDict):
-    """One policy's answer to one benchmark item, or its answers."""
+    """One policy's answer or answers to one benchmark item."""
 
     id: str
     task: str
     policy: str
     text: str
-    """Of several answers the first."""
+    """The answer, or the first of several."""
     answer: str | None
-    """What the verifier extracted from it."""
+    """Answer extracted by the verifier."""
     score: float | None
-    """By the primary metric; null where it is unknown, which is not the same as wrong."""
+    """Score by the primary metric; null if unknown, which is not the same as wrong."""
     reason: str
     scores: dict[str, float | None]
-    """Every metric → score."""
+    """Metric → score."""
     category: NotRequired[str]
-    """The item's, where the task's score is an average over categories."""
+    """The item's category, if the task's score is an average over categories."""
     answers: NotRequired[list[AnswerScore]]
-    """All of several answers."""
+    """All answers, if there are several."""
     logprobs: NotRequired[list[float]]
-    """Of choices that were compared: Σ log P over the tokens of each."""
+    """For compared choices: Σ log P over the tokens of each."""
 
 
 class Context(TypedDict):
-    """What is rendered with the messages of a record."""
+    """Template arguments of a record."""
 
     template_arguments: NotRequired[dict[str, Any]]
 
 
 def context_of(row: Mapping[str, Any]) -> Context:
-    """For the record that is made of a row."""
+    """The context for a record derived from a row."""
     return {"template_arguments": row["template_arguments"]} if "template_arguments" in row else {}
 
 
 def made_id(prompt_id: str, part: str) -> str:
-    """The id of a prompt that is made of another one, e.g. `chat-3f2a/constrained`: all that is made of it in turn names it, and so the
-    one that it was made of, as completions and judgments name their prompt."""
+    """The id of a prompt derived from another one, e.g. `chat-3f2a/constrained`.
+
+    Completions and judgments refer to it, and so to the original prompt.
+    """
     return f"{prompt_id}/{part}"
 
 
 def made_of(prompt_id: str, part: str) -> str | None:
-    """The id of the prompt that one was made of in this way; None where it was not."""
+    """The id of the original of a prompt derived as `part`; None if it was not."""
     return prompt_id.removesuffix(f"/{part}") if prompt_id.endswith(f"/{part}") else None
 
 
 def texts_within(value: Any) -> Iterator[str]:
-    """Every text of a value of JSON, names of fields included."""
+    """All strings in a JSON value, including field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -255,16 +257,16 @@ def texts_within(value: Any) -> Iterator[str]:
 
 
 def ended(row: Mapping[str, Any]) -> bool:
-    """Whether an answer, completion, judgment or message came to its end."""
+    """Whether an answer, completion, judgment or message is complete, i.e. not cut off."""
     return row.get("finish_reason") != "length"
 
 
 FORM_FILE = "form.json"
-"""In the payload of a suite with a form: the form, with its name."""
+"""File with the form and its name, in the payload of a suite with a form."""
 
 
 def form_of(suite: Artifact) -> Form | None:
-    """How a suite is asked and scored; None where its items are prompts with verifiers and no more."""
+    """A suite's form; None if its items are plain prompts with verifiers."""
     file = suite.payload / FORM_FILE
     if not file.is_file():
         return None
@@ -274,14 +276,14 @@ def form_of(suite: Artifact) -> Form | None:
 
 
 def check_ids(ids: Iterable[str]) -> None:
-    """No id stands there twice.
+    """Check that ids are unique.
 
     Raises:
-        PedigreeError: one does, e.g. because a part was read twice: its answer would count twice.
+        PedigreeError: an id repeats, e.g. because a part was read twice; its answer would count twice.
     """
     twice = [name for name, count in Counter(ids).items() if count > 1]
     if twice:
-        raise PedigreeError(f"{len(twice)} ids stand in the rows more than once, e.g. {twice[0]!r}: make the stage before this one again")
+        raise PedigreeError(f"the rows have {len(twice)} duplicate ids, e.g. {twice[0]!r}: run the stage before this one again")
 
 
 RECORDS: dict[str, type] = {
@@ -292,12 +294,12 @@ RECORDS: dict[str, type] = {
     "completion": Completion,
     "judgment": Judgment,
 }
-"""Type of artifact → type of its rows, which lie in columns."""
+"""Type of artifact → type of its rows, for rows stored in columns."""
 ROW_FILE = re.compile(r"rows\.jsonl|rows-[0-9]{5}\.parquet")
 
 
 def row_files(names: Iterable[str]) -> list[str]:
-    """The names of those files of a payload that hold its rows, in their order; none where it is no data."""
+    """Names of a payload's row files, in order; empty if it has no rows."""
     return sorted(name for name in names if ROW_FILE.fullmatch(name))
 
 
@@ -306,15 +308,15 @@ def file_name(number: int) -> str:
 
 
 def rows_in(stream: BinaryIO, name: str, fields: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of one file of an artifact, whoever made it.
+    """Iterate over the rows of one file of an untrusted artifact.
 
     Args:
-        stream: of the file.
-        name: of the file.
-        fields: to read of each row, where it has them; None: all. Few of them take a small part of the time.
+        stream: the open file.
+        name: file name.
+        fields: fields to read, if a row has them; None for all. Reading few fields is much faster.
 
     Raises:
-        ArtifactError: it holds no rows, or not those of a known type.
+        ArtifactError: the file has no rows of a known type.
     """
     if name.endswith(".jsonl"):
         rows = read_lines(stream, name)
@@ -327,20 +329,20 @@ def rows_in(stream: BinaryIO, name: str, fields: Sequence[str] | None = None) ->
 
 
 def _rows(table: "Table", name: str, fields: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a table that was read from a file of this name."""
+    """The rows of a table read from the file `name`."""
     from data.records import columns
 
     record = columns.type_of(table)
     if record not in RECORDS or table.schema != columns.schema_of(RECORDS[record], fields):
-        raise ArtifactError(f"{name} has other columns than rows of type {record!r:.80} have here: another version wrote it; {RESTORE}")
+        raise ArtifactError(f"{name} does not have this version's columns for rows of type {record!r:.80}; {RESTORE}")
     try:
         return columns.to_rows(table, RECORDS[record])
-    except (ValueError, RecursionError) as error:  # JSON within
+    except (ValueError, RecursionError) as error:  # invalid JSON in a column
         raise ArtifactError(f"{name} cannot be read ({error!s:.300}); {RESTORE}") from error
 
 
 def count(file: Path) -> int:
-    """How many rows a file holds, by its own word where it has columns."""
+    """Number of rows of a file; for Parquet, from its metadata."""
     if file.suffix == ".jsonl":
         with file.open("rb") as stream:
             return sum(1 for _ in stream)
@@ -350,10 +352,10 @@ def count(file: Path) -> int:
 
 
 def stream(payload: Path, fields: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a data artifact's payload, one after another; `fields` as in `rows_in`.
+    """Iterate over the rows of a data artifact's payload; `fields` as in `rows_in`.
 
     Raises:
-        ArtifactError: it has none, or they cannot be read.
+        ArtifactError: there are no rows, or they cannot be read.
     """
     files = row_files(path.name for path in payload.iterdir())
     if not files:
@@ -364,22 +366,22 @@ def stream(payload: Path, fields: Sequence[str] | None = None) -> Iterator[dict[
 
 
 def load(artifact: Artifact) -> list[dict[str, Any]]:
-    """All rows of a data artifact, in memory."""
+    """Load all rows of a data artifact into memory."""
     return list(stream(artifact.payload))
 
 
 def opened(artifact: Artifact) -> Sequence[dict[str, Any]]:
-    """The rows of a data artifact, read when they are asked for; results, which lie in lines, all at once.
+    """The rows of a data artifact as a lazy sequence; results in JSONL are loaded whole.
 
     Raises:
-        ArtifactError: it has none, or they cannot be read.
+        ArtifactError: there are no rows, or they cannot be read.
     """
     files = [artifact.payload / name for name in row_files(path.name for path in artifact.payload.iterdir())]
     return InGroups(files) if files and all(file.suffix == ".parquet" for file in files) else load(artifact)
 
 
 class InGroups(InParts[dict[str, Any]]):
-    """The rows of files, those that were written together being a part."""
+    """The rows of files as a lazy sequence; each row group is a part."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         from data.records import columns
@@ -396,9 +398,9 @@ class InGroups(InParts[dict[str, Any]]):
 
 
 def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes the rows of a data artifact as its payload, below its output folder: records in columns, results as lines.
+    """Write rows as a data artifact's payload in the output folder: records in columns, results as JSONL.
 
-    Records are taken as they come: no more than those of one file are in memory, and as objects only a block.
+    Records are streamed: at most one file of them is in memory, and one block as objects.
     """
     payload = out / "payload"
     payload.mkdir(parents=True, exist_ok=True)
@@ -415,28 +417,26 @@ def save(out: Path, artifact_type: str, rows: Iterable[Mapping[str, Any]]) -> No
 
 
 def remove_others(payload: Path, files: int) -> None:
-    """Removes the files of an earlier attempt that wrote more of them."""
+    """Remove surplus files of an earlier attempt."""
     for name in row_files(path.name for path in payload.iterdir())[files:]:
         (payload / name).unlink()
 
 
 def size_of(row: Mapping[str, Any]) -> int:
-    """Characters of a row's texts, and as many for its tokens as they take. What rows are ordered by and told by; for what decides how many
-    of them are in memory together see `bulk_of`."""
+    """Characters of a row's texts, plus bytes for its tokens. Used for ordering and statistics; see `bulk_of` for memory."""
     texts = [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
     texts += texts_within(row.get("template_arguments"))
     return sum(map(len, texts)) + len(row.get("text", "")) + TOKEN * sum(len(row.get(name, ())) for name in ("prompt_ids", "response_ids"))
 
 
 def bulk_of(row: Mapping[str, Any]) -> int:
-    """What files, groups and blocks are cut by: the characters of a row with all that stands beside its texts (verifier, ratings, choices),
-    of that as much as is beyond `FREE`."""
-    beside = characters_in([value for name, value in row.items() if name not in SIZED])
-    return size_of(row) + max(0, beside - FREE)
+    """Size by which files, groups and blocks are cut: `size_of`, plus the other fields (verifier, ratings, choices) beyond `FREE`."""
+    others = characters_in([value for name, value in row.items() if name not in SIZED])
+    return size_of(row) + max(0, others - FREE)
 
 
 def characters_in(value: Any) -> int:
-    """Of a value of JSON, names of fields included and its numbers for as many as a token takes, however deep they stand."""
+    """Characters in a JSON value of any depth, including field names; each number counts `TOKEN`."""
     found, left = 0, [value]
     while left:
         one = left.pop()
@@ -452,16 +452,16 @@ def characters_in(value: Any) -> int:
 
 
 TOKEN = 8
-"""Bytes of an id, or of its log-probability."""
+"""Bytes of a token id, or of its log-probability."""
 SIZED = frozenset({"id", "messages", "answers", "text", "template_arguments", "prompt_ids", "response_ids", "logprobs"})
-"""Fields that do not stand beside the texts: `size_of` has counted them. An id is short, and another one where equal ids are told apart."""
+"""Fields counted by `size_of`, and the id, which is short and may get a number."""
 FREE = 1 << 13
-"""Characters beside its texts that a row has for nothing, so that files of ordinary rows end where their texts alone end them. A file with
-as many rows as it may have becomes no more than twice as large by that."""
+"""Characters of other fields that do not count, so that only the texts decide where files of ordinary rows end. This at most doubles the
+size of a file with the maximum number of rows."""
 
 
 def digest_of(rows: Iterable[Mapping[str, Any]]) -> str:
-    """sha256 of rows, whatever the file that they lie in."""
+    """SHA-256 of rows, independent of their file."""
     found = hashlib.sha256()
     for row in rows:
         found.update(canonical_json(row).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Rows that lie in many files, each known by a place: to be read together in any order, and written anew by many processes."""
+"""Rows addressed by position across many files: read in any order, rewritten by several processes."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +18,19 @@ Numbers = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Scattered:
-    """Rows of one type. Arrays are by place."""
+    """Rows of one type. Arrays are indexed by position."""
 
     files: Sequence[Path]
-    """`.arrow` or `.parquet`."""
+    """`.arrow` or `.parquet` files."""
     file: Numbers
-    """Number of the file that a row lies in,"""
+    """Index of each row's file."""
     line: Numbers
-    """and its number there."""
+    """Index of each row in its file."""
     sizes: Numbers
-    """Characters of each row, see `records.bulk_of`: what files are cut by."""
+    """Size of each row (`records.bulk_of`), by which files are cut."""
 
     def beside(self, other: "Scattered") -> "Scattered":
-        """These rows, and others of the same type after them."""
+        """These rows followed by others of the same type."""
         return Scattered(
             files=[*self.files, *other.files],
             file=np.concatenate([self.file, other.file + len(self.files)]),
@@ -39,7 +39,7 @@ class Scattered:
         )
 
     def table(self, places: Numbers, fields: Sequence[str] | None = None) -> pa.Table:
-        """The rows at some places, in that order, of `fields` those that they have (None: all). Each file is read at most once."""
+        """The rows at these positions, in that order, with those of `fields` that exist (None: all). Reads each file at most once."""
         by_file = np.argsort(self.file[places], kind="stable")
         inverse = np.empty(len(places), np.int64)
         inverse[by_file] = np.arange(len(places))
@@ -51,13 +51,13 @@ class Scattered:
     def write(
         self, payload: Path, places: Numbers, workers: int, change: Callable[[pa.Table, Numbers], pa.Table] = lambda rows, places: rows
     ) -> Iterator[int]:
-        """Writes the rows at some places, in that order, as an artifact's payload; yields how many are written, file after file.
+        """Write the rows at these positions, in that order, as a payload; yields the number of rows written after each file.
 
         Args:
             payload: folder.
-            places: of the rows.
-            workers: processes.
-            change: makes what is written of the rows at some places.
+            places: positions of the rows.
+            workers: number of processes.
+            change: transforms (rows, their positions) before writing.
         """
         sizes = self.sizes[places].tolist()
         parts = columns.file_cuts(sizes)
@@ -75,6 +75,6 @@ class Scattered:
 def _read(path: Path, fields: Sequence[str] | None) -> pa.Table:
     if path.suffix == ".parquet":
         return pa.concat_tables(list(columns.read(path, path.name, fields)))
-    with pa.memory_map(os.fspath(path)) as source:  # what is not taken is not read
+    with pa.memory_map(os.fspath(path)) as source:  # only the rows taken are read
         table = pa.ipc.open_file(source).read_all()
     return table if fields is None else table.select([name for name in table.schema.names if name in fields])

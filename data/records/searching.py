@@ -1,4 +1,4 @@
-"""Rows of an artifact looked at in groups, those that were written together, by many processes; never all of them in memory."""
+"""Search an artifact's rows by row group, in several processes, without loading them all."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,21 +12,21 @@ from data.records import columns, records
 from data.records.scattered import Scattered
 
 MANY = 10_000
-"""So many rows are worth further processes."""
+"""Number of rows from which several processes are used."""
 Found = TypeVar("Found")
 
 
 class Group(NamedTuple):
-    """Rows of a file that were written together."""
+    """A row group."""
 
     file: int
-    """Its number."""
+    """Index of its file."""
     number: int
-    """In the file."""
+    """Index in the file."""
     place: int
-    """Of its first row."""
+    """Position of its first row."""
     line: int
-    """Of its first row in the file."""
+    """Index of its first row in the file."""
     rows: int
 
 
@@ -37,14 +37,14 @@ def search(
     told: Callable[[int, int], None],
     ready: Callable[[], None] = lambda: None,
 ) -> tuple[list[Found], Scattered]:
-    """What is found in each group of rows, and where the rows lie; the same for any number of processes.
+    """Apply `look` to each row group; returns (results, rows by position), independent of the number of processes.
 
     Args:
         data: the rows, in columns.
-        look: is given the place of the first row of a group, and its rows.
-        processes: at most.
-        told: of how many rows are done, and of how many there are.
-        ready: called before there are further processes, for what they would each do by themselves.
+        look: called with the position of a group's first row, and the group's rows.
+        processes: maximum number of processes.
+        told: called with the number of rows done and the total.
+        ready: called before processes are forked, for work that each of them would otherwise repeat.
     """
     files = [data.payload / name for name in records.row_files(path.name for path in data.payload.iterdir())]
     groups, record = _groups(files), records.RECORDS[data.type]
@@ -62,13 +62,13 @@ def search(
         found.append(one)
         sizes += some
         told(group.place + group.rows, total)
-    lies = Scattered(
+    scattered = Scattered(
         files=files,
         file=np.repeat([group.file for group in groups], [group.rows for group in groups]),
         line=np.concatenate([np.arange(group.line, group.line + group.rows) for group in groups]),
         sizes=np.array(sizes),
     )
-    return found, lies
+    return found, scattered
 
 
 def _groups(files: Sequence[Path]) -> list[Group]:

@@ -1,4 +1,4 @@
-"""Sequences that hold little and make their items when they are asked for: rows may be more than fit into memory."""
+"""Lazy sequences, for rows that do not fit into memory."""
 
 from abc import abstractmethod
 from bisect import bisect_right
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Indexed(Protocol):
-    """A sequence, or an array of numpy's."""
+    """A sequence or NumPy array."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, place: Any, /) -> Any: ...
@@ -18,7 +18,7 @@ class Indexed(Protocol):
 
 
 class Mapped(Sequence[T]):
-    """What a function makes of each item of another sequence, at each look."""
+    """Applies a function to another sequence's items on access."""
 
     def __init__(self, items: Indexed, make: Callable[[Any], T]) -> None:
         self._items, self._make = items, make
@@ -40,15 +40,15 @@ class Mapped(Sequence[T]):
 
 
 class _OfParts(Sequence[T]):
-    """Items that lie in parts, one after the other."""
+    """Concatenation of parts."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        """Args: how many items each part has."""
+        """Args: number of items per part."""
         self._ends = list(accumulate(lengths))
 
     @abstractmethod
     def _part(self, number: int) -> Sequence[T]:
-        """All items of a part."""
+        """The items of a part."""
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -62,14 +62,14 @@ class _OfParts(Sequence[T]):
             return [self[number] for number in range(len(self))[place]]
         number = range(len(self))[place]
         part = bisect_right(self._ends, number)
-        return self._part(part)[number - self._ends[part]]  # from the part's end
+        return self._part(part)[number - self._ends[part]]  # a negative index, from the part's end
 
     def __iter__(self) -> Iterator[T]:
         return chain.from_iterable(map(self._part, range(len(self._ends))))
 
 
 class Chained(_OfParts[T]):
-    """Several sequences, one after the other."""
+    """Concatenation of sequences."""
 
     def __init__(self, parts: Sequence[Sequence[T]]) -> None:
         super().__init__(map(len, parts))
@@ -80,19 +80,19 @@ class Chained(_OfParts[T]):
 
 
 class InParts(_OfParts[T]):
-    """Items of parts each of which is read whole; the one that was asked for last is in memory.
+    """Concatenation of parts that are read whole; the last accessed part stays in memory.
 
-    Whoever goes through them in their order reads each part once. Threads may share them.
+    In-order access reads each part once. Safe to share between threads.
     """
 
     def __init__(self, lengths: Iterable[int]) -> None:
-        """Args: how many items each part has."""
+        """Args: number of items per part."""
         super().__init__(lengths)
         self._held: tuple[int, Sequence[T]] = (-1, ())
 
     @abstractmethod
     def _read(self, part: int) -> Sequence[T]:
-        """All items of a part."""
+        """The items of a part."""
 
     def _part(self, number: int) -> Sequence[T]:
         held = self._held
@@ -101,6 +101,6 @@ class InParts(_OfParts[T]):
         return held[1]
 
     def __iter__(self) -> Iterator[T]:
-        """One part is in memory at a time, and none is held afterwards."""
+        """Holds one part in memory at a time, and none afterwards."""
         for part in range(len(self._ends)):
             yield from self._read(part)

@@ -1,1 +1,1 @@
-"""Where rows come from: files, stores, the hub, rules, programs."""
+"""Row sources: files, object stores, the hub, rules, programs."""

@@ -1,7 +1,7 @@
-"""Responses that people have rated by attributes, one in a row, as HelpSteer2 has them (Wang et al. 2024, arXiv 2406.08673).
+"""Responses with attribute ratings, one per row, as in HelpSteer2 (Wang et al. 2024, arXiv 2406.08673).
 
-A response's score is Σ wₐ rₐ over its ratings r, by the weights w that the recipe gives. Rows with the same prompt that follow each other
-are responses to compare, if they are asked under the same template arguments.
+A response's score is Σ wₐ rₐ over its ratings r, with the recipe's weights w. Adjacent rows with the same prompt and template arguments
+are compared.
 """
 
 import math
@@ -16,8 +16,10 @@ from data.sources.transcripts import MARK, marked
 
 
 def grouped(rows: Iterable[tuple[str, Any]], weights: Mapping[str, float]) -> Iterator[tuple[str, Any]]:
-    """(place of the first, row with `answers` and their scores) of rows with one prompt; what is rated wrongly comes as it is, with the
-    reason, and so do responses none of which is the better one."""
+    """Merge adjacent rows with one prompt into (place of the first, row with `answers` and their scores).
+
+    Rows with invalid ratings, and responses that tie, are yielded as `Unreadable` with the reason.
+    """
     for (prompt, *_), group in groupby(rows, key=lambda one: _asked(one[1])):
         responses: list[tuple[str, Any, Fraction]] = []
         for place, row in group:
@@ -45,12 +47,12 @@ def _compared(prompt: Any, responses: list[tuple[str, Any, Fraction]]) -> Any:
 
 
 def _asked(row: Any) -> tuple[Any, ...]:
-    """The prompt, and what it is rendered with."""
+    """The prompt and its template arguments."""
     return tuple(row.get(column) if isinstance(row, dict) else None for column in ("prompt", *template_arguments.COLUMNS))
 
 
 def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
-    """Exact, so that equal sums are told from nearly equal ones."""
+    """Exact score, so that equal sums compare as equal."""
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     if not isinstance(row, dict) or "response" not in row:
@@ -66,11 +68,11 @@ def _score(row: Any, weights: Mapping[str, float]) -> Fraction:
 
 
 def _rating(row: dict[str, Any], name: str) -> Fraction:
-    """A number, or a text that is one (`"0.25"`, where others of the column say `n/a`)."""
+    """A number, possibly as text (`"0.25"` in a column that also has `n/a`)."""
     given = row.get(name)
     try:
         if not isinstance(given, bool) and isinstance(given, (int, float, str)) and math.isfinite(float(given)):
-            return Fraction(given if isinstance(given, int) else str(float(given)))  # a text may ask for any number of digits
-    except (ValueError, OverflowError):  # a float holds no integer of 400 digits
+            return Fraction(given if isinstance(given, int) else str(float(given)))  # a text may have any number of digits
+    except (ValueError, OverflowError):  # e.g. an integer of 400 digits
         pass
     raise ValueError(f"{name} {given!r:.80} is no number")

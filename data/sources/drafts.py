@@ -1,7 +1,7 @@
-"""Records on their way into an artifact, however many: processes parse them and lay them down, one decides, processes write what stays.
+"""Two-pass dataset builder: workers parse rows into draft files, the parent selects, workers write the artifact.
 
-What is decided by is an index with a few hundred bytes of each row. The rows themselves are in memory a block or a file at a time, and the
-result is the same for any number of processes and any size of block.
+The parent selects by an index of a few hundred bytes per row. Rows are in memory only a block or a file at a time. The result does not
+depend on the number of processes or the block size.
 """
 
 import json
@@ -34,28 +34,27 @@ from data.sources.row_files import Block, Handed
 from data.sources.sources import USABLE, BadRow, Opened
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
-"""What rows may be ordered by → its columns in the index, whose sum counts."""
+"""Sort key → its columns in the index, which are summed."""
 KEPT = "rows that the filters keep"
 FEW = 4
-"""So many blocks are not worth further processes."""
+"""Number of blocks up to which one process is used."""
 PLACES = ".places"
 
 
 class Draft(NamedTuple):
-    """What the index knows of one block."""
+    """The index of one block."""
 
     index: pa.Table
-    """A line for each row: its id, unless another has the same content; what it counts as; what the expectations look at,
-    and the statistics."""
+    """One line per row: id (equal rows share it), source, sizes, facts for expectations, and statistics."""
     keys: tuple[NDArray[np.void], ...]
-    """The rows' places in the orders of the two seeds, by hash."""
+    """Hash keys of the rows for the two seeds."""
     facts: list[Facts]
-    """By filter."""
+    """One per filter."""
     columns: frozenset[str]
-    """Of those that filters go by, the ones that some row has."""
+    """Further columns, requested by filters, that some row has."""
     bad: list[BadRow]
     path: Path
-    """Where the rows lie; beside them, `PLACES`, where each was read."""
+    """The rows' file; a file with suffix `PLACES` has the place of each."""
 
 
 @dataclass
@@ -76,25 +75,25 @@ class Taken:
 
 @dataclass(frozen=True)
 class Laid:
-    """All rows of all sources, laid down, as the index knows them: place → row."""
+    """Index of all drafted rows of all sources: position → row."""
 
     index: pa.Table
     """See `Draft`; ids are unique."""
     order: NDArray[np.void]
-    """Sorted by it, rows are shuffled."""
+    """Sort keys that shuffle the rows."""
     facts: list[Facts]
-    """By filter."""
+    """One per filter."""
     sources: NDArray[np.int16]
-    """Number of the row's source."""
+    """Source number of each row."""
     rows: Scattered
     seed: int
-    """Of the order."""
+    """Seed of `order`."""
     draws: NDArray[np.void]
-    """Sorted by it, the rows of a source are in the order in which they are drawn."""
+    """Sort keys that put a source's rows into draw order."""
     bases: pa.ChunkedArray
-    """Ids before equal ones were told apart."""
+    """Ids before deduplication by number."""
     read: int
-    """So many of these rows were read; those after them repeat some."""
+    """Number of rows that were read; later rows are repeats."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -104,11 +103,11 @@ class Laid:
         return self.index["id"]
 
     def shuffled(self, places: Numbers) -> Numbers:
-        """These places in the order that hashes of the seed and the ids decide."""
+        """These positions, shuffled by hash of seed and id."""
         return _sorted(self.order, places)
 
     def ordered(self, places: Numbers, order: Order) -> Numbers:
-        """These places in an order; those that it leaves equal are shuffled."""
+        """These positions in an order; ties are shuffled."""
         places = self.shuffled(places)
         match order:
             case "shuffled":
@@ -122,10 +121,10 @@ class Laid:
         return places[np.argsort(keys, kind="stable")]
 
     def drawn(self, taken: Sequence[Taken], kept: Numbers) -> Numbers:
-        """The portions of all sources, of the rows that were kept; some places may stand there several times.
+        """Draw all sources' portions from the kept rows; positions may repeat.
 
         Raises:
-            SourceError: a portion is more than there is.
+            SourceError: a portion exceeds the available rows.
         """
         found = []
         for number, part in enumerate(taken):
@@ -136,12 +135,12 @@ class Laid:
         return np.concatenate(found)
 
     def repeated(self, places: Numbers) -> "tuple[Laid, Numbers]":
-        """(these rows, and those that `places` names again, as rows of their own; all places once). Ids go on where equal rows' end."""
+        """(rows with each repeat in `places` as a separate row, distinct positions). Ids continue the numbers of equal rows."""
         again = np.flatnonzero(shares.ranks(places))
         if not len(again):
             return self, places
         more = places[again]
-        ids, _ = _told_apart(pa.chunked_array([*self.bases.chunks, *self.bases.take(pa.array(more)).chunks]))
+        ids, _ = _numbered(pa.chunked_array([*self.bases.chunks, *self.bases.take(pa.array(more)).chunks]))
         everything = np.concatenate([np.arange(len(self)), more])
         index = self.index.take(pa.array(everything))
         order = np.concatenate([self.order, _keys(self.seed, ids.slice(len(self)).to_pylist())])
@@ -161,11 +160,11 @@ class Laid:
         return laid, places
 
     def table(self, places: Numbers) -> pa.Table:
-        """The rows at some places, in that order."""
+        """The rows at these positions, in that order."""
         return self._named(self.rows.table(places), places)
 
     def places_read(self, places: Numbers) -> list[str]:
-        """Where the rows at some places were read, e.g. `chat.jsonl:17`; empty where they were made."""
+        """Where the rows at these positions were read, e.g. `chat.jsonl:17`; empty for generated rows."""
         files, lines = self.rows.file[places].tolist(), self.rows.line[places].tolist()
         read = {file: json.loads(self.rows.files[file].with_suffix(PLACES).read_text()) for file in set(files)}
         return [read[file][line] for file, line in zip(files, lines, strict=True)]
@@ -180,23 +179,23 @@ class Laid:
 
 @dataclass
 class Drafts:
-    """A folder where rows are laid down, and what is noted of each on the way."""
+    """A folder of draft files with their index."""
 
     folder: Path
     record: RecordType
     filters: Sequence[Filter]
     seed: int
-    """Of the order of the rows."""
+    """Seed of the row order."""
     check_verifier: Callable[[Any], None]
     workers: int
     looks: Sequence[str] = ()
-    """Names of further facts that the index has of each row, see `data/expectations/row_facts.py`."""
+    """Names of further facts for the index, see `data/expectations/row_facts.py`."""
     counter: TokenCounter | None = None
-    """Counts the tokens of each row, for the index and for filters."""
+    """Counts each row's tokens for the index and for filters."""
     taken: list[Taken] = field(default_factory=list)
 
     def __enter__(self) -> "Drafts":
-        shutil.rmtree(self.folder, ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(self.folder, ignore_errors=True)  # left by a killed attempt
         self.folder.mkdir(parents=True)
         return self
 
@@ -204,10 +203,10 @@ class Drafts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def take(self, source: Opened) -> Iterator[int]:
-        """Parses a source's rows and lays them down; yields how many there are so far, block after block.
+        """Parse a source's rows into draft files; yields the number of rows so far after each block.
 
         Raises:
-            SourceError: too many bad rows, or too few good ones.
+            SourceError: too many bad rows, or too few usable ones.
         """
         taken = Taken(source, [])
         number = len(self.taken)
@@ -226,11 +225,11 @@ class Drafts:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Of those that filters go by, the ones that some row has."""
+        """Further columns, requested by filters, that some row has."""
         return frozenset(chain.from_iterable(draft.columns for taken in self.taken for draft in taken.drafts))
 
     def _draft(self, source: Opened, number: int, block: Block, path: Path) -> Draft:
-        rows, bad, places, said = source.parse(block)
+        rows, bad, places, further = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
         table = columns.to_table(rows, records.RECORDS[self.record])
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -245,15 +244,14 @@ class Drafts:
         for name, column in row_statistics.noted(rows, counts):
             index = index.append_column(name, column)
         keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.portion.seed))
-        facts = filtering.look(self.filters, rows, Beside(counts or (), said, number))
-        return Draft(index, keys, facts, frozenset(chain.from_iterable(said)), bad, path)
+        facts = filtering.look(self.filters, rows, Beside(counts or (), further, number))
+        return Draft(index, keys, facts, frozenset(chain.from_iterable(further)), bad, path)
 
     def laid(self, when: When = "before_filters") -> Laid:
-        """All rows that were taken; where rows are drawn before filters look at them, those alone that are in the portion of their source.
-        Ids are told apart by a number.
+        """Index of all drafted rows, or only of the drawn ones if drawing comes before filters. Equal ids get numbers.
 
         Raises:
-            SourceError: a portion is more than there is.
+            SourceError: a portion exceeds the available rows.
         """
         drafts = [draft for taken in self.taken for draft in taken.drafts]
         sizes = [len(draft.index) for draft in drafts]
@@ -264,7 +262,7 @@ class Drafts:
         for taken, start in zip(self.taken, starts, strict=False):
             places, portion = np.arange(start, start + taken.rows), taken.source.portion
             if not portion.takes_all:
-                ids, repeated = _told_apart(index["id"].slice(start, taken.rows))
+                ids, repeated = _numbered(index["id"].slice(start, taken.rows))
                 draws[start + repeated] = _keys(portion.seed, ids.take(pa.array(repeated)).to_pylist())
                 if when == "before_filters":
                     ranked = _sorted(draws, places)
@@ -272,7 +270,7 @@ class Drafts:
             drawn.append(places)
         places = np.concatenate(drawn)
         index, order = index.take(pa.array(places)), order[places]
-        ids, repeated = _told_apart(index["id"])
+        ids, repeated = _numbered(index["id"])
         order[repeated] = _keys(self.seed, ids.take(pa.array(repeated)).to_pylist())
         return Laid(
             index=index.set_column(index.schema.get_field_index("id"), "id", ids),
@@ -295,36 +293,36 @@ class Drafts:
 
 
 def _spread(work: Callable[[Any], Draft], blocks: Iterable[Any], workers: int) -> Iterator[Draft]:
-    """What `work` makes of each block; further processes are begun where there are many."""
+    """Apply `work` to each block, in several processes if there are many blocks."""
     rest = iter(blocks)
     first = list(islice(rest, FEW + 1))
     return mapped(work, chain(first, rest), workers if len(first) > FEW else 1)
 
 
 def _keys(seed: int, ids: Sequence[str]) -> NDArray[np.void]:
-    """Hashes of the seed and each id, which sort as their hexadecimal digits do."""
+    """Hashes of the seed and each id; they sort like their hexadecimal digits."""
     return np.frombuffer(b"".join(bytes.fromhex(digest([seed, name])[:32]) for name in ids), KEY.newbyteorder(">")).astype(KEY)
 
 
 def _sorted(keys: NDArray[np.void], places: Numbers) -> Numbers:
-    """Places in the order of their keys."""
+    """Positions sorted by their keys."""
     keys = keys[places]
     return places[np.lexsort((keys["low"], keys["high"]))]
 
 
-def _told_apart(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Numbers]:
-    """(ids in which the second of two equal ones ends with -2, the third with -3, ...; the places of these)."""
+def _numbered(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, Numbers]:
+    """(ids with suffix -2 for the second of equal ones, -3 for the third, ...; positions of these)."""
     ranks = shares.ranks(np.asarray(ids.combine_chunks().dictionary_encode().indices))
     repeated = np.flatnonzero(ranks)
     if not len(repeated):
         return ids, repeated
     named = [f"{name}-{rank + 1}" for name, rank in zip(ids.take(pa.array(repeated)).to_pylist(), ranks[repeated].tolist(), strict=True)]
-    told = call_function("replace_with_mask", [ids.combine_chunks(), pa.array(ranks > 0), pa.array(named)])
-    return pa.chunked_array([told]), repeated
+    unique = call_function("replace_with_mask", [ids.combine_chunks(), pa.array(ranks > 0), pa.array(named)])
+    return pa.chunked_array([unique]), repeated
 
 
 def _moved(facts: Facts, places: Numbers) -> Facts:
-    """The facts of the rows at some places, as facts of places from 0 on."""
+    """The facts of the rows at these positions, reindexed from 0."""
     if not isinstance(facts, dict):
         return facts[places]
     return {new: facts[old] for new, old in enumerate(places.tolist()) if old in facts}

@@ -1,4 +1,4 @@
-"""Rows of a benchmark to items, by the form that says how they are asked and scored."""
+"""Convert benchmark rows to items by a form, which defines prompt and scoring."""
 
 import random
 from collections import Counter, defaultdict
@@ -21,16 +21,16 @@ from data.sources.row_files import Unreadable
 
 SHOWN = 5
 NOT_ASKED = "not asked"
-"""Why a row is left out for which the form's `where` does not hold."""
+"""Reason for omitting a row that fails the form's `where`."""
 OVER = "over per_category"
 
 
 class RowProblem(ValueError):
-    """A row lacks what the form reads from it."""
+    """A row lacks something that the form reads."""
 
 
 class Bad(NamedTuple):
-    """A row that lacks what the form reads from it."""
+    """A row that does not fit the form."""
 
     place: str
     row: Any
@@ -39,13 +39,13 @@ class Bad(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """A row as the form reads it."""
+    """A row as read by the form."""
 
     row: dict[str, Any]
     text: str
-    """The question alone."""
+    """The bare question."""
     facts: dict[str, Any]
-    """What templates and expressions see."""
+    """Variables of templates and expressions."""
 
     @property
     def category(self) -> str | None:
@@ -54,7 +54,7 @@ class Question:
 
 @dataclass(frozen=True)
 class MadeItems:
-    """Items, and why other rows are none."""
+    """Items, and the reasons why other rows were omitted."""
 
     items: list[dict[str, Any]]
     left_out: dict[str, int] = field(default_factory=dict)
@@ -71,19 +71,19 @@ def make(
     seed: int | None = None,
     problem: Callable[[dict[str, Any]], str | None] = lambda item: None,
 ) -> MadeItems:
-    """Items of all rows, in their order, without ids.
+    """Convert all rows to items without ids, in order.
 
     Args:
-        form: how they are asked.
+        form: prompt and scoring.
         rows: (place, row) in the benchmark's own columns.
         task: the benchmark's name.
-        source: what the rows are called.
-        shots: rows with worked examples; the form's own when absent.
-        seed: draws the worked examples by hash; the first ones when absent.
-        problem: what is wrong with an item, in one sentence, or None.
+        source: source name of the items.
+        shots: rows with worked examples; by default the form's own.
+        seed: draws worked examples by hash; by default the first ones are taken.
+        problem: returns what is wrong with an item, in one sentence, or None.
 
     Raises:
-        SourceError: too few worked examples, or some that lack what the form reads from them (the first five are shown).
+        SourceError: there are too few worked examples, or some do not fit the form (the first five are shown).
     """
     questions, left_out, bad = _questions(form, rows)
     examples = shots if shots is not None else [(f"example {number}", row) for number, row in enumerate(form.examples, start=1)]
@@ -106,9 +106,9 @@ def make(
 def _questions(
     form: Form, rows: Iterable[tuple[str, Any]], asked: bool = False
 ) -> tuple[list[tuple[str, Question]], dict[str, int], list[Bad]]:
-    """Rows as (place, question), how many others are not asked and why, and those of no use.
+    """((place, question) pairs, number of omitted rows by reason, bad rows).
 
-    `asked`: whatever `where` and `per_category` say.
+    `asked`: ignore `where` and `per_category`.
     """
     questions: list[tuple[str, Question]] = []
     bad: list[Bad] = []
@@ -139,11 +139,11 @@ def _refuse(examples: Sequence[Bad]) -> None:
     if examples:
         shown = "\n  ".join(f"{bad.place}: {bad.reason}" for bad in examples[:SHOWN])
         more = f"\n  ... and {len(examples) - SHOWN} more" if len(examples) > SHOWN else ""
-        raise SourceError(f"{len(examples)} worked examples do not fit the form; mend or remove them:\n  {shown}{more}")
+        raise SourceError(f"{len(examples)} worked examples do not fit the form; fix or remove them:\n  {shown}{more}")
 
 
 def _seen(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's columns as names; those that a name cannot be are in `row`."""
+    """The row's columns as variables; columns that are not identifiers are only in `row`."""
     return {**{name: value for name, value in row.items() if isinstance(name, str) and name.isidentifier()}, "row": row}
 
 
@@ -184,7 +184,7 @@ def _question(form: Form, row: Mapping[str, Any], number: int) -> Question:
 
 
 class _Shots:
-    """The worked examples of each question."""
+    """Selects the worked examples of each question."""
 
     def __init__(self, form: Form, given: list[tuple[str, Question]], items: set[str], seed: int | None) -> None:
         self.form = form
@@ -205,7 +205,7 @@ class _Shots:
         if len(found) < count:
             of = f" of category {category}" if category else ""
             raise SourceError(
-                f"{len(found)} worked examples{of} where the form shows {count} ({self.left_out} are items themselves): give more"
+                f"{len(found)} worked examples{of}, but the form shows {count} ({self.left_out} are items themselves): provide more"
             )
         return found
 
@@ -234,16 +234,16 @@ def _item(form: Form, question: Question, shots: Sequence[Question], task: str, 
 
 
 def messages_of(form: Form, question: Question, shots: Sequence[Question]) -> list[Message]:
-    """The turns of a question with its worked examples; the last one is the user's."""
+    """The turns of a question with its worked examples; the last turn is the user's."""
     prompt = form.prompt
     before, after = _rendered(prompt.before, question.facts), _rendered(prompt.after, question.facts)
-    said = [(_rendered(prompt.ask, shot.facts), _rendered(form.rows.worked or "", shot.facts)) for shot in shots]
+    examples = [(_rendered(prompt.ask, shot.facts), _rendered(form.rows.worked or "", shot.facts)) for shot in shots]
     last = _rendered(prompt.ask, question.facts)
     messages: list[Message] = [{"role": "system", "content": prompt.system}] if prompt.system else []
     if prompt.shots_as == "text":
-        worked = [f"{asked} {answered}" for asked, answered in said]
+        worked = [f"{asked} {answered}" for asked, answered in examples]
         return [*messages, {"role": "user", "content": before + prompt.between.join([*worked, last]) + after}]
-    turns = [turn for asked, answered in said for turn in (("user", asked), ("assistant", answered))] + [("user", last)]
+    turns = [turn for asked, answered in examples for turn in (("user", asked), ("assistant", answered))] + [("user", last)]
     turns[0] = (turns[0][0], before + turns[0][1])
     turns[-1] = (turns[-1][0], turns[-1][1] + after)
     return [*messages, *({"role": role, "content": content} for role, content in turns)]
@@ -265,7 +265,7 @@ def _weight(expression: str, facts: dict[str, Any]) -> float:
 
 @cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Forms are programs, if small ones: they reach neither attributes of Python's own nor anything outside."""
+    """Sandbox for forms, without access to Python internals or anything outside."""
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     environment.globals.update(FUNCTIONS)
     return environment
@@ -282,7 +282,7 @@ def _expression(text: str) -> Any:
 
 
 def _rendered(text: str, facts: Mapping[str, Any]) -> str:
-    """A template, filled in.
+    """Render a template.
 
     Raises:
         RowProblem: the row lacks something, or a function finds no answer in it.
@@ -294,7 +294,7 @@ def _rendered(text: str, facts: Mapping[str, Any]) -> str:
 
 
 def _evaluated(text: str, facts: Mapping[str, Any]) -> Any:
-    """An expression's value.
+    """Evaluate an expression.
 
     Raises:
         RowProblem: the row lacks something, or a function finds no answer in it.

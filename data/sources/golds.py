@@ -1,4 +1,4 @@
-"""The right answers of benchmarks, out of the columns that they come in: the functions that forms may call."""
+"""Functions that forms call to extract gold answers from benchmark columns."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from data.sources.verifiable import instructions_of
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What is in the braces of the last `\boxed` or, without one, `\fbox`; None where braces do not close."""
+    r"""The content of the last `\boxed` or, without one, `\fbox`; None if its braces do not close."""
     for command in (r"\boxed", r"\fbox"):
         _, found, after = text.rpartition(command)
         if not found:
@@ -27,10 +27,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_hashes(text: str) -> str:
-    """GSM8K's number: what stands after the last `####`, without thousands commas.
+    """GSM8K's answer: the text after the last `####`, without thousands separators.
 
     Raises:
-        ValueError: there are no hashes.
+        ValueError: there is no `####`.
     """
     _, found, after = text.rpartition("####")
     if not found:
@@ -39,12 +39,12 @@ def after_hashes(text: str) -> str:
 
 
 def without_calculations(text: str) -> str:
-    """GSM8K's working without the marks of its calculator, `<<48/2=24>>`, and without the line of the number."""
+    """GSM8K's solution without calculator annotations (`<<48/2=24>>`) and without the answer line."""
     return re.sub(r"<<.*?>>", "", text).rpartition("####")[0].strip()
 
 
 def tidied(text: Any) -> str:
-    """GPQA's texts without its marks, as OLMES and lm-eval have them: titles become sentences, brackets and double spaces go."""
+    """Clean up GPQA's texts as OLMES and lm-eval do: titles become sentences; brackets and double spaces are removed."""
     if text is None:
         return " "
     text = re.sub(r"\[.*?\]", "", str(text).strip().replace(" [title]", ". "))
@@ -52,18 +52,18 @@ def tidied(text: Any) -> str:
 
 
 def unlabelled(choices: Sequence[str]) -> list[str]:
-    """AGIEval's choices without the letters that they come with, `(A)`."""
+    """AGIEval's choices without their letters, `(A)`."""
     return [re.sub(r"^\([A-Z]\)\s*", "", choice) for choice in choices]
 
 
 def spans(row: Mapping[str, Any]) -> list[list[str]]:
-    """DROP's answers, each a list of spans: the first and those of further annotators.
+    """DROP's answers, each a list of spans: the first annotator's and the others'.
 
     Raises:
-        ValueError: no answer is there, or one has another form.
+        ValueError: there is no answer, or an answer has another form.
     """
     further: Any = row.get("validated_answers") or []
-    if isinstance(further, Mapping):  # a table by columns
+    if isinstance(further, Mapping):  # a table stored by columns
         columns = [further.get(name) or [] for name in ("number", "date", "spans")]
         further = [{"number": number, "date": date, "spans": found} for number, date, found in zip(*columns, strict=True)]
     try:
@@ -90,10 +90,10 @@ def _different(answers: list[list[str]]) -> list[list[str]]:
 
 
 def literal(value: Any) -> Any:
-    """A list that a table holds as a text in JSON, as PopQA's possible answers.
+    """Decode a list stored as JSON text, such as PopQA's possible answers.
 
     Raises:
-        ValueError: the text is no JSON.
+        ValueError: the text is not JSON.
     """
     try:
         return json.loads(value) if isinstance(value, str) else value
@@ -111,4 +111,4 @@ FUNCTIONS = {
     "unlabelled": unlabelled,
     "without_calculations": without_calculations,
 }
-"""By the names under which forms call them."""
+"""Name in forms → function."""

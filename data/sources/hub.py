@@ -1,14 +1,13 @@
-"""Data sets and models of the Hugging Face hub at one commit, or of a mirror of it: the one door to `huggingface_hub` and `datasets`.
+"""Datasets and models of the Hugging Face hub, or of a mirror, at one commit; the only user of `huggingface_hub` and `datasets`.
 
-Files come through the cache of `huggingface_hub` from the hub that HF_ENDPOINT names; or, where PEDIGREE_HUB names a folder, from there
-and from nowhere else:
+Files come from the hub at HF_ENDPOINT through the cache of `huggingface_hub`, or, if PEDIGREE_HUB is set, only from that folder:
 
-    datasets/OWNER/NAME/...     as `hf download OWNER/NAME --repo-type dataset --local-dir` lays it
+    datasets/OWNER/NAME/...     as written by `hf download OWNER/NAME --repo-type dataset --local-dir`
     models/OWNER/NAME/...
 
-What is read is proved: of cached files the name says the hash, of a mirror the notes that `hf download` leaves in it say commit and
-hash, and a file `REVISION` the commit. `datasets` says which files make a split and reads them; it is never asked for a repository, since
-it takes whatever commit it has cached where the hub cannot be reached.
+Files are verified: a cached file is named by its hash; in a mirror, the metadata of `hf download` gives commit and hash, and a file
+`REVISION` the commit. `datasets` resolves splits and reads local files only; it never downloads a repository, because it would fall back
+to any cached commit when the hub is unreachable.
 """
 
 import glob
@@ -35,19 +34,19 @@ Kind = Literal["dataset", "model"]
 Beat = Callable[[], None]
 FOLDER = "PEDIGREE_HUB"
 CARDS = ("README.md", ".huggingface.yaml", "dataset_infos.json")
-"""What says of a data set which files make which split."""
+"""Files that define a dataset's splits."""
 NOTES = ".cache/huggingface/download"
-"""Where `hf download --local-dir` notes commit and hash of each file."""
+"""Folder where `hf download --local-dir` stores each file's commit and hash."""
 STATEMENT = "REVISION"
 NOT_NEEDED = ("*/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "*.zip", "consolidated*")
-"""Files of a model that transformers does not read, or that we do not: weights travel as safetensors."""
+"""Files of a model that are not downloaded; weights must be safetensors."""
 PIECE = 1 << 20
 BATCH = 100
-"""Rows that are taken out of a file together."""
+"""Rows read from a file at a time."""
 
 
 class HubError(StoreError):
-    """A repository cannot be had as it is asked for; the message names it and the remedy."""
+    """A repository is not available as requested; the message names it and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,12 @@ class Repository:
 
     @property
     def place(self) -> str:
-        """Where it lies in a mirror."""
+        """Its path in a mirror."""
         return f"{self.kind}s/{self.name}"
 
     @property
     def page(self) -> str:
-        """Where people look at it."""
+        """Its web page."""
         return f"{_endpoint()}/{'datasets/' if self.kind == 'dataset' else ''}{self.name}"
 
 
@@ -79,11 +78,11 @@ class Found:
 
     folder: Path
     unproved: str | None = None
-    """Why nobody can tell that they are those of the commit; None where they are."""
+    """Why the files could not be verified against the commit; None if they were."""
 
 
 def check(repo: Repository) -> None:
-    """Looks whether a repository can be had, before anything is begun. Where only the network is at fault nothing is said: a job waits.
+    """Check up front that a repository is available. Network failures are ignored, because a job waits for the network.
 
     Raises:
         HubError: it is gated, missing or moved, has no such commit, is not in the mirror, or the mirror has another commit.
@@ -103,31 +102,31 @@ def check(repo: Repository) -> None:
 
 
 def newest(repo: Repository) -> str:
-    """The newest commit of a repository's main branch, or the one that the mirror has.
+    """The newest commit of a repository's main branch, or the commit in the mirror.
 
     Raises:
-        HubError: it cannot be told; the message says why and the remedy.
+        HubError: it cannot be determined; the message has the cause and the remedy.
     """
     if mirror() is not None:
         folder = _mirrored(repo)
         commits = _stated(folder)
         if len(commits) == 1:
             return next(iter(commits.values()))
-        what = "does not say of which commit it is" if not commits else f"has files of {len(set(commits.values()))} commits"
-        raise HubError(f"{repo}: the mirror's {folder} {what}: {_laid_again(repo)}, or unset {FOLDER} to ask the hub")
+        what = "does not record its commit" if not commits else f"has files of {len(set(commits.values()))} commits"
+        raise HubError(f"{repo}: {folder} in the mirror {what}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
     if _offline():
-        raise _offline_error(repo, "its newest commit cannot be asked for")
+        raise _offline_error(repo, "its newest commit cannot be looked up")
     found = _info(repo, None)
     if not COMMIT.fullmatch(str(found.sha)):
-        raise HubError(f"{repo}: {_endpoint()} gives {found.sha!r} as its newest commit, which is none")
+        raise HubError(f"{repo}: {_endpoint()} reports {found.sha!r} as its newest commit, which is not a commit hash")
     return found.sha
 
 
 def model(repo: Repository, beat: Beat = lambda: None) -> Found:
-    """The folder of a model: its safetensors, configuration and tokenizer, and the record of one that Pedigree exported.
+    """A model's folder: safetensors, configuration, tokenizer, and the record if Pedigree exported it.
 
     Raises:
-        HubError: it cannot be had, or is not what the commit says.
+        HubError: it is not available, or its files do not match the commit.
     """
     if mirror() is not None:
         folder = _mirrored(repo)
@@ -142,16 +141,16 @@ def model(repo: Repository, beat: Beat = lambda: None) -> Found:
 def rows(
     source: Hub, beat: Beat = lambda: None, mark: Callable[[str], None] = lambda mark: None, beside: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """(place, row) of every row of the source's configurations and splits, its columns chosen and named as the source says.
+    """Iterate over (place, row) of the source's configurations and splits, with columns selected and renamed.
 
     Args:
-        source: what is read.
-        beat: called now and then.
-        mark: is told what a reader of the result must know.
-        beside: other columns that somebody asks for; where there are some, a row is `Told` with what stands in them.
+        source: the source's config.
+        beat: called periodically.
+        mark: records a caveat about the rows' origin.
+        beside: further columns to return; if there are some, each row is a `Told` with their values.
 
     Raises:
-        HubError: it cannot be had, is not what the commit says, or has no such configuration, split or column.
+        HubError: the dataset is not available, does not match the commit, or lacks a configuration, split or column.
     """
     repo = Repository("dataset", source.repo, source.revision)
     with tempfile.TemporaryDirectory(prefix="pedigree-hub-") as scratch:
@@ -176,16 +175,16 @@ def rows(
 
 
 def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[str] | None) -> list[str]:
-    """The names in the repository of files that `datasets` would read, which its card decides.
+    """Repository names of the files that `datasets` would read according to the dataset's card.
 
     Args:
-        repo: whose card it is.
-        folder: where the repository lies, without links on the way.
-        files: as `datasets` has found them: full paths, or URLs.
-        listed: the names of all files of the commit; in a mirror None, whose links may lead to its own files alone.
+        repo: the repository.
+        folder: its resolved folder.
+        files: full paths or URLs, as found by `datasets`.
+        listed: names of all files of the commit; None for a mirror, where links must stay within the folder.
 
     Raises:
-        HubError: one of them is no file of the repository.
+        HubError: a file is not part of the repository.
     """
     names = []
     for file in files:
@@ -193,7 +192,7 @@ def _names(repo: Repository, folder: Path, files: list[str], listed: Collection[
         name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else ""
         own = name in listed if listed is not None else (folder / name).resolve().is_relative_to(folder)
         if not name or ".." in path.parts or not own:
-            raise HubError(f"{repo}: its card reads {file!r}, which is none of its files: use another commit, or tell its authors")
+            raise HubError(f"{repo}: its card reads {file!r}, which is not one of its files: use another commit, or notify its authors")
         names.append(name)
     return names
 
@@ -206,32 +205,32 @@ def _split(
     named = {column: name for column, name in ((source.config_as, config), (source.split_as, split)) if column}
     place = f"{repo.name}/{config}/{split}" if len(source.configs) > 1 else f"{repo.name}/{split}"
     number = 0
-    for batch in stream.iter(batch_size=BATCH):  # row by row takes twice as long
+    for batch in stream.iter(batch_size=BATCH):  # twice as fast as row by row
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         if not number:
             _refuse_columns(f"{repo}: {split}", rows, source)
         for row in rows:
             given = told(row, source.columns, beside)
-            said = {**{column: name for column, name in named.items() if column in beside}, **given.said}
-            yield f"{place}[{number}]", Told(given.row | named, said) if beside else given.row | named
+            further = {**{column: name for column, name in named.items() if column in beside}, **given.said}
+            yield f"{place}[{number}]", Told(given.row | named, further) if beside else given.row | named
             number += 1
 
 
 def _refuse_columns(split: str, rows: list[dict[str, Any]], source: Hub) -> None:
-    """Raises HubError where a split lacks a column that is chosen, or has one of its own by a name that is given."""
+    """Raise HubError if a split lacks a chosen column, or already has a column named by `config_as` or `split_as`."""
     unknown, instead = lacking(rows, source.columns)
     if unknown:
         raise HubError(f"{split} has no column {', '.join(unknown)}: it has {', '.join(instead)}")
     for field, column in (("config_as", source.config_as), ("split_as", source.split_as)):
         if not source.columns and column in rows[0]:
-            raise HubError(f"{split} has a column {column} of its own: leave {field} out, or name another")
+            raise HubError(f"{split} already has a column {column}: omit {field}, or use another name")
 
 
 def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, scratch: Path) -> "DatasetBuilder":
-    """What knows the files of each split of a configuration, left with the wanted splits.
+    """The builder of a configuration, restricted to the requested splits.
 
     Raises:
-        HubError: there is no such configuration or split, or no file that `datasets` reads.
+        HubError: the configuration or split does not exist, or no file is readable by `datasets`.
     """
     from datasets import load_dataset_builder
 
@@ -241,15 +240,18 @@ def _builder(repo: Repository, folder: Path, source: Hub, config: str | None, sc
     missing = [split for split in source.splits if split not in files]
     if missing:
         raise HubError(f"{repo}: there is no split {', '.join(missing)}: it has {', '.join(map(str, files))}")
-    for split in set(files) - set(source.splits):  # whose files need not be here
+    for split in set(files) - set(source.splits):  # their files need not be present
         del files[split]
     return builder
 
 
 @contextmanager
 def _reading(repo: Repository, folder: Path) -> Iterator[None]:
-    """What `datasets` and pyarrow say of files that they cannot read is told of the repository instead of the folder. Of damaged files
-    some say it by an OSError without a number; one of the system has a number, and is no fault of a file unless that is missing."""
+    """Turn read errors of `datasets` and pyarrow into HubErrors that name the repository instead of the folder.
+
+    Some readers report damaged files by an OSError without errno. An OSError with errno comes from the system and is raised as is, except
+    for missing files.
+    """
     from datasets.exceptions import DatasetsError
 
     try:
@@ -262,7 +264,7 @@ def _reading(repo: Repository, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """`datasets` prepares its streams for torch's loaders, and imports torch for it: longer than most suites take to be read."""
+    """Keep `datasets` from importing torch for its streams, which takes longer than reading most suites."""
     from datasets import config
 
     available = config.TORCH_AVAILABLE
@@ -289,15 +291,15 @@ def _offline() -> bool:
 
 
 def _info(repo: Repository, revision: str | None) -> Any:
-    """What the hub says of a repository that we may read.
+    """The hub's information on a repository that the user can access.
 
     Raises:
-        HubError: gated, missing, moved, without that commit, or the hub cannot be reached (`passing`).
+        HubError: gated, missing, moved, without that commit, or the hub is unreachable (`passing`).
     """
     from huggingface_hub import HfApi
 
     api = HfApi()
-    with _told(repo):
+    with _explained(repo):
         found = api.repo_info(repo.name, repo_type=repo.kind, revision=revision)
         if found.id != repo.name:
             raise HubError(f"{repo} has moved to {found.id}: write that as its `repo`")
@@ -307,7 +309,7 @@ def _info(repo: Repository, revision: str | None) -> Any:
 
 
 def _listed(repo: Repository) -> list[str] | None:
-    """The names of all files of a commit, as they were noted when the first of them was fetched; None before."""
+    """Names of all files of a commit, cached when the first was fetched; None before."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -318,36 +320,36 @@ def _listed(repo: Repository) -> list[str] | None:
 
 
 def _reach(repo: Repository) -> None:
-    """Asks for a repository of which nothing is here yet, so that what is wrong with it is told by name.
+    """Query a repository that is not cached yet, so that errors name their cause.
 
     Raises:
-        HubError: as `check`, also where the hub cannot be reached.
+        HubError: as in `check`, and if the hub is unreachable.
     """
     if repo.revision == PIN_ME:
-        raise HubError(f"{repo}: its revision is still to be chosen: {command('pin', 'RECIPE')} writes the newest commit into the recipe")
+        raise HubError(f"{repo}: its revision is not pinned: {command('pin', 'RECIPE')} writes the newest commit into the recipe")
     print(f"{repo}: files of commit {repo.revision[:12]} from {_endpoint()} or its cache", flush=True)
     if _listed(repo) is None and not _offline():
         _info(repo, repo.revision)
 
 
 def _snapshot(repo: Repository, allow: tuple[str, ...] | None = None, ignore: tuple[str, ...] | None = None) -> Path:
-    """The commit's folder in the cache, the files that are asked for in it. A file that is there is not fetched again."""
+    """The commit's folder in the cache, with the requested files; cached files are not fetched again."""
     from huggingface_hub import snapshot_download
 
     options: dict[str, Any] = {"allow_patterns": allow and list(allow), "ignore_patterns": ignore and list(ignore)}
-    with _told(repo):
+    with _explained(repo):
         return Path(snapshot_download(repo.name, repo_type=repo.kind, revision=repo.revision, **options))
 
 
 def _listing(repo: Repository, view: Path) -> Path:
-    """A folder that shows all files of a commit: the cards as they are, of others the names."""
+    """Create a folder with all file names of a commit; only the cards have content."""
     _reach(repo)
     snapshot, names = _snapshot(repo, allow=CARDS), _listed(repo)
     if names is None:
-        raise _offline_error(repo, "its cache does not say which files it has")
+        raise _offline_error(repo, "its file list is not in the cache")
     for name in names:
         if ".." in PurePosixPath(name).parts or name.startswith("/"):
-            raise HubError(f"{repo}: the file name {name!r} leads out of its folder")
+            raise HubError(f"{repo}: the file name {name!r} leads outside its folder")
         (view / name).parent.mkdir(parents=True, exist_ok=True)
         (view / name).symlink_to(snapshot / name) if name in CARDS else (view / name).touch()
     view.mkdir(exist_ok=True)
@@ -355,7 +357,7 @@ def _listing(repo: Repository, view: Path) -> Path:
 
 
 def _fetch(repo: Repository, view: Path, wanted: list[str], beat: Beat) -> None:
-    """Puts the files that are wanted into the folder that shows their names."""
+    """Link the wanted files into the folder of names."""
     snapshot = _snapshot(repo, allow=tuple(glob.escape(name) for name in wanted))
     _prove_cached(repo, [snapshot / name for name in (*wanted, *CARDS) if (snapshot / name).exists()], beat)
     for name in wanted:
@@ -364,35 +366,35 @@ def _fetch(repo: Repository, view: Path, wanted: list[str], beat: Beat) -> None:
 
 
 def _prove_cached(repo: Repository, files: list[Path], beat: Beat) -> None:
-    """Of a cached file the name is the hash: sha256 of a large one, git's own of others."""
+    """Verify cached files, which are named by their hash: SHA-256 for large files, git's for others."""
     for file in files:
         blob = file.resolve()
         if not _hashes_to(blob, blob.name, beat):
-            raise HubError(f"{repo}: {blob} is damaged, it does not hash to its name: delete it, and it is fetched again")
+            raise HubError(f"{repo}: {blob} is damaged, it does not hash to its name: delete it to have it fetched again")
 
 
 def _offline_error(repo: Repository, why: str) -> HubError:
-    return HubError(f"{repo}: {why}, and HF_HUB_OFFLINE forbids to ask the hub: unset it, or name a mirror's folder in {FOLDER}")
+    return HubError(f"{repo}: {why}, and HF_HUB_OFFLINE disables the hub: unset it, or set {FOLDER} to the folder of a mirror")
 
 
 @contextmanager
-def _told(repo: Repository) -> Iterator[None]:
-    """What `huggingface_hub` raises, as one sentence with the remedy."""
+def _explained(repo: Repository) -> Iterator[None]:
+    """Turn exceptions of `huggingface_hub` into one sentence with the remedy."""
     from httpx2 import HTTPError
     from huggingface_hub import errors
 
-    token = "log in by `hf auth login`, or set HF_TOKEN"
-    rights = f"give it the right to read gated repositories, or ask for access at {repo.page}"
+    token = "log in with `hf auth login`, or set HF_TOKEN"
+    rights = f"allow it to read gated repositories, or request access at {repo.page}"
     try:
         yield
     except errors.GatedRepoError as error:
-        raise HubError(f"{repo} is gated: ask for access at {repo.page}, and {token}") from error
+        raise HubError(f"{repo} is gated: request access at {repo.page}, and {token}") from error
     except errors.DisabledRepoError as error:
-        raise HubError(f"{repo} is disabled by the hub: look at {repo.page}, and name another `repo`") from error
+        raise HubError(f"{repo} is disabled by the hub: see {repo.page}, and use another `repo`") from error
     except errors.RepositoryNotFoundError as error:
         raise HubError(f"{repo} does not exist on {_endpoint()}, or is private: correct `repo`, or {token}") from error
     except errors.RevisionNotFoundError as error:
-        pin = f"write `{PIN_ME}` and type {command('pin', 'RECIPE')} for the newest one"
+        pin = f"write `{PIN_ME}` and run {command('pin', 'RECIPE')} for the newest one"
         raise HubError(f"{repo} has no commit {repo.revision}: correct `revision`, or {pin}") from error
     except errors.RemoteEntryNotFoundError as error:
         raise HubError(f"{repo} lacks a file of commit {repo.revision}: {error}") from error
@@ -402,7 +404,7 @@ def _told(repo: Repository) -> Iterator[None]:
         raise _away(repo, error) from error
     except errors.HfHubHTTPError as error:
         if error.response.status_code == 401:
-            raise HubError(f"{repo}: {_endpoint()} does not take the access token: {token}") from error
+            raise HubError(f"{repo}: {_endpoint()} does not accept the access token: {token}") from error
         if error.response.status_code == 403:
             raise HubError(f"{repo}: {_endpoint()} forbids this to the access token ({_first_line(error)}): {rights}") from error
         raise _away(repo, error) from error
@@ -415,7 +417,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _away(repo: Repository, error: Exception) -> HubError:
-    remedy = f"type the command again when it answers, correct HF_ENDPOINT, or name a mirror's folder in {FOLDER}"
+    remedy = f"retry later, correct HF_ENDPOINT, or set {FOLDER} to the folder of a mirror"
     return HubError(f"{repo}: {_endpoint()} cannot be reached ({_first_line(error)}): {remedy}", passing=True)
 
 
@@ -423,19 +425,19 @@ def _away(repo: Repository, error: Exception) -> HubError:
 
 
 def mirror() -> Path | None:
-    """The folder that is read instead of the hub, $PEDIGREE_HUB.
+    """The folder that replaces the hub, $PEDIGREE_HUB.
 
     Raises:
-        HubError: it is no folder, or not named in full.
+        HubError: it is not a folder, or not an absolute path.
     """
     given = os.environ.get(FOLDER)
     if not given:
         return None
     folder = Path(given).expanduser()
     if not folder.is_absolute():
-        raise HubError(f"{FOLDER}={given} is relative, and jobs run in folders of their own: write {folder.absolute()}")
+        raise HubError(f"{FOLDER}={given} is relative, but jobs run in other folders: write {folder.absolute()}")
     if not folder.is_dir():
-        raise HubError(f"{FOLDER}={given} is no folder: correct it, or unset it to ask the hub")
+        raise HubError(f"{FOLDER}={given} is not a folder: correct it, or unset it to use the hub")
     return folder
 
 
@@ -443,40 +445,40 @@ def _mirrored(repo: Repository) -> Path:
     """The repository's folder in the mirror.
 
     Raises:
-        HubError: it is not there, or says that it is of another commit.
+        HubError: it is missing, or of another commit.
     """
     folder = (mirror() or Path()) / repo.place
     if not folder.is_dir():
-        raise HubError(f"{repo}: the mirror has no {folder}: {_laid_again(repo)}, or unset {FOLDER} to ask the hub")
+        raise HubError(f"{repo}: the mirror has no {folder}: {_download_again(repo)}, or unset {FOLDER} to use the hub")
     for name, commit in _stated(folder).items():
         if repo.revision not in (PIN_ME, commit):
-            raise HubError(f"{repo}: {folder / name} is of commit {commit}, not of {repo.revision}: {_laid_again(repo)}")
+            raise HubError(f"{repo}: {folder / name} is of commit {commit}, not of {repo.revision}: {_download_again(repo)}")
     return folder
 
 
-def _laid_again(repo: Repository) -> str:
+def _download_again(repo: Repository) -> str:
     kind = " --repo-type dataset" if repo.kind == "dataset" else ""
     revision = "" if repo.revision == PIN_ME else f" --revision {repo.revision}"
-    return f"put it there by `hf download {repo.name}{kind}{revision} --local-dir ${FOLDER}/{repo.place}`"
+    return f"download it with `hf download {repo.name}{kind}{revision} --local-dir ${FOLDER}/{repo.place}`"
 
 
 def _stated(folder: Path) -> dict[str, str]:
-    """File → the commit that it is of, one file for each commit, as far as the folder says so; `REVISION` speaks for all of them.
+    """File → recorded commit, one file per distinct commit; `REVISION` counts as such a file.
 
     Raises:
-        HubError: it says something that is no commit.
+        HubError: a recorded commit is not a commit hash.
     """
-    said = {name: commit for name, (commit, _) in _notes(folder).items()}
+    stated = {name: commit for name, (commit, _) in _notes(folder).items()}
     if (folder / STATEMENT).is_file():
-        said = {STATEMENT: (folder / STATEMENT).read_text().strip(), **said}
-    for name, commit in said.items():
+        stated = {STATEMENT: (folder / STATEMENT).read_text().strip(), **stated}
+    for name, commit in stated.items():
         if not COMMIT.fullmatch(commit):
-            raise HubError(f"{folder} says that {name} is of commit {commit[:60]!r}, which is none: lay it there again")
-    return {name: commit for commit, name in reversed({commit: name for name, commit in said.items()}.items())}
+            raise HubError(f"{folder} records commit {commit[:60]!r} for {name}, which is not a commit hash: download the mirror again")
+    return {name: commit for commit, name in reversed({commit: name for name, commit in stated.items()}.items())}
 
 
 def _notes(folder: Path) -> dict[str, tuple[str, str]]:
-    """File → (commit, hash), as `hf download` has noted them, of the files that are there."""
+    """File → (commit, hash) as recorded by `hf download`, for existing files."""
     notes = folder / NOTES
     found = {}
     for note in sorted(notes.rglob("*.metadata")) if notes.is_dir() else ():
@@ -488,16 +490,16 @@ def _notes(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def _proved_mirror(repo: Repository, folder: Path, wanted: list[str] | None, beat: Beat) -> str | None:
-    """Hashes the wanted files (all where None) against what the mirror notes; returns why nothing is proved, None where all is.
+    """Verify the wanted files (all if None) against the mirror's metadata; returns why they are unverified, or None.
 
     Raises:
-        HubError: a file was changed since it was laid there.
+        HubError: a file was changed after the download.
     """
     notes = _notes(folder)
     names = _laid(folder) if wanted is None else [name for name in (*wanted, *CARDS) if (folder / name).is_file()]
     for name in names:
         if name in notes and not _hashes_to(folder / name, notes[name][1], beat):
-            raise HubError(f"{repo}: {folder / name} was changed since it was laid there: {_laid_again(repo)}")
+            raise HubError(f"{repo}: {folder / name} was changed after the download: {_download_again(repo)}")
     unnoted = [name for name in names if name not in notes]
     if (names and not unnoted) or repo.revision == PIN_ME:
         return None
@@ -506,13 +508,13 @@ def _proved_mirror(repo: Repository, folder: Path, wanted: list[str] | None, bea
 
 
 def _laid(folder: Path) -> list[str]:
-    """The names of all files of a repository in the mirror, without what is noted of them."""
+    """Names of all files of a mirrored repository, without metadata."""
     names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(name.as_posix() for name in names if name.parts[0] != NOTES.partition("/")[0] and name.as_posix() != STATEMENT)
 
 
 def _hashes_to(file: Path, expected: str, beat: Beat) -> bool:
-    """Whether a file has this sha256, this hash of git's, or (from servers other than the hub) this sha1; true of what is no hash."""
+    """Whether a file has this SHA-256, git hash, or (from servers other than the hub) SHA-1; True if `expected` is not a hash."""
     if len(expected) not in (40, 64):
         return True
     hashes = [hashlib.sha256()] if len(expected) == 64 else [hashlib.sha1(b"blob %d\0" % file.stat().st_size), hashlib.sha1()]

@@ -1,4 +1,4 @@
-"""Rows to examples: the usual layouts, with one sentence for every row that is in none of them."""
+"""Parse rows in the common layouts into examples; any other row is rejected with one sentence."""
 
 import json
 import math
@@ -20,13 +20,13 @@ from data.sources.transcripts import is_transcript, messages_of
 from data.sources.verifiable import verifier_of
 
 BEGINNINGS = ("messages", "conversations", "prompt", "conversation", "context_messages")
-"""Columns with a conversation or its beginning; the first that is there counts."""
+"""Columns with a conversation or its beginning; the first that exists is used."""
 OTHER_ANSWERS = {"chosen", "rejected", "response1", "response2", "responses", "answers", "instruction"}
-"""Columns of layouts whose answers are texts alone."""
+"""Columns of layouts with text-only answers."""
 
 
 def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tuple[str, Any]]:
-    """(place, row) of the same rows, with those that hold several examples in parts."""
+    """The same (place, row) pairs, with rows of several examples split."""
     for place, row in rows:
         if not trees.is_tree(row):
             yield place, row
@@ -43,42 +43,42 @@ def unfolded(rows: Iterable[tuple[str, Any]], record: RecordType) -> Iterator[tu
 
 
 def example_of(row: Any, verifier: str | None = None) -> Example:
-    """The example of a row in one of the usual layouts; columns that none of them names are ignored.
+    """Parse a row in one of the common layouts; other columns are ignored.
 
         messages [, verifier]                               chat; the last turn is the user's or the assistant's
-        messages | prompt, dataset, ground_truth            a prompt for RLVR, see `data/sources/verifiable.py`; or with the ground truth in
+        messages | prompt, dataset, ground_truth            RLVR prompt, see `data/sources/verifiable.py`; the ground truth may also be in
                                                             `reward_model` (verl), or [{value}, {ground_truth}] (Open-Reasoner-Zero)
-        prompt, completion | response                       a chat and its last turn
+        prompt, completion | response                       chat and its last turn
         instruction [, input], output                       Alpaca
         conversations [, chosen, rejected]                  ShareGPT (`from`, `value`)
-        [messages | prompt,] chosen, rejected               a pair: answers, or whole chats with the same beginning
-        chosen, rejected                                    the same as transcripts, see `data/sources/transcripts.py`
-        context, response1, response2, overall_preference   a pair, of which a number below 0 prefers the first (HelpSteer3)
-        messages | prompt, answers                          ranked answers: texts, the best first, or {text, score} in any order
-        messages | prompt, responses, rewards               the same in two lists (RLHFlow)
-        prompt, answers                                     the same as a transcript and {answer, rank}, 1 the best (Nectar)
-        messages | prompt, tool_calls                       a chat whose last turn calls tools (xLAM's `query` and `answers`)
+        [messages | prompt,] chosen, rejected               pair: answers, or whole chats with the same beginning
+        chosen, rejected                                    pair of transcripts, see `data/sources/transcripts.py`
+        context, response1, response2, overall_preference   pair; a preference below 0 prefers the first (HelpSteer3)
+        messages | prompt, answers                          ranked answers: texts, best first, or {text, score} in any order
+        messages | prompt, responses, rewards               scored answers in two lists (RLHFlow)
+        prompt, answers                                     transcript and ranked answers {answer, rank}, 1 is best (Nectar)
+        messages | prompt, tool_calls                       chat whose last turn calls tools (xLAM's `query` and `answers`)
 
-    `conversation` and `context_messages` are other names for messages.
-    What was sampled may say that it was cut off: `finish_reason: length` in a turn of the assistant, in one of `answers`, or in the row
-    of a single answer; `finish_reason_chosen` and `finish_reason_rejected` of a pair. One of `answers` may have a `win_rate`.
-    `problem_is_valid` and `solution_is_valid` other than yes, and with a ground truth the `question_type` proof, make a row that its own
-    set takes for useless (NuminaMath).
-    One answer may have a `label` (good: true, bad: false) or a number as `score`; a pair `score_chosen` and `score_rejected`, and
-    a `strength`, the probability that chosen is the better one. What turns may have is said in `data/chat/turns.py`. Every row may have
-    `template_arguments` or `chat_template_kwargs`: a mapping, or one as JSON in a text; and `tools` or `functions` that it offers.
+    `conversation` and `context_messages` are other names for `messages`.
+    A truncated sample has `finish_reason: length` in the assistant's turn, in an element of `answers`, or in the row if it has one answer;
+    a pair has `finish_reason_chosen` and `finish_reason_rejected`. An element of `answers` may have a `win_rate`.
+    Rows that their own dataset disowns are rejected: `problem_is_valid` or `solution_is_valid` other than yes, and `question_type: proof`
+    with a ground truth (NuminaMath).
+    A single answer may have a `label` (good: true, bad: false) or a numeric `score`; a pair may have `score_chosen` and `score_rejected`,
+    and a `strength`, the probability that chosen is better. See `data/chat/turns.py` for fields of turns. Every row may have
+    `template_arguments` or `chat_template_kwargs`, a mapping or its JSON text, and the `tools` or `functions` that it offers.
 
     Args:
-        verifier: what compares answers with the ground truth, whatever the row says.
+        verifier: compares answers with the ground truth, overriding the row.
 
     Raises:
-        ValueError: the row cannot be read, or has missing, empty or wrong-role messages; with one sentence why.
+        ValueError: the row cannot be read, or has missing, empty or wrong-role messages; the message is one sentence.
     """
     if isinstance(row, Unreadable):
         raise ValueError(row.reason)
     try:
         return _checked(replace(_parse(row, verifier), template_arguments=arguments_in(row)))
-    except OverflowError as error:  # an integer that no float holds
+    except OverflowError as error:  # an integer too large for a float
         raise ValueError(str(error)) from error
 
 
@@ -127,7 +127,7 @@ def _parse(row: Any, verifier: str | None) -> Example:
 
 
 def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> Example:
-    """A conversation of which the last turn is an answer, or calls, or both."""
+    """A conversation whose last turn is an answer, calls, or both."""
     before, turn = divided(messages)
     text, calls = said_and_called(turn)
     row = {"finish_reason": turn[-1]["finish_reason"], **row} if "finish_reason" in turn[-1] else row
@@ -136,7 +136,7 @@ def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> 
 
 
 def _named(row: Any) -> Any:
-    """A question and its ground truth in columns of their own, where the set has them one within the other."""
+    """Unnest question and ground truth into separate columns."""
     match row:
         case {"reward_model": {"ground_truth": truth}} if row.get("ground_truth") is None:
             return {**row, "ground_truth": truth}
@@ -147,7 +147,7 @@ def _named(row: Any) -> Any:
 
 
 def _refuse_disowned(row: dict[str, Any], verifiable: bool) -> None:
-    """Raises ValueError for a row of which its own set says that it is not to be used, as NuminaMath does."""
+    """Raise ValueError for a row that its own dataset marks as unusable, as NuminaMath does."""
     for column in ("problem_is_valid", "solution_is_valid"):
         if column in row and str(row[column]).lower() not in ("yes", "true"):
             raise ValueError(f"{column} is {row[column]!r:.80}: the set itself does not vouch for this row")
@@ -156,13 +156,13 @@ def _refuse_disowned(row: dict[str, Any], verifiable: bool) -> None:
 
 
 def _single(text: str, row: dict[str, Any]) -> Answer:
-    """One answer, with its label or score where the row has one."""
+    """One answer with the row's label or score, if any."""
     score = float(row["label"]) if isinstance(row.get("label"), bool) else _number(row.get("score"))
     return _answer(text, score, row.get("finish_reason"))
 
 
 def _answer(text: str, score: float | None, finish_reason: Any = None, win_rate: Any = None) -> Answer:
-    """An answer with what is known of it; a reason to end that is none of ours (`tool_calls`, `eos`) is no length limit."""
+    """An answer; finish reasons other than `length` (`tool_calls`, `eos`) are dropped."""
     answer: Answer = {"text": text, "score": score}
     if finish_reason == "length":
         answer["finish_reason"] = "length"
@@ -172,7 +172,7 @@ def _answer(text: str, score: float | None, finish_reason: Any = None, win_rate:
 
 
 def _ranked(given: Any) -> tuple[Answer, ...]:
-    """Answers, best first: as they stand where they are texts, by their scores (equals as they stand) where they have them."""
+    """Answers, best first: texts in the given order, scored answers by score (stable for ties)."""
     if not isinstance(given, list) or not given:
         raise ValueError("answers is no list with something in it")
     if all(isinstance(one, str) for one in given):
@@ -194,7 +194,7 @@ def _has_ranks(given: Any) -> bool:
 
 
 def _by_rank(row: dict[str, Any], own: str | None) -> Example:
-    """Answers with ranks, 1 the best, to a prompt that is a transcript up to the answer. A rank says nothing of how much better one is."""
+    """Answers with ranks (1 is best) to a prompt that may be a transcript. Ranks do not become scores."""
     given = row["answers"]
     if not all(isinstance(one, dict) and "answer" in one and _number(one.get("rank")) is not None for one in given):
         raise ValueError("answers with ranks are not {answer, rank} with a number each")
@@ -210,7 +210,7 @@ def _by_rank(row: dict[str, Any], own: str | None) -> Example:
 
 
 def _compared(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of two responses and the number by which one is preferred, as chosen and rejected."""
+    """Convert two responses and a signed preference to chosen and rejected."""
     number = _number(row.get("overall_preference"))
     if number is None:
         raise ValueError(f"overall_preference {row.get('overall_preference')!r} is no number, which is below 0 where response1 is better")
@@ -223,12 +223,12 @@ def _compared(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number; None for whatever else a column of this name may hold."""
+    """The value if it is a finite number, else None."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else None
 
 
 def _pair(row: dict[str, Any], own: str | None) -> Example:
-    """Chosen and rejected as answers to a given beginning, or as two whole chats with one beginning."""
+    """Chosen and rejected: answers to a given beginning, or two whole chats with the same beginning."""
     if not {"chosen", "rejected"} <= set(row):
         raise ValueError("only one of chosen and rejected is there")
     for side in ("chosen", "rejected"):
@@ -287,7 +287,7 @@ def _holds_messages(text: str) -> bool:
 
 
 def _chat(given: Any) -> list[Message]:
-    """A list of messages, one ShareGPT message, or the text of one answer, as messages."""
+    """Convert a list of messages, one ShareGPT message, or one answer's text to messages."""
     if isinstance(given, str):
         return [{"role": "assistant", "content": given}]
     return messages_from(given if isinstance(given, list) else [given])
@@ -308,7 +308,7 @@ def _checked(example: Example) -> Example:
 
 
 def _is_json(value: Any) -> bool:
-    """Parquet may hold dates and bytes, and Python's JSON numbers that are none."""
+    """Whether a value is strict JSON; Parquet may hold dates and bytes, and Python's JSON allows NaN."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,19 +1,19 @@
-"""Columns that a source chooses, `columns: {ground_truth: reward_model.ground_truth}`: our name → theirs, or a way to it through dots."""
+"""Column selection, `columns: {ground_truth: reward_model.ground_truth}`: our name → the source's name or dotted path."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
 class Told(NamedTuple):
-    """A row as layouts read it, and what else it says."""
+    """A row as layouts read it, along with further columns."""
 
     row: Any
     said: Mapping[str, Any]
-    """Column or way → what stands there, of those that somebody asks for and the row has."""
+    """Column or path → value, for the requested columns that the row has."""
 
 
 def told(row: Any, columns: Mapping[str, str], beside: Sequence[str]) -> Told:
-    """A row with the columns that its source chooses, all where it chooses none, and its own ones beside them that somebody asks for."""
+    """Select a row's chosen columns (by default all), together with the original columns in `beside`."""
     if isinstance(row, Told):
         return row
     if not isinstance(row, Mapping):
@@ -22,12 +22,12 @@ def told(row: Any, columns: Mapping[str, str], beside: Sequence[str]) -> Told:
 
 
 def chosen(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """The chosen columns under our names, null where the row lacks one."""
+    """The chosen columns under our names; None if the row lacks one."""
     return {ours: at(row, theirs) for ours, theirs in columns.items()}
 
 
 def at(row: Mapping[str, Any], way: str) -> Any:
-    """What stands in a column of this name or, without one, at the end of the way; None where the way ends early."""
+    """The value of the column with this name or, failing that, at this path; None if the path ends early."""
     if way in row:
         return row[way]
     found: Any = row
@@ -37,9 +37,9 @@ def at(row: Mapping[str, Any], way: str) -> Any:
 
 
 def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """(the chosen columns that no row has, those that the first row has instead).
+    """(chosen columns that no row has, columns of the first row).
 
-    Rows are read until each column was seen. A way that stops at null in every row may be there, and is not refused.
+    Reads rows until each column was seen. A path that ends at null in every row may exist and is not rejected.
     """
     unseen, missed, instead = set(columns.values()), set(), []
     for row in rows:
@@ -54,7 +54,7 @@ def lacking(rows: Iterable[Any], columns: Mapping[str, str]) -> tuple[list[str],
 
 
 def has(row: Mapping[str, Any], way: str) -> bool | None:
-    """Whether a row has such a column; None where the way to it stops at null."""
+    """Whether a row has this column; None if the path to it ends at null."""
     if way in row:
         return True
     found: Any = row

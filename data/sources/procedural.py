@@ -1,4 +1,4 @@
-"""Rows made by rule, each with an answer that a verifier accepts and one that it refuses."""
+"""Rule-generated rows, each with one answer that the verifier accepts and one that it rejects."""
 
 import random
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from data.records.records import Answer, Message
 
 
 class SourceError(PedigreeError):
-    """A source cannot give what was asked of it; the message names the rows, or the bound and the remedy."""
+    """A source cannot provide the requested rows; the message names the rows, or the bound and the remedy."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a source knows of one row, before it takes the form of a record; None where the source does not say."""
+    """One row's content before it becomes a record; None for what the source does not specify."""
 
     messages: list[Message]
     """Ends with the user's turn, or with the result of a call."""
@@ -25,13 +25,13 @@ class Example:
     """Best first; the first is the assistant's reply."""
     verifier: dict[str, Any] | None = None
     source: str | None = None
-    """Where the row says itself that it comes from."""
+    """The row's own source name."""
     strength: float | None = None
     """P(the first of two answers is the better one)."""
     train: bool | None = None
-    """The mark of the assistant's turn that was taken for the answer."""
+    """`train` flag of the assistant turn that became the answer."""
     calls: tuple[str, ...] = ()
-    """With which that turn ends, as `data/chat/tools.py` has them; the answer may then be empty."""
+    """Tool calls at the end of that turn, as in `data/chat/tools.py`; the answer may then be empty."""
     template_arguments: dict[str, Any] | None = None
     """Variables of the chat template → their values."""
 
@@ -45,7 +45,7 @@ class Example:
 
 
 def unscored(*texts: str) -> tuple[Answer, ...]:
-    """Answers of which no more is known than which is better."""
+    """Answers without scores, best first."""
     return tuple({"text": text, "score": None} for text in texts)
 
 
@@ -62,13 +62,12 @@ PHRASES = ("What is {}?", "Calculate {}.", "{} = ?")
 
 
 def arithmetic(config: Arithmetic) -> list[Example]:
-    """`count` different problems; operand lengths and operations are drawn evenly.
+    """`count` distinct problems; operand lengths and operations are drawn uniformly.
 
-    A problem's wording follows from the problem, so that the same problem in two sets is the same text, and the decontamination
-    of one against the other cannot miss it.
+    The problem determines its wording, so that the same problem has the same text in two datasets and decontamination finds it.
 
     Raises:
-        SourceError: there are not `count` different problems.
+        SourceError: there are fewer than `count` distinct problems.
     """
     possible = len(set(config.operations)) * sum(_numbers(length) for length in set(config.digits)) ** 2
     if config.count > possible:
@@ -109,7 +108,7 @@ def _arithmetic_example(problem: Problem, style: str, draw: random.Random) -> Ex
 
 
 def _slip(problem: Problem, result: int, draw: random.Random) -> int:
-    """A wrong result that people arrive at: a lost or extra carry, one off, the operands swapped, the operation mistaken."""
+    """A plausible wrong result: a lost or extra carry, off by one, swapped operands, or the wrong operation."""
     operation, a, b = problem
     slips = {result + 10, result - 10, result + 1, result - 1}
     slips |= {b - a} if operation == "subtract" else {a + b} if operation == "multiply" else {abs(a - b)}
@@ -120,8 +119,8 @@ def _asked(question: str, answer: str, rejected: str, verifier: dict[str, Any]) 
     return Example([{"role": "user", "content": question}], unscored(answer, rejected), verifier)
 
 
-# Plural nouns of one word. Prompts are short, with the topic in the middle, so that two prompts on different topics
-# never share half their text by n-grams of eight.
+# One-word plural nouns. Prompts are short, with the topic in the middle, so that prompts on different topics never share half of
+# their 8-grams.
 TOPICS = tuple(
     """apples autumns bakeries beaches bees bicycles birds boats books bridges butterflies cameras candles castles cats clocks
     clouds coins deserts dogs dolphins dreams engines farms festivals fires flowers forests friends games gardens glaciers
@@ -139,10 +138,10 @@ LEAST, MOST = (6, 8, 10, 12), (5, 6, 7, 8)
 
 
 def constraints(config: Constraints) -> list[Example]:
-    """`count` different instructions; checks are drawn evenly.
+    """`count` distinct instructions; checks are drawn uniformly.
 
     Raises:
-        SourceError: there are not `count` different instructions.
+        SourceError: there are fewer than `count` distinct instructions.
     """
     possible = sum(len(OPENINGS) * len(TOPICS) * (len(LEAST) + len(MOST) if name == "word_count" else 1) for name in set(config.checks))
     if config.count > possible:
@@ -163,7 +162,7 @@ IDS = {
     "title": "detectable_format:title",
     "word_count": "length_constraints:number_words",
 }
-"""Of our names of checks, IFEval's."""
+"""Name of a check → IFEval's id."""
 
 
 def _formatted(check: str, opening: str, topic: str) -> Example:

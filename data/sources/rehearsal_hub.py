@@ -1,10 +1,9 @@
-"""What stands for the hub in a rehearsal: made data sets and models, laid as a mirror (`data/sources/hub.py`) that never changes once it is
-there.
+"""Stand-in for the hub in a rehearsal: synthetic datasets and models in an immutable mirror (`data/sources/hub.py`).
 
-    configs/rehearsal/hub/datasets/OWNER/NAME/   made rows in the form of a data set of the hub, with its README.md
-    configs/rehearsal/stored/NAME.jsonl          made rows for a source of type `stored`, by its name and the ending of its URL
+    configs/rehearsal/hub/datasets/OWNER/NAME/   synthetic rows in the form of a hub dataset, with its README.md
+    configs/rehearsal/stored/NAME.jsonl          synthetic rows for a source of type `stored`, by its name and its URL's suffix
 
-A made repository's commit is the hash of what lies in it.
+The commit of a synthetic repository is the hash of its content.
 """
 
 import json
@@ -30,63 +29,60 @@ from data.store.durable import rename, sync_tree
 
 SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "rehearsal"
 LONGEST_TEXT = 20_000
-"""Characters of a file that a vocabulary is learned from."""
+"""Characters per file used to train the vocabulary."""
 FRAME_END = 200
-"""Characters at the end of what judges are asked, which never change."""
+"""Characters at the constant end of judge prompts."""
 WRONG = "0"
-"""What a made model also learns to answer."""
+"""Wrong answer that a synthetic model also learns."""
 TIMES = 3
-"""How often it reads what a verifier judges, for each time that it reads anything else."""
+"""How often verifiable rows are repeated relative to others."""
 MAKING = ".making-"
 MAKING_SECONDS = 24 * 3600.0
-"""After which nobody makes it any more: minutes are the rule."""
+"""Age at which an unfinished build counts as abandoned; builds take minutes."""
 
 
 def cache() -> Path:
-    """Where made models and mirrors are kept for all clones on this machine."""
+    """Machine-wide cache of synthetic models and mirrors."""
     return assets.cache_folder() / "rehearsals"
 
 
 def places(project: Path) -> list[Path]:
-    """Folders with made things: the project's own, then those that ship with Pedigree."""
+    """Folders with rehearsal data: the project's own, then Pedigree's."""
     own = project / "configs" / "rehearsal"
     return [own] if own.resolve() == SHIPPED else [own, SHIPPED]
 
 
 def data_set(repo: str, folders: Sequence[Path]) -> Path:
-    """The folder with made rows of a data set of the hub.
+    """The folder with synthetic rows for a hub dataset.
 
     Raises:
-        HubError: nobody has made any; the message says where they belong.
+        HubError: it does not exist; the message names the path to create.
     """
     found = [folder / "hub" / "datasets" / repo for folder in folders]
     for folder in found:
         if folder.is_dir():
             return folder
     raise HubError(
-        f"data set {repo} has no made rows to rehearse with: write a few in its own columns, quirks included, with its README.md, into "
-        f"{found[0]}"
+        f"dataset {repo} has no rehearsal rows: write a few in its own columns, with its quirks and its README.md, into {found[0]}"
     )
 
 
 def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
-    """The file with made rows of a stored source.
+    """The file with synthetic rows for a stored source.
 
     Raises:
-        HubError: there is none; the message says where it belongs.
+        HubError: it does not exist; the message names the path to create.
     """
     name = f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     found = [folder / "stored" / name for folder in folders]
     for file in found:
         if file.is_file():
             return file
-    raise HubError(
-        f"source {source.name} has no made rows to rehearse with: write a few in its own columns, quirks included, into {found[0]}"
-    )
+    raise HubError(f"source {source.name} has no rehearsal rows: write a few in its own columns, with its quirks, into {found[0]}")
 
 
 def lay_stored(source: Stored, file: Path) -> str:
-    """Puts made rows where fetched files of stored sources are kept, under their own hash, which is returned."""
+    """Put synthetic rows into the cache of stored sources under their hash; return the hash."""
     sha256 = sha256_file(file)
     target = assets.cache_folder() / "sources" / sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     if not target.is_file():
@@ -98,13 +94,15 @@ def lay_stored(source: Stored, file: Path) -> str:
 
 
 def commit_of(folder: Path) -> str:
-    """40 hexadecimal digits that follow from the files of a folder."""
+    """Content hash of a folder, as 40 hexadecimal digits."""
     return digest([[name, sha256_file(path)] for name, path in _files(folder)])[:40]
 
 
 def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> dict[str, Path]:
-    """Name → folder of the cache; `make` makes those that are missing, under other names, and each is renamed when all are whole, so that
-    a kill leaves nothing behind that could be taken for one."""
+    """Name → folder in the cache; `make` builds the missing ones.
+
+    They are built under temporary names and renamed when all are complete, so that a kill leaves no partial folder.
+    """
     targets = {name: cache() / name for name in names}
     with ExitStack() as scratch:
         building: dict[str, Path] = {}
@@ -123,7 +121,7 @@ def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> 
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what a killed process has begun and left."""
+    """Remove abandoned builds of killed processes."""
     for left in folder.glob(f"{MAKING}*"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > MAKING_SECONDS:
@@ -131,7 +129,7 @@ def _sweep(folder: Path) -> None:
 
 
 def mirror(repositories: Mapping[str, Path]) -> Path:
-    """A folder for PEDIGREE_HUB with these repositories (`datasets/OWNER/NAME` or `models/OWNER/NAME` → folder)."""
+    """Build a folder for PEDIGREE_HUB from `datasets/OWNER/NAME` or `models/OWNER/NAME` → folder."""
     commits = {place: commit_of(folder) for place, folder in sorted(repositories.items())}
     name = f"hubs/{digest(commits)[:40]}"
 
@@ -144,7 +142,7 @@ def mirror(repositories: Mapping[str, Path]) -> Path:
 
 
 def _lay(source: Path, target: Path, commit: str) -> None:
-    """As `hf download --local-dir` does: the files, and of each its commit and hash, which whoever reads it proves."""
+    """Write files with their commits and hashes, as `hf download --local-dir` does; readers verify them."""
     for name, path in _files(source):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / name)
@@ -163,18 +161,18 @@ def _unless_there(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError:
-        if not target.is_dir():  # else another has been faster
+        if not target.is_dir():  # otherwise another process was faster
             raise
 
 
-# --- what made models learn --------------------------------------------------------------------------------------------
+# --- training data of synthetic models ---------------------------------------------------------------------------------
 
 
 def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Constraints]) -> tuple[list[str], list[dict[str, Any]]]:
-    """What a vocabulary is learned from, and what a model learns to say: of all made rows, and of rows made by rule.
+    """(vocabulary texts, training dialogues) from all synthetic and rule-generated rows.
 
-    Of a prompt that a verifier judges the right answer is learned and a wrong one, so that a model is right now and then: a rehearsal of
-    reinforcement learning needs rewards that differ.
+    Verifiable prompts come with right and wrong answers, so that the model is sometimes right: rehearsing reinforcement learning
+    needs rewards that differ.
     """
     texts: list[str] = []
     examples: list[Example] = []
@@ -192,13 +190,13 @@ def texts_and_dialogues(folders: Sequence[Path], ruled: Iterable[Arithmetic | Co
 
 
 def _made_files(folder: Path) -> list[Path]:
-    """Those with rows, of the hub and of object stores."""
+    """Files with rows for the hub and for object stores."""
     stored = [file for file in (folder / "stored").glob("*") if row_files.ending(file) in row_files.READERS]
     return [*(folder / "hub").rglob("*.jsonl"), *stored]
 
 
 def judging() -> list[dict[str, Any]]:
-    """What a judge learns: to end with a rating, and none more than another."""
+    """Training dialogues of a judge: all ratings equally often."""
     asked = [{"role": "user", "content": FRAME[-FRAME_END:]}]
     return [{"messages": asked, "answer": f"Rating: {rating}"} for rating in range(1, HIGHEST + 1)]
 
@@ -206,24 +204,24 @@ def judging() -> list[dict[str, Any]]:
 def _example(row: Any) -> Example | None:
     try:
         return layouts.example_of(row)
-    except ValueError:  # one of the quirks
+    except ValueError:  # a deliberately malformed row
         return None
 
 
 def _dialogues(example: Example) -> Iterator[dict[str, Any]]:
-    if not {message["role"] for message in example.messages} <= set(ROLES):  # not every template has a form for tools
+    if not {message["role"] for message in example.messages} <= set(ROLES):  # not every template supports tools
         return
     messages = [{"role": message["role"], "content": message["content"]} for message in example.messages]
     gold = (example.verifier or {}).get("answer")
     answers = [answer["text"] for answer in example.answers]
     if not answers and isinstance(gold, str):
-        right, wrong = (f"So the answer is $\\boxed{{{said}}}$." for said in (gold, WRONG if gold != WRONG else "1"))
+        right, wrong = (f"So the answer is $\\boxed{{{answer}}}$." for answer in (gold, WRONG if gold != WRONG else "1"))
         answers = TIMES * [right, right, wrong]
     yield from ({"messages": messages, "answer": answer} for answer in answers if answer)
 
 
 def fingerprint(plan: str) -> str:
-    """Of what a made model follows from: its plan, our code that makes it, and the libraries that do."""
+    """Hash of everything that determines a synthetic model: its plan, the code that builds it, and library versions."""
     from importlib.metadata import version
 
     code = Path(__file__).resolve().parents[2] / "stages" / "training" / "made_models.py"

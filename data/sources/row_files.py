@@ -1,4 +1,4 @@
-"""Files with rows: JSONL (packed or not), JSON and Parquet, each row with its place."""
+"""Row files: JSONL (optionally gzipped), JSON and Parquet; every row comes with its place."""
 
 import gzip
 import json
@@ -18,43 +18,43 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
 BLOCK_BYTES, BLOCK_ROWS = 1 << 22, 1000
-"""Of what is parsed together."""
+"""Size of the blocks that are parsed at a time."""
 LONGEST_LINE = 64 << 20
-"""Bytes of a row of JSONL."""
+"""Maximum bytes of a JSONL row."""
 LARGEST_JSON = 2 << 30
-"""Bytes of a JSON list, which is in memory as a whole and takes several times as much there."""
+"""Maximum bytes of a JSON list, which is loaded whole and takes several times as much memory."""
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".br", ".zip")
-"""How packed files end."""
+"""Suffixes of compressed files."""
 
 
 class Unreadable(NamedTuple):
-    """Stands for a row that cannot be read by itself, where those around it can."""
+    """Replaces a row that cannot be read, although the rows around it can."""
 
     text: str
     reason: str
 
 
 def text_of(row: Any) -> str:
-    """A row as people are shown it."""
+    """A row as text for display."""
     return writable(row.text if isinstance(row, Unreadable) else json.dumps(row, ensure_ascii=False, default=str))
 
 
 def writable(text: str) -> str:
-    """The text with halves of surrogate pairs, which no file holds, spelled out."""
+    """The text with lone surrogates, which cannot be encoded, as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
 class Block(Protocol):
-    """Rows that lie together: as many as one process parses at a time."""
+    """Adjacent rows that one process parses at a time."""
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        """(place, row) of each."""
+        """(place, row) pairs."""
         ...
 
 
 @dataclass(frozen=True)
 class Handed:
-    """Rows that have been read."""
+    """Rows already in memory."""
 
     given: Sequence[tuple[str, Any]]
 
@@ -64,7 +64,7 @@ class Handed:
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of JSONL, as they were read."""
+    """Complete JSONL lines, not yet parsed."""
 
     file: str
     first: int
@@ -94,22 +94,22 @@ class Batch:
     batch: "RecordBatch"
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        with _told(f"{self.file}: rows {self.first} to {self.first + len(self.batch) - 1} cannot be read"):
+        with _explained(f"{self.file}: rows {self.first} to {self.first + len(self.batch) - 1} cannot be read"):
             rows = self.batch.to_pylist()
         yield from ((f"{self.file}[{number}]", row) for number, row in enumerate(rows, start=self.first))
 
 
 def read(path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, row) of every row of a file, or of every data file below a folder."""
+    """Iterate over (place, row) of a file, or of all data files below a folder."""
     for block in blocks(path):
         yield from block.rows()
 
 
 def blocks(path: Path) -> Iterator[Block]:
-    """All rows of a file, or of every data file below a folder, to be parsed elsewhere.
+    """All blocks of a file, or of all data files below a folder, not yet parsed.
 
     Raises:
-        SourceError: it is no file of rows, cannot be unpacked, is damaged, or has a line without end.
+        SourceError: the file is not a row file, cannot be unpacked, is damaged, or has an overlong line.
     """
     for file in _files(path) if path.is_dir() else [path]:
         if ending(file) not in READERS:
@@ -118,17 +118,17 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The data files below a folder, in order; what is hidden is none, nor what others lay beside rows, as their licence.
+    """The data files below a folder, sorted, without hidden files and files such as a license.
 
     Raises:
-        SourceError: there is none, or something that must be rows, too, and cannot be read.
+        SourceError: there is none, or a file looks like rows in an unsupported format.
     """
     there = sorted(path for path in folder.rglob("*") if not path.is_dir() and not _is_hidden(path.relative_to(folder)))
     left_out = [path.relative_to(folder).as_posix() for path in there if ending(path) not in READERS and _looks_like_rows(path)]
     if left_out:
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         raise SourceError(
-            f"{folder.name} holds {left_out[0]}{more}, which would be left out: rows are read from {', '.join(sorted(READERS))} files: "
+            f"{folder.name} holds {left_out[0]}{more}, which would be left out: rows are read from {', '.join(sorted(READERS))} files; "
             "rename, unpack or remove it"
         )
     files = [path for path in there if ending(path) in READERS]
@@ -142,13 +142,13 @@ def _is_hidden(path: PurePath) -> bool:
 
 
 def _looks_like_rows(file: PurePath) -> bool:
-    """Whether its name ends as one of rows does, but for capital letters and what it is packed in."""
+    """Whether the suffix is that of a row file, ignoring case and compression."""
     plain = PurePath(file.name.lower())
     return ending(plain.with_suffix("") if plain.suffix in PACKED else plain) in READERS
 
 
 def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
-    """Rows that something else has read, in blocks."""
+    """Rows from elsewhere, in blocks."""
     held, size = [], 0
     for one in rows:
         held.append(one)
@@ -161,7 +161,7 @@ def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
 
 
 def ending(file: PurePath) -> str:
-    """How a file ends, with what it is packed in."""
+    """A file's suffix, including compression."""
     return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
 
 
@@ -175,7 +175,7 @@ def _packed(file: Path) -> Iterator[Block]:
         with gzip.open(file) as stream:
             yield from _lines(file, stream)
     except (OSError, EOFError, zlib.error) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk; that a file is damaged has no number
+        if isinstance(error, OSError) and error.errno is not None:  # a disk error; damaged files raise OSErrors without errno
             raise
         raise SourceError(f"{file.name} cannot be unpacked: {error}") from error
 
@@ -187,8 +187,8 @@ def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
         length += data.index(b"\n") if end else len(data)
         if length > LONGEST_LINE:
             raise SourceError(
-                f"{file.name}:{number} has more than {LONGEST_LINE} bytes: is this a JSON list? Each row stands on a line of its own, as "
-                "`jq -c '.[]'` writes those of a list"
+                f"{file.name}:{number} has more than {LONGEST_LINE} bytes: JSONL has one row per line; convert a JSON list with "
+                "`jq -c '.[]'`"
             )
         if not end:
             held.append(data)
@@ -201,7 +201,7 @@ def _lines(file: Path, stream: BinaryIO | gzip.GzipFile) -> Iterator[Block]:
 
 
 def _pieces(stream: BinaryIO | gzip.GzipFile) -> Iterator[bytes]:
-    """What a stream holds, without the mark that some editors begin a file with."""
+    """A stream's bytes without a byte order mark."""
     yield stream.read(max(BLOCK_BYTES, len(BOM_UTF8))).removeprefix(BOM_UTF8)
     while data := stream.read(BLOCK_BYTES):
         yield data
@@ -226,8 +226,7 @@ def _json(file: Path) -> Iterator[Block]:
     size = file.stat().st_size
     if size > LARGEST_JSON:
         raise SourceError(
-            f"{file.name} has {size} bytes, more than the {LARGEST_JSON} that are read of a JSON list at once: write its rows into a "
-            ".jsonl file, each on a line of its own, as `jq -c '.[]'` does"
+            f"{file.name} is too large for a JSON list ({size} > {LARGEST_JSON} bytes): convert it to a .jsonl file with `jq -c '.[]'`"
         )
     try:
         rows = _parsed(file.read_text(encoding="utf-8-sig"))
@@ -243,12 +242,12 @@ def _json(file: Path) -> Iterator[Block]:
 def _parquet(file: Path) -> Iterator[Block]:
     from pyarrow import parquet
 
-    with _told(f"{file.name} is not Parquet"):
+    with _explained(f"{file.name} is not Parquet"):
         opened = parquet.ParquetFile(file)
     with opened:
         number, batches = 0, opened.iter_batches(_at_once(opened.metadata))
         while True:
-            with _told(f"{file.name}: rows from {number} on cannot be read"):
+            with _explained(f"{file.name}: rows from {number} on cannot be read"):
                 batch = next(batches, None)
                 if batch is None:
                     return
@@ -259,13 +258,13 @@ def _parquet(file: Path) -> Iterator[Block]:
 
 
 def _at_once(metadata: "FileMetaData") -> int:
-    """Rows that are unpacked together, by the size that the file says they have: it may be less than they have, if texts are equal."""
+    """Number of rows to decode at a time, from the sizes in the metadata, which may be too small if texts repeat."""
     stated = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES * metadata.num_rows // max(1, stated)))
 
 
 def _parts(batch: "RecordBatch") -> Iterator["RecordBatch"]:
-    """The rows in as many batches as are parsed by themselves."""
+    """The rows in batches of at most `BLOCK_BYTES`, or one row."""
     if len(batch) <= 1 or batch.nbytes <= BLOCK_BYTES:
         yield batch
         return
@@ -275,7 +274,7 @@ def _parts(batch: "RecordBatch") -> Iterator["RecordBatch"]:
 
 
 def _alone(part: "RecordBatch") -> "RecordBatch":
-    """With bytes of its own: a part is sent to a process with all bytes that it is a part of."""
+    """A copy of a slice, because a slice is sent to other processes with its whole buffer."""
     from pyarrow import BufferOutputStream, ipc
 
     with ipc.new_stream(sink := BufferOutputStream(), part.schema) as stream:
@@ -284,8 +283,8 @@ def _alone(part: "RecordBatch") -> "RecordBatch":
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
-    """What pyarrow says of a file that is damaged. An error of the system has a number, and is no fault of the file."""
+def _explained(what: str) -> Iterator[None]:
+    """Turn pyarrow's errors about damaged files into SourceErrors; OSErrors with errno come from the system and are raised as is."""
     from pyarrow import ArrowException
 
     try:
@@ -300,8 +299,7 @@ READERS: dict[str, Callable[[Path], Iterator[Block]]] = {".jsonl": _jsonl, ".jso
 
 
 def first_rows(file: Path, count: int) -> bytes | None:
-    """A file of the same kind with the first rows of this one alone; None where it has no more of them, cannot be read, or would be
-    refused for its size."""
+    """A file of the same format with only the first `count` rows; None if there are no more rows, or it is unreadable or too large."""
     try:
         match ending(file):
             case ".jsonl":
@@ -320,7 +318,7 @@ def first_rows(file: Path, count: int) -> bytes | None:
                 return _first_of_parquet(file, count)
             case _:
                 return None
-    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:  # pyarrow's are of two of these kinds
+    except (ValueError, RecursionError, EOFError, OSError, zlib.error) as error:  # includes pyarrow's errors
         if isinstance(error, OSError) and error.errno is not None:
             raise
         return None

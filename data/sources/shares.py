@@ -1,6 +1,6 @@
-"""Which rows of a source are taken, and how often: decided by hash, whatever other sources there are.
+"""Row sampling per source, by hash and independent of other sources.
 
-Rows are known by their places, and arrive ranked: in the order of hashes of (seed, id).
+Rows are represented by their positions and arrive ranked by hash of (seed, id).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,30 +19,30 @@ from data.sources.procedural import SourceError
 
 @dataclass(frozen=True)
 class Portion:
-    """How many rows of a source are taken; all of them when nothing is said."""
+    """How many rows to take from a source; all by default."""
 
     seed: int = 0
     rows: int | None = None
     epochs: Fraction | None = None
-    """Passes over the rows, where `rows` is None."""
+    """Passes over the rows, if `rows` is None."""
     repeat: bool = False
-    """Whether `rows` may be more than there are."""
+    """Whether `rows` may exceed the number of available rows."""
     most_per_source: int | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By these, `rows` are divided among rows of several names."""
+    """Row source name → weight by which `rows` are divided."""
     said: str = ""
-    """How the recipe says how many rows are taken."""
-    remedy: str = "take fewer, or some more than once by `repeat: true` and the stage's `draw: after_filters`"
-    """Against fewer rows than are taken."""
+    """The recipe's wording of the number of rows, for errors."""
+    remedy: str = "take fewer, or repeat rows with `repeat: true` and the stage's `draw: after_filters`"
+    """Remedy for too few rows, for errors."""
 
     @classmethod
     def of(cls, source: object, rows: int | None, total: int | None) -> "Portion":
-        """What a source's config says.
+        """The portion that a source's config specifies.
 
         Args:
-            source: whatever its type; of what is made here, all is taken, or `rows` where there is a total.
-            rows: that the mixture takes of it.
-            total: of the mixture, where the recipe has one.
+            source: config of any type; generated sources contribute all rows, or `rows` if there is a total.
+            rows: number of rows that the mixture takes from it.
+            total: total of the mixture, if the recipe has one.
         """
         if not isinstance(source, Drawn):
             return ALL if total is None else cls(rows=rows, said=f"count {rows}", remedy="lower its count, and `total` with it")
@@ -59,11 +59,11 @@ class Portion:
 
     @property
     def takes_all(self) -> bool:
-        """Whether it takes every row once."""
+        """Whether every row is taken once."""
         return self.rows is None and self.epochs is None and self.most_per_source is None
 
     def refuse(self, name: str, there: int, what: str) -> None:
-        """Raises SourceError where there are fewer rows than are taken, and none may be taken twice; or where none is taken."""
+        """Raise SourceError if there are too few rows and repeats are not allowed, or if no row would be taken."""
         _refuse(self, f"{name}: {self.said}", self.rows, there, what)
 
 
@@ -71,17 +71,17 @@ ALL = Portion()
 
 
 def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray, what: str) -> Numbers:
-    """The places that are taken, some of them several times: what comes first in rank is taken more often.
+    """The positions drawn, possibly with repeats; higher-ranked rows repeat first.
 
     Args:
-        name: of the source, for errors.
-        portion: how many.
-        ranked: places of the rows that there are.
-        sources: what each of them says that it comes from, in the same order.
-        what: what these rows are called in errors, e.g. `usable rows`.
+        name: source name, for errors.
+        portion: how many to draw.
+        ranked: positions of the available rows.
+        sources: `source` of each, in the same order.
+        what: name for these rows in errors, e.g. `usable rows`.
 
     Raises:
-        SourceError: there are fewer rows than are taken, and none may be taken twice; or none is taken.
+        SourceError: there are too few rows and repeats are not allowed, or no row would be taken.
     """
     if portion.takes_all:
         return ranked
@@ -97,7 +97,7 @@ def drawn(name: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedArray
 
 
 def drawn_rows(name: str, portion: Portion, ranked: Sequence[dict[str, Any]], what: str) -> list[dict[str, Any]]:
-    """The same of rows in memory."""
+    """Like `drawn`, for rows in memory."""
     sources = pa.chunked_array([pa.array([row["source"] for row in ranked], pa.string())])
     return [ranked[place] for place in drawn(name, portion, np.arange(len(ranked)), sources, what).tolist()]
 
@@ -109,7 +109,7 @@ def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedA
     codes, names = _coded(sources)
     unknown = [name for name, _ in weights if name not in names]
     if unknown:
-        raise SourceError(f"{said} by weights: there are no {what} of source {unknown[0]}: there are those of {', '.join(sorted(names))}")
+        raise SourceError(f"{said} by weights: there are no {what} of source {unknown[0]}; available: {', '.join(sorted(names))}")
     return np.concatenate(
         [
             _taken(portion, f"{said} by weights, {rows} of source {name}", rows, ranked[codes == names[name]], f"such {what}")
@@ -119,7 +119,7 @@ def _weighted(said: str, portion: Portion, ranked: Numbers, sources: pa.ChunkedA
 
 
 def _taken(portion: Portion, said: str, rows: int, ranked: Numbers, what: str) -> Numbers:
-    """So many places: whole passes over all of them, and the first ones once more."""
+    """The positions of `rows` rows: whole passes, then the first ones again."""
     _refuse(portion, said, rows, len(ranked), what)
     passes, rest = divmod(rows, max(1, len(ranked)))
     return np.concatenate([np.tile(ranked, passes), ranked[:rest]])
@@ -133,13 +133,13 @@ def _refuse(portion: Portion, said: str, rows: int | None, there: int, what: str
 
 
 def _coded(names: pa.ChunkedArray) -> tuple[Numbers, dict[str, int]]:
-    """(number of each name, name → its number)."""
+    """(code of each name, name → code)."""
     coded = names.combine_chunks().dictionary_encode()
     return np.asarray(coded.indices), {name: number for number, name in enumerate(coded.dictionary.to_pylist())}
 
 
 def ranks(codes: Numbers) -> Numbers:
-    """How many equal ones stand before each."""
+    """The number of equal codes before each."""
     order = np.argsort(codes, kind="stable")
     ranked = codes[order]
     found = np.empty(len(codes), np.int64)
@@ -148,9 +148,9 @@ def ranks(codes: Numbers) -> Numbers:
 
 
 def positions(sources: Numbers) -> NDArray[np.float64]:
-    """Where each row stands when the rows of every source are spread evenly over the whole: the k-th of n at (k + 1/2) / n.
+    """Positions that spread each source's rows evenly over the whole: the k-th of n is at (k + 1/2) / n.
 
     Args:
-        sources: number of each row's source.
+        sources: source number of each row.
     """
     return (ranks(sources) + 0.5) / np.bincount(sources)[sources]

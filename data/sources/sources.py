@@ -1,7 +1,7 @@
-"""Where rows come from: rules, programs, packaged files, project files, object stores, the hub, and leaks planted on purpose.
+"""Row sources: rules, programs, packaged files, project files, object stores, the hub, and deliberately planted leaks.
 
-Each source gives `Example`s; one function gives them the form of a record. An id is the source's name and the hash of the row,
-so it depends on nothing but the row itself.
+Each source yields `Example`s, which one function turns into records. An id is the source's name plus the hash of the row, so it depends
+on the row alone.
 """
 
 from collections import Counter
@@ -46,39 +46,39 @@ from data.store import storage
 from data.store.storage import ContentChanged, Missing
 
 LEAK = "leak-"
-"""The sources of planted leaks begin with it."""
+"""Prefix of the sources of planted leaks."""
 SHOWN = 5
-"""Bad rows that an error shows."""
+"""Number of bad rows shown in an error."""
 USABLE = "usable rows"
 NOTHING: Mapping[str, Any] = {}
-"""Is said beside rows that have no other columns."""
+"""Further columns of rows that have none."""
 EXCERPT, REASON = 200, 300
-"""Characters of a bad row, and of what is wrong with it, that its evidence shows."""
+"""Maximum characters of a bad row, and of the reason, in its evidence."""
 GAP = " .. "
-"""Stands for what is left out of the middle of a reason."""
+"""Replaces the omitted middle of a reason."""
 
 
 class BadRow(NamedTuple):
-    """A row that nothing can be made of."""
+    """A rejected row."""
 
     place: str
-    """File and line, or data set, split and number."""
+    """File and line, or dataset, split and number."""
     reason: str
     text: str
-    """How it begins."""
+    """Its beginning."""
 
     @classmethod
     def of(cls, place: str, reason: str, row: Any) -> "BadRow":
-        """Cut to what people read, and as it can be written."""
+        """Truncated, with characters escaped that cannot be written."""
         reason = row_files.writable(reason)
-        if len(reason) > REASON:  # some say at their end what is wrong with what they quote
+        if len(reason) > REASON:  # keep both ends: some reasons quote first and end with the problem
             half = (REASON - len(GAP)) // 2
             reason = f"{reason[:half]}{GAP}{reason[-half:]}"
         return cls(place, reason, row_files.text_of(row)[:EXCERPT])
 
 
 class Loaded(NamedTuple):
-    """The rows of one source, how many of its rows were not taken, by reason, and which of them were bad."""
+    """The rows of one source, the number of omitted rows by reason, and the bad rows."""
 
     name: str
     rows: list[dict[str, Any]]
@@ -88,71 +88,71 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class Outside:
-    """What sources read that is not in their config."""
+    """Inputs of sources that are not in their config."""
 
     suites: Sequence[Item] = ()
-    """Items to plant leaks of."""
+    """Items to plant as leaks."""
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Project path → where it lies."""
+    """Project path → file."""
     artifacts: Mapping[str, Artifact] = field(default_factory=dict)
-    """Label → rows that another stage has made."""
+    """Label → another stage's rows."""
     beat: Callable[[], None] = lambda: None
-    """Called now and then while something large is fetched."""
+    """Called periodically during large downloads."""
     mark: Callable[[str], None] = lambda mark: None
-    """Told what a reader of the result must know of where the rows came from."""
+    """Records a caveat about the origin of the rows."""
     check_verifier: Callable[[Any], None] = lambda verifier: None
-    """Raises an error that people meet for a malformed verifier (`stages.verifiers.check`)."""
+    """Raises a user-facing error for a malformed verifier (`stages.verifiers.check`)."""
     run: Callable[[RowProgram, Path], Iterator[tuple[str, Any]]] = lambda program, file: iter(())
-    """(place, row) of each row that a program makes (`stages.verifiers.row_programs`)."""
+    """Yields (place, row) for each row that a program generates (`stages.verifiers.row_programs`)."""
 
 
 class Parsed(NamedTuple):
-    """What a block of rows gives."""
+    """The parsed rows of a block."""
 
     rows: list[dict[str, Any]]
     """Records without ids."""
     bad: list[BadRow]
     places: list[str]
-    """Where each record was read; empty where it was made."""
+    """Where each record was read; empty if it was generated."""
     said: list[Mapping[str, Any]]
-    """Of each, what its data set says of it in other columns, of those that somebody asks for."""
+    """Requested further columns of each record."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A source whose rows are still to be parsed, block by block, in any process."""
+    """A source whose blocks can be parsed in any process."""
 
     name: str
     blocks: Iterable[Block]
     parse: Callable[[Block], Parsed]
     portion: Portion = ALL
-    """How many of its rows are taken."""
+    """How many of its rows to take."""
     max_bad_rows: int | float = 0
-    """A number, or a share of all that were read."""
+    """A number, or a share of all rows read."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Rows that are none already, by reason."""
+    """Reason → number of rows omitted before parsing."""
     bad: tuple[BadRow, ...] = ()
-    """Rows that are bad already."""
+    """Rows rejected before parsing."""
 
     def refuse(self, usable: int, bad: Sequence[BadRow]) -> None:
-        """Raises SourceError for more bad rows than allowed, or fewer usable ones than asked for."""
+        """Raise SourceError for too many bad rows or too few usable ones."""
         _refuse_too_many(self.name, bad, usable + len(bad), self.max_bad_rows)
         self.portion.refuse(self.name, usable, USABLE)
 
 
 def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> Opened:
-    """A source whose rows become records of one type, in a fixed order.
+    """Open a source whose rows become records of one type, in a fixed order.
 
     Args:
-        source: where they are.
-        record: what they become.
-        task: of items.
-        outside: what is read besides the config.
-        beside: columns that become no part of a record, and are told beside it where a row has them.
+        source: the source's config.
+        record: record type.
+        task: task name of items.
+        outside: inputs outside the config.
+        beside: further columns to return with each record, if the row has them.
 
     Raises:
-        SourceError: it cannot give this type of record.
-        StoreError: what it names cannot be fetched.
+        SourceError: the source cannot provide this type of record.
+        StoreError: its data cannot be fetched.
     """
     if isinstance(source, (Arithmetic, Constraints, Leaks)):
         name, examples = _made(source, record, outside)
@@ -163,7 +163,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     verifier, attributes, columns = None, {}, {}
     if isinstance(source, Read):
         verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
-    if attributes:  # rows that follow each other belong together, wherever a block ends
+    if attributes:  # adjacent rows are grouped across block boundaries
         blocks = row_files.given(grouped(_chosen((row for block in blocks for row in block.rows()), columns), attributes))
         columns = {}
 
@@ -176,7 +176,7 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
 
 
 def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Opened:
-    """Rows of another stage."""
+    """Open another stage's rows."""
 
     def parse(block: Block) -> Parsed:
         rows = ((place, row, NOTHING) for place, row in block.rows())
@@ -198,7 +198,7 @@ def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[
 
 
 def _portion_of(source: RowSource | RowProgram | MadeRows) -> Portion:
-    """Of a source by itself; what its share is of, only the stage knows."""
+    """The portion of a source without its share, whose total only the stage knows."""
     return Portion.of(source, source.count, None)
 
 
@@ -208,18 +208,18 @@ def _as_they_are(block: Block) -> Parsed:
 
 
 def load(source: DataSource, record: RecordType, task: str | None, outside: Outside) -> Loaded:
-    """All rows of a source as records of one type, in memory.
+    """Load all rows of a source as records of one type.
 
     Raises:
-        SourceError: more bad rows than the source allows (places and reasons of the first five, and how many there are), a source that
-            cannot give this type of record, or fewer rows than `count`.
-        StoreError: what it names cannot be fetched.
+        SourceError: there are too many bad rows (the message shows the first five and their number) or fewer rows than `count`, or the
+            source cannot provide this type of record.
+        StoreError: its data cannot be fetched.
     """
     return loaded(opened(source, record, task, outside))
 
 
 def loaded(source: Opened) -> Loaded:
-    """The same of a source that is open."""
+    """Load all rows of an opened source."""
     parsed = [source.parse(block) for block in source.blocks]
     rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
     source.refuse(len(rows), bad)
@@ -232,27 +232,24 @@ def loaded(source: Opened) -> Loaded:
 
 
 def _refuse_too_many(name: str, bad: Sequence[BadRow], read: int, limit: int | float) -> None:
-    """Raises SourceError for more bad rows than `limit`, a number or a share of all that were read."""
+    """Raise SourceError for more bad rows than `limit`, a number or a share of all rows read."""
     allowed = limit if isinstance(limit, int) else int(Fraction(str(limit)) * read)
     if len(bad) > allowed:
         shown = "\n  ".join(f"{row.place}: {row.reason}" for row in bad[:SHOWN])
         more = f"\n  ... and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
         raise SourceError(
-            f"{name}: {len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}: mend or remove them, or raise it:\n"
+            f"{name}: {len(bad)} malformed rows of {read}, and max_bad_rows {limit} allows {allowed}: fix or remove them, or raise it:\n"
             f"  {shown}{more}"
         )
 
 
 def shuffled(rows: Sequence[Any], seed: int) -> list[dict[str, Any]]:
-    """Rows in the order of hash(seed, id): the same whatever order they came in."""
+    """Rows sorted by hash(seed, id), independent of their original order."""
     return sorted(rows, key=lambda row: digest([seed, row["id"]]))
 
 
 def with_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with ids; the second of two equal rows gets a number, so that ids stay unique until a filter decides.
-
-    Ids that the rows have already are made anew.
-    """
+    """Rows with newly computed ids; repeats of equal rows get a number, so that ids are unique until a filter decides."""
     seen: Counter[str] = Counter()
     named = []
     for row in rows:
@@ -264,7 +261,7 @@ def with_ids(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside: Outside) -> tuple[str, list[Example]]:
-    """(name of the source, its examples) of what is made here."""
+    """(source name, examples) of a generated source."""
     match source:
         case Arithmetic():
             return "arithmetic", procedural.arithmetic(source)
@@ -275,7 +272,7 @@ def _made(source: Arithmetic | Constraints | Leaks, record: RecordType, outside:
 
 
 def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[str] = ()) -> tuple[str, Iterator[Block]]:
-    """(name of the source, blocks of its rows) of what others have written. A hub's rows have their columns chosen already."""
+    """(source name, blocks) of an external source. Hub rows already have their columns selected."""
     match source:
         case Packaged(asset="ifeval"):
             return "ifeval", row_files.given(_ifeval(assets.path("ifeval")))
@@ -292,10 +289,10 @@ def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[s
 
 
 def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, Iterator[Block]]:
-    """(name of the source, blocks of its file).
+    """(source name, blocks) of a file.
 
     Raises:
-        SourceError: not one of its rows has a column that the source chooses.
+        SourceError: no row has one of the chosen columns.
     """
     unknown, instead = named_columns.lacking((row for _, row in row_files.read(path)), columns) if columns else ([], [])
     if unknown:
@@ -304,7 +301,7 @@ def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, It
 
 
 def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, Any]]]:
-    """(name of the source, (place, row) of each of its rows in its own columns)."""
+    """(source name, iterator of (place, row) in the source's own columns)."""
     if isinstance(source, Packaged):
         return source.asset, row_files.read(assets.path(source.asset))
     name, blocks = _blocks(source, outside)
@@ -313,17 +310,17 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
 
 
 def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """The rows with the columns that the source chooses, under the names that layouts have for them."""
+    """The rows with the chosen columns only, under the names that layouts use."""
     for place, row in rows:
         yield place, told(row, columns, ()).row
 
 
 def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Opened:
-    """A benchmark whose rows become items, asked and scored as a form says. They are all parsed here: items know each other.
+    """Open a benchmark whose rows become items by a form. All rows are parsed here, because items depend on each other.
 
     Raises:
-        SourceError: rows give verifiers that are none, or too few worked examples.
-        StoreError: what it names cannot be fetched.
+        SourceError: there are too few worked examples, or some of them are malformed.
+        StoreError: its data cannot be fetched.
     """
     name, rows = raw(source, outside)
     examples = list(raw(shots.source, outside)[1]) if shots else None
@@ -338,12 +335,12 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
 
 
 def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:
-    """All rows of a benchmark as items.
+    """Load all rows of a benchmark as items.
 
     Raises:
-        SourceError: more rows than the source allows lack what the form reads from them or give verifiers that are none, too few
-            worked examples, or fewer rows than `count`.
-        StoreError: what it names cannot be fetched.
+        SourceError: too many rows lack what the form reads or have invalid verifiers, or there are too few worked examples or fewer
+            rows than `count`.
+        StoreError: its data cannot be fetched.
     """
     return loaded(opened_items(source, form, task, shots, outside))
 
@@ -353,28 +350,28 @@ def _allowed_of(source: RowSource | RowProgram) -> int | float:
 
 
 def fetched(source: Stored, beat: Callable[[], None] = lambda: None) -> Path:
-    """The source's file in the cache that all clones on this machine share; downloaded where it is not there yet.
+    """The source's file in the machine-wide cache; downloaded if missing.
 
     Raises:
-        StoreError: it cannot be fetched, or another file lies at its URL; the message says both hashes.
+        StoreError: it cannot be fetched, or the file at its URL has another hash; the message has both hashes.
     """
     file = assets.cache_folder() / "sources" / source.sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
     if file.is_file() and sha256_file(file) != source.sha256:
-        print(f"{file} is damaged and is fetched again", flush=True)
+        print(f"{file} is damaged; fetching it again", flush=True)
         file.unlink()
     if not file.is_file():
         print(f"source {source.name}: fetching {source.url} ...", flush=True)
         try:
             storage.download(source.url, file, source.sha256, beat)
         except ContentChanged as error:
-            raise ContentChanged(f"source {source.name}: {error}, or correct `sha256` if the new file is meant") from error
+            raise ContentChanged(f"source {source.name}: {error}, or correct `sha256` to use the new file") from error
         except Missing as error:
-            raise Missing(f"source {source.name}: {error}: correct `url`, or lay the file of this hash at {file}") from error
+            raise Missing(f"source {source.name}: {error}: correct `url`, or put the file with this hash at {file}") from error
     return file
 
 
 def _ifeval(file: Path) -> Iterator[tuple[str, Any]]:
-    """The prompts of IFEval, each with its instructions."""
+    """IFEval's prompts with their instructions."""
     for place, row in row_files.read(file):
         instructions = instructions_of(row["instruction_id_list"], row["kwargs"])
         yield place, {"prompt": row["prompt"], "verifier": {"name": "ifeval", "instructions": instructions}}
@@ -384,7 +381,7 @@ def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Exa
     """Benchmark items disguised as training rows.
 
     Raises:
-        SourceError: no suites, a record that has no prompt to leak into, or fewer items times styles than `count`.
+        SourceError: the record type has no prompt to leak into, or there are fewer items times styles than `count`.
     """
     if record == "item":
         raise SourceError("leaks go into training rows: record must be conversation, prompt or preference, not item")
@@ -402,7 +399,7 @@ def plant(config: Leaks, record: RecordType, suites: Sequence[Item]) -> list[Exa
 
 
 def _leak(item: Item, style: str) -> Example:
-    """The item's own question, without instructions and worked examples where it has a form."""
+    """The item's bare question, without a form's instructions and worked examples."""
     turns: list[Message] = [{"role": "user", "content": item["question"]}] if "question" in item else item["messages"]
     messages: list[Message] = [
         {"role": turn["role"], "content": DISGUISES[style](turn["content"]) if turn["role"] == "user" else turn["content"]}
@@ -425,10 +422,10 @@ DISGUISES: dict[str, Callable[[str], str]] = {"verbatim": lambda text: text, "em
 
 
 def _valid(example: Example, record: RecordType, task: str | None, name: str, outside: Outside) -> dict[str, Any]:
-    """What others have written as a row of one type, without its id.
+    """An external example as a valid row of one type, without its id.
 
     Raises:
-        ValueError: it lacks what the type needs, or breaks an expectation; with one sentence why.
+        ValueError: it lacks a part that the type requires, or violates an expectation; the message is one sentence.
     """
     made = _record(example, record, task, example.source or name)
     problem = row_problem(made, record, outside.check_verifier)
@@ -448,7 +445,7 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
     """The example as a row of one type, without its id.
 
     Raises:
-        ValueError: the example lacks what the type needs.
+        ValueError: the example lacks a part that the type requires.
     """
     lacks, need = NEEDS.get(record, (lambda example: False, ""))
     if lacks(example):
@@ -473,7 +470,7 @@ def _record(example: Example, record: RecordType, task: str | None, source: str)
 
 
 def _last_turn(example: Example) -> list[Message]:
-    """The answer, and what it calls."""
+    """The answer and its tool calls."""
     answer: Message = {"role": "assistant", "content": example.answers[0]["text"]}
     turn = [answer] if answer["content"] or not example.calls else []
     turn += [Message(role=CALL, content=call) for call in example.calls]
@@ -493,4 +490,4 @@ NEEDS: dict[RecordType, tuple[Callable[[Example], bool], str]] = {
         "two answers, or one with a score or a label",
     ),
 }
-"""Whether an example lacks what a record of the type needs, and what that is."""
+"""Record type → (whether an example lacks the required part, name of that part)."""

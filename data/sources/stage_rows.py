@@ -1,4 +1,4 @@
-"""Rows that another stage has made, as examples that may become rows of another type."""
+"""Another stage's rows as examples, which may become rows of another type."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,22 +14,22 @@ from data.sources.procedural import Example
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows of an artifact that were written together; read where they are parsed."""
+    """One row group of an artifact; read by the process that parses it."""
 
     file: Path
     number: int
     first: int
-    """Number of its first row in the file."""
+    """Index of its first row in the file."""
     record: type
 
     def rows(self) -> Iterator[tuple[str, Any]]:
-        """(place, row) of each."""
+        """(place, row) pairs."""
         rows = columns.to_rows(columns.read_group(self.file, self.number), self.record)
         yield from ((f"{self.file.name}[{number}]", row) for number, row in enumerate(rows, start=self.first))
 
 
 def blocks(artifact: Artifact) -> Iterator[RowGroup]:
-    """All rows of a data artifact, to be read elsewhere."""
+    """All row groups of a data artifact, not yet read."""
     record = records.RECORDS[artifact.type]
     for name in records.row_files(path.name for path in artifact.payload.iterdir()):
         file, first = artifact.payload / name, 0
@@ -39,7 +39,7 @@ def blocks(artifact: Artifact) -> Iterator[RowGroup]:
 
 
 def example_of(row: dict[str, Any]) -> Example:
-    """What a conversation, prompt or preference says; its last answer, or its best one, is the example's."""
+    """The example in a conversation, prompt or preference; its answer is the last one, or the best one."""
     messages, source, arguments = row["messages"], row["source"], row.get("template_arguments")
     if "answers" in row:
         return Example(messages, tuple(row["answers"]), source=source, strength=row["strength"], template_arguments=arguments)

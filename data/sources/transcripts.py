@@ -1,8 +1,8 @@
-"""Conversations that are written as one text, as in Anthropic's hh-rlhf (Bai et al. 2022, arXiv 2204.05862) and in Nectar:
+"""Conversations stored as one text, as in Anthropic's hh-rlhf (Bai et al. 2022, arXiv 2204.05862) and Nectar:
 
     \\n\\nHuman: How old is it?\\n\\nAssistant: Nobody knows.
 
-or in HelpSteer2's prompts of several turns (arXiv 2406.08673):
+or in HelpSteer2's multi-turn prompts (arXiv 2406.08673):
 
     How old is it?
     <extra_id_1>Assistant
@@ -26,12 +26,12 @@ def is_transcript(text: object) -> bool:
 
 
 def messages_of(transcript: str) -> list[Message]:
-    """The turns of a transcript, without white space around them; one may be empty.
+    """The turns of a transcript, stripped; a turn may be empty.
 
-    Nothing tells a mark from the same words within a turn, so that such a turn is taken for several.
+    A turn that itself contains a marker is split there, because nothing distinguishes the two.
 
     Raises:
-        ValueError: it does not begin with a mark.
+        ValueError: the text does not begin with a marker.
     """
     before, *turns = TURN.split(transcript)
     if before or not turns:
@@ -40,10 +40,10 @@ def messages_of(transcript: str) -> list[Message]:
 
 
 def marked(prompt: str) -> list[Message]:
-    """The turns of a prompt whose marks stand on lines of their own, without white space around them.
+    """The turns of a prompt with markers on separate lines, stripped.
 
     Raises:
-        ValueError: a mark is followed by neither User nor Assistant.
+        ValueError: a marker is followed by neither User nor Assistant.
     """
     first, *turns = MARKED.split(prompt)
     if any(MARK in text for text in (first, *turns)):

@@ -1,4 +1,4 @@
-"""Trees of conversations, as OpenAssistant exports them (Köpf et al. 2023, arXiv 2304.07327): every turn has several replies.
+"""Conversation trees as exported by OpenAssistant (Köpf et al. 2023, arXiv 2304.07327): every turn has several replies.
 
 {"message_tree_id": ..., "prompt": {"text": ..., "role": "prompter", "replies": [{"text": ..., "role": "assistant", "rank": 0, ...}]}}
 """
@@ -12,15 +12,15 @@ ROLES = {"prompter": "user", "assistant": "assistant"}
 
 
 def is_tree(row: Any) -> bool:
-    """Whether a row is to be read as a tree, be it a broken one."""
+    """Whether to read a row as a tree, even a broken one."""
     return isinstance(row, dict) and isinstance(row.get("prompt"), dict) and "replies" in row["prompt"]
 
 
 def conversations(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each way from the root to an answer after which there is none; what a user said last, and nobody answered, is left out.
+    """One row per path from the root to a final answer; trailing user turns without an answer are omitted.
 
     Raises:
-        ValueError: replies that are no list of turns.
+        ValueError: replies are not a list of turns.
     """
     for way, node in _nodes(tree):
         if node.get("role") == "assistant" and not any(_replies(reply) for reply in _replies(node)):
@@ -28,10 +28,10 @@ def conversations(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def comparisons(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each turn of a user with at least two answers that people have ranked, 0 the best; answers without a rank are left out.
+    """One row per user turn with at least two ranked answers (0 is best); unranked answers are omitted.
 
     Raises:
-        ValueError: replies that are no list of turns.
+        ValueError: replies are not a list of turns.
     """
     for way, node in _nodes(tree):
         ranked = [reply for reply in _replies(node) if reply.get("rank") is not None]
@@ -40,7 +40,7 @@ def comparisons(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _nodes(tree: dict[str, Any]) -> Iterator[tuple[list[Message], dict[str, Any]]]:
-    """(the conversation up to it and with it, turn) of every turn, in the order in which a reader meets them."""
+    """(conversation up to and including the turn, turn), depth-first in reply order."""
     waiting: list[tuple[list[Message], dict[str, Any]]] = [([], tree["prompt"])]
     while waiting:
         before, node = waiting.pop()

@@ -1,12 +1,12 @@
-"""Rows of RLVR data sets: which verifier `dataset` and `ground_truth` mean.
+"""Verifiers of RLVR datasets, from `dataset` and `ground_truth`.
 
-open-instruct's sets name the verifier in `dataset`, in either case, and say in `ground_truth` what it needs:
+open-instruct's datasets name the verifier in `dataset`, in upper or lower case, with its arguments in `ground_truth`:
 
-    gsm8k, math, strict_math     the answer, as a text or a whole number, or a list of one; of GSM8K also the working with it after ####
-    ifeval, ifeval_old           {"func_name": ..., arguments, null where unused} as JSON; or
-    ifeval                       a list of one {"instruction_id": [...], "kwargs": [...]} as a Python literal or JSON, once or twice encoded
+    gsm8k, math, strict_math     the answer as text or integer, or a list of one; for GSM8K also the solution with the answer after ####
+    ifeval, ifeval_old           {"func_name": ..., arguments, null if unused} as JSON; or
+    ifeval                       a list of one {"instruction_id": [...], "kwargs": [...]} as a Python literal or JSON, encoded once or twice
 
-Of the latter the reward is the share of the instructions that are followed.
+For the latter, the reward is the share of instructions followed.
 """
 
 import ast
@@ -17,16 +17,16 @@ from typing import Any
 ANSWERS = ("gsm8k", "math", "strict_math")
 CONSTRAINTS = ("ifeval", "ifeval_old")
 NO_ANSWERS = ("proof", "notfound")
-"""What NuminaMath has in the place of answers that it lacks."""
+"""NuminaMath's placeholders for missing answers."""
 DEEPEST = 3
-"""Encodings of texts within texts that are undone."""
+"""Maximum levels of nested encoding."""
 
 
 def verifier_of(dataset: Any, ground_truth: Any) -> dict[str, Any]:
     """The verifier of a row.
 
     Raises:
-        ValueError: there is none of that name, several are named, or the ground truth is not what it needs.
+        ValueError: the verifier is unknown, several are named, or the ground truth does not fit it.
     """
     if isinstance(dataset, list) and len(dataset) > 1:
         raise ValueError(f"dataset names several verifiers ({', '.join(map(str, dataset)):.80}): rows with one verifier are understood")
@@ -53,7 +53,7 @@ def _answer(name: str, truth: Any) -> str:
 
 
 def _single(value: Any, column: str) -> Any:
-    """The value, or the only one of a list."""
+    """The value, or the only element of a list."""
     if not isinstance(value, list):
         return value
     if len(value) != 1:
@@ -62,7 +62,7 @@ def _single(value: Any, column: str) -> Any:
 
 
 def _decoded(value: Any) -> Any:
-    """What a text says as JSON or as a Python literal, as often as it is encoded."""
+    """Decode JSON or a Python literal, repeatedly if nested."""
     for _ in range(DEEPEST):
         value = value[0] if isinstance(value, list) and len(value) == 1 else value
         if not isinstance(value, str):
@@ -92,10 +92,10 @@ def _constraint(given: Any) -> dict[str, Any]:
 
 
 def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
-    """IFEval's instructions: ids, and of each the arguments, null or absent where unused.
+    """IFEval's instructions from ids and their arguments, which are null or absent if unused.
 
     Raises:
-        ValueError: these are no lists of one length, an id is no text, or arguments are neither a mapping nor None.
+        ValueError: the lists differ in length, an id is not a string, or arguments are neither a mapping nor None.
     """
     if not isinstance(ids, list) or not isinstance(arguments, list) or len(ids) != len(arguments):
         raise ValueError("the ids of instructions and their arguments are not lists of one length")
@@ -108,10 +108,10 @@ def instructions_of(ids: Any, arguments: Any) -> list[dict[str, Any]]:
 
 
 def _used(arguments: Mapping[Any, Any]) -> dict[str, Any]:
-    """Those that have a value.
+    """Arguments that have a value.
 
     Raises:
-        ValueError: one has no text for a name, which Python literals allow.
+        ValueError: a name is not a string, which Python literals allow.
     """
     for name in arguments:
         if not isinstance(name, str):

@@ -1,1 +1,1 @@
-"""Durable files, object stores, heartbeats and fencing tokens; and the strict parser of everything that others wrote."""
+"""Durable files, object stores, heartbeats, fencing tokens, and the strict parser for untrusted files."""

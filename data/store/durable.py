@@ -1,22 +1,22 @@
-"""What a power cut must not take back: a rename is a promise only once the files it names and the folder itself are on the disk."""
+"""Durable writes and renames: a rename survives a power cut only if the renamed files and their folder are on disk."""
 
 import os
 from pathlib import Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Writes a folder's list of names to the disk."""
+    """Fsync a folder's entries."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
-    except OSError:  # some network file systems cannot do it for folders, and do it for the rename itself
+    except OSError:  # some network file systems cannot fsync folders; they persist renames on their own
         pass
     finally:
         os.close(descriptor)
 
 
 def sync_file(path: Path) -> None:
-    """Writes a file to the disk."""
+    """Fsync a file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
@@ -25,7 +25,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Writes all files and folders below, and the folder, to the disk."""
+    """Fsync a folder and all files and folders below it."""
     for path, _, names in os.walk(folder):
         for name in names:
             sync_file(Path(path) / name)
@@ -33,14 +33,14 @@ def sync_tree(folder: Path) -> None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Puts a finished file into the place of another so that it lasts."""
+    """Durably replace a file with a finished one."""
     sync_file(source)
     os.replace(source, target)
     sync_folder(target.parent)
 
 
 def rename(source: Path, target: Path) -> None:
-    """Renames so that it lasts; what is renamed must be on the disk already (`sync_tree`)."""
+    """Rename durably; the source must already be on disk (`sync_tree`)."""
     os.rename(source, target)
     sync_folder(target.parent)
     if source.parent != target.parent:

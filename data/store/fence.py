@@ -1,10 +1,10 @@
-"""Fencing tokens: every submission of a job has a number, higher than all before, and only the highest may write.
+"""Fencing tokens: submissions of a job are numbered in increasing order, and only the highest may write.
 
-A job that was cut off, stopped or believed dead may come back to life at any time, on any machine. It cannot be prevented from
-running, so it looks whether a later submission exists, every two seconds and before each step that lasts, and ends if so. Numbers are
-files that are created if absent and never changed: a late or stale writer cannot lower the highest.
+A job that was cut off, stopped or presumed dead may resume at any time, on any machine. It therefore checks for a later submission
+every two seconds and before each durable step, and exits if there is one. Numbers are files that are created exclusively and never
+changed, so a stale writer cannot lower the highest.
 
-    fence-000007-0002   the second submission under the lease number 7
+    fence-000007-0002   the second submission under lease 7
 """
 
 import os
@@ -19,30 +19,30 @@ from pathlib import Path
 from data.store.heartbeat import BEAT_S
 
 FENCE = "PEDIGREE_FENCE"
-"""Environment variable of a job: the path of its fencing token. A file that is written anew per attempt would tell an old process
-the new number."""
+"""Environment variable with the path of a job's fencing token. A file rewritten at each attempt would give an old process the new
+number."""
 OVERTAKEN = 76
-"""Exit code of a job that was overtaken."""
+"""Exit code of a superseded job."""
 _NAME = re.compile(r"fence-(\d+)-(\d+)")
 
 
 class Overtaken(Exception):
-    """A later submission exists: this one must write nothing more."""
+    """A later submission exists; this one must not write anymore."""
 
 
 @dataclass
 class Fence:
-    """The right of one submission to write."""
+    """One submission's right to write."""
 
     path: Path
     looked: float = 0.0
 
     @classmethod
     def raised(cls, folder: Path, lease: int) -> "Fence":
-        """The token of the next submission under a lease number; all earlier ones are refused from now on.
+        """Create the token of the next submission under a lease; all earlier tokens become invalid.
 
         Raises:
-            Overtaken: somebody with a higher lease number has submitted already.
+            Overtaken: the holder of a higher lease number has already submitted.
         """
         folder.mkdir(parents=True, exist_ok=True)
         while True:
@@ -62,28 +62,28 @@ class Fence:
 
     @classmethod
     def closed(cls, folder: Path) -> "Fence":
-        """The next number, taken so that nothing is submitted under it: every job that was submitted before ends itself, loudly.
+        """Take the next number without submitting under it, so that every job submitted before exits with `OVERTAKEN`.
 
         Raises:
-            Overtaken: somebody has submitted just now.
+            Overtaken: another submission happened at the same time.
         """
         return cls.raised(folder, max(_numbers(folder), default=(0, 0))[0])
 
     @classmethod
     def of_environment(cls) -> "Fence | None":
-        """The token of the job that this process belongs to; None where it is run by hand."""
+        """This process's token; None outside of a job."""
         path = os.environ.get(FENCE)
         return cls(Path(path)) if path else None
 
     def check(self) -> None:
-        """Raises Overtaken unless this is the latest submission."""
+        """Raise Overtaken unless this is the latest submission."""
         highest = max(_numbers(self.path.parent), default=(0, 0))
         if highest != self._number:
             raise self._overtaken(highest)
         self.looked = _now()
 
     def check_after_pause(self) -> None:
-        """The same where nobody has looked for a while, because this process was stopped or its machine slept. Costs nothing else."""
+        """Check again if the last check is old because the process was stopped or its machine slept; otherwise free."""
         if _now() - self.looked > 2 * BEAT_S:
             self.check()
 
@@ -99,9 +99,9 @@ class Fence:
 
 
 def fresh_names(folder: Path) -> list[str]:
-    """What lies in a folder now. Changing it makes a network file system ask its server, instead of answering from a minute ago."""
+    """Uncached names in a folder: changing the folder first makes a network file system ask its server."""
     look = folder / f".look-{os.getpid()}-{threading.get_ident()}"
-    with suppress(OSError):  # gone, full, or not writable any more: the listing says as much as it can
+    with suppress(OSError):  # gone, full or read-only: list it anyway
         look.touch()
         look.unlink()
     try:
@@ -118,5 +118,5 @@ def _numbers(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def _now() -> float:
-    """Seconds, the machine's sleep included."""
+    """Seconds since boot, including suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

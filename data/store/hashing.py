@@ -1,6 +1,6 @@
-"""Hashes of files: every byte is read once, several files at a time, SHA-256 and MD5 side by side.
+"""Parallel file hashing: one read per byte for both SHA-256 and MD5.
 
-SHA-256 stands in our records, MD5 is DVC's name for an object. `hashlib` lets other threads run while it works.
+Pedigree's records use SHA-256; DVC names objects by MD5. `hashlib` releases the GIL.
 """
 
 import hashlib
@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Any
 
 Beat = Callable[[int, int], None]
-"""Told of bytes done and bytes in all, from time to time."""
+"""Progress callback: (bytes done, total bytes)."""
 PIECE_BYTES = 4 << 20
 SMALL_BYTES = 1 << 20
-"""Handing a piece to another thread costs more than hashing this much."""
+"""Pieces up to this size are hashed in the same thread, because handing them over costs more."""
 LONG_BYTES = 256 << 20
-"""Hashing or copying less is done before anybody asks how far it is."""
+"""Progress is reported only for hashing or copying more than this."""
 
 
 @dataclass(frozen=True)
 class Hashed:
-    """What a file held, and what it looked like from outside just before it was read."""
+    """A file's hashes, and its stat fields from just before it was read."""
 
     size: int
     mtime_ns: int
     inode: int
     sha256: str
     md5: str = ""
-    """Empty where it was not asked for."""
+    """Empty if not requested."""
 
     def is_of(self, path: Path) -> bool:
-        """Whether the file still looks so: nothing that goes through the file system's front door has changed it."""
+        """Whether the file's size, mtime and inode are unchanged."""
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -45,11 +45,11 @@ class Hashed:
 
 
 def silent(done: int, size: int) -> None:
-    """Tells nobody."""
+    """Report nothing."""
 
 
 def pieces(path: Path) -> Iterator[memoryview]:
-    """A file's bytes, one piece after the other in one buffer."""
+    """A file's bytes, piece by piece in one reused buffer."""
     buffer = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as stream:
         while count := stream.readinto(buffer):
@@ -57,32 +57,32 @@ def pieces(path: Path) -> Iterator[memoryview]:
 
 
 def hash_files(paths: Iterable[Path], *, md5: bool = False, beat: Beat = silent) -> dict[Path, Hashed]:
-    """SHA-256 of every file, and on demand MD5 of the same bytes; `beat` is called after each piece of a file."""
+    """SHA-256 and optionally MD5 of every file; `beat` is called after each piece."""
     paths, cores = list(paths), len(os.sched_getaffinity(0))
     size, done, guard = (sum(path.stat().st_size for path in paths) if beat is not silent else 0), 0, threading.Lock()
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         nonlocal done
         with guard:
             done += count
             beat(done, size)
 
     with ThreadPoolExecutor(cores) as readers, ThreadPoolExecutor(cores) as helpers:
-        return dict(zip(paths, readers.map(lambda path: _hash(path, md5, helpers, tell), paths), strict=True))
+        return dict(zip(paths, readers.map(lambda path: _hash(path, md5, helpers, report), paths), strict=True))
 
 
-def _hash(path: Path, with_md5: bool, helpers: ThreadPoolExecutor, tell: Callable[[int], None]) -> Hashed:
+def _hash(path: Path, with_md5: bool, helpers: ThreadPoolExecutor, report: Callable[[int], None]) -> Hashed:
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     buffer = memoryview(bytearray(PIECE_BYTES))
     with path.open("rb", buffering=0) as stream:
         found = os.fstat(stream.fileno())
         while count := stream.readinto(buffer):
             piece = buffer[:count]
-            beside = helpers.submit(md5.update, piece) if with_md5 and count > SMALL_BYTES else None
+            pending = helpers.submit(md5.update, piece) if with_md5 and count > SMALL_BYTES else None
             sha256.update(piece)
-            if beside is not None:
-                beside.result()
+            if pending is not None:
+                pending.result()
             elif with_md5:
                 md5.update(piece)
-            tell(count)
+            report(count)
     return Hashed(found.st_size, found.st_mtime_ns, found.st_ino, sha256.hexdigest(), md5.hexdigest() if with_md5 else "")

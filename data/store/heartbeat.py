@@ -1,9 +1,9 @@
-"""Signs of life that need no common clock: a counter that its owner raises, and a listener who times its rests on a clock of his own.
+"""Heartbeats that do not depend on synchronized clocks.
 
-No time stamp of another machine, and no file's time, decides anything: clocks of two machines may be apart by minutes, and a clock
-may jump. What counts is whether the counter has changed since the last look, and how long the reader himself has looked in vain.
+The owner increments a counter; a listener measures on its own monotonic clock how long the counter has not changed. No timestamp of
+another machine and no file time is used, because clocks may differ by minutes and may jump.
 
-A pulse proves that a process lives. That its work goes on is another matter: `progress.json` says that (`stages/job/job.py`).
+A heartbeat proves liveness, not progress; progress is in `progress.json` (`stages/job/job.py`).
 """
 
 import json
@@ -19,20 +19,20 @@ from typing import Any
 BEAT_S = 2.0
 """Seconds between two beats."""
 SILENCE_S = 90.0
-"""Who has not been heard for so long is gone. Longer than a shared file system may show an old file: NFS caches attributes for 60 s."""
+"""Timeout after which an owner counts as dead. Longer than NFS caches attributes (60 s)."""
 LONGEST_GAP_S = 5.0
-"""A listener who was stopped himself (SIGSTOP, a laptop's lid) counts no more than this for the time in which he did not listen."""
+"""Most silence counted between two looks, so that time during which the listener itself was suspended does not count."""
 
 
 class Pulse:
-    """A file that changes every two seconds while this block runs, in a thread of its own."""
+    """Heartbeat file, rewritten by a thread every `BEAT_S` seconds while the context is open."""
 
     def __init__(self, path: Path, *, told: Callable[[], Mapping[str, Any]] = dict, look: Callable[[], None] = lambda: None) -> None:
         """
         Args:
-            path: the file; its folder is made.
-            told: what else stands in it.
-            look: called at each beat, e.g. to see whether the work is still ours.
+            path: the file; its folder is created.
+            told: returns further fields to write.
+            look: called at each beat, e.g. to check that the lease is still held.
         """
         self.path, self._told, self._look = path, told, look
         self._life, self._began, self._beats = uuid.uuid4().hex, time.monotonic(), 0
@@ -51,21 +51,21 @@ class Pulse:
 
     def _loop(self) -> None:
         while not self._stop.wait(BEAT_S):
-            with suppress(OSError):  # a disk that stumbles (ESTALE, EIO) says nothing; whoever fell silent for it would be taken over
+            with suppress(OSError):  # a transient disk error (ESTALE, EIO) must not stop the heartbeat
                 self._look()
             self._beat()
 
     def _beat(self) -> None:
         self._beats += 1
-        said: dict[str, Any] = {"beat": self._beats, "life": self._life, "seconds": round(time.monotonic() - self._began, 1)}
-        with suppress(OSError):  # without it the beat counts as much
-            said |= self._told()
-        text = json.dumps(said).encode()
+        fields: dict[str, Any] = {"beat": self._beats, "life": self._life, "seconds": round(time.monotonic() - self._began, 1)}
+        with suppress(OSError):  # the beat counts without them
+            fields |= self._told()
+        text = json.dumps(fields).encode()
         temporary = self.path.with_name(f".{self.path.name}.{self._life}")
         try:
             temporary.write_bytes(text)
             os.replace(temporary, self.path)
-        except OSError:  # the disk is full, or the file system stumbles: any change of the file is as good a sign of life
+        except OSError:  # disk full or a transient error: any change of the file is a heartbeat
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             self._overwrite(text)
@@ -75,21 +75,21 @@ class Pulse:
             with self.path.open("r+b") as stream:
                 stream.write(text)
         except OSError:
-            return  # the next beat may succeed; silence costs only that somebody may take over
+            return  # the next beat may succeed; continued silence only lets another process take over
 
 
 class Listener:
-    """How long a sign of life has not changed, counted in this process's own listening time. One per thing that is listened to."""
+    """Measures how long one heartbeat has not changed, in this process's own listening time."""
 
     def __init__(self) -> None:
         self.heard = False
-        """Whether the sign has changed since the first look: its owner was alive then."""
+        """Whether the sign has changed since the first look, i.e. its owner was alive."""
         self._sign: object = self
         self._looked = 0.0
         self._silent = 0.0
 
     def silent_s(self, sign: object) -> float:
-        """Seconds since the sign last changed, as far as this listener has seen: 0 at its first look. Call it every second or so."""
+        """Observed seconds since the sign last changed; 0 at the first look. Call it about once a second."""
         now = time.monotonic()
         if sign != self._sign:
             self.heard = self._sign is not self
@@ -101,20 +101,20 @@ class Listener:
 
 
 def sign(path: Path) -> tuple[str, ...]:
-    """What a listener compares: the text of a file, or of all files of a folder; empty where there is nothing."""
+    """The text of a file, or of all files of a folder, for a listener to compare; empty if there is none."""
     try:
         paths = sorted(entry for entry in path.iterdir() if not entry.name.startswith(".")) if path.is_dir() else [path]
         return tuple(entry.read_text(errors="replace") for entry in paths)
-    except OSError:  # replaced just now, or not there
+    except OSError:  # missing, or being replaced
         return ()
 
 
 def told(path: Path) -> list[dict[str, Any]]:
-    """What the pulses at a path, a file or a folder of files, say at this moment."""
+    """The current contents of the heartbeats at a path, a file or a folder of files."""
     found = []
     for text in sign(path):
         try:
             found.append(json.loads(text))
-        except (ValueError, RecursionError):  # overwritten just now
+        except (ValueError, RecursionError):  # being overwritten
             continue
     return [entry for entry in found if isinstance(entry, dict)]

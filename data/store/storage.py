@@ -1,7 +1,7 @@
-"""Object stores and shared folders, `s3://BUCKET/KEY` and `file:///PATH`: the one door to s3fs.
+"""Object stores and shared folders, `s3://BUCKET/KEY` and `file:///PATH`; the only user of s3fs.
 
-Keys come from where every AWS tool looks for them (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws), never from a URL.
-What may pass (throttling, a cut connection) is tried again with growing pauses; everything else is one error with its remedy.
+Credentials come from the usual AWS places (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ~/.aws), never from a URL. Transient
+errors (throttling, lost connections) are retried with growing pauses; every other error is raised with its remedy.
 """
 
 import errno
@@ -23,26 +23,26 @@ from configs.base.problems import PedigreeError
 from data.store.durable import replace
 
 PAUSES_S = (1.0, 5.0, 20.0)
-"""Before the further tries of what may pass; the client library has tried a few times in quick succession before each."""
+"""Pauses before retries of transient errors; s3fs itself makes a few quick tries each time."""
 CHECK_PAUSES_S = (1.0,)
-"""The same where somebody waits to be told of a mistake."""
+"""Pauses for interactive checks."""
 PIECE = 16 << 20
-"""Bytes of one request for a part of a large object."""
+"""Bytes per ranged request."""
 
 NOTHING = "there is no such object"
 KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 REFUSED = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct the URL or AWS_ENDPOINT_URL",
-    "AccessDenied": "these credentials may not do that: allow them to list, read, write and delete there, or take others",
+    "AccessDenied": "these credentials lack permission: grant list, read, write and delete, or use other credentials",
     **dict.fromkeys(
         ("InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "ExpiredToken", "AuthFailure"),
         f"the credentials are wrong or expired: {KEYS}",
     ),
-    "403": f"the credentials are wrong or do not allow it: {KEYS}",
+    "403": f"the credentials are wrong or lack permission: {KEYS}",
     "PermanentRedirect": "the bucket is in another region: set AWS_DEFAULT_REGION",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_DEFAULT_REGION",
 }
-"""Code of an S3 error that will not pass → what to say."""
+"""Code of a permanent S3 error → message."""
 BUSY = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "ServiceUnavailable", "503"}
 PASSING = BUSY | {"InternalError", "500", "502", "504", "RequestTimeout", "BadDigest", "IncompleteBody", "OperationAborted"}
 
@@ -52,35 +52,35 @@ T = TypeVar("T")
 
 
 class StoreError(PedigreeError):
-    """A store cannot be used; the message names the place and the remedy."""
+    """A store cannot be used; the message names the URL and the remedy."""
 
     def __init__(self, message: str, passing: bool = False) -> None:
         self.passing = passing
-        """Whether it may pass by itself."""
+        """Whether the error may be transient."""
         super().__init__(message)
 
 
 class Missing(StoreError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class ContentChanged(StoreError):
-    """What lies there is not what was promised."""
+    """The stored content is not the expected one."""
 
 
 @dataclass(frozen=True)
 class StoredObject:
-    """One object below an address."""
+    """One listed object."""
 
     name: str
-    """Relative to what was listed."""
+    """Relative to the listed URL."""
     size: int
     modified: float
-    """By the clock of the store."""
+    """Unix time, by the store's clock."""
 
 
 class Backend(Protocol):
-    """What a kind of store can do; paths are `BUCKET/KEY` or absolute."""
+    """Operations of a store; paths are `BUCKET/KEY` or absolute file paths."""
 
     def read(self, path: str) -> bytes: ...
     def pieces(self, path: str) -> Iterator[bytes]: ...
@@ -92,11 +92,11 @@ class Backend(Protocol):
 
 
 def read(url: str, limit: int | None = None) -> bytes:
-    """A small object.
+    """Read a small object.
 
     Raises:
-        Missing: there is none.
-        ContentChanged: it has more bytes than `limit`, and is not read any further.
+        Missing: it does not exist.
+        ContentChanged: it has more than `limit` bytes; reading stops there.
     """
 
     def bounded(backend: Backend, path: str) -> bytes:
@@ -104,39 +104,39 @@ def read(url: str, limit: int | None = None) -> bytes:
         for piece in backend.pieces(path):
             found += piece
             if limit is not None and len(found) > limit:
-                raise ContentChanged(f"{url} has more than {limit} bytes: no Pedigree wrote it")
+                raise ContentChanged(f"{url} is too large (more than {limit} bytes) to be a Pedigree file")
         return bytes(found)
 
     return _patiently(url, bounded if limit is not None else lambda backend, path: backend.read(path))
 
 
 def write(url: str, data: bytes) -> None:
-    """A small object, whole or not at all, over one that is there."""
+    """Atomically write a small object, replacing any existing one."""
     _patiently(url, lambda backend, path: backend.write(path, data))
 
 
 def create(url: str, data: bytes) -> bool:
-    """A small object where there is none; False where there is one. Of several who try, one succeeds."""
+    """Create a small object exclusively; False if it exists. Exactly one of several concurrent callers succeeds."""
     return _patiently(url, lambda backend, path: backend.create(path, data))
 
 
 def upload(file: Path, url: str) -> None:
-    """A file, whole or not at all."""
+    """Upload a file atomically."""
     _patiently(url, lambda backend, path: backend.upload(file, path))
 
 
 def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambda: None) -> None:
-    """A file of known content: hashed while it is written, and there under its name only when it is what was promised.
+    """Download an object of known hash; the file appears only if the hash matches.
 
     Args:
         url: the object.
-        file: where to; its folder is made.
-        sha256: what the object must hash to.
-        beat: called now and then.
+        file: target; its folder is created.
+        sha256: expected hash.
+        beat: called after each piece.
 
     Raises:
-        ContentChanged: another hash; nothing is left under the name of the file.
-        Missing: there is no such object.
+        ContentChanged: the hash differs; no file is left.
+        Missing: the object does not exist.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}.part")
@@ -153,27 +153,27 @@ def download(url: str, file: Path, sha256: str, beat: Callable[[], None] = lambd
     try:
         found = _patiently(url, stream)
         if found != sha256:
-            raise ContentChanged(f"{url} has sha256 {found}, not {sha256}: it was changed or replaced; put the right one back")
+            raise ContentChanged(f"{url} has sha256 {found}, not {sha256}: it was changed or replaced; restore the original")
         replace(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def entries(url: str) -> list[StoredObject]:
-    """All objects below an address, by name; none where there is nothing."""
+    """All objects below a URL, sorted by name; empty if there are none."""
     return sorted(_patiently(url, lambda backend, path: backend.entries(path)), key=lambda entry: entry.name)
 
 
 def remove(url: str) -> None:
-    """An object, or all below an address."""
+    """Remove an object, or all objects below a URL."""
     _patiently(url, lambda backend, path: backend.remove(path))
 
 
 def check(url: str) -> None:
-    """Proves that objects can be written, listed and removed below an address, by doing so.
+    """Check that objects can be written, listed and removed below a URL, by doing so.
 
     Raises:
-        StoreError: they cannot.
+        StoreError: one of them fails.
     """
 
     def prove(backend: Backend, path: str) -> None:
@@ -202,12 +202,12 @@ def _patiently(url: str, call: Callable[[Backend, str], T], pauses: tuple[float,
 
 @contextmanager
 def _explained(url: str) -> Iterator[None]:
-    """One exception for whatever clients of stores raise; told with the address, which holds no keys."""
+    """Turn client exceptions into a StoreError that names the URL, which never contains credentials."""
     try:
         yield
     except StoreError:
         raise
-    except Exception as error:  # the boundary to botocore, aiohttp, s3fs and the file system, each with exceptions of its own
+    except Exception as error:  # boundary to botocore, aiohttp, s3fs and the file system, each with its own exceptions
         message, passing = _reason(error)
         if message == NOTHING:
             raise Missing(f"{url}: {message}") from error
@@ -215,13 +215,13 @@ def _explained(url: str) -> Iterator[None]:
 
 
 def _reason(error: BaseException) -> tuple[str, bool]:
-    """(what is wrong and what to do, whether it may pass)"""
+    """(problem and remedy, whether it may be transient)"""
     code = next((found for link in _chain(error) if (found := _code(link))), "")
     name = type(error).__name__
     if code in REFUSED:
         return REFUSED[code], False
     if code in PASSING:
-        return ("the store is busy (throttled)" if code in BUSY else f"the store failed ({code})") + ": try again later", True
+        return ("the store is busy (throttled)" if code in BUSY else f"the store failed ({code})") + ": retry later", True
     if isinstance(error, ImportError):
         return f"s3fs is not installed ({error}): run `make setup`", False
     if name in ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError"):
@@ -229,10 +229,10 @@ def _reason(error: BaseException) -> tuple[str, bool]:
     if isinstance(error, FileNotFoundError):
         return NOTHING, False
     if isinstance(error, PermissionError):
-        return f"access was refused ({error}): allow this user to read and write there", False
+        return f"permission denied ({error}): grant this user read and write access", False
     if _is_network(error):
         where = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        return f"the store cannot be reached{f' at {where}' if where else ''} ({name}): see the network and AWS_ENDPOINT_URL", True
+        return f"the store cannot be reached{f' at {where}' if where else ''} ({name}): check the network and AWS_ENDPOINT_URL", True
     return f"{name}: {error}", isinstance(error, OSError) and error.errno not in LASTING
 
 
@@ -265,11 +265,11 @@ def _open(url: str) -> tuple[Backend, str]:
 
 @cache
 def _filesystem(pid: int, settings: tuple[tuple[str, str], ...]) -> Any:
-    """One client per process (its loop does not survive a fork) and environment."""
+    """One client per environment and process (its event loop does not survive a fork)."""
     import s3fs
 
     environment = dict(settings)
-    retries = {"mode": "standard", "total_max_attempts": 1}  # s3fs tries five times, and we after it
+    retries = {"mode": "standard", "total_max_attempts": 1}  # s3fs tries five times itself, and `_patiently` retries
     return s3fs.S3FileSystem(
         endpoint_url=environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL"),
         config_kwargs={"connect_timeout": 10, "read_timeout": 60, "retries": retries},
@@ -297,7 +297,7 @@ class _Bucket:
         try:
             self.filesystem.pipe_file(path, data, mode="create")  # If-None-Match: *
         except FileExistsError:
-            # a lost answer is asked again, and the second time finds what the first has written
+            # after a lost response, the retry finds the object written by the first request
             return self.filesystem.cat_file(path) == data
         return True
 
@@ -356,11 +356,11 @@ class _Folder:
         for file in root.rglob("*"):
             if not file.name.startswith("."):
                 try:
-                    told = file.stat()
-                except FileNotFoundError:  # removed meanwhile
+                    status = file.stat()
+                except FileNotFoundError:  # removed in the meantime
                     continue
                 if file.is_file():
-                    found.append(StoredObject(file.relative_to(root).as_posix(), told.st_size, told.st_mtime))
+                    found.append(StoredObject(file.relative_to(root).as_posix(), status.st_size, status.st_mtime))
         return found
 
     def remove(self, path: str) -> None:

@@ -1,8 +1,8 @@
-"""The one door for what others wrote: records, lists of files, lock files, whole folders. Bounded, strict, and named where it is refused.
+"""Strict, bounded parsing of untrusted input: records, file lists, lock files and whole folders.
 
-Everything is measured before it is built: bytes before they are read, nesting before JSON or YAML is parsed. What comes out is of a
-declared type: relative paths in normal form, hex hashes of full length, numbers in bounds, no keys but the known ones. A path from
-outside is joined to a folder by `inside` alone, and no link is ever followed below a folder that others wrote.
+Sizes are checked before reading, and nesting before JSON or YAML is parsed. Results have declared types: normalized relative paths,
+full-length hex hashes, bounded numbers, known keys only. Untrusted paths are joined to folders by `inside` alone, and links below an
+untrusted folder are never followed.
 """
 
 import json
@@ -24,22 +24,22 @@ MIB = 1 << 20
 RECORD_BYTES, RUN_BYTES, LINEAGE_BYTES, LIST_BYTES, LOCK_BYTES = 64 * MIB, 16 * MIB, 256 * MIB, 256 * MIB, 32 * MIB
 SOURCE_BYTES = 4 * MIB
 DEEPEST = 64
-"""Levels of mappings and lists inside each other."""
+"""Maximum nesting of mappings and lists."""
 MOST_VALUES = 2_000_000
-"""Mappings and lists in one file."""
+"""Maximum number of mappings and lists in one file."""
 MOST_FILES = 1_000_000
 LONGEST_LINE = 64 * MIB
-"""Bytes of one row."""
+"""Maximum bytes of one row."""
 SHOWN_PROBLEMS = 3
 RESTORE = "restore the artifact or run its stage again"
 
 
 class ArtifactError(PedigreeError):
-    """An artifact is missing, damaged or of another type; the message names it and the remedy."""
+    """An artifact is missing, damaged or of the wrong type; the message names it and the remedy."""
 
 
 class NotPlain(ArtifactError):
-    """Something lies in a folder that no artifact may hold."""
+    """A folder contains an entry that no artifact may contain."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path, self.what = path, what
@@ -58,20 +58,20 @@ def _plain_text(value: str) -> str:
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Md5 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 ObjectId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}(?:\.dir)?$")]
-"""The name of an object of a DVC cache or remote."""
+"""Name of an object in a DVC cache or remote."""
 Commit = Annotated[str, Field(pattern=r"^(?:[0-9a-f]{40}|[0-9a-f]{64})$")]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}$")]
-"""A kind, a type, a port, the name of a field, a library or a lock file."""
+"""A kind, type, port, or the name of a field, library or lock file."""
 Address = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,99}(?:\+[0-9a-f]{8})?/[a-z][a-z0-9_]{0,99}$")]
 """`RECIPE/STAGE`."""
 Line = Annotated[str, Field(max_length=2000), AfterValidator(_plain_text)]
-"""Words for people, in one line."""
+"""Human-readable text on one line."""
 Size = Annotated[int, Field(ge=0, le=1 << 53)]
 Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 
 
 def described(error: ValidationError) -> str:
-    """What is wrong with a value, field by field, in one line."""
+    """The problems of a value, field by field, on one line."""
     found = [
         f"{'.'.join(map(str, problem['loc'])) or 'the whole'}: {problem['msg'].removeprefix('Value error, ')}"[:300]
         for problem in error.errors(include_url=False, include_context=False, include_input=False)
@@ -84,10 +84,10 @@ def described(error: ValidationError) -> str:
 
 
 def open_plain(path: Path, limit: int | None = None) -> BinaryIO:
-    """A file's bytes; a link, a pipe or a device is refused before it is opened for good.
+    """Open a regular file for reading; links, pipes and devices are rejected.
 
     Raises:
-        ArtifactError: it is no plain file, or has more bytes than `limit`.
+        ArtifactError: it is not a regular file, or has more than `limit` bytes.
         OSError: it cannot be opened.
     """
     try:
@@ -102,32 +102,32 @@ def open_plain(path: Path, limit: int | None = None) -> BinaryIO:
         raise ArtifactError(f"{path} is not a plain file; {RESTORE}")
     if limit is not None and found.st_size > limit:
         os.close(descriptor)
-        raise ArtifactError(f"{path} has {found.st_size} bytes, more than {limit}: no Pedigree wrote it")
+        raise ArtifactError(f"{path} is too large ({found.st_size} > {limit} bytes) to be a Pedigree file")
     return os.fdopen(descriptor, "rb")
 
 
 def read_plain(path: Path, limit: int) -> bytes:
-    """Bytes of a small plain file.
+    """Read a small regular file.
 
     Raises:
-        ArtifactError: as `open_plain`, or it cannot be read.
+        ArtifactError: as in `open_plain`, or it cannot be read.
     """
     try:
         with open_plain(path, limit) as stream:
             data = stream.read(limit + 1)
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise ArtifactError(f"{path} cannot be read ({said}): {RESTORE}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(f"{path} cannot be read ({reason}): {RESTORE}") from error
     if len(data) > limit:
         raise ArtifactError(f"{path} grew beyond {limit} bytes while it was read")
     return data
 
 
 def inside(root: Path, name: str) -> Path:
-    """A path below a folder, by a name that others gave. This is the only way such names are joined to folders.
+    """Join an untrusted name to a folder. This is the only way to do so.
 
     Raises:
-        ArtifactError: the name is no relative path in normal form, or a link stands on the way.
+        ArtifactError: the name is not a normalized relative path, or leads through a link.
     """
     try:
         parts = relative_path(name).split("/")
@@ -142,11 +142,11 @@ def inside(root: Path, name: str) -> Path:
 
 
 def plain_files(folder: Path) -> dict[str, Path]:
-    """Every file below a folder by its path, sorted; a folder that is not there has none.
+    """Relative path → file, sorted, for all files below a folder; empty if the folder is missing.
 
     Raises:
-        NotPlain: something below is neither a plain file nor a folder, or has a name that none may have.
-        ArtifactError: there are too many.
+        NotPlain: an entry is neither a regular file nor a folder, or has an invalid name.
+        ArtifactError: there are too many files.
     """
     if folder.is_symlink():
         raise NotPlain(folder, "is not a plain folder: links are not followed")
@@ -160,7 +160,7 @@ def plain_files(folder: Path) -> dict[str, Path]:
                 try:
                     relative_path(name)
                 except ValueError as error:
-                    raise NotPlain(path, f"has a name that no file may have ({error})") from error
+                    raise NotPlain(path, f"has an invalid name ({error})") from error
                 if entry.is_symlink():
                     raise NotPlain(path, "is not a plain file: links are not followed")
                 if entry.is_dir(follow_symlinks=False):
@@ -175,7 +175,7 @@ def plain_files(folder: Path) -> dict[str, Path]:
 
 
 def no_twins(names: Iterable[str]) -> None:
-    """Raises ValueError where two paths are one, differ only in case, or one is a folder of the other."""
+    """Raise ValueError if two paths are equal, differ only in case, or one is a parent of the other."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.get(name.casefold())
@@ -195,57 +195,57 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKETS = b"[]{}"
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
 _OPENING = bytes(2 if sign in b"[{" else 0 for sign in range(256))
-"""One more than what a bracket adds to the depth."""
+"""Change in depth per bracket, plus one."""
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(data: bytes, name: str, limit: int = LINEAGE_BYTES) -> Any:
-    """The value in JSON from outside.
+    """Parse untrusted JSON.
 
     Args:
         data: UTF-8.
-        name: of the file, for messages.
-        limit: most bytes.
+        name: file name for messages.
+        limit: maximum bytes.
 
     Raises:
-        ArtifactError: too long, nested too deep, not UTF-8, not JSON, a key twice, or a number that is none.
+        ArtifactError: too large, nested too deeply, not UTF-8, not JSON, or it has a duplicate key or a non-finite number.
     """
     if len(data) > limit:
-        raise ArtifactError(f"{name} has {len(data)} bytes, more than {limit}: no Pedigree wrote it")
+        raise ArtifactError(f"{name} is too large ({len(data)} > {limit} bytes) to be a Pedigree file")
     brackets = _STRING.sub(b"", data).translate(_OPENING, _OTHERS)
     if len(brackets) > 2 * MOST_VALUES:
-        raise ArtifactError(f"{name} holds {len(brackets) // 2} mappings and lists, more than {MOST_VALUES}: no Pedigree wrote it")
+        raise ArtifactError(f"{name} has too many mappings and lists ({len(brackets) // 2} > {MOST_VALUES}) to be a Pedigree file")
     if any(depth > DEEPEST for depth in accumulate(bracket - 1 for bracket in brackets)):
-        raise ArtifactError(f"{name} is nested more than {DEEPEST} levels deep: no Pedigree wrote it")
+        raise ArtifactError(f"{name} is nested too deeply (more than {DEEPEST} levels) to be a Pedigree file")
     try:
         text = data.decode()
         value = json.loads(text, object_pairs_hook=_mapping, parse_constant=_no_number, parse_float=_finite)
         if _HALF.search(text):
-            json.dumps(value, ensure_ascii=False).encode()  # halves of characters can be written in JSON and in nothing else
+            json.dumps(value, ensure_ascii=False).encode()  # rejects lone surrogates, which only JSON escapes can express
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{name} cannot be read ({shown(str(error))[:300]}): {RESTORE}") from error
     return value
 
 
 def read_json(path: Path, limit: int = LINEAGE_BYTES) -> Any:
-    """What a JSON file of an artifact holds.
+    """Read and parse a JSON file of an artifact.
 
     Raises:
-        ArtifactError: missing, no plain file, or as `parse_json`.
+        ArtifactError: missing, not a regular file, or as in `parse_json`.
     """
     return parse_json(read_plain(path, limit), str(path), limit)
 
 
 def read_lines(stream: BinaryIO, name: str, words: Sequence[bytes] = ()) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file, one by one.
+    """Iterate over the rows of a JSONL file.
 
     Args:
-        stream: of the file.
-        name: what it is called in errors.
-        words: only lines with one of them in it are parsed; all where there are none.
+        stream: the open file.
+        name: file name for messages.
+        words: if given, only lines containing one of them are parsed.
 
     Raises:
-        ArtifactError: a line is too long, cannot be read, or holds no mapping; it is named by its number.
+        ArtifactError: a line is too long, invalid or not a mapping; the message gives its number.
     """
     number = 0
     while line := stream.readline(LONGEST_LINE + 1):
@@ -254,7 +254,7 @@ def read_lines(stream: BinaryIO, name: str, words: Sequence[bytes] = ()) -> Iter
             continue
         row = parse_json(line, f"{name}:{number}", LONGEST_LINE)
         if not isinstance(row, dict):
-            raise ArtifactError(f"{name}:{number} holds no mapping")
+            raise ArtifactError(f"{name}:{number} is not a mapping")
         yield row
 
 
@@ -262,18 +262,18 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+        raise ValueError(f"duplicate key {next(name for name in names if names.count(name) > 1)!r}")
     return found
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _finite(text: str) -> float:
     found = float(text)
     if found in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:40]} is no finite number")
+        raise ValueError(f"{text[:40]} is not a finite number")
     return found
 
 
@@ -281,16 +281,16 @@ def _finite(text: str) -> float:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The value in YAML that DVC wrote, or claims to have: without aliases and tags, which it never writes.
+    """Parse untrusted YAML in DVC's format, without aliases and tags, which DVC never writes.
 
-    DVC writes YAML 1.2, in which 1e-08 is a number and `yes` a text: PyYAML, which reads YAML 1.1, takes neither for what it is.
+    DVC writes YAML 1.2, where 1e-08 is a number and `yes` a string; PyYAML reads YAML 1.1 and misreads both.
 
     Raises:
-        ArtifactError: too long, nested too deep, an alias or a tag, or not YAML.
+        ArtifactError: too long, nested too deeply, not YAML, or with an alias or a tag.
     """
     if len(text) > LOCK_BYTES:
-        raise ArtifactError(f"{name} has {len(text)} characters, more than {LOCK_BYTES}: DVC did not write it")
-    import yaml  # jobs come through this door too, and read none
+        raise ArtifactError(f"{name} is too large ({len(text)} > {LOCK_BYTES} characters) to be a DVC file")
+    import yaml  # imported here because jobs import this module and parse no YAML
     from ruamel.yaml import YAML, YAMLError
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -298,46 +298,46 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         for event in yaml.parse(text, Loader=loader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) or getattr(event, "tag", None):
-                raise ArtifactError(f"{name} holds an alias or a tag: DVC did not write it")
+                raise ArtifactError(f"{name} contains an alias or a tag, which DVC never writes")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
-                raise ArtifactError(f"{name} is nested more than {DEEPEST} levels deep: DVC did not write it")
+                raise ArtifactError(f"{name} is nested too deeply (more than {DEEPEST} levels) to be a DVC file")
         return YAML(typ="safe").load(text)
     except (yaml.YAMLError, YAMLError, ValueError, ArithmeticError, RecursionError) as error:
         raise ArtifactError(f"{name} cannot be read ({shown(' '.join(str(error).split()))[:300]})") from error
 
 
-# --- what was compiled ---------------------------------------------------------------------------------------------------
+# --- compiled sources ----------------------------------------------------------------------------------------------------
 
 
 class CompiledSource(BaseModel):
-    """What a variant, or a recipe outside of the project's own, was compiled from (`configs/language/compile.py`)."""
+    """The source of a variant, or of a recipe outside the project's own (`configs/language/compile.py`)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     recipe: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain_text)]
-    """Its name, or a path."""
+    """Recipe name or path."""
     overrides: tuple[Annotated[str, AfterValidator(_plain_text)], ...] = Field(alias="set", strict=False)
-    """As `--set` has them."""
+    """As in `--set`."""
 
 
 def read_source(path: Path) -> CompiledSource:
-    """What a `source.json` says.
+    """Parse a `source.json`.
 
     Raises:
-        ArtifactError: missing, no plain file, or none that we have written; the field is named.
+        ArtifactError: missing, not a regular file, or invalid; the message names the field.
     """
     try:
         return CompiledSource.model_validate(read_json(path, SOURCE_BYTES))
     except ValidationError as error:
-        raise ArtifactError(f"{path} names no recipe and its overrides ({described(error)})") from error
+        raise ArtifactError(f"{path} is not a valid source.json ({described(error)})") from error
 
 
-# --- what DVC keeps ----------------------------------------------------------------------------------------------------
+# --- DVC's files -------------------------------------------------------------------------------------------------------
 
 
 class _Known(BaseModel):
-    """Of what DVC writes, the fields that we read; its other fields are its own business."""
+    """The fields of DVC's files that Pedigree reads; others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
@@ -348,10 +348,10 @@ class _Member(_Known):
 
 
 class LockOut(_Known):
-    """An output, as a `dvc.lock` or the run cache names it."""
+    """An output in a `dvc.lock` or in the run cache."""
 
     path: Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_plain_text)]
-    """As DVC has it: relative to the lock file; whoever joins it proves where it lies."""
+    """Relative to the lock file, as in DVC; callers must check the joined path."""
     md5: ObjectId | None = None
     files: tuple[_Member, ...] = Field(default=(), strict=False)
 
@@ -361,7 +361,7 @@ class LockOut(_Known):
 
 
 class LockEntry(_Known):
-    """What a stage once made."""
+    """A stage's recorded result."""
 
     cmd: str | list[str] = ""
     deps: tuple[LockOut, ...] = Field(default=(), strict=False)
@@ -369,7 +369,7 @@ class LockEntry(_Known):
 
     @property
     def objects(self) -> dict[str, str]:
-        """Name of the output → object."""
+        """Output name → object."""
         return {out.part: out.md5 for out in self.outs if out.md5}
 
 
@@ -379,66 +379,66 @@ _MANIFEST = TypeAdapter(dict[RelativePath, Sha256])
 
 
 def parse_listing(data: bytes, name: str) -> dict[str, str]:
-    """Path → md5 of the files of a folder, out of a DVC `.dir` object.
+    """Path → MD5 of the files of a folder, from a DVC `.dir` object.
 
     Raises:
-        ArtifactError: it is none; the field is named.
+        ArtifactError: invalid; the message names the field.
     """
     try:
         found = _LISTING.validate_python(parse_json(data, name, LIST_BYTES))
         no_twins(member.relpath for member in found)
     except ValidationError as error:
-        raise ArtifactError(f"{name} is no list of files ({described(error)})") from error
+        raise ArtifactError(f"{name} is not a valid list of files ({described(error)})") from error
     except ValueError as error:
-        raise ArtifactError(f"{name} is no list of files ({error})") from error
+        raise ArtifactError(f"{name} is not a valid list of files ({error})") from error
     return {member.relpath: member.md5 for member in found}
 
 
 def parse_manifest(data: bytes, name: str) -> dict[str, str]:
-    """Path → sha256 of the files of a checkpoint.
+    """Path → SHA-256 of the files of a checkpoint.
 
     Raises:
-        ArtifactError: it is none; the field is named.
+        ArtifactError: invalid; the message names the field.
     """
     return parse_files(_MANIFEST, data, LIST_BYTES, name, "manifest")
 
 
 def parse_files(kind: TypeAdapter[dict[str, Held]], data: bytes, most: int, name: str, what: str) -> dict[str, Held]:
-    """What a file of at most `most` bytes says of others: path → what `kind` holds.
+    """Parse a mapping from paths to values of type `kind`, of at most `most` bytes.
 
     Raises:
-        ArtifactError: it is not of that kind, or two of its names are one to some file systems: `name` is no `what`.
+        ArtifactError: invalid, or two of its paths coincide on some file systems; the message calls it `what`.
     """
     try:
         found = kind.validate_python(parse_json(data, name, most))
         no_twins(found)
     except ValidationError as error:
-        raise ArtifactError(f"{name} is no {what} ({described(error)})") from error
+        raise ArtifactError(f"{name} is not a valid {what} ({described(error)})") from error
     except ValueError as error:
-        raise ArtifactError(f"{name} is no {what} ({error})") from error
+        raise ArtifactError(f"{name} is not a valid {what} ({error})") from error
     return found
 
 
 def parse_entry(raw: Any, name: str) -> LockEntry:
-    """An entry of a `dvc.lock` or of the run cache.
+    """Parse an entry of a `dvc.lock` or of the run cache.
 
     Raises:
-        ArtifactError: it is none; the field is named.
+        ArtifactError: invalid; the message names the field.
     """
     try:
         return LockEntry.model_validate(raw)
     except ValidationError as error:
-        raise ArtifactError(f"{name} is no entry of DVC's ({described(error)})") from error
+        raise ArtifactError(f"{name} is not a valid DVC entry ({described(error)})") from error
 
 
 def parse_lock(text: str, name: str) -> dict[str, LockEntry]:
-    """Stage → what it made, out of the text of a `dvc.lock`.
+    """Stage → its result, from the text of a `dvc.lock`.
 
     Raises:
-        ArtifactError: it is none; the field is named.
+        ArtifactError: invalid; the message names the field.
     """
     value = parse_yaml(text, name) or {}
     stages = value.get("stages") or {} if isinstance(value, dict) else None
     if not isinstance(stages, dict):
-        raise ArtifactError(f"{name} is no dvc.lock: it has no mapping `stages`")
+        raise ArtifactError(f"{name} is not a valid dvc.lock: it has no mapping `stages`")
     return {str(stage): parse_entry(entry, f"{name}, stage {shown(str(stage)[:80])}") for stage, entry in stages.items()}

@@ -158,7 +158,7 @@ def test_texts_are_looked_at_in_a_sample_that_is_stated():
 
 
 def test_what_the_library_cannot_do_is_told():
-    with pytest.raises(ValidationError, match=r"expect_column_mean_to_be_between cannot be held against turns, .*mean"):
+    with pytest.raises(ValidationError, match=r"expect_column_mean_to_be_between cannot be evaluated on turns, .*mean"):
         held(facts_with(turns=list("abcde")), {"expect": "column_mean_to_be_between", "column": "turns", "min_value": 1})
 
 

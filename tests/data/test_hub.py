@@ -156,17 +156,17 @@ WRONG = [
     ({"split": "dev"}, r"hub data set lab/sums: there is no split dev: it has train, test"),
     ({"config": "mian"}, r"hub data set lab/sums: BuilderConfig 'mian' not found. Available: \['main', 'other'\]"),
     ({"config": ["main", "mian"]}, r"hub data set lab/sums: BuilderConfig 'mian' not found"),
-    ({"config": "main", "config_as": "answer"}, r"hub data set lab/sums: train has a column answer of its own: leave config_as out"),
+    ({"config": "main", "config_as": "answer"}, r"hub data set lab/sums: train already has a column answer: omit config_as"),
     ({"columns": {"prompt": "text"}}, r"hub data set lab/sums: train has no column text: it has question, answer"),
     ({"columns": {"prompt": "question", "ground_truth": "answer.text"}}, r"sums: train has no column answer.text: it has question, answer"),
-    ({"split_as": "answer"}, r"hub data set lab/sums: train has a column answer of its own: leave split_as out, or name another"),
-    ({"revision": "a" * 40}, r"hub data set lab/sums has no commit a{40}: correct `revision`, or write `pin me` and type `pedigree pin"),
-    ({"revision": "pin me"}, r"hub data set lab/sums: its revision is still to be chosen: `pedigree pin RECIPE`"),
-    ({"repo": "lab/none"}, r"hub data set lab/none does not exist on http://.*, or is private: correct `repo`, or log in by `hf auth"),
-    ({"repo": "lab/gated"}, r"hub data set lab/gated is gated: ask for access at http://.*/datasets/lab/gated, and log in"),
+    ({"split_as": "answer"}, r"hub data set lab/sums: train already has a column answer: omit split_as, or use another name"),
+    ({"revision": "a" * 40}, r"hub data set lab/sums has no commit a{40}: correct `revision`, or write `pin me` and run `pedigree pin"),
+    ({"revision": "pin me"}, r"hub data set lab/sums: its revision is not pinned: `pedigree pin RECIPE`"),
+    ({"repo": "lab/none"}, r"hub data set lab/none does not exist on http://.*, or is private: correct `repo`, or log in with `hf auth"),
+    ({"repo": "lab/gated"}, r"hub data set lab/gated is gated: request access at http://.*/datasets/lab/gated, and log in"),
     (
         {"repo": "lab/forbidden"},
-        r"hub data set lab/forbidden: http://.* forbids this to the access token \(.*Enable gated repositories.*\): give it the right",
+        r"hub data set lab/forbidden: http://.* forbids this to the access token \(.*Enable gated repositories.*\): allow it to read",
     ),
     ({"repo": "lab/former"}, r"hub data set lab/former has moved to lab/sums: write that as its `repo`"),
 ]
@@ -202,7 +202,7 @@ def test_rows_of_another_commit_never_stand_in_for_those_of_a_hub_that_is_away(h
     assert [row["question"] for row in offline.ask("load_dataset", "lab/sums", "main", "train", new)["value"]] == ["a", "b", "c"]
     refused = offline.ask("rows", source(hub, revision=new))
     assert refused["passing"] is False
-    assert "not all files of commit" in refused["error"] and "HF_HUB_OFFLINE forbids to ask the hub: unset it" in refused["error"]
+    assert "not all files of commit" in refused["error"] and "HF_HUB_OFFLINE disables the hub: unset it" in refused["error"]
     assert "not in its cache" in offline.ask("check", "dataset", "lab/sums", new)["error"]
     offline.close()
 
@@ -299,15 +299,15 @@ def test_a_mirror_of_another_commit_is_refused(hub, online, mirror):
     folder = lay(mirror)
     (folder / "REVISION").write_text(commits(hub)[1])
     for what in (online.ask("rows", source(hub)), online.ask("check", "dataset", "lab/sums", commits(hub)[0])):
-        assert f"REVISION is of commit {commits(hub)[1]}, not of {commits(hub)[0]}: put it there by `hf download" in what["error"]
+        assert f"REVISION is of commit {commits(hub)[1]}, not of {commits(hub)[0]}: download it with `hf download" in what["error"]
     assert online.ask("newest", "dataset", "lab/sums") == {"value": commits(hub)[1]}
     (folder / "REVISION").write_text("main")
-    assert "is of commit 'main', which is none" in online.ask("rows", source(hub))["error"]
+    assert "records commit 'main' for REVISION, which is not a commit hash" in online.ask("rows", source(hub))["error"]
 
 
 def test_a_mirror_that_says_nothing_has_no_newest_commit(online, mirror):
     lay(mirror)
-    assert "does not say of which commit it is" in online.ask("newest", "dataset", "lab/sums")["error"]
+    assert "does not record its commit" in online.ask("newest", "dataset", "lab/sums")["error"]
 
 
 @pytest.mark.parametrize("kind", ["dataset", "model"])
@@ -327,7 +327,7 @@ def test_what_hf_download_has_laid_there_is_proved_by_its_notes(hub, online, mir
         assert "holds no hashes to prove it" in read()["value"]["unproved"]
     changed = mirror / place / {"dataset": "main/train-00001-of-00002.parquet", "model": "tokenizer.json"}[kind]
     changed.write_bytes(changed.read_bytes() + b" ")
-    assert f"{changed} was changed since it was laid there" in read()["error"]
+    assert f"{changed} was changed after the download" in read()["error"]
     other = next(other for other in ("a" * 40, commits(hub)[1]) if other != commit)
     assert f"is of commit {commit}, not of {other}" in online.ask("check", kind, place.partition("/")[2], other)["error"]
 
@@ -361,7 +361,7 @@ def test_a_card_reaches_no_file_outside_of_its_repository(hub, online, mirror, t
         online.ask("set_mirror", None)
         commit = hub.commit("datasets/lab/hostile", files)
     answer = online.ask("rows", {"repo": "lab/hostile", "revision": commit, "split": "train"})
-    assert answer.get("kind") == "HubError" and "victim.jsonl', which is none of its files" in answer["error"], answer
+    assert answer.get("kind") == "HubError" and "victim.jsonl', which is not one of its files" in answer["error"], answer
     assert victim.read_bytes() == jsonl(question("secret")) and not victim.is_symlink()
 
 
@@ -373,10 +373,10 @@ def test_links_of_a_mirror_stay_in_its_folder(hub, online, mirror, tmp_path):
     assert questions(online.ask("rows", wanted)) == ["f"]
     (folder / "data.jsonl").unlink()
     (folder / "data.jsonl").symlink_to(tmp_path / "victim.jsonl")
-    assert "data.jsonl', which is none of its files" in online.ask("rows", wanted)["error"]
+    assert "data.jsonl', which is not one of its files" in online.ask("rows", wanted)["error"]
 
 
-@pytest.mark.parametrize(("given", "says"), [("some/folder", "is relative, and jobs run in folders of their"), ("/none", "is no folder")])
+@pytest.mark.parametrize(("given", "says"), [("some/folder", "is relative, but jobs run in other folders"), ("/none", "is not a folder")])
 def test_a_mirror_that_cannot_be_one_is_refused(hub, online, mirror, given, says):
     online.ask("set_mirror", given)
     assert says in online.ask("rows", source(hub))["error"]

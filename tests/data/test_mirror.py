@@ -174,7 +174,7 @@ def test_a_living_holder_is_named_and_nothing_is_taken_from_it(mirror):
     heart = threading.Thread(target=live)
     heart.start()
     said: list[str] = []
-    with pytest.raises(Held, match="the job a is at work on the same stage"):
+    with pytest.raises(Held, match="the job a is running the same stage"):
         lease(mirror, "b").acquire(said.append)
     ended.set()
     heart.join()
@@ -242,7 +242,7 @@ def test_a_claim_that_no_job_writes_is_named_and_nothing_is_taken_over_or_remove
     send(mirror, tmp_path, 5)
     storage.write(f"{mirror.url}/lease/000007.json", claim)
     for use in (lambda: lease(mirror, "b").acquire(quiet), lambda: mirror.clear("b")):
-        with pytest.raises(StoreError, match=rf"lease/000007\.json is no claim of a job.*{named}.*remove .*/lease"):
+        with pytest.raises(StoreError, match=rf"lease/000007\.json is not a valid lease claim.*{named}.*remove .*/lease"):
             use()
     assert mirror.checkpoints() == ["step-000005"]
     storage.remove(f"{mirror.url}/lease")

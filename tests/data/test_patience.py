@@ -35,7 +35,7 @@ def look_at(text):
 
 def test_what_takes_too_long_is_named_and_nothing_of_the_clock_is_left():
     assert each(look_at, ["a word", "!"], str) == [True, False]
-    with pytest.raises(TooSlow, match=r"^look at a word .* takes more than 0\.1 s of the processor: .* `\[ab\]\+` instead of"):
+    with pytest.raises(TooSlow, match=r"^look at a word .* takes more than 0\.1 s of CPU time: .* `\[ab\]\+` instead of"):
         each(look_at, ["!", VICTIM, "!"], "look at {}".format)
     with pytest.raises(ZeroDivisionError):
         each(lambda number: 1 // number, [1, 0], str)

@@ -31,7 +31,7 @@ def test_all_of_our_code_arrives_as_it_was() -> None:
      "stages/__pycache__/sft.cpython-311.pyc", "stages", "pipelines/run/ensure.py"],
 )  # fmt: skip
 def test_a_file_that_is_none_of_our_code_is_refused_though_the_hash_is_right(name: str) -> None:
-    with pytest.raises(ArtifactError, match="the store is no code of ours"):
+    with pytest.raises(ArtifactError, match="the store is not a valid code archive"):
         unpacked(*sent({name: b"x", "stages/sft/run.py": b"y"}), "the store")
 
 

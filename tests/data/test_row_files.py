@@ -53,7 +53,7 @@ def test_a_line_without_end_is_refused_wherever_blocks_end(tmp_path, monkeypatch
     assert places(packed(tmp_path / name, b"1\n" + longest + b"\n" + longest)) == [f"{name}:{number}" for number in (1, 2, 3)]
     for end in (b"", b"\n2"):
         file = packed(tmp_path / name, b"1\n" + longest + b" " + end)
-        with pytest.raises(SourceError, match=rf"^{name}:2 has more than 1000 bytes: is this a JSON list\? .*`jq -c '\.\[\]'`"):
+        with pytest.raises(SourceError, match=rf"^{name}:2 has more than 1000 bytes: JSONL has one row per line.*`jq -c '\.\[\]'`"):
             list(row_files.read(file))
 
 
@@ -183,7 +183,7 @@ def test_a_list_that_is_larger_than_what_is_held_is_refused_by_its_size(tmp_path
     monkeypatch.setattr(row_files, "LARGEST_JSON", size)
     assert places(tmp_path / "x.json") == ["x.json[0]", "x.json[1]"] and row_files.first_rows(tmp_path / "x.json", 1) is not None
     monkeypatch.setattr(row_files, "LARGEST_JSON", size - 1)
-    with pytest.raises(SourceError, match=rf"^x.json has {size} bytes, more than the {size - 1} .*: write its rows into a .jsonl .*`jq -c"):
+    with pytest.raises(SourceError, match=rf"^x.json is too large for a JSON list \({size} > {size - 1} bytes\): convert .*`jq -c"):
         places(tmp_path / "x.json")
     assert row_files.first_rows(tmp_path / "x.json", 1) is None
 

@@ -67,7 +67,7 @@ def test_another_file_is_refused_with_both_hashes_and_not_kept(store, tmp_path):
 
 
 def test_a_file_that_is_gone_is_told_with_where_else_it_may_lie(store, tmp_path):
-    with pytest.raises(Missing, match=r"source sayings: .*no such object: correct `url`, or lay the file of this hash at") as failure:
+    with pytest.raises(Missing, match=r"source sayings: .*no such object: correct `url`, or put the file with this hash at") as failure:
         fetched(stored(url="s3://bucket/raw/gone.jsonl"))
     place = Path(str(failure.value).rpartition(" at ")[2])
     place.write_bytes(ROWS)

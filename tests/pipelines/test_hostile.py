@@ -216,7 +216,7 @@ def test_script_and_wrong_types_in_evidence_reach_no_page(tmp_path: Path) -> Non
     ("make", "said"),
     [
         (lambda folder: os.mkfifo(folder / "sub" / "p"), "shared/sub/p is not a plain file: an artifact holds plain files only"),
-        (lambda folder: (folder / "sub" / "a\x1bb").touch(), r"shared/sub/a\u001bb has a name that no file may have"),
+        (lambda folder: (folder / "sub" / "a\x1bb").touch(), r"shared/sub/a\u001bb has an invalid name"),
         (lambda folder: (folder / "sub" / "gone").symlink_to("x"), "shared/sub/gone is not a plain file: links are not followed"),
     ],
 )

@@ -94,13 +94,13 @@ def test_what_cannot_be_told_stays_open_and_the_rest_is_written(project, hub, mo
     code, said = typed(project, hub.url, "pin", "whole")
     rows = hub.repos["datasets/lab/rows"].head
     assert code == 1 and read(project, "whole") == PARENT.replace("rows, revision: pin me", f"rows, revision: {rows}")
-    assert "lab/model: still `pin me`: hub model lab/model is gated: ask for access at" in said
+    assert "lab/model: still `pin me`: hub model lab/model is gated: request access at" in said
     assert "1 revision written, 1 left open" in said
 
 
 @pytest.mark.parametrize(
     ("environment", "says"),
-    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to ask the hub: unset it"), ({}, "http://127.0.0.1:9 cannot be reached")],
+    [({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE disables the hub: unset it"), ({}, "http://127.0.0.1:9 cannot be reached")],
 )
 def test_without_a_hub_it_says_why_and_writes_nothing(project, environment, says):
     code, said = typed(project, "http://127.0.0.1:9", "pin", "whole", **environment)

@@ -161,7 +161,7 @@ def bare(tmp_path: Path) -> Path:
     [
         (
             "rows: {kind: prepare_data, record: prompt, sources: [{type: hub, repo: some/set, revision: pin me, split: train}]}",
-            "stage rows: data set some/set has no made rows to rehearse with",
+            "stage rows: dataset some/set has no rehearsal rows",
         ),
         (
             "base: {kind: source_model, source: {type: hub, repo: some/model, revision: pin me}, chat_template: tulu}",

@@ -175,13 +175,13 @@ def test_records_of_an_earlier_schema_are_migrated_wherever_they_are_read(
     for entry in known["artifacts"].values():
         entry["record"] = aged(entry["record"])
     lineage.write_text(json.dumps(known))
-    with pytest.raises(ArtifactError, match="record schema 0, from which no migration leads to 1"):
+    with pytest.raises(ArtifactError, match="record schema 0, which cannot be migrated to 1"):
         open_artifact(copied)
     monkeypatch.setitem(artifacts.MIGRATIONS["record"], 0, migrate)
     assert open_artifact(copied).record == now
     assert [found.name for _, found in walk(ancestry(copied))] == ["cleaner", "clean", "raw", "suite", "suite"]
     assert said(verify_folders([copied])) == []
-    with pytest.raises(ArtifactError, match="record schema 2, this version reads up to 1: a later version made it"):
+    with pytest.raises(ArtifactError, match="record schema 2, this version reads up to 1: use the later version that wrote it"):
         read_record({**now.model_dump(mode="json"), "schema_version": 2}, "record.json")
 
 
@@ -318,13 +318,13 @@ def test_runs_and_lineages_of_an_earlier_schema_are_migrated_and_later_ones_refu
         entry["run"] = renamed(entry["run"], "address", "stage", 0)
     (copied / "run.json").write_text(json.dumps(renamed(run, "address", "stage", 0)))
     (copied / "lineage.json").write_text(json.dumps(renamed(lineage, "artifacts", "records", 0)))
-    with pytest.raises(ArtifactError, match=r"lineage schema 0, from which no migration leads to 2"):
+    with pytest.raises(ArtifactError, match=r"lineage schema 0, which cannot be migrated to 2"):
         ancestry(copied)
-    assert any("no migration leads to 2" in line for line in said(verify_folders([copied])))
+    assert any("cannot be migrated to 2" in line for line in said(verify_folders([copied])))
     monkeypatch.setitem(artifacts.MIGRATIONS["run"], 1, lambda raw: raw)  # these hold their patches as schema 2 does
     monkeypatch.setitem(artifacts.MIGRATIONS["run"], 0, lambda raw: renamed(raw, "stage", "address", 0))
     monkeypatch.setitem(artifacts.MIGRATIONS["lineage"], 0, lambda raw: renamed(raw, "records", "artifacts", 0))
     assert ancestry(copied) == now and said(verify_folders([copied])) == []
     (copied / "run.json").write_text(json.dumps(run | {"schema_version": 3}))
-    with pytest.raises(ArtifactError, match="run schema 3, this version reads up to 2: a later version made it"):
+    with pytest.raises(ArtifactError, match="run schema 3, this version reads up to 2: use the later version that wrote it"):
         ancestry(copied)

@@ -135,7 +135,7 @@ def test_too_few_good_answers_say_why_there_are_no_more(tmp_path):
     rows = [judgment("q", "a", 0.0), judgment("r", "a", 1.0)]
     with pytest.raises(StageError, match=r"1 answers < min_rows 2 from 2 prompts \(\{'no answer above min_score': 1\}\): sample more"):
         made(tmp_path / "a", "best_answers", rows, keep={"type": "best_of_n", "min_score": 0.5}, min_rows=2)
-    with pytest.raises(PedigreeError, match="1 ids stand in the rows more than once"):
+    with pytest.raises(PedigreeError, match="the rows have 1 duplicate ids"):
         made(tmp_path / "b", "best_answers", [*rows, rows[0]], keep="best_of_n")
 
 

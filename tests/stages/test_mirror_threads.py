@@ -139,7 +139,7 @@ def test_while_another_lives_a_job_is_refused(plain_store, tmp_path):
 
     heart = threading.Thread(target=live)
     heart.start()
-    with pytest.raises(StageError, match="process 7 on elsewhere is at work on the same stage and lives"):
+    with pytest.raises(StageError, match="process 7 on elsewhere is running the same stage"):
         open_mirror(job_in(tmp_path))
     ended.set()
     heart.join()

@@ -242,7 +242,7 @@ def test_prompts_are_kept_whichever_policies_answered_them(tmp_path):
 def test_an_answer_that_stands_there_twice_is_refused(tmp_path):
     """Shards that were missing or there twice were a line in a log."""
     rows = made_up(3)
-    with pytest.raises(PedigreeError, match="1 ids stand in the rows more than once"):
+    with pytest.raises(PedigreeError, match="the rows have 1 duplicate ids"):
         paired(tmp_path / "x", [*rows, rows[5]])
 
 

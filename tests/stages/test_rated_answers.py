@@ -279,7 +279,7 @@ def test_a_server_of_many_names_leaves_a_record_that_can_be_read(tmp_path, name)
 
 def test_a_completion_that_stands_there_twice_is_refused(tmp_path):
     rows = answers(4)
-    with pytest.raises(PedigreeError, match=r"1 ids stand in the rows more than once, e\.g\. 'p0/m1/0'"):
+    with pytest.raises(PedigreeError, match=r"the rows have 1 duplicate ids, e\.g\. 'p0/m1/0'"):
         judged(tmp_path, "http://127.0.0.1:1/v1", [*rows, rows[1]])
 
 

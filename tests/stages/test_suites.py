@@ -200,7 +200,7 @@ def test_worked_examples_are_of_the_category_drawn_by_seed_and_never_items():
     assert asked() == ["Q: b shot 0", "Q: b shot 1", "Q: b shot 2"]
     assert asked(seed=1) == asked(seed=1) != asked(seed=2)
     assert all(text.startswith("Q: b shot") for text in asked(seed=1))
-    with pytest.raises(SourceError, match=r"0 worked examples of category a where the form shows 3 \(6 are items themselves"):
+    with pytest.raises(SourceError, match=r"0 worked examples of category a, but the form shows 3 \(6 are items themselves"):
         made("bbh", rows, shots=shots[:6])
 
 
