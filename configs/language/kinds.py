@@ -1,19 +1,32 @@
 """All kinds of stages, found by their folders: each package of `stages` with a module `kind`."""
 
 import importlib
-import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from configs.base.frozen import Frozen
 from configs.base.kind import Family, Kind
+from configs.base.problems import UsageProblem
 
 
 def _found() -> Iterator[tuple[str, Kind]]:
+    """
+    Raises:
+        UsageProblem: a kind that a user adds cannot be imported, or has the name of another one.
+    """
     stages = importlib.import_module("stages")  # at run time: nothing in `configs` depends on any one kind
-    for package in pkgutil.iter_modules(stages.__path__):
-        if package.ispkg and any(Path(folder, package.name, "kind.py").exists() for folder in stages.__path__):
-            yield package.name, importlib.import_module(f"stages.{package.name}.kind").KIND
+    names: set[str] = set()
+    for place, folder in enumerate(map(Path, stages.__path__)):
+        for name in sorted(path.parent.name for path in folder.glob("*/kind.py")):
+            if name in names:
+                raise UsageProblem(f"{folder / name}: the kind {name} exists already; rename the folder")
+            names.add(name)
+            try:
+                yield name, importlib.import_module(f"stages.{name}.kind").KIND
+            except Exception as error:  # of a user's file, which may raise anything
+                if place == 0:
+                    raise
+                raise UsageProblem(f"{folder / name / 'kind.py'} cannot be used: {type(error).__name__}: {error}") from error
 
 
 KINDS: dict[str, Kind] = dict(_found())

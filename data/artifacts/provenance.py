@@ -28,6 +28,7 @@ from data.store.untrusted import MIB, parse_files
 
 CODE_ROOT = Path(__file__).resolve().parents[2]
 """Root of the running code: the clone, or a job's snapshot of it."""
+ADDED_STAGES = "PEDIGREE_STAGES"
 PACKAGES = ("configs", "data", "stages")
 """Packages of ours that jobs import."""
 CODE_BYTES = 64 * MIB
@@ -43,7 +44,17 @@ def code_files(root: Path = CODE_ROOT) -> dict[str, Path]:
     folders = [root / package for package in PACKAGES]
     found = [path for folder in folders for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found += (root / "requirements").glob("*.txt")
-    return {path.relative_to(root).as_posix(): path for path in sorted(found)}
+    return dict(sorted(({path.relative_to(root).as_posix(): path for path in found} | added_kinds(root)).items()))
+
+
+def added_kinds(root: Path = CODE_ROOT) -> dict[str, Path]:
+    """Path below `root` → file, of the kinds of stages in the folder that `PEDIGREE_STAGES` names. A snapshot holds copies of its own."""
+    if root != CODE_ROOT or not (folder := os.environ.get(ADDED_STAGES)):
+        return {}
+    folder = os.path.abspath(folder)
+    kinds = [path.parent for path in Path(folder).glob("*/kind.py")]
+    found = [path for kind in kinds for path in kind.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {f"stages/{path.relative_to(folder).as_posix()}": path for path in found}
 
 
 def code_sha256(files: Mapping[str, Path]) -> str:
@@ -97,13 +108,11 @@ def fingerprint(kind: str, root: Path = CODE_ROOT) -> dict[str, Any]:
         `sha256`, and `files`: path → sha256, to report changes.
     """
     files: dict[str, str] = {}
-    waiting = [root / "stages" / kind / "run.py"]
+    waiting = [f"stages/{kind}/run.py"]
     while waiting:
-        path = waiting.pop()
-        name = path.relative_to(root).as_posix()
-        if name not in files and path.is_file():
-            found, imports = _parsed(path, path.stat().st_mtime_ns, root)
-            files[name] = found
+        name = waiting.pop()
+        if name not in files and (path := _file(name, root)):
+            files[name], imports = _parsed(path, path.stat().st_mtime_ns, root)
             waiting.extend(imports)
     return {"sha256": digest(files), "files": dict(sorted(files.items()))}
 
@@ -159,8 +168,8 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 @functools.lru_cache(maxsize=2048)
-def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[Path, ...]]:
-    """(hash of a module's syntax tree without docstrings, modules of ours that it imports)."""
+def _parsed(path: Path, modified: int, root: Path) -> tuple[str, tuple[str, ...]]:
+    """(hash of a module's syntax tree without docstrings, modules of ours that it imports, as paths below `root`)."""
     found, imports = _parsed_text(path.read_text())
     return found, tuple(sorted({file for name in imports for file in _ours(name, root)}))
 
@@ -189,11 +198,15 @@ def _is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def _ours(module: str, root: Path) -> list[Path]:
-    """The files loaded by importing a module of ours."""
+def _ours(module: str, root: Path) -> list[str]:
+    """The files loaded by importing a module of ours, as paths below `root`."""
     parts = module.split(".")
     if parts[0] not in PACKAGES:
         return []
-    whole = root.joinpath(*parts)
-    packages = [root.joinpath(*parts[:end], "__init__.py") for end in range(1, len(parts) + 1)]
-    return [path for path in (*packages, whole.with_suffix(".py")) if path.is_file()]
+    packages = ["/".join([*parts[:end], "__init__.py"]) for end in range(1, len(parts) + 1)]
+    return [name for name in (*packages, "/".join(parts) + ".py") if _file(name, root)]
+
+
+def _file(name: str, root: Path) -> Path | None:
+    path = root / name
+    return path if path.is_file() else added_kinds(root).get(name)

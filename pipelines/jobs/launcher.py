@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 from configs.base.project import Project
 from configs.language.execution import Numerics
 from data.artifacts.artifacts import ArtifactError, write_json
+from data.artifacts.provenance import ADDED_STAGES
 from data.host.faults import fault_point
 from data.store.fence import FENCE, Fence
 from pipelines.jobs import memory_kills
@@ -280,7 +281,7 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
 def job_environment(scratch: Path, numerics: Numerics, code_root: Path, names: Sequence[str], fence: Fence | None = None) -> dict[str, str]:
     """The job's environment: ours, with our code first, no telemetry, what numerics fix, its fence, and the GPUs of its slots."""
     kept = without_process_group(os.environ).items()
-    environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_"))}
+    environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_")) and name != ADDED_STAGES}
     environment |= QUIET | {
         MARK: str(scratch),
         "PYTHONPATH": os.pathsep.join([str(code_root), *filter(None, [os.environ.get("PYTHONPATH")])]),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.base.secrets import find_secrets
-from data.artifacts.provenance import CODE_ROOT
+from data.artifacts.provenance import CODE_ROOT, added_kinds
 from pipelines.ledger.git import run_git
 
 PATCH_LIMIT = 2**20
@@ -35,19 +35,31 @@ def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, 
     patch = _git(root, *DIFF, "HEAD", "--", ".", *GENERATED)
     untracked = os.fsdecode(_git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *GENERATED)).split("\0")
     names = [name for name in sorted(filter(None, untracked)) if (root / name).is_file()]
-    kept = names if new_files else []
+    kept = [(root, name, "") for name in names if new_files]
+    kept += [
+        (path.parents[len(Path(name).parts) - 2], name.removeprefix("stages/"), "stages/")
+        for name, path in sorted(added_kinds(root).items())
+    ]
     state: dict[str, Any] = {"commit": commit, "dirty": bool(patch or kept), "patch_sha256": None}
     if state["dirty"]:
-        state |= _kept(root, patch, kept)
+        state |= _kept(patch, kept)
     return state | ({"new_files": len(names)} if names and not new_files else {})
 
 
-def _kept(root: Path, patch: bytes, new: list[str]) -> dict[str, str]:
-    """The patch as text with its sha256, when it is small, is text and holds nothing secret."""
-    size = len(patch) + sum((root / name).stat().st_size for name in new)
+def _kept(patch: bytes, new: list[tuple[Path, str, str]]) -> dict[str, str]:
+    """The patch as text with its sha256, when it is small, is text and holds nothing secret.
+
+    Args:
+        patch: of the files that git knows.
+        new: (folder, path in it, where that folder belongs in the repository) of the others.
+    """
+    size = len(patch) + sum((folder / name).stat().st_size for folder, name, _ in new)
     if size > PATCH_LIMIT:
         return {"patch_left_out": f"it has {size} bytes, more than {PATCH_LIMIT}: commit the changes before you run"}
-    whole = patch + b"".join(_git(root, *DIFF, "--no-index", "--", os.devnull, name, differs=1) for name in new)
+    whole = patch
+    for folder, name, place in new:
+        prefixes = (f"--src-prefix=a/{place}", f"--dst-prefix=b/{place}")
+        whole += _git(folder, *DIFF, *prefixes, "--no-index", "--", os.devnull, name, differs=1)
     try:
         text = whole.decode()
     except UnicodeDecodeError:

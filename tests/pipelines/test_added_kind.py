@@ -1,0 +1,95 @@
+"""A kind of stage in a folder of its own, outside the repository: the example of CONTRIBUTING, through every command that reads kinds."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import deadline
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = """
+description: Short answers.
+execution: cpu
+stages:
+  sums:
+    kind: prepare_data
+    record: conversation
+    sources: [{type: arithmetic, operations: [add, subtract], digits: [1, 2, 3], count: 40, seed: 1}]
+  short: {kind: keep_short, in: {data: sums}, max_characters: 2}
+"""
+
+
+class Project:
+    def __init__(self, folder: Path) -> None:
+        self.root, kinds = folder / "project", folder / "kinds"
+        for block in re.findall(r"```python\n(# keep_short/.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL):
+            path = kinds / block.split("\n")[0].removeprefix("# ")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block)
+        for name in ("configs/execution/cpu.yaml", ".gitignore", ".dvcignore", ".dvc/config"):
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((ROOT / name).read_bytes())
+        (self.root / "configs/recipes").mkdir()
+        (self.root / "configs/recipes/short.yaml").write_text(RECIPE)
+        subprocess.run(["git", "init", "-q"], cwd=self.root, check=True)
+        self.kind = kinds / "keep_short" / "kind.py"
+        self.environment = os.environ | {
+            "PYTHONPATH": str(ROOT), "PEDIGREE_STAGES": str(kinds), "PEDIGREE_PREFECT": "never", "DVC_NO_ANALYTICS": "1", "COLUMNS": "200",
+        }  # fmt: skip
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        command = [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
+        done = subprocess.run(command, cwd=self.root, env=self.environment, capture_output=True, text=True, timeout=deadline(300))
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout or done.stderr
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(tmp_path_factory.mktemp("added"))
+
+
+def test_it_is_planned_rehearsed_run_reported_and_traced(project):
+    (_, short) = json.loads(project("plan", "short", "--json"))["stages"]
+    assert short["estimate"]["amounts"]["rows"] == {"value": 40, "how": "at_most"}
+
+    rehearsal = json.loads(project("rehearse", "short", "--json"))
+    assert rehearsal["outcome"] == "done"
+
+    ran = json.loads(project("run", "short", "--json"))
+    assert {stage["address"]: stage["outcome"] for stage in ran["stages"]} == {"short/sums": "ran", "short/short": "ran"}
+    metrics = json.loads((project.root / "artifacts/short/short/record.json").read_text())["metrics"]
+    assert metrics["rows"] + metrics["dropped"]["long"] == 40 and min(metrics["rows"], metrics["dropped"]["long"]) > 0
+    again = json.loads(project("run", "short", "--json"))
+    assert {stage["outcome"] for stage in again["stages"]} == {"unchanged"}
+
+    project("report", "short")
+    report = (project.root / "artifacts/short/report.html").read_text()
+    assert "keep_short" in report and "long" in report
+
+    drops = [json.loads(line) for line in (project.root / "artifacts/short/short/evidence/drops.jsonl").read_text().splitlines()]
+    assert "3 characters" in project("trace", drops[0]["id"])
+
+
+def test_its_code_is_in_the_record(project):
+    """As a patch against the commit of ours, from which `reproduce` checks it out."""
+    project("run", "short")
+    lineage = json.dumps(json.loads((project.root / "artifacts/short/short/lineage.json").read_text()))
+    assert "b/stages/keep_short/kind.py" in lineage and "b/stages/keep_short/run.py" in lineage
+    run = json.loads((project.root / "artifacts/short/short/run.json").read_text())
+    assert "stages/keep_short/run.py" in json.dumps(run)
+
+
+def test_a_kind_that_cannot_be_used_is_named(project):
+    text = project.kind.read_text()
+    try:
+        project.kind.write_text(text.replace("KIND = ", "OTHER = "))
+        assert "keep_short/kind.py cannot be used: AttributeError" in project("plan", "short", code=2)
+    finally:
+        project.kind.write_text(text)
