@@ -181,8 +181,8 @@ class Store:
             return self._lock(pipeline).get(name)
 
     def _refuse_forged(self, lock: Path) -> None:
-        """Reject an untrusted `dvc.lock`, e.g. from another branch. DVC follows aliases without limit, and takes a hash that is a path for an
-        object of its cache, finds it damaged, and deletes the file.
+        """Reject a forged `dvc.lock`, e.g. from another branch. DVC follows aliases without limit, and takes a hash that is a path for
+        an object of its cache, finds it damaged, and deletes the file.
         """
         try:
             parse_lock(read_lock(lock), lock.relative_to(self.project.root).as_posix())
@@ -346,8 +346,8 @@ class Store:
     def commit_outputs(self, stage: "PipelineStage", beat: Beat = silent) -> None:
         """Put outputs hashed by `save_outs` into the cache; the caller holds the lock.
 
-        Outputs are added one by one: DVC's attempt at a reflink truncates an equal object that another stage is just adding. Files in place are
-        not touched: DVC would remove a file before linking it to the cache, so that a kill or a reader in between finds none.
+        Outputs are added one by one: DVC's attempt at a reflink truncates an equal object that another stage is just adding. Files in place
+        are not touched: DVC would remove a file before linking it to the cache, and a kill or a reader in between would find none.
         """
         for out in stage.outs:
             for path in damaged(out, beat):  # DVC would trust an existing object of that name, whatever its bytes
@@ -529,7 +529,7 @@ class Store:
 
     @dvc_errors()
     def fetch(self, stage: "PipelineStage", tell: Tell = silent) -> bool:
-        """Fetch what the stage's outputs need into the cache, verifying every object; False if the remote's objects are incomplete or damaged.
+        """Fetch what the stage's outputs need into the cache, verifying every object; False if objects are missing or damaged.
 
         Raises:
             RemoteError: the remote cannot be used.
