@@ -291,7 +291,7 @@ def _failure(status: Status, handle: Handle) -> tuple[str, str] | None:
     if status.exit_code == OVERTAKEN:
         return "lost", "the job stopped itself because a later submission of it exists"
     if status.exit_code in (-signal.SIGTERM, -signal.SIGUSR1):
-        return "preempted", "the job was told to stop before it started"
+        return "preempted", "the job was stopped before it started"
     if status.exit_code is not None and status.exit_code < 0:
         return "crashed", f"the job was killed by signal {-status.exit_code}"
     return "crashed", f"the job exited with code {status.exit_code} and left no result: {_last_line(scratch / 'log.txt')}"

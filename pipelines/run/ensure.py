@@ -223,8 +223,8 @@ def log_file(project: Project, address: str) -> Path:
 
 
 def _make_current(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> Outcome:
-    told = run.telling(node.address)
-    if not force and _reused(run, node, need, told, alone.check):
+    progress = run.telling(node.address)
+    if not force and _reused(run, node, need, progress, alone.check):
         _clear(run.project, node, need.key)
         return "restored"
     if not run.make:
@@ -232,18 +232,20 @@ def _make_current(run: RunContext, node: Node, need: Need, force: bool, alone: A
     _bring_inputs(run, node)
     outcome, before = _produce(run, node, need, force, alone)
     _publish(run, node, need, alone)
-    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), told.hashed, alone.check)
+    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
     _clear(run.project, node, need.key)
     return outcome
 
 
-def _reused(run: RunContext, node: Node, need: Need, told: Told, check: Check) -> bool:
+def _reused(run: RunContext, node: Node, need: Need, progress: Told, check: Check) -> bool:
     """Whether an existing artifact was reused. A fresh result of this key's job wins over the cache: `--force` may have requested it."""
     scratch = run.project.scratch(need.key)
     ledger = run.ledger
-    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, told.hashed, check):
+    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, progress.hashed, check):
         return True
-    return not is_forced(scratch) and (ledger.restore(node, need.key, told, check) or ledger.adopt(node, need.key, told.hashed, check))
+    return not is_forced(scratch) and (
+        ledger.restore(node, need.key, progress, check) or ledger.adopt(node, need.key, progress.hashed, check)
+    )
 
 
 def _bring_inputs(run: RunContext, node: Node) -> None:

@@ -85,7 +85,7 @@ def test_the_commit_of_one_repository_is_never_given_to_another(project, hub):
         (project / "configs" / "recipes" / "child.yaml").write_text(f"{child}  base: {{source: {{repo: {repo}}}}}\n")
         (project / "configs" / "recipes" / "whole.yaml").write_text(PARENT.replace("lab/model", "lab/first"))
         code, said = typed(project, hub.url, "pin", "child")
-        assert code == 2 and f"child.yaml:6: {repo} stands here without a revision of its own" in said, said
+        assert code == 2 and f"child.yaml:6: {repo} has no revision of its own here" in said, said
         assert "write `revision: pin me` beside its `repo`" in said and "pin me" in read(project, "whole")
 
 
