@@ -215,7 +215,7 @@ with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
     for pid in children:
         os.kill(int(pid), signal.SIGCONT)
     _, said = other.communicate("\n", timeout=deadline(20))
-    assert other.returncode != 0 and "LeaseLost" in said and "has number 1 and the latest is 2" in said
+    assert other.returncode != 0 and "LeaseLost" in said and "has number 1, but the latest is 2" in said
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_who_was_overtaken_learns_of_it_in_spite_of_a_listing_of_a_minute_ago(tm
         assert "000002.json" not in os.listdir(tmp_path / "a")
         other_machine("cp 000001.json 000002.json; touch fence-000002-0001")
         assert "000002.json" not in os.listdir(tmp_path / "a"), "what this test needs: the view is an old one"
-        with pytest.raises(LeaseLost, match="has number 1 and the latest is 2"):
+        with pytest.raises(LeaseLost, match="has number 1, but the latest is 2"):
             hold.check()
         os.listdir(tmp_path / "a")
         other_machine("touch fence-000003-0001")

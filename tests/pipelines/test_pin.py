@@ -148,7 +148,7 @@ def test_a_recipe_with_open_revisions_is_checked_and_planned_and_not_run(project
     assert code == 0 and "Not pinned yet: lab/rows, lab/model, lab/more." in said and "`pedigree pin child` writes" in said
     code, said = type_(project, "run", "child")
     assert code == 2
-    for line in ("raw: hub data set lab/rows has no revision yet (`pin me`): `pedigree pin child` writes", "base: hub model lab/model"):
+    for line in ("raw: hub data set lab/rows has no revision yet (`pin me`); `pedigree pin child` writes", "base: hub model lab/model"):
         assert line in said
     assert not list(project.rglob("scratch/*")) and not list((project / "artifacts").rglob("record.json"))
 
