@@ -1,1 +1,1 @@
-"""One running job: where it runs, who may write, what happens when it fails."""
+"""One running job: where it runs, who may write, and what happens when it fails."""

@@ -1,4 +1,4 @@
-"""What the orchestrator does for a job with `placement.checkpoint_url`: proves it before, clears it away afterwards."""
+"""Checkpoint store of a job (`placement.checkpoint_url`): checked before the job, cleared after it."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from pipelines.jobs.scratch_state import known_spec
 
 
 def prove(node: Node, placement: Placement) -> None:
-    """Writes a small object and removes it, before anything expensive begins.
+    """Write and remove a small object before expensive work starts.
 
     Raises:
         StageFailed: the store cannot be used; with the remedy.
@@ -25,24 +25,24 @@ def prove(node: Node, placement: Placement) -> None:
         try:
             storage.check(placement.checkpoint_url)
         except StoreError as error:
-            raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or take it out of the profile") from error
+            raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or remove it from the profile") from error
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """Work in the store that goes further than what lies here: the job will go on from it."""
+    """Work in the store that is ahead of the local work; the job resumes from it."""
 
     mirror: Mirror
     reached: str
     """Name of a checkpoint; empty for chunks."""
     made: Made | None
-    """None: nobody can tell by which code."""
+    """The code that produced it; None if unknown."""
     problem: str
-    """Why not."""
+    """Why the code is unknown."""
 
 
 def ahead(node: Node, placement: Placement, scratch: Path, here: Sequence[str]) -> Ahead | None:
-    """What another machine has left for the job of a scratch folder, beyond its own checkpoints `here` and its chunks.
+    """Work of another machine that is ahead of the local checkpoints `here` and chunks.
 
     Raises:
         StageFailed: the store cannot be used.
@@ -56,40 +56,40 @@ def ahead(node: Node, placement: Placement, scratch: Path, here: Sequence[str]) 
         if not (newer or chunks):
             return None
         try:
-            made, problem = mirror.made(), "nobody has said which it was"
+            made, problem = mirror.made(), "its version was not recorded"
         except ContentChanged as error:
             made, problem = None, str(error)
     except StoreError as error:
-        raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or take it out of the profile") from error
+        raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or remove it from the profile") from error
     return Ahead(mirror, there[-1] if newer else "", made, problem)
 
 
 def has_work(placement: Placement, key: str) -> bool:
-    """Whether another machine has left something to go on from."""
+    """Whether another machine has left work to resume from."""
     if placement.checkpoint_url is None:
         return False
     mirror = Mirror.of(placement.checkpoint_url, key)
     try:
         return bool(mirror.checkpoints() or mirror.chunks())
-    except StoreError:  # it is proved, and the mistake told, before the job begins
+    except StoreError:  # `prove` reports it before the job starts
         return False
 
 
 def clear(url: str | None, scratch: Path) -> None:
-    """Removes what the job of a scratch folder has sent, unless another machine is at work on it; a failure is told, not raised."""
+    """Remove what the job of a scratch folder has uploaded, unless another machine is using it. Failures are logged, not raised."""
     if url is None:
         return
     mirror = Mirror.of(url, scratch.name)
     try:
-        said = None if mirror.clear(kept_token(scratch)) else f"{mirror.url} is left alone: another machine is at work there"
+        problem = None if mirror.clear(kept_token(scratch)) else f"{mirror.url} was not cleared: another machine is using it"
     except (StoreError, ArtifactError) as error:
-        said = f"{mirror.url} could not be cleared away, remove it yourself: {error}"
-    if said is not None:
-        logging.getLogger(__name__).warning(said)
+        problem = f"{mirror.url} could not be cleared, remove it manually: {error}"
+    if problem is not None:
+        logging.getLogger(__name__).warning(problem)
 
 
 def clear_after(scratch: Path) -> None:
-    """The same for a stage that is done, by what its job was told."""
+    """`clear` for a finished stage, with the URL from its job's spec."""
     spec = known_spec(scratch)
     if spec is not None:
         clear(spec.placement.checkpoint_url, scratch)

@@ -1,4 +1,4 @@
-"""The code that jobs run: a copy of ours, kept by its hash, which neither an edit nor a checkout reaches."""
+"""Code snapshots for jobs: copies of Pedigree's packages, stored by hash, that no edit or checkout can change."""
 
 import importlib.util
 import shutil
@@ -20,28 +20,28 @@ TRIES = 20
 
 
 class CodeMoves(Exception):
-    """Somebody goes on writing to our code, so that no moment of it can be told."""
+    """The code keeps changing, so no consistent snapshot can be taken."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """The code of one moment."""
+    """A consistent state of the code."""
 
     sha256: str
     folder: Path
-    """The snapshot: our packages, as they were."""
+    """The snapshot of Pedigree's packages."""
     state: dict[str, Any]
-    """What git says of that moment, as `run.json` records it."""
+    """Git state at that moment, as recorded in `run.json`."""
 
 
 def snapshot(project: Project, root: Path = CODE_ROOT, *, new_files: bool = False) -> Code:
-    """Our code as it is now, copied into the project unless it is there already; `new_files` as for `code_state`.
+    """Snapshot the current code into the project unless it is already there; `new_files` as for `code_state`.
 
     Raises:
-        CodeMoves: the files changed while they were read, again and again.
+        CodeMoves: the files kept changing while they were read.
     """
     for _ in range(TRIES):
-        with suppress(FileNotFoundError):  # of a checkout that is going on
+        with suppress(FileNotFoundError):  # a checkout is in progress
             before = _looks(root)
             sha256, state = code_sha256(code_files(root)), code_state(root, new_files=new_files)
             folder = project.code(sha256)
@@ -49,12 +49,12 @@ def snapshot(project: Project, root: Path = CODE_ROOT, *, new_files: bool = Fals
                 _copy(root, folder, sha256)
             if folder.exists() and _looks(root) == before:
                 return Code(sha256, folder, state)
-    raise CodeMoves(f"the files of {', '.join(sorted({name.split('/')[0] for name in code_files(root)}))} changed {TRIES} times while they "
-                    "were copied: wait until the checkout or the editor has finished, and type the command again")  # fmt: skip
+    raise CodeMoves(f"the files of {', '.join(sorted({name.split('/')[0] for name in code_files(root)}))} changed {TRIES} times while "
+                    "being copied: wait for the checkout or editor to finish, then run the command again")  # fmt: skip
 
 
 def receive(project: Project, sha256: str, files: Mapping[str, bytes]) -> None:
-    """Puts code that another machine has sent, proved by `data.artifacts.provenance.unpacked`, beside our own snapshots."""
+    """Store code received from another machine, verified by `data.artifacts.provenance.unpacked`, next to local snapshots."""
     with _building(project.code(sha256), sha256) as building:
         for name, content in files.items():
             path = inside(building, name)
@@ -64,30 +64,30 @@ def receive(project: Project, sha256: str, files: Mapping[str, bytes]) -> None:
 
 
 def unused(project: Project) -> list[Path]:
-    """Snapshots that no unfinished job began with."""
-    wanted = [read_mapping(spec).get("code") for spec in (project.private / "scratch").glob(f"*/{SPEC}")]  # also of another version's
+    """Snapshots that no unfinished job started with."""
+    wanted = [read_mapping(spec).get("code") for spec in (project.private / "scratch").glob(f"*/{SPEC}")]  # of any version
     return sorted(path for path in project.code("any").parent.glob("*") if path.name not in wanted)
 
 
 def differing(kind: str, one: Path, other: Path) -> list[str]:
-    """Files behind a kind of stage that differ between two folders of our code; comments and formatting do not count."""
+    """Source files of a stage kind that differ between two code folders, ignoring comments and formatting."""
     before, now = (fingerprint(kind, root)["files"] for root in (one, other))
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def _looks(root: Path) -> dict[str, tuple[int, int, int]]:
-    """How the files look from outside: what changes them changes this."""
+    """File metadata that changes whenever the files do."""
     stats = {name: path.stat() for name, path in code_files(root).items()}
     return {name: (found.st_mtime_ns, found.st_size, found.st_ino) for name, found in stats.items()}
 
 
 def _copy(root: Path, target: Path, sha256: str) -> None:
-    """Copies the files, with the bytecode that is there."""
+    """Copy the files, with existing bytecode."""
     with _building(target, sha256) as building:
         for name, path in code_files(root).items():
             copy = building / name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, copy)  # with its time: by it Python knows whether bytecode is current
+            shutil.copy2(path, copy)  # keeps the mtime, by which Python validates bytecode
             if path.suffix == ".py":
                 _copy_bytecode(path, copy)
             copy.chmod(0o444)
@@ -95,7 +95,7 @@ def _copy(root: Path, target: Path, sha256: str) -> None:
 
 @contextmanager
 def _building(target: Path, sha256: str) -> Iterator[Path]:
-    """A folder that becomes `target` by rename at the end of the block, and only when what lies in it has the hash."""
+    """Yield a folder that is renamed to `target` at the end of the block if its contents have the hash."""
     building = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         yield building
@@ -103,7 +103,7 @@ def _building(target: Path, sha256: str) -> Iterator[Path]:
             sync_tree(building)
             rename(building, target)
     except OSError:
-        if not target.exists():  # else another run has been faster
+        if not target.exists():  # otherwise another run was faster
             raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One run of a recipe: what making a stage current needs to know of the outside, and how it fails."""
+"""The context of one run of a recipe, and how a stage fails in it."""
 
 import threading
 from collections.abc import Mapping
@@ -21,31 +21,31 @@ from pipelines.quantities import transferred
 
 OnCodeChange = Literal["keep", "take", "rerun"]
 MOVING = ("fetching", "restoring", "hashing", "sending")
-"""States of a stage whose files are at work; the detail, which changes all the time, is how far they are."""
+"""States of a stage that is moving or hashing files; the detail is their progress, which changes constantly."""
 
 
 class StageFailed(PedigreeError):
-    """A stage could not be made current; everything that existed before still does."""
+    """A stage could not be made current. Everything that existed before still exists."""
 
     def __init__(self, address: str, cause: str, message: str, log: str | None = None) -> None:
         self.address, self.cause, self.message, self.log = address, cause, message, log
-        told = f"; its log is {log}, {command('logs', address)} prints it" if log else ""
-        super().__init__(f"{address} failed ({cause}): {message}{told}")
+        where = f"; its log is {log}, {command('logs', address)} prints it" if log else ""
+        super().__init__(f"{address} failed ({cause}): {message}{where}")
 
 
 class Watch(Protocol):
-    """Told what changes, from any thread. States: pending, checking, waiting, running, failed, `MOVING`, and those of `Outcome`."""
+    """Called on every change, from any thread. States: pending, checking, waiting, running, failed, `MOVING`, and those of `Outcome`."""
 
     def __call__(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None: ...
 
 
 def unwatched(address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-    """Tells nobody."""
+    """Ignore all changes."""
 
 
 @dataclass
 class RunContext:
-    """One run of a recipe: what `ensure` needs to know of the outside."""
+    """One run of a recipe: the settings and services that `ensure` needs."""
 
     project: Project
     graph: Graph
@@ -54,35 +54,36 @@ class RunContext:
     watch: Watch = unwatched
     cancelled: threading.Event = field(default_factory=threading.Event)
     launcher: Launcher | None = None
-    """The local one when absent."""
+    """Defaults to the local launcher."""
     keep_jobs: bool = False
-    """Jobs go on when the run is interrupted; the next run re-attaches to them."""
+    """Jobs keep running when the run is interrupted; the next run re-attaches to them."""
     allow_numerics_change: bool = False
-    """Checkpoints that were made under other numerics are taken too; the record is marked."""
+    """Accept checkpoints made under other numerics; the record is marked."""
     record_new_files: bool = False
-    """Files that git does not know are part of the recorded patch; otherwise only their number is recorded."""
+    """Include files unknown to git in the recorded patch; otherwise only their number is recorded."""
     fetch: bool = False
-    """Files of finished stages come out of the remote, whether something needs them or not."""
+    """Fetch the files of finished stages from the remote even if nothing needs them."""
     make: bool = True
-    """Stages that are not finished are run; otherwise they fail."""
+    """Run unfinished stages; otherwise they fail."""
     on_code_change: OnCodeChange = "keep"
-    """What becomes of unfinished work whose code has changed since: it goes on with the code that it began with, with that of now
-    (the record is marked), or begins again. `rerun` makes finished stages again, too."""
+    """How to resume unfinished work whose code has changed: `keep` uses the original code, `take` the current code (the record is marked),
+    `rerun` starts over. `rerun` also reruns finished stages.
+    """
     code_root: Path = CODE_ROOT
-    """Folder of our packages, of which jobs get a snapshot; a project may use the code of another clone."""
+    """Folder of the packages that jobs get a snapshot of; a project may use the code of another clone."""
     changes: tuple[Reduced, ...] = ()
-    """Of a rehearsal: all that is otherwise than in the real recipe and profile."""
+    """Of a rehearsal: every difference from the real recipe and profile."""
     require_checkpoint: frozenset[str] = frozenset()
-    """Addresses of stages that are refused where there is nothing to go on from."""
+    """Addresses of stages that are refused unless there is a checkpoint to resume from."""
     too_large: Mapping[str, str] = field(default_factory=dict)
-    """Address → why there is not enough memory for its job, of stages that the cache should give back: refused only where it does not."""
+    """Address → why its job would run out of memory, for stages expected from the cache; refused only if that fails."""
 
     @property
     def title(self) -> str:
         return f"pedigree run {self.graph.recipe}"
 
     def telling(self, address: str) -> Told:
-        """Shows how far it is with the files of a stage."""
+        """Callbacks that report progress on a stage's files."""
 
         def placed(done: int, total: int) -> None:
             self.watch(address, "restoring", f"{done} of {total} files")
@@ -94,7 +95,7 @@ class RunContext:
         return Told(self.transferring(address, "fetching"), placed, hashed)
 
     def transferring(self, address: str, state: str) -> Tell:
-        """Shows how far a transfer of a stage's files is."""
+        """Callback that reports the progress of a transfer of a stage's files."""
         return lambda done, total: self.watch(address, state, transferred(done, total))
 
     def jobs(self) -> Launcher:

@@ -1,5 +1,5 @@
-"""Where a job runs. A launcher is five calls without memory: everything to find a job again is in its `job.json`, and its
-processes carry its scratch folder in their environment.
+"""Launchers start, poll and end jobs. They keep no state: `job.json` holds all that is needed to find a job again, and its processes carry
+the scratch folder in their environment.
 """
 
 import logging
@@ -39,11 +39,11 @@ from pipelines.jobs.scratch_state import JOB, SPEC, memory_before, read_job, rea
 from stages.job.job import read_done
 
 State = Literal["running", "succeeded", "failed", "lost", "unknown"]
-"""`lost`: it is gone and left no result. `unknown`: it was started where this launcher cannot look; its pulse tells whether it lives."""
+"""`lost`: gone without a result. `unknown`: started where this launcher cannot look; only its heartbeat shows whether it is alive."""
 GRACE_S = 30.0
 STACKS_S = 0.5
 LOOK_S = 5.0
-"""Seconds between two looks at which processes belong to a job."""
+"""Seconds between scans for a job's processes."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -60,21 +60,22 @@ DETERMINISTIC = {
     "NCCL_ALGO": "Ring",
     "VLLM_BATCH_INVARIANT": "1",
 }
-"""Beside torch's own switch, `Numerics.deterministic` sets these: the backward pass of flash attention, one order of summation
-over ranks, and vLLM's kernels that do not see who shares their batch."""
+"""In addition to torch's own switch, `Numerics.deterministic` sets these: flash attention's backward pass, a fixed order of summation
+over ranks, and batch-invariant vLLM kernels.
+"""
 
 
 @dataclass(frozen=True)
 class Handle:
-    """A submitted job, as `job.json` holds it."""
+    """A submitted job, as stored in `job.json`."""
 
     launcher: str
     scratch: str
     attempt: int
     told: dict[str, Any] = field(default_factory=dict)
-    """What its launcher needs to find it again; nobody else reads it."""
+    """Private data of its launcher, used to find it again."""
     submitted_at: float = 0.0
-    """For people: by the clock of the machine that submitted it."""
+    """For display: by the clock of the submitting machine."""
 
 
 @dataclass(frozen=True)
@@ -85,46 +86,46 @@ class Status:
     exit_code: int | None = None
     """Known only to the process that started it; negative: a signal."""
     memory_ran_out: str | None = None
-    """Why it is believed that the kernel killed one of the job's own processes for lack of memory."""
+    """Evidence that the kernel killed one of the job's own processes for lack of memory."""
 
 
 class Launcher(Protocol):
-    """What the orchestrator asks of a place that runs jobs."""
+    """What the orchestrator requires of a backend that runs jobs."""
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
-        """Starts the job described by `scratch/spec.json` on the slots with these names, and writes `scratch/job.json`.
+        """Start the job described by `scratch/spec.json` on the slots with these names, and write `scratch/job.json`.
 
-        The job writes as long as `fence` is the latest submission's.
+        The job writes only while `fence` belongs to the latest submission.
         """
         ...
 
     def poll(self, handle: Handle) -> Status: ...
 
     def logs(self, handle: Handle, offset: int = 0) -> bytes:
-        """What the job has printed from byte `offset` on, all attempts together."""
+        """Output of the job from byte `offset` on, all attempts together."""
         ...
 
     def cancel(self, handle: Handle, grace_s: float | None = None, stacks: bool = False) -> list[int]:
-        """Asks all processes of the job to stop and returns when none lives; after `grace_s` seconds (by default 30) they are killed.
+        """Ask all processes of the job to stop and wait until none is alive; after `grace_s` seconds (default 30) they are killed.
 
-        Returns the processes that not even that has ended in time. A job of elsewhere is left alone.
-        `stacks`: before that they print to the log where each thread stands.
+        Return the processes that survived even that. A job elsewhere is left alone.
+        `stacks`: first print the stack of each thread to the log.
         """
         ...
 
     def find(self, scratch: Path) -> Handle | None:
-        """The last submitted job of a scratch folder, also when whoever submitted it died before writing `job.json`."""
+        """The last job submitted for a scratch folder, even if its submitter died before writing `job.json`."""
         ...
 
 
 def state_in(jobs: Launcher, scratch: Path) -> State | None:
-    """What the launcher says of the last job of a scratch folder; None where none is known."""
+    """The launcher's state of the last job of a scratch folder; None if there is none."""
     handle = jobs.find(scratch)
     return jobs.poll(handle).state if handle else None
 
 
 class LocalLauncher:
-    """Jobs as process groups of this machine; under torchrun for several ranks."""
+    """Runs jobs as process groups on this machine; under torchrun for several ranks."""
 
     name = "local"
 
@@ -132,11 +133,11 @@ class LocalLauncher:
         self.project = project
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         self._seen: dict[int, set[int]] = {}
-        """First process of a job → all that were seen of it: who was killed for lack of memory is not there any more."""
+        """First process of a job → all of its processes ever seen, since a process killed for lack of memory can no longer be listed."""
         self._looked = 0.0
 
     def submit(self, scratch: Path, numerics: Numerics, attempt: int, names: Sequence[str], fence: Fence | None = None) -> Handle:
-        left = kill_all(scratch)  # children that outlived the attempt before must not write beside this one
+        left = kill_all(scratch)  # children that outlived the previous attempt must not write alongside this one
         if left:
             logging.getLogger(__name__).warning("%s; the fence keeps it from writing", described(left))
         command = _command(scratch, numerics)
@@ -152,7 +153,7 @@ class LocalLauncher:
             )
         self._children[child.pid] = child
         fault_point("job started")
-        # a job that has ended within microseconds has no start time any more; its number still tells it apart from our others
+        # a job that ended within microseconds has no start time, but its PID still distinguishes it from our other jobs
         process = Process.of(child.pid) or Process(child.pid, 0, Process.here().machine)
         handle = self._handle(scratch, process, attempt)
         write_json(scratch / JOB, asdict(handle))
@@ -164,13 +165,13 @@ class LocalLauncher:
             return Status("unknown")
         child = self._children.get(process.pid)
         exit_code = child.poll() if child else None
-        # the kernel tells how our own child has ended once its last thread is gone; `/proc` shows a zombie before that
+        # the kernel reports a child's exit once its last thread is gone; `/proc` shows a zombie before that
         if (child and exit_code is None) or works_in(process, Path(handle.scratch)):
             self._look_at(process, Path(handle.scratch))
             return Status("running")
         try:
             done = read_done(Path(handle.scratch))
-        except ArtifactError:  # whoever wants its result says so
+        except ArtifactError:  # reading its result reports the error
             return Status("failed", exit_code)
         if done is not None and done.ok:
             return Status("succeeded", exit_code)
@@ -199,7 +200,7 @@ class LocalLauncher:
             send_to_group(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + (GRACE_S if grace_s is None else grace_s)
         while self._members(handle, process) and time.monotonic() < deadline:
-            if not process.alive:  # its children have lost whoever would end them
+            if not process.alive:  # orphaned children: nothing else would end them
                 deadline = min(deadline, time.monotonic() + 2.0)
             time.sleep(POLL_S)
         left = kill_all(Path(handle.scratch))
@@ -210,7 +211,7 @@ class LocalLauncher:
 
     def find(self, scratch: Path) -> Handle | None:
         known = _known(scratch)
-        if known:  # who wrote it may have mounted the project elsewhere, or it was moved since
+        if known:  # its writer may have mounted the project elsewhere, or the project has moved
             known = replace(known, scratch=str(scratch))
         process = process_of(known) if known else None
         if process is not None and works_in(process, scratch):
@@ -222,8 +223,8 @@ class LocalLauncher:
         return known
 
     def _handle(self, scratch: Path, process: Process, attempt: int) -> Handle:
-        told = {"process": asdict(process), "memory": asdict(memory_kills.Before.now())}
-        return Handle(self.name, str(scratch), attempt, told, time.time())
+        private = {"process": asdict(process), "memory": asdict(memory_kills.Before.now())}
+        return Handle(self.name, str(scratch), attempt, private, time.time())
 
     def _look_at(self, process: Process, scratch: Path) -> None:
         if time.monotonic() - self._looked > LOOK_S:
@@ -238,7 +239,7 @@ class LocalLauncher:
 
 
 def process_of(handle: Handle) -> Process | None:
-    """The process that leads a local job; None for a job of another launcher."""
+    """The leading process of a local job; None for a job of another launcher."""
     return Process.told(handle.told.get("process"))
 
 
@@ -250,28 +251,29 @@ def _command(scratch: Path, numerics: Numerics) -> list[str]:
 
 
 PROCESS_GROUP = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun says to its processes. A job is none of those: it would wait for the others of a group that is not its own."""
+"""Set by torchrun for its processes. A job must not inherit them: it would wait for the ranks of a foreign group."""
 
 
 def without_process_group(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment for a process that belongs to no group yet."""
+    """The environment for a process that belongs to no group yet."""
     return {name: value for name, value in environment.items() if name not in PROCESS_GROUP}
 
 
 KEPT_MEMORY = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=67108864:glibc.malloc.hugetlb=1"
-"""glibc gives every large block back to the kernel and takes it again, zeroed page by page: a third of a training step on a CPU.
-So blocks stay with the process, in huge pages where the kernel lets it ask for them."""
+"""By default, glibc returns every large block to the kernel and maps it again, zeroed page by page: a third of a training step on CPU.
+These settings keep blocks in the process, in huge pages where the kernel allows it.
+"""
 
 
 def device_settings(numerics: Numerics) -> dict[str, str]:
-    """What a process that computes needs in its environment, by its device and threads."""
+    """Environment variables for a computing process, by device and threads."""
     threads = {"OMP_NUM_THREADS": str(numerics.threads), "MKL_NUM_THREADS": str(numerics.threads)}
     if numerics.device == "cuda":
         return threads | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} | (DETERMINISTIC if numerics.deterministic else {})
     return threads | {
         "DS_ACCELERATOR": "cpu",
-        # Threads that spin for long cost several times the work where cores are shared; threads that do not spin at all sleep between
-        # any two operations of a small model, and waking them takes a third of its time.
+        # Long spinning costs several times the work on shared cores. Without spinning, threads sleep between any
+        # two operations of a small model, and waking them takes a third of its time.
         "OMP_WAIT_POLICY": "PASSIVE",
         "GOMP_SPINCOUNT": "20000",
         "GLIBC_TUNABLES": ":".join(filter(None, [os.environ.get("GLIBC_TUNABLES"), KEPT_MEMORY])),
@@ -279,7 +281,7 @@ def device_settings(numerics: Numerics) -> dict[str, str]:
 
 
 def job_environment(scratch: Path, numerics: Numerics, code_root: Path, names: Sequence[str], fence: Fence | None = None) -> dict[str, str]:
-    """The job's environment: ours, with our code first, no telemetry, what numerics fix, its fence, and the GPUs of its slots."""
+    """The job's environment: the current one, with the code snapshot first, no telemetry, and variables for numerics, fence and GPUs."""
     kept = without_process_group(os.environ).items()
     environment = {name: value for name, value in kept if not name.startswith(("PREFECT_", "TORCHELASTIC_")) and name != ADDED_STAGES}
     environment |= QUIET | {

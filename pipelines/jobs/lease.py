@@ -1,17 +1,15 @@
 """Leases: one writer per stage, on any number of machines that share a file system.
 
-A lease is a folder of claims. A claim is created if absent and never overwritten, its number is higher than all before, and the
-highest holds; giving it back is a mark beside it. So a number is never used twice, and whoever was overtaken without knowing it sees
-that by its number (`Hold.check`).
+A lease is a folder of numbered claims. A claim is created exclusively and never overwritten; the highest number holds the lease. A
+release is a marker file. Numbers are never reused, so a holder that lost its lease unknowingly detects it by number (`Hold.check`).
 
-    000007.json       who claimed: process, since when, what for
-    000007.beat       its pulse (`data/store/heartbeat.py`)
-    000007.released   it has been given back
-    fence-000007-0001 what was submitted under it (`data/store/fence.py`)
+    000007.json       the claim: process, start time, purpose
+    000007.beat       its heartbeat (`data/store/heartbeat.py`)
+    000007.released   marks its release
+    fence-000007-0001 fencing token of a submission under it (`data/store/fence.py`)
 
-Whether a holder lives is told by the process table where that is the holder's own; from elsewhere (another machine, a container, an
-earlier boot) only its pulse tells. A claim of a form that this version does not know is somebody's elsewhere. No clock is compared
-with another.
+For a local holder, the process table shows whether it is alive; for one elsewhere (another machine, a container, an earlier boot), only
+its heartbeat does. A claim in an unknown format counts as held elsewhere. Clocks of different machines are never compared.
 """
 
 import json
@@ -42,54 +40,55 @@ POLL_S = 0.2
 CLAIM_BYTES = 64 << 10
 _CLAIM, _OURS = re.compile(r"([0-9]{6,})\.json"), re.compile(r"([0-9]{6,})\.(?:json|beat|released)")
 _UNKNOWN = Process(0, 0, "unknown")
-"""Who has left a claim that cannot be read."""
+"""Process of an unreadable claim."""
 _HELD: set[str] = set()
-"""Tokens of the leases that this process holds: its own end of one must not depend on a disk that takes the mark."""
+"""Tokens of leases held by this process, so that releasing one does not depend on a disk that accepts the marker."""
 
 
 class Cancelled(Exception):
-    """The run was cancelled while it waited."""
+    """The run was canceled while it waited."""
 
 
 class NoLease(PedigreeError):
-    """Nothing can be claimed where the lease should be."""
+    """The lease's folder cannot be created."""
 
 
 class LeaseLost(PedigreeError):
-    """Another runner has taken over what this one held: nothing more may be written."""
+    """Another runner has taken over this lease: nothing more may be written."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease, since when, and what for."""
+    """Who holds a lease, since when, and for what purpose."""
 
     number: int
     process: Process
     since: float
-    """For people: by the holder's clock."""
+    """For display: by the holder's clock."""
     what: str
     token: str
     folder: str | None = None
-    """Of the lease, as the holder sees it."""
+    """Path of the lease folder as the holder sees it."""
 
     def holds(self, folder: Path) -> bool:
-        """Whether a holder of this machine lives, and holds this lease: a project may have been copied with its leases."""
+        """Whether a local holder is alive and holds this lease, not a copy of it: projects may be copied with their leases."""
         if self.folder is not None and is_seen_at(self.process.pid, self.folder, folder) is False:
             return False
         return self.token in _HELD if self.process == Process.here() else self.process.alive
 
     def __str__(self) -> str:
+        expiry = f"; taken over after {heartbeat.SILENCE_S:g} s without a heartbeat"
         if self.process == _UNKNOWN:
-            return f"held by {self.what}, to be taken over when silent for {heartbeat.SILENCE_S:g} s"
+            return f"held by {self.what}{expiry}"
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        elsewhere = f" on another machine or before a reboot, to be taken over when silent for {heartbeat.SILENCE_S:g} s"
-        where = "" if self.process.is_local else elsewhere
-        return f"held by process {self.process.pid}{where} since {since} ({self.what})"
+        if self.process.is_local:
+            return f"held by process {self.process.pid} since {since} ({self.what})"
+        return f"held by process {self.process.pid} on another machine or before a reboot since {since} ({self.what}){expiry}"
 
 
 @dataclass(frozen=True)
 class Hold:
-    """A lease that is held."""
+    """A held lease."""
 
     folder: Path
     number: int
@@ -97,18 +96,18 @@ class Hold:
     """Whether another holder had to be waited for."""
 
     def check(self) -> None:
-        """Call just before anything that lasts.
+        """Call right before any lasting change.
 
         Raises:
             LeaseLost: a higher number exists, or the lease is gone.
         """
         highest = _highest(fresh_names(self.folder))
         if highest != self.number:
-            told = _claim_of(self.folder, highest)
-            by = f"process {told.process.pid} ({told.what}) has taken it over" if told else "its folder is gone"
+            holder = _claim_of(self.folder, highest)
+            by = f"process {holder.process.pid} ({holder.what}) has taken it over" if holder else "its folder is gone"
             raise LeaseLost(
-                f"the lease {self.folder.name} of this run has number {self.number} and the latest is {highest}: this run was stopped or "
-                f"could not reach the disk for longer than {heartbeat.SILENCE_S:g} s, and {by}; nothing more is written here"
+                f"lease {self.folder.name} of this run has number {self.number}, but the latest is {highest}: this run was suspended or "
+                f"could not reach the disk for more than {heartbeat.SILENCE_S:g} s, and {by}; it writes nothing more"
             )
 
 
@@ -122,19 +121,19 @@ def lease(
     listener: Listener | None = None,
     beside: Callable[[], object] = lambda: None,
 ) -> Iterator[Hold]:
-    """Holds a lease for the block.
+    """Hold a lease for the block.
 
     Args:
-        folder: the lease's.
-        what: for whoever waits, e.g. `pedigree run tiny`.
+        folder: the lease's folder.
+        what: purpose shown to others that wait, e.g. `pedigree run tiny`.
         waiting: called once per holder that is waited for.
         cancelled: ends the wait.
-        listener: one that has listened to this lease already (`listen`), while another one was waited for.
-        beside: called again and again while waiting, e.g. to listen to what will be waited for next.
+        listener: has already followed this lease's heartbeat (`listen`) while another lease was waited for.
+        beside: called repeatedly while waiting, e.g. to follow the heartbeat of what will be waited for next.
 
     Raises:
         Cancelled: the event was set while waiting.
-        NoLease: a file stands where the lease's folder should.
+        NoLease: a file exists where the lease's folder should be.
     """
     _make_folder(folder)
     listener, seen, token = listener or Listener(), None, uuid.uuid4().hex
@@ -156,27 +155,27 @@ def lease(
             yield Hold(folder, number, seen is not None)
     finally:
         _HELD.discard(token)
-        with suppress(OSError):  # a full disk, or somebody has removed it all: our end is told by the process table, too
+        with suppress(OSError):  # a full disk or a deleted folder: the process table shows our end as well
             (folder / f"{number:06d}.released").touch()
 
 
 def holder_of(folder: Path, listener: Listener | None = None) -> Holder | None:
-    """The holder of a lease; one elsewhere counts until the listener has heard nothing for long enough, so one look cannot tell."""
+    """The holder of a lease. One elsewhere counts until the listener has timed out, which a single look cannot decide."""
     highest = _highest(_names(folder))
     return None if _is_over(folder, highest, listener or Listener()) else _claim_of(folder, highest)
 
 
 def listen(folder: Path, listener: Listener) -> None:
-    """Lets a listener hear whether the holder of a lease, if there is one elsewhere, gives signs of life."""
+    """Let a listener check the heartbeat of a lease's holder, if it is elsewhere."""
     listener.silent_s(_sign(folder, _highest(_names(folder))))
 
 
 def pause(cancelled: threading.Event | None, seconds: float) -> None:
-    """Raises Cancelled when that happens meanwhile."""
+    """Sleep; raise Cancelled if the event is set in the meantime."""
     if cancelled is None:
         time.sleep(seconds)
     elif cancelled.wait(seconds):
-        raise Cancelled("cancelled while waiting")
+        raise Cancelled("canceled while waiting")
 
 
 def _make_folder(folder: Path) -> None:
@@ -184,7 +183,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         wrong = next(path for path in (folder, *folder.parents) if path.exists() and not path.is_dir())
-        raise NoLease(f"{wrong} is a file, and leases are held in folders: remove it and type the command again") from error
+        raise NoLease(f"{wrong} is a file, but leases need a folder there; remove it and run the command again") from error
 
 
 def _names(folder: Path) -> list[str]:
@@ -213,9 +212,9 @@ def _sign(folder: Path, number: int) -> tuple[object, ...]:
 
 
 def _claim(folder: Path, mine: Holder) -> bool:
-    """Whether this number became ours. The file appears whole, and the listing after it shows that no higher one was there."""
+    """Try to claim a number. The file appears atomically, and the listing afterwards shows that no higher number existed."""
     target, temporary = folder / f"{mine.number:06d}.json", folder / f".{mine.token}"
-    _HELD.add(mine.token)  # before anybody can see the claim
+    _HELD.add(mine.token)  # before the claim becomes visible
     with temporary.open("w") as stream:
         stream.write(json.dumps(asdict(mine)))
         stream.flush()
@@ -223,7 +222,7 @@ def _claim(folder: Path, mine: Holder) -> bool:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        if temporary.stat().st_nlink != 2:  # NFS sends a request again whose answer was lost: then the link is ours
+        if temporary.stat().st_nlink != 2:  # NFS repeats a request whose response was lost: then the link is ours
             return False
     except OSError:  # no hard links here
         try:
@@ -234,7 +233,7 @@ def _claim(folder: Path, mine: Holder) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(folder)
-    if _highest(fresh_names(folder)) != mine.number:  # a stale listing had made us believe in a number of long ago
+    if _highest(fresh_names(folder)) != mine.number:  # a stale listing gave an outdated number
         target.unlink(missing_ok=True)
         return False
     for path in folder.iterdir():
@@ -247,12 +246,12 @@ def _claim(folder: Path, mine: Holder) -> bool:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-    except (IsADirectoryError, PermissionError):  # a folder: Linux and POSIX have a word each for it
+    except (IsADirectoryError, PermissionError):  # a folder: Linux and POSIX raise different errors
         shutil.rmtree(path, ignore_errors=True)
 
 
-class _Told(Frozen):
-    """A claim, as it stands in its file."""
+class _ClaimFile(Frozen):
+    """The contents of a claim file."""
 
     number: int
     process: dict[str, Any]
@@ -263,15 +262,15 @@ class _Told(Frozen):
 
 
 def _claim_of(folder: Path, number: int) -> Holder | None:
-    """Who has claimed a number; None where nobody has."""
+    """The holder that claimed a number; None if unclaimed."""
     path = folder / f"{number:06d}.json"
     if not path.exists():
         return None
     try:
-        told = _Told.model_validate(read_json(path, CLAIM_BYTES))
+        claim = _ClaimFile.model_validate(read_json(path, CLAIM_BYTES))
     except (ArtifactError, ValidationError):
-        told = None
-    process = Process.told(told.process) if told else None
-    if told is None or process is None:
-        return Holder(number, _UNKNOWN, 0.0, f"{path.name}, a claim that is damaged or of another version of Pedigree", "")
-    return Holder(number, process, told.since, told.what, told.token, told.folder)
+        claim = None
+    process = Process.told(claim.process) if claim else None
+    if claim is None or process is None:
+        return Holder(number, _UNKNOWN, 0.0, f"{path.name}, a claim that is damaged or from another version of Pedigree", "")
+    return Holder(number, process, claim.since, claim.what, claim.token, claim.folder)

@@ -1,4 +1,4 @@
-"""The jobs that run now: those of this machine, and those elsewhere that may be alive."""
+"""Running jobs: those on this machine, and those elsewhere that may be alive."""
 
 import time
 from dataclasses import dataclass
@@ -14,36 +14,35 @@ from pipelines.quantities import reported
 from stages.job.job import PULSES
 
 BEATS_LISTENED = 3
-"""How long a list waits for signs of life from other machines."""
+"""Heartbeats that a listing waits for from other machines."""
 
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A job whose process lives; one of another machine, as far as is known."""
+    """A job whose process is alive, or, on another machine, may be."""
 
     address: str
     kind: str
     scratch: Path
     handle: Handle | None
-    """None: its runner elsewhere was killed before it could write one."""
+    """None if its runner elsewhere was killed before writing one."""
     elsewhere: bool
-    """Whether only signs of life tell of it: on another machine, in another container."""
+    """Whether only its heartbeat shows it: on another machine, or in another container."""
     heard: bool
-    """Whether it lives for certain: here, or heard since it is listened to."""
+    """Whether it is certainly alive: here, or heard from since listening began."""
     host: str | None
-    """The machine it runs on, as that calls itself."""
+    """Its machine, by that machine's own name."""
     holder: Holder | None
-    """Who waits for it; None: nobody does, the next run will."""
+    """The runner that waits for it; None if no runner does, in which case the next run picks it up."""
     step: int
     total: int
     numbers: dict[str, float]
     silent_s: float
-    """Seconds since its last heartbeat, by this machine's clock, which is that of the job; of a job elsewhere: how long it was listened
-    to in vain."""
+    """Seconds since its last heartbeat, by this machine's clock; for a job elsewhere, seconds listened without hearing from it."""
 
     @property
     def pid(self) -> int | None:
-        """Of its first process, on this machine."""
+        """PID of its first process on this machine."""
         process = process_of(self.handle) if self.handle else None
         return process.pid if process and process.is_local else None
 
@@ -56,8 +55,8 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
     """All jobs of this project, sorted by address: those that run here, and those elsewhere that may be alive.
 
     Args:
-        project: theirs.
-        signs: who has listened to jobs elsewhere; without, each of those counts that has not reported its end.
+        project: the project.
+        signs: has followed the heartbeats of jobs elsewhere; without it, every one of them that has not reported its end counts.
     """
     launcher, signs = LocalLauncher(project), signs or Signs(project)
     found = []
@@ -72,7 +71,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
         if elsewhere and silent > heartbeat.SILENCE_S:
             continue
         address = address_of(folder)
-        hosts = [str(told["host"]) for told in heartbeat.told(folder / PULSES) if "host" in told]
+        hosts = [str(pulse["host"]) for pulse in heartbeat.told(folder / PULSES) if "host" in pulse]
         found.append(
             LiveJob(
                 address=address,
@@ -93,6 +92,6 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
 
 
 def jobs_now(project: Project) -> list[LiveJob]:
-    """Live jobs for a list. Those elsewhere are listened to for a few beats; who was not heard by then may be alive all the same."""
+    """Live jobs for a listing. Listens to jobs elsewhere for a few heartbeats; those not heard by then may still be alive."""
     signs = Signs(project)
     return signs.listen(lambda: live_jobs(project, signs), BEATS_LISTENED * heartbeat.BEAT_S)

@@ -1,12 +1,12 @@
-"""Whether the kernel killed one of a job's own processes for lack of memory: a neighbour's must change nobody's micro-batch.
+"""Detect whether the kernel killed one of a job's own processes for lack of memory; a neighbor's kill must not shrink the micro-batch.
 
 In this order:
 
-1. The kernel counts its kills, per control group or for the machine. Where it has killed nobody since the job began, memory did not run
-   out.
-2. The kernel's log names whom it killed. Where it can be read and process numbers mean the same there, only a process of the job counts.
-3. Otherwise a process of the job must have died of a SIGKILL that we did not send, and the job's last sign of life must have said that
-   little memory was left.
+1. The kernel counts its kills, per control group or for the machine. If the count has not changed since the job began, memory did not
+   run out.
+2. The kernel's log names the killed processes. Where it is readable and uses the same PIDs, only processes of the job count.
+3. Otherwise a process of the job must have died of a SIGKILL that Pedigree did not send, and the job's last heartbeat must have
+   reported that little memory was left.
 """
 
 import os
@@ -25,14 +25,14 @@ CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 KERNEL_LOG = Path("/dev/kmsg")
 CLOCKS_APART_S = 60.0
-"""The kernel's log has a clock of its own since boot, which nobody corrects."""
+"""Tolerance for the clock of the kernel's log, which counts from boot and is never corrected."""
 INITIAL_NAMESPACE = 0xEFFFFFFC
-"""The inode of the first PID namespace: the kernel's log speaks of its numbers."""
+"""Inode of the initial PID namespace, whose PIDs the kernel's log uses."""
 
 
 @dataclass(frozen=True)
 class Before:
-    """What had been killed when the job started."""
+    """Kernel counters at the start of a job."""
 
     kills: int = 0
     uptime_s: float = 0.0
@@ -43,13 +43,13 @@ class Before:
 
 
 def ran_out(before: Before, scratch: Path, members: set[int], exit_code: int | None) -> str | None:
-    """Why it is believed that the kernel killed a process of the job for lack of memory; None: it did not.
+    """Evidence that the kernel killed a process of the job for lack of memory; None if it did not.
 
     Args:
-        before: from when the job started.
-        scratch: its folder, with the last signs of life of its processes.
+        before: counters from the start of the job.
+        scratch: its folder, with the last heartbeats of its processes.
         members: its processes, as far as they were seen.
-        exit_code: of its first process, where it is known.
+        exit_code: of its first process, if known.
     """
     kills = _kills() - before.kills
     if kills <= 0:
@@ -59,17 +59,17 @@ def ran_out(before: Before, scratch: Path, members: set[int], exit_code: int | N
     if named is not None:
         mine = sorted(named & (members | {int(beat["pid"]) for beat in beats if "pid" in beat}))
         return f"the kernel killed its process {mine[0]} because memory ran out" if mine else None
-    if exit_code is not None and exit_code not in (-signal.SIGKILL, 1):  # 1: another of its processes died, and it says so
+    if exit_code is not None and exit_code not in (-signal.SIGKILL, 1):  # 1: another of its processes died and was reported
         return None
     low = [beat for beat in beats if beat.get("memory_share", 1.0) < LOW_SHARE]
     if not low:
         return None
     share = 100 * min(float(beat["memory_share"]) for beat in low)
-    return f"one of its processes was killed when {share:.0f} % of the memory was left, and the kernel counts a kill because memory ran out"
+    return f"one of its processes was killed with {share:.0f} % of the memory left, and the kernel counted an out-of-memory kill"
 
 
 def killed(log: Path, since_s: float) -> set[int] | None:
-    """Processes that the kernel's log names as killed for lack of memory since so long after its start; None: it cannot be read."""
+    """PIDs that the kernel's log reports as killed for lack of memory after this uptime; None if the log is unreadable."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -85,7 +85,7 @@ def _records(descriptor: int) -> Iterable[str]:
     while True:
         try:
             record = os.read(descriptor, 8192)  # /dev/kmsg gives one record per read
-        except BrokenPipeError:  # records were overwritten meanwhile; the next read goes on after them
+        except BrokenPipeError:  # records were overwritten in the meantime; the next read continues after them
             continue
         except OSError:
             return
@@ -95,7 +95,7 @@ def _records(descriptor: int) -> Iterable[str]:
 
 
 def _kills() -> int:
-    """Kills for lack of memory in our control group, or of the whole machine where groups do not tell."""
+    """Kills for lack of memory in our control group, or on the whole machine if the group does not count them."""
     for path in (_group("") / "memory.events", _group("memory") / "memory.oom_control", PROC / "vmstat"):
         try:
             found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
@@ -107,7 +107,7 @@ def _kills() -> int:
 
 
 def _group(controller: str) -> Path:
-    """The folder of our control group: of version 2, or of a controller of version 1."""
+    """The folder of our control group, of cgroup v2 or of a v1 controller."""
     try:
         lines = (PROC / "self/cgroup").read_text().splitlines()
     except OSError:

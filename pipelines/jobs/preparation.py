@@ -1,8 +1,8 @@
-"""What a job is given before it starts: inputs and source files of its own, a snapshot of our code, its spec.
+"""Prepare a job's private inputs: links to artifacts, source files, a snapshot of the code, and its spec.
 
-Nothing that somebody does to the project afterwards reaches it: the inputs are links to the files of the artifacts as they were
-(copies where the file system has no links), so an artifact that is replaced, restored or removed leaves the job with what it was
-given. The job proves what it reads by hash, and that nobody has written into it (`stages/job/inputs.py`).
+Later changes to the project do not affect the job. Inputs are hard links to the artifacts' files (copies where the file system has no
+links), so replacing, restoring or removing an artifact leaves the job's inputs intact. The job verifies by hash what it reads, and that
+nobody has written to it (`stages/job/inputs.py`).
 """
 
 import os
@@ -29,23 +29,23 @@ from stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpo
 
 INPUTS = "inputs"
 MOST_NAMED = 20
-"""Changed files in a mark."""
+"""Maximum number of changed files listed in a mark."""
 LINKED_ABOVE_BYTES = 64 << 20
-"""Source files are copied, so that an editor that writes in place does not reach the job; larger ones are linked and watched."""
+"""Source files are copied, so that an editor that writes in place does not affect the job; larger ones are linked and watched."""
 
 
 class InputsGone(Exception):
-    """An input was replaced just while it was given to the job."""
+    """An input was replaced while it was being prepared for the job."""
 
 
 def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement) -> None:
-    """Writes what the job reads; refuses to resume checkpoints that were made under other numerics.
+    """Write what the job reads; refuse to resume checkpoints made under other numerics.
 
     Raises:
         StageFailed: its checkpoints do not fit, or its store cannot be used.
-        Damaged: nobody can tell what its checkpoints were made under.
+        Damaged: the numerics of its checkpoints are unreadable.
         InputsGone: an input is being replaced at this moment.
-        CodeMoves: our code is.
+        CodeMoves: the code keeps changing.
     """
     checkpoint_store.prove(node, placement)
     scratch = run.project.scratch(need.key)
@@ -54,13 +54,13 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
     make_way(scratch)
     asked, allow_numerics_change = None, run.allow_numerics_change
     if before is not None:
-        if before.asked == numerics:  # what the profile says did not fit into memory: go on with what did
+        if before.asked == numerics:  # the profile's setting ran out of memory: keep the reduced one
             asked, numerics, allow_numerics_change = before.asked, before.numerics, True
         changes = numerics_changes(before.numerics, numerics)
         if changes and checkpoint_names(scratch) and not allow_numerics_change:
-            how = " (a number in the profile in place of `auto`)" if before.numerics.threads != numerics.threads else ""
-            message = f"its checkpoints were made under other numerics ({', '.join(changes)}): run it under those{how}, or go on under the"
-            remedy = f"new ones with --allow-numerics-change (the record will say so), or start again with --force {node.name}"
+            how = " (set a number in the profile instead of `auto`)" if before.numerics.threads != numerics.threads else ""
+            message = f"its checkpoints were made under other numerics ({', '.join(changes)}). Restore those{how}, resume under the"
+            remedy = f"new ones with --allow-numerics-change (noted in the record), or start over with --force {node.name}"
             raise StageFailed(node.address, "refused", f"{message} {remedy}")
     code, marks = _choose_code(run, node, scratch, placement, before)
     inputs, files = _give_inputs(run, need, scratch)
@@ -87,25 +87,25 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
 
 
 def take_over(run: RunContext, node: Node, scratch: Path) -> bool:
-    """Puts a job that another recipe or variant has begun under the stage's own address and dependencies; False: it is there already."""
+    """Assign another recipe's or variant's job to this stage, with its address and dependencies; False if it is already assigned."""
     spec = read_spec(scratch)
     if spec.address == node.address and (scratch / DEPENDENCIES).exists():
         return False
-    (scratch / DEPENDENCIES).unlink(missing_ok=True)  # killed in between, address and dependencies never belong to two stages
+    (scratch / DEPENDENCIES).unlink(missing_ok=True)  # even if killed in between, address and dependencies never mix two stages
     write_spec(scratch, spec.model_copy(update={"address": node.address}))
     write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.telling(node.address).hashed))
     return True
 
 
 def _spec_before(scratch: Path) -> JobSpec | None:
-    """What the last attempt was asked for; without anything to go on from it does not matter."""
+    """The spec of the last attempt; required to be readable only if there is something to resume."""
     if not (scratch / SPEC).exists():
         return None
     return read_spec(scratch) if resumable(scratch) else known_spec(scratch)
 
 
 def began_with_other_code(run: RunContext, node: Node, scratch: Path) -> bool:
-    """Whether the job of a scratch folder, running or ended, was given code that differs from that of now, as far as anybody can tell."""
+    """Whether the job of a scratch folder, running or ended, was given code that differs, as far as is known, from the current code."""
     if not (scratch / SPEC).exists():
         return False
     try:
@@ -119,26 +119,26 @@ def began_with_other_code(run: RunContext, node: Node, scratch: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Begun:
-    """Unfinished work that the job goes on from."""
+    """Unfinished work that the job resumes."""
 
     code: str
-    """Empty: nobody can tell."""
+    """Hash of its code; empty if unknown."""
     marks: tuple[str, ...]
     reached: str
     state: Mapping[str, Any] | None = None
-    """What git says of the code, where another machine has told it."""
+    """Git state of the code, if another machine has recorded it."""
     elsewhere: bool = False
     problem: str = ""
-    """Why the code of another machine cannot be had."""
+    """Why the code of another machine is not available."""
 
 
 def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placement, before: JobSpec | None) -> tuple[str, tuple[str, ...]]:
-    """Hash of the snapshot that the job runs, and the marks that its record needs.
+    """Choose the code snapshot that the job runs; return its hash and the marks that the record needs.
 
-    A job that goes on from a checkpoint keeps the code that it began with, here or on another machine, unless the run says otherwise.
+    A job that resumes from a checkpoint keeps its original code, here or from another machine, unless the run specifies otherwise.
 
     Raises:
-        StageFailed: that code is wanted and cannot be had, or its store cannot be used.
+        StageFailed: the required code is not available, or the store cannot be used.
     """
     now = snapshot(run.project, run.code_root, new_files=run.record_new_files)
     begun = _begun(run, node, scratch, placement, before, now)
@@ -151,7 +151,7 @@ def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placemen
             write_json(scratch / CODE, begun.state)
         return begun.code, begun.marks
     if run.on_code_change == "rerun":
-        _begin_again(scratch)
+        _discard_work(scratch)
         checkpoint_store.clear(placement.checkpoint_url, scratch)
         _note_state(scratch, now)
         return now.sha256, tuple(mark for mark in begun.marks if not mark.startswith(CODE_CHANGED))
@@ -160,15 +160,15 @@ def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placemen
         _note_state(scratch, now)
         return now.sha256, (*begun.marks, f"{CODE_CHANGED} {begun.reached}: {named}")
     if not begun.code or not run.project.code(begun.code).is_dir():
-        why = f"the code that it began with, .pedigree/code/{begun.code[:12]}, has been deleted"
+        why = f"its original code, .pedigree/code/{begun.code[:12]}, has been deleted"
         if begun.elsewhere:
-            why = f"it would go on from {begun.reached}, and the code by which another machine made that cannot be had ({begun.problem})"
-        raise StageFailed(node.address, "refused", f"{why}: go on with the code of now with --on-code-change take (the record will say "
-                          "so), or begin again with --on-code-change rerun")  # fmt: skip
+            why = f"it would resume from {begun.reached} of another machine, whose code is not available ({begun.problem})"
+        raise StageFailed(node.address, "refused", f"{why}: resume with the current code with --on-code-change take (noted in the "
+                          "record), or start over with --on-code-change rerun")  # fmt: skip
     run.ledger.notice(
-        f"{node.address} goes on from {begun.reached}{' of another machine' if begun.elsewhere else ''} with the code that it began with; "
-        f"the working tree {'here is another' if begun.elsewhere else 'has changed since'} ({named}): --on-code-change take goes on with "
-        "the code of now, rerun begins again with it"
+        f"{node.address} resumes from {begun.reached}{' of another machine' if begun.elsewhere else ''} with its original code; "
+        f"the working tree {'here differs' if begun.elsewhere else 'has changed since'} ({named}): --on-code-change take resumes with "
+        "the current code, rerun starts over with it"
     )
     if begun.state is not None:
         write_json(scratch / CODE, begun.state)
@@ -176,14 +176,14 @@ def _choose_code(run: RunContext, node: Node, scratch: Path, placement: Placemen
 
 
 def _begun(run: RunContext, node: Node, scratch: Path, placement: Placement, before: JobSpec | None, now: Code) -> _Begun | None:
-    """What the job goes on from: its own work, or that of another machine where that has come further; None: it begins."""
+    """The work to resume: the local one, or another machine's if that is further ahead; None to start from the beginning."""
     here, own = checkpoint_names(scratch), before.marks if before is not None else ()
     ahead = checkpoint_store.ahead(node, placement, scratch, here)
     if ahead is None:
-        reached = _said(here[-1]) if here else kept_here(scratch).said()
+        reached = _reached_text(here[-1]) if here else kept_here(scratch).said()
         return _Begun(before.code, own, reached) if before is not None and reached else None
     if ahead.made is None:
-        return _Begun("", own, _said(ahead.reached), elsewhere=True, problem=ahead.problem)
+        return _Begun("", own, _reached_text(ahead.reached), elsewhere=True, problem=ahead.problem)
     code, marks, problem = ahead.made.code, tuple(dict.fromkeys((*own, *ahead.made.marks))), ""
     if code != now.sha256 and not run.project.code(code).is_dir():
         try:
@@ -191,15 +191,15 @@ def _begun(run: RunContext, node: Node, scratch: Path, placement: Placement, bef
         except StoreError as error:
             problem = str(error)
     state = ahead.made.state.model_dump(mode="json", exclude_unset=True) if ahead.made.state else {}
-    return _Begun(code, marks, _said(ahead.reached), {**state, "snapshot": code}, elsewhere=True, problem=problem)
+    return _Begun(code, marks, _reached_text(ahead.reached), {**state, "snapshot": code}, elsewhere=True, problem=problem)
 
 
-def _said(checkpoint: str) -> str:
+def _reached_text(checkpoint: str) -> str:
     return checkpoint.replace("step-", "step ") or "finished chunks"
 
 
 def _changed_code(run: RunContext, node: Node, now: Code, before: str) -> list[str]:
-    """Files behind the stage that are not as they were; both hashes where nobody can compare."""
+    """Source files of the stage that have changed; both hashes if they cannot be compared."""
     then = run.project.code(before)
     if before == now.sha256:
         return []
@@ -207,11 +207,11 @@ def _changed_code(run: RunContext, node: Node, now: Code, before: str) -> list[s
 
 
 def _note_state(scratch: Path, code: Code) -> None:
-    """What git says of the snapshot, for the attempts that run it."""
+    """Store the snapshot's git state for the attempts that run it."""
     write_json(scratch / CODE, {"snapshot": code.sha256, **code.state})
 
 
-def _begin_again(scratch: Path) -> None:
+def _discard_work(scratch: Path) -> None:
     for name in ("checkpoints", "chunks"):
         shutil.rmtree(scratch / name, ignore_errors=True)
     for name in ("curve.jsonl", "replies.jsonl"):
@@ -222,7 +222,7 @@ def _begin_again(scratch: Path) -> None:
 
 
 def _give_inputs(run: RunContext, need: Need, scratch: Path) -> tuple[dict[str, dict[str, GivenInput]], dict[str, GivenFile]]:
-    """Gives the job inputs and source files of its own, unless an earlier attempt has them already, undamaged."""
+    """Give the job private inputs and source files, unless an earlier attempt left them undamaged."""
     folder = scratch / INPUTS
     places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(_ports(need))}
     files = {name: folder / f"file-{number}" / Path(name).name for number, name in enumerate(need.source_files)}
@@ -254,7 +254,7 @@ def _give_inputs(run: RunContext, need: Need, scratch: Path) -> tuple[dict[str, 
 
 
 def _all_given(artifacts: Iterable[Path], files: Iterable[Path]) -> bool:
-    """Whether the records of the inputs can be read and the files are there; the job itself proves their bytes."""
+    """Whether the inputs' records are readable and the files exist; the job itself verifies their bytes."""
     try:
         return all(open_artifact(place) for place in artifacts) and all(path.exists() for path in files)
     except ArtifactError:
@@ -292,7 +292,7 @@ def _copy_or_link(source: Any, target: Any) -> None:
 
 
 def _link(source: Any, target: Any) -> None:
-    """A hard link, which costs nothing; a copy where the file system has none (or not across disks)."""
+    """Make a hard link, or a copy where the file system has none (or across disks)."""
     try:
         os.link(source, target)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Processes of this machine, as `/proc` shows them: who lives, which belong to a job, how to end them.
+"""Processes of this machine, read from `/proc`: which are alive, which belong to a job, how to end them.
 
-psutil would read the same files, but its time of a start moves with the machine's clock; ticks since boot do not.
+psutil reads the same files, but its start times shift with the machine's clock; ticks since boot do not.
 """
 
 import functools
@@ -20,13 +20,13 @@ from configs.base.frozen import Frozen
 from data.store.untrusted import Line
 
 MARK = "PEDIGREE_JOB"
-"""Environment variable that holds the scratch folder: it finds every process of a job, also after its parents have died."""
+"""Environment variable that holds the scratch folder. It identifies every process of a job, even after its parents have died."""
 POLL_S = 0.1
 PATIENCE_S = 10.0
-"""SIGKILL works at once, unless the kernel itself holds the process (a hung disk or driver): nobody waits longer for that."""
+"""SIGKILL takes effect immediately unless the process is blocked in the kernel (a hung disk or driver). Longest wait for that."""
 
 
-class _Told(Frozen):
+class _StoredProcess(Frozen):
     pid: Annotated[int, Field(ge=1, lt=1 << 31)]
     started: Annotated[int, Field(ge=0)]
     machine: Line
@@ -34,7 +34,7 @@ class _Told(Frozen):
 
 @dataclass(frozen=True)
 class Process:
-    """A process that cannot be mistaken for a later one with the same number, nor for one of another machine."""
+    """A process identity that distinguishes it from a later process with the same PID, and from processes of other machines."""
 
     pid: int
     started: int
@@ -44,7 +44,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> "Process | None":
-        """The living process with this number; None when there is none, or a zombie."""
+        """The live process with this PID; None if there is none, or a zombie."""
         started = _start_of(pid)
         return None if started is None else cls(pid, started, this_machine())
 
@@ -56,15 +56,15 @@ class Process:
 
     @classmethod
     def told(cls, raw: Any) -> "Process | None":
-        """A process that somebody has written down; None for a form that this version does not know."""
+        """Parse a stored process; None for an unknown format."""
         try:
-            return cls(**_Told.model_validate(raw).model_dump())
+            return cls(**_StoredProcess.model_validate(raw).model_dump())
         except ValidationError:
             return None
 
     @property
     def is_local(self) -> bool:
-        """Whether the process table of this machine can tell if it lives."""
+        """Whether this machine's process table covers it."""
         return self.machine == this_machine()
 
     @property
@@ -74,63 +74,63 @@ class Process:
 
 @functools.cache
 def this_machine() -> str:
-    """A boot of a machine, with the PID namespace: where process numbers mean the same. A hash, so that it names nobody's host."""
+    """Hash of the boot and the PID namespace, within which PIDs are unique; hashed so that it reveals no host name."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    seen = f"{boot}/{os.uname().nodename}/{os.stat('/proc/self/ns/pid').st_ino}"  # the name tells copies of one running machine apart
+    seen = f"{boot}/{os.uname().nodename}/{os.stat('/proc/self/ns/pid').st_ino}"  # the name distinguishes copies of one running machine
     return hashlib.sha256(seen.encode()).hexdigest()[:32]
 
 
 def processes_of(scratch: Path) -> Iterator[int]:
-    """Living processes that carry the scratch folder in their environment (a zombie has none).
+    """Live processes that carry the scratch folder in their environment (zombies have none).
 
-    Those in a container of this machine have their own PID namespace: they are not ours.
+    Processes in a container of this machine have their own PID namespace and are excluded.
     """
     namespace = os.stat("/proc/self/ns/pid").st_ino
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             pid = int(folder.name)
-            told = marked(pid)
+            mark = marked(pid)
             try:
-                if told and _is_given(pid, told, scratch) and (folder / "ns/pid").stat().st_ino == namespace:
+                if mark and _is_given(pid, mark, scratch) and (folder / "ns/pid").stat().st_ino == namespace:
                     yield pid
-            except OSError:  # gone meanwhile
+            except OSError:  # gone in the meantime
                 continue
 
 
 def works_in(process: Process, scratch: Path) -> bool:
-    """Whether a process lives and works in this scratch folder, not in the one that this is a copy of."""
+    """Whether a process is alive and works in this scratch folder, not in the original of which this is a copy."""
     if not process.alive:
         return False
-    told = marked(process.pid)
-    return told is None or _is_given(process.pid, told, scratch)  # who hides its environment is believed
+    mark = marked(process.pid)
+    return mark is None or _is_given(process.pid, mark, scratch)  # a hidden environment is given the benefit of the doubt
 
 
 def marked(pid: int) -> str | None:
-    """The scratch folder of the job that a process belongs to, as the process was told it."""
+    """The scratch folder of the process's job, as in its environment."""
     try:
         lines = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # gone, or of another user
+    except OSError:  # gone, or owned by another user
         return None
     mark = f"{MARK}=".encode()
     return next((os.fsdecode(line.removeprefix(mark)) for line in lines if line.startswith(mark)), None)
 
 
 def is_seen_at(pid: int, path: str, folder: Path) -> bool | None:
-    """Whether a path is this folder to a process of this machine: under another mount path it is, in a copy it is not.
+    """Whether a process of this machine sees this folder at a path: true under another mount path, false in a copy.
 
-    None: the process sees nothing there (any more), or nobody may look.
+    None if the process sees nothing there, or access is denied.
     """
     return _is_same(Path(f"/proc/{pid}/root{path}"), folder)
 
 
-def _is_given(pid: int, told: str, scratch: Path) -> bool:
-    found = is_seen_at(pid, told, scratch)
+def _is_given(pid: int, mark: str, scratch: Path) -> bool:
+    found = is_seen_at(pid, mark, scratch)
     if found is not None:
         return found
-    if told == str(scratch):  # deleted under it
+    if mark == str(scratch):  # deleted while it ran
         return True
-    project = scratch.parent.parent.parent  # moved under it, and a job's working directory with it
-    return Path(told).name == scratch.name and bool(_is_same(Path(f"/proc/{pid}/cwd"), project))
+    project = scratch.parent.parent.parent  # moved while it ran, along with the job's working directory
+    return Path(mark).name == scratch.name and bool(_is_same(Path(f"/proc/{pid}/cwd"), project))
 
 
 def _is_same(one: Path, other: Path) -> bool | None:
@@ -141,7 +141,7 @@ def _is_same(one: Path, other: Path) -> bool | None:
 
 
 def kill_all(scratch: Path, patience_s: float | None = None) -> list[int]:
-    """SIGKILL for every process of a job, until none is left; returns those that did not die in time."""
+    """Send SIGKILL to every process of a job until none is left; return those that did not die in time."""
     deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while members := list(processes_of(scratch)):
         for pid in members:
@@ -153,14 +153,14 @@ def kill_all(scratch: Path, patience_s: float | None = None) -> list[int]:
 
 
 def described(pids: list[int]) -> str:
-    """Processes that do not die, for a message."""
+    """Describe processes that survived SIGKILL, for a message."""
     states = {pid: _field(pid, 0) or "gone" for pid in pids}
     names = ", ".join(f"{pid} (state {state})" for pid, state in states.items())
-    return f"process {names} does not die: the kernel holds it, most likely for a disk or a driver, and ends it when that answers"
+    return f"process {names} survived SIGKILL; it is blocked in the kernel, probably on disk or driver I/O"
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal; another would die of it."""
+    """Whether a process handles a signal; otherwise the signal would kill it."""
     try:
         found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     except OSError:
@@ -183,7 +183,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def send(pid: int, number: int) -> None:
-    """A signal to a process that may be gone."""
+    """Send a signal to a process that may be gone."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -208,4 +208,4 @@ def _field(pid: int, index: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return stat.rpartition(")")[2].split()[index]  # the name before may hold anything
+    return stat.rpartition(")")[2].split()[index]  # the name before it may contain anything

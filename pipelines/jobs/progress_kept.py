@@ -1,22 +1,22 @@
-"""What the job of a scratch folder keeps bit by bit, beside checkpoints: its next attempt neither makes it nor asks for it again."""
+"""Chunks and append-only response logs in a scratch folder; the next attempt neither recomputes nor re-requests their contents."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 REWARDS = "rewards-"
-"""How chunks begin that hold rewards (`stages.sampling.rewards`)."""
+"""File name prefix of chunks that hold rewards (`stages.sampling.rewards`)."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The files; none of them is empty."""
+    """The stored files, none of them empty."""
 
     chunks: tuple[Path, ...]
     """Finished chunks of generation, likelihoods or rewards."""
     answers: Path | None
-    """The log of answers that were kept one by one."""
+    """Append-only log of single answers."""
     replies: Path | None
-    """That of an endpoint's replies."""
+    """Append-only log of an endpoint's replies."""
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.answers or self.replies)
@@ -27,12 +27,12 @@ class Kept:
         return sum(_size(path) for path in (*self.chunks, self.answers, self.replies) if path)
 
     def said(self) -> str:
-        """What is gone on from, in words."""
+        """A phrase for what is resumed."""
         held = {"finished chunks": self.chunks, "kept answers": self.answers, "kept replies": self.replies}
         return " and ".join(words for words, files in held.items() if files)
 
     def number_of_replies(self) -> int:
-        """Whole lines of their log."""
+        """Complete lines in the log of replies."""
         if self.replies is None:
             return 0
         try:
@@ -43,10 +43,10 @@ class Kept:
 
 
 def kept_here(scratch: Path) -> Kept:
-    """What is kept in a scratch folder.
+    """Stored progress in a scratch folder.
 
-    A name that begins with a dot is that of a temporary file, whose writer may have been killed. Beside a log, chunks other than those
-    of rewards are parts of it, written for other machines (`stages.sampling.response_log`).
+    Names that begin with a dot are temporary files whose writer may have been killed. Next to a log, all chunks except rewards are parts of
+    the log, written for other machines (`stages.sampling.response_log`).
     """
     folder = scratch / "chunks"
     answers, replies = (log if _size(log) else None for log in (folder / "answers.jsonl", scratch / "replies.jsonl"))
@@ -55,7 +55,7 @@ def kept_here(scratch: Path) -> Kept:
 
 
 def _size(path: Path) -> int:
-    """Zero also of a file that is gone: a job may be at work."""
+    """File size; zero if the file is gone, because a job may be running."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

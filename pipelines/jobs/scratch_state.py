@@ -1,7 +1,7 @@
-"""The state of a scratch folder, read back: typed, whatever a power cut, a full disk, an editor or another version has left there.
+"""Typed reading of the state in a scratch folder, tolerating power cuts, full disks, manual edits and other versions.
 
-What a job can do without counts as never written where it is damaged: who runs it, how it was tried, what git said of its code. Its spec
-says what the work in the folder is, so work that can be gone on with is not touched without it: `Damaged` says what to type.
+Damaged files that a job can do without count as absent: its launcher's handle, its attempts, the git state of its code. The spec is
+required to interpret the work in the folder, so resumable work without it is left alone: `Damaged`.
 """
 
 import json
@@ -24,28 +24,28 @@ from stages.job.job import JobSpec, read_done
 
 SPEC, JOB, ATTEMPTS, CODE, DEPENDENCIES = "spec.json", "job.json", "attempts.json", "code.json", "dependencies.json"
 UNKNOWN = "unknown/unknown"
-"""Address of a scratch folder whose spec does not say for which stage it was made."""
+"""Address of a scratch folder whose spec does not specify its stage."""
 _ADDRESS = TypeAdapter(Address)
 
 
 class Damaged(PedigreeError):
-    """What the work of a scratch folder means nothing without cannot be read."""
+    """A file required to interpret the work in a scratch folder cannot be read."""
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path} is damaged, or of another version of Pedigree ({why})")
+        super().__init__(f"{path} is damaged, or from another version of Pedigree ({why})")
         self.scratch = path.parent
 
 
 def scratch_folders(project: Project) -> list[Path]:
-    """Of all jobs, by name."""
+    """Scratch folders of all jobs, by name."""
     return sorted(path for path in (project.private / "scratch").glob("*") if path.is_dir())
 
 
 def read_spec(scratch: Path) -> JobSpec:
-    """What the job of a scratch folder was asked for.
+    """The spec of a scratch folder's job.
 
     Raises:
-        Damaged: its spec is not there, or not what this version writes.
+        Damaged: the spec is missing, or not in this version's format.
     """
     path = scratch / SPEC
     try:
@@ -57,14 +57,15 @@ def read_spec(scratch: Path) -> JobSpec:
 
 
 def write_spec(scratch: Path, spec: JobSpec) -> None:
-    """Asks for a job, inputs in the recipe's order. A job may go on with the code that it began with, and older code refuses settings
-    that it does not know: those are left out where they say nothing."""
+    """Write a job's spec, with inputs in the recipe's order. A job may resume with its original code, and older code rejects unknown
+    settings, so those are omitted at their default value.
+    """
     unknown = {"bf16_products"} if spec.numerics.bf16_products == "auto" else set[str]()
     write_text(scratch / SPEC, spec.model_dump_json(indent=1, exclude={"numerics": unknown, "asked": unknown}) + "\n")
 
 
 def known_spec(scratch: Path) -> JobSpec | None:
-    """The same; None where it is not there or damaged."""
+    """The spec; None if missing or damaged."""
     try:
         return read_spec(scratch)
     except Damaged:
@@ -72,7 +73,7 @@ def known_spec(scratch: Path) -> JobSpec | None:
 
 
 def address_of(scratch: Path) -> str:
-    """`RECIPE/STAGE` that a scratch folder was made for, or `UNKNOWN`; also where a spec is of another version."""
+    """`RECIPE/STAGE` of a scratch folder, or `UNKNOWN`; also reads specs of other versions."""
     try:
         return _ADDRESS.validate_python(read_mapping(scratch / SPEC).get("address"))
     except ValidationError:
@@ -95,7 +96,7 @@ class _Memory(Frozen):
 
 
 def read_job(scratch: Path) -> JobFile | None:
-    """Which job was submitted last; None where that is not known."""
+    """The job submitted last; None if unknown."""
     try:
         found = JobFile.model_validate(read_json(scratch / JOB))
     except (ArtifactError, ValidationError):
@@ -104,7 +105,7 @@ def read_job(scratch: Path) -> JobFile | None:
 
 
 def memory_before(told: Any) -> Before:
-    """What had been killed when a job started, as its launcher noted it; a form that is not known tells nothing."""
+    """Kernel counters from the start of a job, as stored by its launcher; current values for an unknown format."""
     try:
         return Before(**_Memory.model_validate(told).model_dump())
     except ValidationError:
@@ -112,19 +113,19 @@ def memory_before(told: Any) -> Before:
 
 
 def attempts_here(scratch: Path) -> list[dict[str, Any]]:
-    """How its job was tried here."""
+    """Attempts on this machine."""
     return read_attempts(scratch / ATTEMPTS)
 
 
 def all_attempts(scratch: Path) -> list[dict[str, Any]]:
-    """How a job was tried: on machines that are gone, and here."""
+    """All attempts, on machines that are gone and here."""
     elsewhere = read_attempts(scratch / ELSEWHERE)
     gone = [attempt if "ended_at" in attempt else {**attempt, "cause": "lost"} for attempt in elsewhere]
     return gone + attempts_here(scratch)
 
 
 def read_code(scratch: Path, snapshot: str) -> dict[str, Any]:
-    """What git said of the code that the job runs; where that cannot be read any more, the hash of its snapshot alone."""
+    """Git state of the code that the job runs; only the hash of the snapshot if it cannot be read."""
     try:
         found = ToldCode.model_validate(read_json(scratch / CODE)).model_dump(mode="json", exclude_unset=True)
     except (ArtifactError, ValidationError):
@@ -133,7 +134,7 @@ def read_code(scratch: Path, snapshot: str) -> dict[str, Any]:
 
 
 def read_dependencies(scratch: Path) -> dict[str, Any] | None:
-    """The dependencies that the job was begun under; None where they are not known."""
+    """Dependencies at the start of the job; None if unknown."""
     try:
         found = read_json(scratch / DEPENDENCIES)
     except ArtifactError:
@@ -142,7 +143,7 @@ def read_dependencies(scratch: Path) -> dict[str, Any] | None:
 
 
 def has_reported(scratch: Path) -> bool:
-    """Whether the job has reported its end, in whatever words."""
+    """Whether the job has reported its end, even unreadably."""
     try:
         return read_done(scratch) is not None
     except ArtifactError:
@@ -150,19 +151,19 @@ def has_reported(scratch: Path) -> bool:
 
 
 class Heartbeat(BaseModel):
-    """Of a `progress.json`, what is shown."""
+    """The displayed part of a `progress.json`."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     step: int = 0
     total: int = 0
     numbers: dict[str, float | None] = Field(default_factory=dict)
-    """null: the job had none to report."""
+    """null: the job had no number to report."""
     time: float | None = None
 
 
 def read_heartbeat(scratch: Path) -> Heartbeat:
-    """How far the job says that it is; nothing, where that cannot be read."""
+    """The job's reported progress; the default values if it cannot be read."""
     try:
         return Heartbeat.model_validate(read_mapping(scratch / "progress.json"))
     except ValidationError:
@@ -170,7 +171,7 @@ def read_heartbeat(scratch: Path) -> Heartbeat:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A small JSON file that some process keeps; empty where it is not there, damaged, or just being replaced."""
+    """A small JSON file maintained by another process; empty if missing, damaged, or just being replaced."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -179,7 +180,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def make_way(scratch: Path) -> None:
-    """Removes folders that stand where a job keeps its files: a file would not take their place."""
+    """Remove folders whose names a job's files need."""
     for path in scratch.glob("*.json"):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

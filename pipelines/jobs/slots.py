@@ -1,9 +1,8 @@
 """Slots: cores and GPUs of this machine, shared by all clones of all projects of one user.
 
-They are held in a folder of the machine's own, below `/tmp` whatever TMPDIR says, or where PEDIGREE_SLOTS says: `cores/` and `gpus/`, a
-file per job. A profile's `slots` says how many the machine has. Where two clones disagree, each takes only slots that its own profile
-knows, and all together never hold more than the larger of the two numbers; a GPU is held by its own name (as in CUDA_VISIBLE_DEVICES),
-so that two clones never share one.
+Slots are held by files, one per job, in the machine folder: below `/tmp` regardless of TMPDIR, or in PEDIGREE_SLOTS; in `cores/` and
+`gpus/`. A profile's `slots` is the number that the machine has. If two clones disagree, each takes only slots in its own profile, and
+together they never hold more than the larger number. A GPU is held by name (as in CUDA_VISIBLE_DEVICES), so no two clones share one.
 """
 
 import errno
@@ -33,24 +32,24 @@ from pipelines.jobs.scratch_state import read_mapping
 from stages.job.job import PULSES
 
 FOLDER = "PEDIGREE_SLOTS"
-"""Environment variable: where the machine's slots are held. Containers that share a machine's GPUs share this folder, too."""
+"""Environment variable: folder that holds the machine's slots. Containers that share GPUs must share this folder, too."""
 REMEDY = f"set {FOLDER} to a folder of your own on this machine's disk"
 MACHINE = Path("/tmp")
-"""Shells with different TMPDIR must meet. Not /dev/shm: systemd empties it when its user logs out, jobs or not."""
+"""Fixed, so that shells with different TMPDIR share it. Not /dev/shm: systemd empties it at logout, even while jobs run."""
 POLL_S = 0.2
 
 
 class NoSlots(PedigreeError):
-    """There is no folder that can hold the machine's slots."""
+    """No folder can hold the machine's slots."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What a job may take slots of."""
+    """The slots that a job may take."""
 
     folder: Path
     names: tuple[str, ...]
-    """Of the slots that the profile knows: numbers of cores' slots, or GPUs."""
+    """Slots in the profile: numbers for cores, or GPU names."""
 
     @classmethod
     def of(cls, numerics: Numerics, capacity: int) -> "Pool":
@@ -58,7 +57,7 @@ class Pool:
 
         Args:
             numerics: of the job.
-            capacity: slots of the machine, as the profile has it.
+            capacity: slots of the machine, from the profile.
         """
         if numerics.device == "cpu":
             return cls(machine_folder() / "cores", tuple(map(str, range(capacity))))
@@ -67,28 +66,28 @@ class Pool:
 
 
 def machine_folder() -> Path:
-    """The folder of this machine's slots; made, for this user alone, where it does not exist.
+    """The folder of this machine's slots, created for this user only if missing.
 
     Raises:
-        NoSlots: it cannot be made, or somebody else has made it.
+        NoSlots: it cannot be created, or belongs to another user.
     """
     chosen = os.environ.get(FOLDER)
     folder = Path(chosen) if chosen else MACHINE / f"pedigree-slots-{os.getuid()}"
-    with _told_what_to_do(folder):
+    with _with_remedy(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise NoSlots(f"{folder} belongs to somebody else: {REMEDY}")
+        raise NoSlots(f"{folder} belongs to another user: {REMEDY}")
     return folder
 
 
 @contextmanager
-def _told_what_to_do(folder: Path) -> Iterator[None]:
+def _with_remedy(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise  # has a remedy of its own
-        raise NoSlots(f"{folder} cannot hold the slots of this machine ({error.strerror}): {REMEDY}") from error
+            raise  # has its own remedy
+        raise NoSlots(f"{folder} cannot hold this machine's slots ({error.strerror}): {REMEDY}") from error
 
 
 @contextmanager
@@ -98,27 +97,27 @@ def slots(
     *,
     jobs: Launcher,
     job: Path,
-    waiting: Callable[[list[str]], None] = lambda whose: None,
+    waiting: Callable[[list[str]], None] = lambda holders: None,
     cancelled: threading.Event | None = None,
 ) -> Iterator[list[str]]:
-    """Takes `count` of a pool's slots for the block, first waiting until they are free; yields their names.
+    """Take `count` of a pool's slots for the block, waiting until they are free; yield their names.
 
-    Whoever holds slots keeps them while its own process lives or the job does whose `job.json` is named: an orphaned job goes on using
-    its cores. The slots of the same job, e.g. of one that is re-attached to, are taken over.
+    A holder keeps its slots while its own process or the job of its `job.json` is alive: an orphaned job still uses its cores. Slots of the
+    same job, e.g. one that is re-attached to, are taken over.
 
     Args:
-        pool: what they are taken of.
+        pool: the slots to take from.
         count: how many.
-        jobs: whether a job lives is asked of it.
+        jobs: launcher that is asked whether a job is alive.
         job: the job's `job.json`.
-        waiting: called with the jobs that hold slots, whenever others do.
+        waiting: called with the jobs that hold slots, whenever they change.
         cancelled: ends the wait.
 
     Raises:
         Cancelled: the event was set while waiting.
         NoSlots: the pool's folder cannot be used.
     """
-    with _told_what_to_do(pool.folder):
+    with _with_remedy(pool.folder):
         pool.folder.mkdir(parents=True, exist_ok=True)
         (pool.folder / ".lock").touch()
     name = hashlib.sha256(str(job).encode()).hexdigest()[:32]
@@ -143,9 +142,9 @@ def slots(
         with Pulse(pool.folder / f"{name}.beat"):
             yield mine["slots"]
     finally:
-        with suppress(FileNotFoundError), _exclusive(pool.folder):  # somebody has cleaned the folder away: nothing is left to give back
+        with suppress(FileNotFoundError), _exclusive(pool.folder):  # the folder was deleted: nothing is left to release
             if read_mapping(path) == mine:
-                if state_in(jobs, job.parent) == "running":  # a job that was left running keeps its slots, and nobody else does
+                if state_in(jobs, job.parent) == "running":  # the job was left running and is now the only holder of its slots
                     write_json(path, mine | {"process": None})
                 else:
                     path.unlink()
@@ -153,19 +152,19 @@ def slots(
 
 
 def taken_slots(folder: Path, listeners: dict[str, Listener], jobs: Launcher) -> dict[str, list[str]]:
-    """Entry → its slots, of all that live; entries of the dead are removed. One of a form that this version does not know lives as long as
-    it beats, and holds the slots that it names, if it does. The caller holds the folder's lock, or only looks.
+    """Entry → its slots, for all live holders; dead entries are removed. An entry in an unknown format is alive while its heartbeat
+    continues, and holds the slots that it lists, if any. Call with the folder's lock held, or only to look.
 
     Args:
         folder: the pool's.
-        listeners: by entry; kept by the caller between two looks.
-        jobs: whether a job lives is asked of it.
+        listeners: by entry; kept by the caller between looks.
+        jobs: launcher that is asked whether a job is alive.
     """
     taken = {}
     for path in sorted(folder.glob("[!.]*.json")):
-        told = read_mapping(path)
-        if _lives(path, told, listeners.setdefault(path.stem, Listener()), jobs):
-            taken[path.stem] = [str(name) for name in told["slots"]] if isinstance(told.get("slots"), list) else []
+        raw = read_mapping(path)
+        if _is_alive(path, raw, listeners.setdefault(path.stem, Listener()), jobs):
+            taken[path.stem] = [str(name) for name in raw["slots"]] if isinstance(raw.get("slots"), list) else []
         else:
             path.unlink(missing_ok=True)
             path.with_suffix(".beat").unlink(missing_ok=True)
@@ -173,7 +172,7 @@ def taken_slots(folder: Path, listeners: dict[str, Listener], jobs: Launcher) ->
 
 
 class _Entry(Frozen):
-    """What holds slots, as its file has it."""
+    """The contents of an entry's file."""
 
     process: dict[str, Any] | None
     job: Annotated[str, Field(max_length=4096)]
@@ -181,9 +180,9 @@ class _Entry(Frozen):
     slots: tuple[str, ...] = Field(strict=False)
 
 
-def _lives(path: Path, told: Mapping[str, Any], listener: Listener, jobs: Launcher) -> bool:
+def _is_alive(path: Path, raw: Mapping[str, Any], listener: Listener, jobs: Launcher) -> bool:
     try:
-        entry = _Entry.model_validate(told)
+        entry = _Entry.model_validate(raw)
         known = entry.process is None or Process.told(entry.process) is not None
     except ValidationError:
         entry, known = None, False
@@ -196,14 +195,14 @@ def _lives(path: Path, told: Mapping[str, Any], listener: Listener, jobs: Launch
         return True
     if known and state != "unknown" and (process is None or process.is_local):
         return False
-    # of another container or version
+    # from another container or version
     signs = (heartbeat.sign(path.with_suffix(".beat")), heartbeat.sign(job.parent / PULSES) if job else ())
     return listener.silent_s(signs) <= heartbeat.SILENCE_S
 
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """Guards looking and writing as one step; held for milliseconds, released by the kernel when a holder dies."""
+    """Lock the folder for a read-modify-write; held for milliseconds, and released by the kernel if the holder dies."""
     with (folder / ".lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

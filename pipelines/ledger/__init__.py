@@ -1,1 +1,1 @@
-"""What is done: `dvc.lock`, the cache, the run cache and the remote, behind the one door to DVC."""
+"""Records of finished stages: `dvc.lock`, the cache, the run cache and the remote. The only package that uses DVC."""

@@ -1,4 +1,4 @@
-"""Recorded artifacts out of the cache or the remote by their id, without a recipe that could still make them."""
+"""Restore recorded artifacts by id from the cache or the remote, without a recipe that could still make them."""
 
 import os
 import shutil
@@ -12,17 +12,17 @@ from pipelines.ledger.ledger import Ledger
 
 
 def bring(ledger: Ledger, address: str, target: Path, *, identifier: str | None = None, parts: Collection[str] = PARTS) -> bool:
-    """Copies parts of an artifact into a new folder; every file is hashed on the way.
+    """Copy parts of an artifact into a new folder; every file is verified by hash.
 
     Args:
-        ledger: of the project whose cache and remote are asked.
+        ledger: of the project whose cache and remote are searched.
         address: where it was made, `RECIPE/STAGE`.
         target: a folder that does not exist.
-        identifier: id of the artifact, looked for in `dvc.lock` and the run cache; by default what `dvc.lock` names.
+        identifier: id of the artifact, searched in `dvc.lock` and the run cache; by default the artifact in `dvc.lock`.
         parts: names of files and folders of the artifact.
 
     Returns:
-        False, and no folder, when neither place holds it whole and undamaged.
+        False, and no folder, if neither place has it complete and undamaged.
     """
     for entry in ledger.entries(address, history=identifier is not None):
         outs = entry.objects
@@ -43,7 +43,7 @@ def _identifier(ledger: Ledger, outs: Mapping[str, str]) -> str | None:
 
 
 def copy_objects(ledger: Ledger, parts: Mapping[str, str], target: Path) -> bool:
-    """Objects as files and folders below `target`, by rename; False when one is missing or damaged.
+    """Copy objects to files and folders below `target`, atomically; False if one is missing or damaged.
 
     Raises:
         ArtifactError: a list of files names a path outside; nothing is left of what was copied.

@@ -1,4 +1,4 @@
-"""Git, asked in the project's folder and nowhere else. The one place where it is run."""
+"""Run git in the project's folder. The only module that runs it."""
 
 import os
 import subprocess
@@ -8,25 +8,25 @@ from configs.base.problems import PedigreeError
 from configs.base.project import Project
 
 TIMEOUT_S = 300.0
-"""For questions; what fetches, checks out or runs somebody's hooks may take as long as it takes."""
+"""For queries; fetching, checking out and running a user's hooks have no timeout."""
 ABSENT = 127
-"""The exit code where there is no git, as a shell has it."""
+"""The shell's exit code for a missing command."""
 KEPT = {
     *(f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")),
     *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM", "GIT_CEILING_DIRECTORIES"),
     *("GIT_SSH", "GIT_SSH_COMMAND", "GIT_ASKPASS"),
 }
-"""Git's variables that say who somebody is and how servers are reached, and nothing of a repository."""
+"""Git variables for identity and server access, none of them specific to a repository."""
 
 
 class GitSilent(PedigreeError):
-    """Git has not answered."""
+    """Git did not finish in time."""
 
 
 def run_git(
     folder: Path, *arguments: str, given: bytes | None = None, timeout_s: float | None = TIMEOUT_S
 ) -> subprocess.CompletedProcess[bytes]:
-    """What git answers in a folder, whatever its exit code; it asks nobody.
+    """Run git in a folder, without prompting, and return its result whatever the exit code.
 
     Raises:
         GitSilent: it takes longer than `timeout_s`.
@@ -39,12 +39,12 @@ def run_git(
     except FileNotFoundError:
         return subprocess.CompletedProcess(words, ABSENT, b"", b"git cannot be run: install it")
     except subprocess.TimeoutExpired as error:
-        remedy = f"type `git status` in {folder}, and look what it waits for"
-        raise GitSilent(f"`git {arguments[0]}` has not ended after {timeout_s:g} s: {remedy}") from error
+        remedy = f"run `git status` in {folder} to see what blocks it"
+        raise GitSilent(f"`git {arguments[0]}` did not finish within {timeout_s:g} s: {remedy}") from error
 
 
 def git_environment() -> dict[str, str]:
-    """Ours without git's own variables, which a hook that runs us would set for another repository."""
+    """The environment without repository-specific git variables, which a calling hook would set for another repository."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in KEPT}
     return ours | {"GIT_TERMINAL_PROMPT": "0", "LANGUAGE": "C"}
 
@@ -52,7 +52,7 @@ def git_environment() -> dict[str, str]:
 def git(
     project: Project, *arguments: str, given: str | None = None, timeout_s: float | None = TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
-    """What git answers in the project's folder, as text.
+    """Run git in the project's folder and return its result as text.
 
     Raises:
         GitSilent: it takes longer than `timeout_s`.
@@ -64,11 +64,11 @@ def git(
 
 
 def names_at(project: Project, revision: str) -> list[str] | None:
-    """Paths of all files below the root in a commit, relative to the root; None where git knows no such commit."""
+    """Paths of all files below the root in a commit, relative to the root; None if git does not know the commit."""
     answer = git(project, "ls-tree", "-r", "--name-only", "-z", "--end-of-options", revision, "--", ".")
     return None if answer.returncode else [name for name in answer.stdout.split("\0") if name]
 
 
 def text_at(project: Project, revision: str, name: str) -> str:
-    """The text of a file in a commit; empty where it is not in it."""
+    """The text of a file in a commit; empty if the commit does not contain it."""
     return git(project, "show", "--end-of-options", f"{revision}:./{name}").stdout

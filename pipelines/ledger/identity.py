@@ -1,7 +1,8 @@
-"""What a stage would be made from now, and whether what lies there was made from that: compared by key.
+"""Compare, by key, what a stage would be made from now with what its existing artifact was made from.
 
-DVC compares files with hashes; a recipe that changes under a run can leave both in agreement and wrong. The key of a stage says what
-its result means, so it decides: the key in the record against the key of the recipe as this run has loaded it, all the way up.
+DVC compares file hashes; if a recipe changes during a run, they can agree and still be wrong. The key of a stage covers everything that
+defines its result, so it decides: the key in the record is compared with the key under the recipe as this run loaded it, for the stage
+and all its ancestors.
 """
 
 from collections.abc import Mapping
@@ -16,17 +17,17 @@ from data.store.hashing import Beat, silent
 from pipelines.ledger.ledger import Ledger, RemoteError
 
 HASHES = KnownHashes()
-"""Of project files: every stage above another one is asked about them."""
+"""Cache for project files, whose hashes are needed for every descendant stage."""
 
 
 class Replaced(Exception):
-    """An artifact was made from something else than what this run's recipe says: another version of the recipe made it."""
+    """An artifact was made under another key than this run's recipe requires: another version of the recipe made it."""
 
     def __init__(self, address: str, key: str, wanted: str) -> None:
         self.address = address
         super().__init__(
-            f"{address} was made under key {key[:12]}, and this run's recipe asks for {wanted[:12]}: another version of the recipe, or "
-            "another run of it, has made it meanwhile"
+            f"{address} was made under key {key[:12]}, but this run's recipe requires {wanted[:12]}: another version of the recipe, or "
+            "another run of it, has replaced it"
         )
 
 
@@ -36,7 +37,7 @@ class MissingFiles(Exception):
 
 @dataclass(frozen=True)
 class Need:
-    """What a stage run is made from."""
+    """The identity of a stage run."""
 
     key: str
     inputs: tuple[Input, ...]
@@ -47,38 +48,38 @@ class Need:
 
 
 class Identities:
-    """Keys of a graph's stages from the records of their inputs, whose files need not be here; each looked up once."""
+    """Keys of a graph's stages, from the records of their inputs, whose files need not be local. Each is computed once."""
 
     def __init__(self, project: Project, graph: Graph, ledger: Ledger, beat: Beat = silent) -> None:
-        """`beat` is told of the hashing of large project files."""
+        """`beat` reports the hashing of large project files."""
         self.project, self.graph, self.ledger, self.beat = project, graph, ledger, beat
         self._needs: dict[str, Need] = {}
 
     def need(self, node: Node) -> Need:
-        """What a stage is made from.
+        """Compute the identity of a stage.
 
         Raises:
             ArtifactError: an input is missing.
-            Replaced: an input, or one of its ancestors, is not what the recipe makes.
+            Replaced: an input, or one of its ancestors, was not made by the recipe.
             MissingFiles: a project file is missing.
-            RemoteError: an input's record is not here, and the remote does not give it.
+            RemoteError: an input's record is not here, and the remote does not provide it.
         """
         for above in self._ancestry(node):
             if above.address not in self._needs and above is not node:
-                with suppress(ArtifactError, MissingFiles, RemoteError):  # it cannot be made here: what was made from it tells its content
+                with suppress(ArtifactError, MissingFiles, RemoteError):  # cannot be made here: its descendants' records state its content
                     self._needs[above.address] = self._need(above, recorded=True)
         if node.address not in self._needs:
             self._needs[node.address] = self._need(node)
         return self._needs[node.address]
 
     def check(self, node: Node) -> None:
-        """Raises Replaced unless the stage's artifact was made from what the recipe says (and as `need`)."""
+        """Raise Replaced unless the artifact's key matches the recipe; other errors as in `need`."""
         record, wanted = self.ledger.record(node.address), self.need(node).key
         if record.key != wanted:
             raise Replaced(node.address, record.key, wanted)
 
     def _need(self, node: Node, recorded: bool = False) -> Need:
-        """`recorded`: inputs that are nowhere are taken from the stage's own record."""
+        """`recorded`: take inputs that cannot be found from the stage's own record."""
         inputs, folders = [], {}
         for edge in node.edges:
             given = self._input(node, edge, recorded)
@@ -86,7 +87,7 @@ class Identities:
             folders.setdefault(edge.port, {})[edge.label] = self.project.artifact(edge.source)
         missing = [name for name in node.files if not (self.project.root / name).exists()]
         if missing:
-            raise MissingFiles(f"{', '.join(missing)} does not exist in the project: put it there, or change the config that names it")
+            raise MissingFiles(f"{', '.join(missing)} does not exist in the project: add it, or change the config that names it")
         files = {name: HASHES.sha256(self.project.root / name, self.beat) for name in node.files}
         edges = [(given.port, given.label, given.content) for given in inputs]
         key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
@@ -108,18 +109,18 @@ class Identities:
         return Input(port=edge.port, label=edge.label, content=record.content, producer=record.id)
 
     def _ancestry(self, node: Node) -> list[Node]:
-        """The stage and all above it, parents first."""
+        """The stage and its ancestors, parents first."""
         wanted = self.graph.ancestors([node.address])
         return [self.graph.nodes[address] for address in self.graph.nodes if address in wanted]
 
 
 def standing(project: Project, graph: Graph, ledger: Ledger, node: Node, beat: Beat = silent) -> tuple[list[str], bool]:
-    """Why a stage must run, one short sentence each, and whether its files lie in the remote alone.
+    """Why a stage must run, as short sentences, and whether its files are only in the remote.
 
-    Without a reason it is up to date, to DVC and by its key. `beat` is told of the hashing of large files.
+    Without a reason it is up to date, both for DVC and by its key. `beat` reports the hashing of large files.
 
     Raises:
-        RemoteError: that cannot be told, because something is not here and the remote does not give it.
+        RemoteError: undecidable, because something is missing here and the remote does not provide it.
     """
     reasons = ledger.reasons(node, beat)
     remote = bool(reasons) and ledger.place(node, reasons) == "remote"
@@ -130,5 +131,5 @@ def standing(project: Project, graph: Graph, ledger: Ledger, node: Node, beat: B
     except Replaced as error:
         return [str(error)], False
     except (ArtifactError, MissingFiles) as error:
-        return [f"it cannot be told what it is made from: {error}"], False
+        return [f"cannot determine its inputs: {error}"], False
     return [], remote

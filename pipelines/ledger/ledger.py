@@ -1,4 +1,4 @@
-"""What is done, and why not: `dvc.lock` is the only truth. Is a stage up to date, is it recorded elsewhere; restore it, commit it."""
+"""Finished stages according to `dvc.lock`, the only source of truth: check whether a stage is up to date, restore it, commit it."""
 
 import os
 import threading
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 Dependencies = dict[str, Any]
 """Path of a dependency → its entry in `dvc.lock`."""
 Place = Literal["here", "cache", "remote", "nowhere"]
-"""Where the files of a recorded stage are."""
+"""Location of the files of a recorded stage."""
 Check = Callable[[], None]
-"""Raises where this runner is not the only writer any more."""
+"""Raises if this runner is no longer the only writer."""
 
 
 def unchecked() -> None:
-    """For who holds no lease."""
+    """For callers without a lease."""
 
 
 class Ledger:
-    """What DVC knows of a project's stages. Safe to share between threads and processes."""
+    """DVC's knowledge of a project's stages. Safe to share between threads and processes."""
 
     def __init__(self, project: Project, *, looking: bool = False) -> None:
-        """`looking`: nothing in the project's folder is written, which may be read-only."""
+        """`looking`: write nothing in the project's folder, which may be read-only."""
         self.project = project
         self.store = Store(project, looking=looking)
         self.notices: dict[str, None] = {}
-        """What a person should hear of after the run, each once: a remote that cannot be asked, objects that are lost."""
+        """Messages to show after the run, each once: an unreachable remote, lost objects."""
         self._mutex = threading.Lock()
 
     def close(self) -> None:
-        """Closes what this thread has opened; who asks again opens it again."""
+        """Close what this thread has opened; it is reopened on demand."""
         self.store.close()
 
     @dvc_errors()
     def reasons(self, node: Node, beat: Beat = silent) -> list[str]:
-        """Why the stage must run, one short sentence each; empty: it is up to date.
+        """Why the stage must run, as short sentences; empty if it is up to date.
 
-        An input whose files are not here is as good as one that is, if the stage that makes it is recorded with the same content.
-        `beat` is told how far files are hashed that DVC does not know yet, where they are large.
+        An input whose files are missing is accepted if its stage is recorded with the same content. `beat` reports the hashing of large
+        files that are not in DVC's database.
         """
         stage = self._stage(node)
         if not any(out.hash_info for out in stage.outs):
@@ -67,21 +67,21 @@ class Ledger:
             if dep in stage.params:
                 found += _parameter_changes(node, dep.hash_info)
             elif dep.exists or hash_info(self._recorded_hash(dep.fs_path)) != dep.hash_info:
-                found += [f"input {self._shown(dep.fs_path)} {_SAID[said]}" for said in dep.status().values()]
+                found += [f"input {self._shown(dep.fs_path)} {_STATUS_TEXT[status]}" for status in dep.status().values()]
         for out in stage.outs:
-            found += [f"output {Path(out.fs_path).name} {_SAID[said]}" for said in out.status().values()]
+            found += [f"output {Path(out.fs_path).name} {_STATUS_TEXT[status]}" for status in out.status().values()]
         return found
 
     @dvc_errors()
     def place(self, node: Node, reasons: Collection[str]) -> Place | None:
-        """Where the files of a stage are that `dvc.lock` records as done with the inputs and parameters of now; None: it does not.
+        """Where the files of a stage are if `dvc.lock` records it with the current inputs and parameters; None if it does not.
 
         Args:
             node: the stage.
-            reasons: why it must run, as `reasons` has it.
+            reasons: why it must run, from `reasons`.
 
         Raises:
-            RemoteError: they are not in the cache, and the remote cannot be asked.
+            RemoteError: they are not in the cache, and the remote cannot be reached.
         """
         if not reasons:
             return "here"
@@ -96,11 +96,11 @@ class Ledger:
 
     @dvc_errors()
     def record(self, address: str) -> Record:
-        """The record of a stage's artifact: of the one in place, or else of the one that `dvc.lock` names, from the cache or the remote.
+        """The record of a stage's artifact: of the one in place, else of the one in `dvc.lock`, from the cache or the remote.
 
         Raises:
             ArtifactError: there is neither, or it is damaged.
-            RemoteError: it is not here, and the remote does not give it.
+            RemoteError: it is not here, and the remote does not provide it.
         """
         folder = self.project.artifact(address)
         if (folder / "record.json").exists():
@@ -113,9 +113,9 @@ class Ledger:
 
     @dvc_errors()
     def is_cached(self, node: Node, beat: Beat = silent) -> bool:
-        """Whether this machine's cache knows an output for the stage as it stands (unproven: `restore` proves it).
+        """Whether this machine's cache has an output for the stage in its current state (unverified; `restore` verifies it).
 
-        `beat` is told of the hashing of large dependencies.
+        `beat` reports the hashing of large dependencies.
         """
         stage = self._stage(node)
         if not all(dep in stage.params or dep.exists or self._recorded_hash(dep.fs_path) for dep in stage.deps):
@@ -128,10 +128,10 @@ class Ledger:
 
     @dvc_errors()
     def restore(self, node: Node, key: str, told: Told = UNTOLD, check: Check = unchecked) -> bool:
-        """Brings the stage's artifact back from `dvc.lock`, the run cache or the remote, and proves it.
+        """Restore the stage's artifact from `dvc.lock`, the run cache or the remote, and verify it.
 
-        Every restored file is hashed again. A damaged cache object is deleted and counts as a miss, as does an artifact that was
-        made under another key. `check` is called just before anything in the project is replaced.
+        Every restored file is hashed again. A damaged cache object is deleted and counts as a miss, as does an artifact made under another
+        key. `check` is called right before anything in the project is replaced.
         """
         stage = self._stage(node)
         for candidate in self._candidates(stage, node, told.hashed, fetch=True):
@@ -140,7 +140,7 @@ class Ledger:
             check()
             try:
                 checked_out = self.store.check_out(stage, told.placed)
-            except ArtifactError as error:  # forged: as good as none, and whoever waits for the run hears of it
+            except ArtifactError as error:  # forged: counts as missing, but the user is notified
                 self.notice(str(error))
                 checked_out = False
             fault_point("restore checked out")
@@ -153,9 +153,9 @@ class Ledger:
         return False
 
     def adopt(self, node: Node, key: str, beat: Beat = silent, check: Check = unchecked) -> bool:
-        """Commits the artifact that lies in place, when it is complete, undamaged and of this key.
+        """Commit the artifact in place if it is complete, undamaged and of this key.
 
-        `beat` is told of its hashing, `check` is called as in `commit`.
+        `beat` reports its hashing; `check` is called as in `commit`.
         """
         try:
             artifact = open_artifact(self.project.artifact(node.address))
@@ -171,19 +171,19 @@ class Ledger:
 
     @dvc_errors()
     def dependencies(self, node: Node, beat: Beat = silent) -> Dependencies:
-        """Dependencies as they are now, and the parameters of this run; `beat` is told of the hashing of large ones.
+        """Current dependencies, and the parameters of this run; `beat` reports the hashing of large ones.
 
-        DVC itself looks only after the run.
+        DVC itself checks only after the run.
         """
         stage = self._stage(node)
         self._save_deps(stage, node, beat)
         return self._dependencies(stage)
 
     def moved(self, node: Node, before: Dependencies) -> list[str]:
-        """Dependencies that differ from what they were."""
+        """Dependencies that differ from `before`."""
         try:
             now = self.dependencies(node)
-        except Exception as error:  # DVC names a vanished dependency by several kinds of exception
+        except Exception as error:  # DVC raises several kinds of exception for a vanished dependency
             return [str(error)]
         return sorted(self._shown_dep(node, name) for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
@@ -196,15 +196,14 @@ class Ledger:
         beat: Beat = silent,
         check: Check = unchecked,
     ) -> None:
-        """Moves the stage's outputs into the cache and records it in `dvc.lock` and in the run cache.
+        """Move the stage's outputs into the cache and record it in `dvc.lock` and in the run cache.
 
         Args:
             node: the stage.
-            before: what its job started from, and what it is recorded under, whatever lies there by now; default: what lies there.
-            seen: payload files that its job has hashed: those that still look so are not read again.
-            beat: told how far objects that the cache has already are hashed.
-            check: called before what lies in place is looked at, and again before it is recorded; raises where another runner may have
-                put it there meanwhile.
+            before: dependencies at the start of its job, under which it is recorded even if they have changed; default: the current ones.
+            seen: hashes and metadata of payload files from its job; files with unchanged metadata are not read again.
+            beat: reports the hashing of objects that the cache already has.
+            check: called before the artifact is read, and again before it is recorded; raises if another runner may have replaced it.
         """
         check()
         stage = self._stage(node)
@@ -223,10 +222,10 @@ class Ledger:
             fault_point("commit cached")
             self._record(stage, check)
 
-    # --- what is recorded, and its objects ------------------------------------------------------------------------------
+    # --- recorded artifacts and their objects -----------------------------------------------------------------------------
 
     def recorded(self) -> list["Recorded"]:
-        """All parts of artifacts that the `dvc.lock` files of the project name, sorted by address and part.
+        """All parts of artifacts recorded in the project's `dvc.lock` files, sorted by address and part.
 
         Raises:
             LedgerError: one of the files is damaged.
@@ -241,7 +240,7 @@ class Ledger:
         return sorted(found, key=lambda entry: (entry.address, entry.part))
 
     def recorded_at(self, revision: str) -> list["Recorded"]:
-        """All that the `dvc.lock` files of a git revision name, sorted by address and part.
+        """All parts of artifacts recorded in the `dvc.lock` files of a git revision, sorted by address and part.
 
         Raises:
             LedgerError: git knows no such revision, or one of the files is damaged.
@@ -249,7 +248,7 @@ class Ledger:
         root = self.project.root
         names = names_at(self.project, revision)
         if names is None:
-            raise LedgerError(f"{revision!r} is no commit, branch or tag of the git repository here: `git log` lists commits")
+            raise LedgerError(f"{revision!r} is not a commit, branch or tag of this git repository: `git log` lists commits")
         found = []
         for name in names:
             if Path(name).name == "dvc.lock":
@@ -257,7 +256,7 @@ class Ledger:
         return sorted(found, key=lambda entry: (entry.address, entry.part))
 
     def open_object(self, md5: str) -> BinaryIO:
-        """A file's bytes from this machine's cache or else from the remote, whole and proven.
+        """A file's verified bytes, from this machine's cache or else from the remote.
 
         Raises:
             LedgerError: neither has it, or both have other bytes under its name.
@@ -267,19 +266,19 @@ class Ledger:
             return stream
         remote = self.store.remote_name()
         holds = f"neither this machine's cache nor the remote {remote!r} holds" if remote else "this machine's cache does not hold"
-        raise LedgerError(f"{holds} a sound object {md5}: add the DVC remote that has it, or run the stage at that commit again")
+        raise LedgerError(f"{holds} an intact object {md5}: add the DVC remote that has it, or rerun the stage at that commit")
 
     def push(self, node: Node, tell: Tell = silent) -> int:
-        """Sends the recorded artifact of a stage to the remote; returns how many objects were new there.
+        """Send the recorded artifact of a stage to the remote; return how many objects were new there.
 
         Raises:
-            RemoteError: the remote cannot be used, or not all arrived.
+            RemoteError: the remote cannot be used, or not everything arrived.
         """
         stage = self._stage(node)
         return self.store.send(stage, tell) if all(out.hash_info for out in stage.outs) else 0
 
     def entries(self, address: str, *, history: bool) -> Iterator[LockEntry]:
-        """What `dvc.lock`, and with `history` the run cache, know of a stage: the likeliest first."""
+        """A stage's entries in `dvc.lock`, and with `history` in the run cache; the most likely first."""
         recipe, _, name = address.partition("/")
         lock = (self.project.root / pipeline_file(recipe)).with_suffix(".lock")
         try:
@@ -302,22 +301,22 @@ class Ledger:
                 return
 
     def _recorded(self, path: Path, text: str) -> list["Recorded"]:
-        """What the text of a `dvc.lock` names; `path` is where it lies."""
+        """Outputs in the text of the `dvc.lock` at `path`."""
         try:
             return [found for entry in parse_lock(text, "it").values() for out in entry.outs if (found := self._output(path.parent, out))]
         except ArtifactError as error:
-            remedy = "take it back from git, or delete it: `pedigree run` writes it again from what the cache knows"
+            remedy = "restore it from git, or delete it and `pedigree run` rebuilds it from the cache"
             raise LedgerError(f"{path.relative_to(self.project.root)} is damaged ({error}): {remedy}") from error
 
     def _output(self, folder: Path, out: LockOut) -> "Recorded | None":
-        """An output of a `dvc.lock` in `folder`; None for one outside of the artifacts, where a stage of somebody's own may write."""
+        """An output of a `dvc.lock` in `folder`; None for one outside the artifacts, where a user's own stage may write."""
         place = Path(os.path.normpath(folder / out.path))
         if not place.is_relative_to(self.project.artifacts):
             return None
         name = place.relative_to(self.project.artifacts).as_posix()
         address, _, part = inside(self.project.artifacts, name).relative_to(self.project.artifacts).as_posix().rpartition("/")
         if out.md5 is None or address.count("/") != 1:
-            raise ArtifactError(f"the output {name} has no md5, or is no part of an artifact RECIPE/STAGE")
+            raise ArtifactError(f"output {name} has no md5, or is not part of an artifact RECIPE/STAGE")
         return Recorded(address, part, place, out.md5)
 
     # --- stages ---------------------------------------------------------------------------------------------------------
@@ -326,7 +325,7 @@ class Ledger:
         return self.store.stage(self.project.root / pipeline_file(node.recipe), node.name, compiled_stage(node))
 
     def _recorded_hash(self, path: str) -> str | None:
-        """DVC's hash of a part of an artifact as the `dvc.lock` of its stage has it; None for what is no artifact of ours."""
+        """DVC's hash of a part of an artifact, from the `dvc.lock` of its stage; None for paths that are not artifacts."""
         place = Path(path)
         if not place.is_relative_to(self.project.artifacts):
             return None
@@ -340,7 +339,7 @@ class Ledger:
         self.store.hash_ahead((dep for dep in stage.deps if dep not in stage.params), beat)
 
     def _save_deps(self, stage: "PipelineStage", node: Node, beat: Beat = silent) -> None:
-        """Hashes the stage's dependencies as they are now; of one whose files are not here what is recorded of it counts."""
+        """Hash the stage's current dependencies; for one without local files, use the recorded hash."""
         self._hash_deps_ahead(stage, beat)
         for dep in stage.deps:
             if dep in stage.params:
@@ -353,13 +352,13 @@ class Ledger:
         set_params(stage, {node.name: node.identity()})
 
     def _candidates(self, stage: "PipelineStage", node: Node, beat: Beat, *, fetch: bool) -> Iterator[Mapping[str, Any]]:
-        """What was once made from the same command, dependencies and parameters; `dvc.lock` first, then the run cache.
+        """Entries with the same command, dependencies and parameters; `dvc.lock` first, then the run cache.
 
         Args:
-            stage: its dependencies are hashed.
-            node: the same as the recipe has it.
-            beat: told of the hashing of large dependencies.
-            fetch: where nothing of that will do, ask the remote's run cache.
+            stage: its dependencies get hashed.
+            node: the same stage in the recipe.
+            beat: reports the hashing of large dependencies.
+            fetch: if no local entry suffices, also query the remote's run cache.
         """
         entry = to_lock_entry(stage)
         self._save_deps(stage, node, beat)
@@ -371,7 +370,7 @@ class Ledger:
             yield from (new for new in self.store.run_cache_entries(stage) if new not in found)
 
     def _has_other_key(self, entry: Mapping[str, Any], key: str) -> bool:
-        """Whether the record among the outputs of an entry says so: nothing else of it needs to be fetched. Where it cannot be read, no."""
+        """Whether the record among an entry's outputs has another key, so that nothing else need be fetched; False if unreadable."""
         md5 = next((out.get("md5") for out in entry.get("outs", ()) if Path(out["path"]).name == "record.json"), None)
         try:
             data = self.store.read(md5, RECORD_BYTES) if md5 else None
@@ -380,7 +379,7 @@ class Ledger:
             return False
 
     def _fetch(self, stage: "PipelineStage", node: Node, entry: Mapping[str, Any], tell: Tell) -> bool:
-        """Takes over the outputs of an entry, when the cache holds them or the remote gives them."""
+        """Load an entry's outputs into the stage if the cache holds them or the remote provides them."""
         fill(stage, entry)
         if stage.outs_cached():
             return True
@@ -391,11 +390,11 @@ class Ledger:
             self.notice(str(error))
             return False
         if self.store.remote_name() is not None:
-            self.notice(f"{node.address} is recorded, but the remote {self.store.remote_name()!r} has not all its files, or damaged ones")
+            self.notice(f"{node.address} is recorded, but files of it are missing or damaged in the remote {self.store.remote_name()!r}")
         return False
 
     def _fetch_run_cache(self, stage: "PipelineStage | None") -> bool:
-        """The remote's run cache; a remote that cannot be asked knows nothing, and whoever waits for the run hears of it."""
+        """Fetch the remote's run cache; an unreachable remote counts as empty, and the user is notified."""
         try:
             return self.store.fetch_run_cache(stage)
         except RemoteError as error:
@@ -403,7 +402,7 @@ class Ledger:
             return False
 
     def notice(self, text: str) -> None:
-        """Something that a person should hear of after the run."""
+        """Register a message to show after the run."""
         with self._mutex:
             self.notices[text] = None
 
@@ -414,7 +413,7 @@ class Ledger:
         return self._shown(str(self.project.root / os.path.dirname(pipeline_file(node.recipe)) / path))
 
     def _is_proven(self, stage: "PipelineStage", node: Node, key: str, beat: Beat) -> bool:
-        """Whether what was checked out is undamaged and of this key; damaged cache objects are deleted."""
+        """Whether the restored files are undamaged and of this key; damaged cache objects are deleted."""
         payload = [out for out in stage.outs if Path(out.fs_path).name == "payload"]
         wrong = [path for out in stage.outs if out not in payload for path in damaged(out)]
         try:
@@ -433,7 +432,7 @@ class Ledger:
             self.store.write_lock(stage)
 
     def _shown(self, path: str) -> str:
-        """A dependency's path as people know it: the address of a stage, or a project file."""
+        """A dependency's path for display: the address of a stage, or a project file."""
         relative = Path(os.path.relpath(os.path.normpath(path), self.project.root))
         if relative.parts[0] == "artifacts" and relative.name == "payload":
             return "/".join(relative.parts[1:3])
@@ -442,7 +441,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One output that a `dvc.lock` names."""
+    """An output recorded in a `dvc.lock`."""
 
     address: str
     part: str
@@ -452,7 +451,7 @@ class Recorded:
     """With `.dir` for a folder."""
 
 
-_SAID = {
+_STATUS_TEXT = {
     "modified": "changed",
     "deleted": "is missing",
     "new": "is new",
@@ -461,28 +460,28 @@ _SAID = {
 
 
 def is_complete(artifact: Artifact) -> bool:
-    """All five parts are there; only then DVC can commit it."""
+    """Whether all five parts exist, which DVC requires to commit it."""
     return all((artifact.path / part).exists() for part in ("payload", "evidence", "run.json", "lineage.json"))
 
 
 def _same_inputs(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two entries were made from the same, and the first has recorded outputs."""
+    """Whether two entries have equal inputs, and the first has recorded outputs."""
     inputs = all(plain(one.get(part)) == plain(other.get(part)) for part in ("cmd", "deps", "params"))
     return inputs and all("md5" in out for out in one.get("outs", [{}]))
 
 
 def _parameter_changes(node: Node, recorded: Any) -> list[str]:
-    """Names of the identity fields whose value is not the recorded one (as DVC hands it out), with both values."""
+    """Identity fields that differ from the recorded ones (in DVC's form), with both values."""
     before, now = dict(_leaves(plain((recorded and recorded.value) or {}))), dict(_leaves({node.name: node.identity()}))
     changes = []
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
             field = name.removeprefix(f"{node.name}.").removeprefix("config.")
-            changes.append(f"{field} {_said(before, name)} -> {_said(now, name)}")
+            changes.append(f"{field} {_value_text(before, name)} -> {_value_text(now, name)}")
     return [f"parameters changed: {', '.join(changes)}"] if changes else []
 
 
-def _said(values: Mapping[str, Any], name: str) -> str:
+def _value_text(values: Mapping[str, Any], name: str) -> str:
     return str(values[name]) if name in values else "(absent)"
 
 

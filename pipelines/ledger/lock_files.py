@@ -1,4 +1,4 @@
-"""Files of DVC's that a branch or a remote may have brought: lock files and entries of the run cache."""
+"""Read DVC files that a branch or a remote may have supplied: lock files and run cache entries."""
 
 import fcntl
 import os
@@ -11,20 +11,20 @@ from typing import Any
 from data.store.untrusted import LOCK_BYTES, ArtifactError, open_plain, parse_entry, parse_yaml, read_plain
 
 RUN_ENTRY = re.compile(r"runs/[0-9a-f]{2}/[0-9a-f]{64}/[0-9a-f]{64}")
-"""Where an entry of the run cache lies, in the cache and in the remote."""
+"""Path of a run cache entry, in the cache and in the remote."""
 
 
 def read_lock(path: Path) -> str:
-    """The text of a `dvc.lock`, a `dvc.yaml` or a `.dvc` file; empty where there is none.
+    """The text of a `dvc.lock`, a `dvc.yaml` or a `.dvc` file; empty if there is none.
 
     Raises:
-        ArtifactError: it is no plain file, or far too long.
+        ArtifactError: it is not a regular file, or far too long.
     """
     return read_plain(path, LOCK_BYTES).decode(errors="replace") if os.path.lexists(path) else ""
 
 
 def read_run_entry(path: Path) -> Mapping[str, Any] | None:
-    """An entry of the run cache as DVC takes it; None for what is none: half of one, left by a kill, or another's work."""
+    """A run cache entry that DVC would accept; None for anything else, such as a partial entry left by a kill."""
     try:
         value = parse_yaml(read_plain(path, LOCK_BYTES).decode(), path.name)
         parse_entry(value, path.name)
@@ -35,10 +35,10 @@ def read_run_entry(path: Path) -> Mapping[str, Any] | None:
 
 @contextmanager
 def shared(lock: Path) -> Iterator[None]:
-    """Holds DVC's repository lock with others who read, once nobody holds it who writes. Nothing is written, not even the lock file.
+    """Hold DVC's repository lock as one of many readers, once no writer holds it. Writes nothing, not even the lock file.
 
-    Where there is none, nobody has written yet. Where it cannot be locked (`core.hardlink_lock`, some network disks), who reads takes its
-    chance: we replace a `dvc.lock` by rename, DVC's own commands truncate it first.
+    Without a lock file, nothing has been written yet. Where it cannot be locked (`core.hardlink_lock`, some network disks), readers run
+    unprotected: Pedigree replaces `dvc.lock` by rename, but DVC's own commands truncate it first.
     """
     with ExitStack() as stack:
         with suppress(OSError, ArtifactError):
@@ -47,7 +47,7 @@ def shared(lock: Path) -> Iterator[None]:
 
 
 def state_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does; None where there is none."""
+    """File metadata that changes whenever the file does; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:

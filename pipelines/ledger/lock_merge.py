@@ -1,10 +1,10 @@
-"""`dvc.lock` of two branches made one, stage by stage: a merge driver for git.
+"""A git merge driver for `dvc.lock` that merges by stage.
 
-Git merges lines; two branches that each ran another stage collide in them. An entry of `dvc.lock` is a fact about one stage, so
-each is merged by itself. What neither branch can say of the merged recipe is left out: `pedigree run` restores it from the run
-cache, or makes it.
+Git merges lines, so two branches that each ran a different stage conflict. Each entry of `dvc.lock` is an independent fact about one
+stage and is merged separately. Entries that neither branch can supply for the merged recipe are dropped: `pedigree run` restores
+them from the run cache, or rebuilds them.
 
-`python -m pipelines.ledger.lock_merge` tells git of the driver (`make setup` does it); `.gitattributes` says which files are merged so.
+`python -m pipelines.ledger.lock_merge` registers the driver with git (`make setup` does so); `.gitattributes` selects its files.
 """
 
 import re
@@ -27,36 +27,36 @@ COMMAND = (
     'PATH="$PWD/.venv/bin:$PATH"; if command -v pedigree >/dev/null; then exec pedigree merge-lock %O %A %B; '
     "else exec git merge-file -L ours -L base -L theirs %A %O %B; fi"
 )
-"""A clone without an environment merges lines as before: a driver that is not found would leave one side, as if all were well."""
+"""A clone without an environment falls back to merging lines: git treats a missing driver as success and keeps one side."""
 MARK = re.compile(r"^(?:<{7}|>{7})(?: |$)")
 NAME = re.compile(r"  \S.*:\s*")
 RESULT = ("payload", "record.json")
-"""Parts of an artifact that say what it is; the others hold times, and differ between two runs with one result."""
+"""Parts of an artifact that define it; the others contain times and differ between runs with equal results."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """A `dvc.lock` out of two."""
+    """The result of merging two versions of a `dvc.lock`."""
 
     text: str
     conflicts: tuple[str, ...]
-    """Stages with one input and two results: both entries stand in the text, between marks."""
+    """Stages with equal inputs and different results: both entries are in the text, between conflict markers."""
     dropped: tuple[str, ...]
-    """Stages whose inputs both branches changed: no entry can be right."""
+    """Stages whose inputs both branches changed, so that neither entry can be right."""
 
 
 def merge_locks(base: str, ours: str, theirs: str) -> Merged:
-    """Merges two `dvc.lock`s that come from one; empty text stands for a file that was not there.
+    """Merge two versions of a `dvc.lock` with a common base; empty text means that the file did not exist.
 
-    An entry that one side changed is that side's. Where both did: the side that alone has other inputs (command, dependencies,
-    parameters) than before; either, when the results are equal.
+    An entry that only one side changed is taken from that side. If both did: the side that alone changed the inputs (command, dependencies,
+    parameters); either side, if the results are equal.
 
     Raises:
-        ValueError: one of the texts is no `dvc.lock`, or holds more than one.
+        ValueError: a text is not a single `dvc.lock`.
     """
     (_, before), (header, mine), (other_header, yours) = _blocks(base), _blocks(ours), _blocks(theirs)
     if header and other_header and header != other_header:
-        raise ValueError("the two begin differently")
+        raise ValueError("the two files begin differently")
     parts, conflicts, dropped = [header or other_header], [], []
     for name in [*mine, *(name for name in yours if name not in mine)]:
         one, other = mine.get(name), yours.get(name)
@@ -72,27 +72,26 @@ def merge_locks(base: str, ours: str, theirs: str) -> Merged:
 
 
 def merge_files(base: Path, ours: Path, theirs: Path) -> int:
-    """The driver: writes the merged file over `ours` and returns git's exit code, 0 merged, 1 conflict."""
+    """Run the driver: write the merged file over `ours` and return git's exit code, 0 merged, 1 conflict."""
     try:
         merged = merge_locks(base.read_text(), ours.read_text(), theirs.read_text())
-    except (ValueError, OSError) as error:  # not ours to understand: lines, as git does it
-        _tell(f"dvc.lock is merged line by line: {error}")
+    except (ValueError, OSError) as error:  # unknown format: merge lines, as git does
+        _report(f"dvc.lock is merged line by line: {error}")
         labels = ("-L", "ours", "-L", "base", "-L", "theirs")
         return min(1, run_git(Path.cwd(), "merge-file", *labels, str(ours), str(base), str(theirs)).returncode)
     ours.write_text(merged.text)
     if merged.dropped:
-        _tell(f"dvc.lock: both branches changed {', '.join(merged.dropped)}: `pedigree run` restores it or makes it again")
+        _report(f"dvc.lock: both branches changed {', '.join(merged.dropped)}: `pedigree run` restores or rebuilds it")
     if merged.conflicts:
-        doubled = ", ".join(merged.conflicts)
-        _tell(f"dvc.lock: both branches have a result of {doubled}: keep one of them, then `git add` the file")
+        _report(f"dvc.lock: both branches have a result for {', '.join(merged.conflicts)}: keep one of them, then `git add` the file")
     return 1 if merged.conflicts else 0
 
 
 def refuse_conflicts(project: Project, graph: Graph) -> None:
-    """Says where a merge has left its marks in the `dvc.lock`s that a recipe needs.
+    """Refuse `dvc.lock` files needed by a recipe that contain conflict markers.
 
     Raises:
-        ConfigError: with file and line of the first marks of each.
+        ConfigError: with file and line of the first marker of each.
     """
     problems = []
     for recipe in dict.fromkeys([graph.recipe, *(node.recipe for node in graph.nodes.values())]):
@@ -100,18 +99,18 @@ def refuse_conflicts(project: Project, graph: Graph) -> None:
         lines = (project.root / name).read_text(errors="replace").splitlines() if (project.root / name).is_file() else []
         marked = next((number for number, line in enumerate(lines, 1) if MARK.match(line)), None)
         if marked is not None:
-            remedy = f"keep one side, either will do (`git checkout --ours -- {name}`), then type this again"
-            why = "what both branches made is restored from the run cache"
-            problems.append(Problem(name.as_posix(), marked, f"a merge has left both sides here: {remedy}: {why}"))
+            remedy = f"Keep either side (`git checkout --ours -- {name}`), then run the command again"
+            why = "results of both branches are restored from the run cache"
+            problems.append(Problem(name.as_posix(), marked, f"a merge left conflict markers here. {remedy}; {why}"))
     if problems:
         raise ConfigError(problems)
 
 
 def _chosen(before: str | None, one: str | None, other: str | None) -> str | None:
-    """The entry that is right for sure; None where none is."""
+    """The entry that is certainly right; None if there is none."""
     if one is None or other is None:
         kept = other if one is None else one
-        return None if kept == before else kept  # deleted on one side; what the other changed meanwhile is no loss to keep
+        return None if kept == before else kept  # deleted on one side; keeping the other side's change is harmless
     if one == other or other == before:
         return one
     if one == before:
@@ -127,7 +126,7 @@ def _entry(block: str) -> Mapping[str, Any]:
     try:
         (entry,) = parse_yaml(block, "an entry").values()
     except ArtifactError as error:
-        raise ValueError("an entry cannot be read without the others") from error
+        raise ValueError("an entry cannot be parsed on its own") from error
     return entry
 
 
@@ -136,19 +135,19 @@ def _inputs(block: str) -> dict[str, Any]:
 
 
 def _result(block: str) -> dict[str, Any]:
-    """Hashes of what the stage made: of what defines an artifact; of everything, where the stage is somebody's own."""
+    """Hashes of a stage's results: only the parts that define an artifact, or all outputs for a user's own stage."""
     outs = {PurePosixPath(out["path"]).name: out.get("md5") for out in _entry(block).get("outs", [])}
     return {name: outs[name] for name in RESULT} if all(name in outs for name in RESULT) else outs
 
 
 def _blocks(text: str) -> tuple[str, dict[str, str]]:
-    """What stands before the stages, and the lines of each stage."""
+    """The text before the stages, and the lines of each stage."""
     if not text.strip():
         return "", {}
     try:
         stages = list((parse_yaml(text, "dvc.lock").get("stages") or {}).items())
     except (ArtifactError, AttributeError) as error:
-        raise ValueError("it cannot be read") from error
+        raise ValueError("it cannot be parsed") from error
     header, *lines = re.split(r"(?m)(?<=^stages:$\n)", text, maxsplit=1)
     blocks: list[str] = []
     for line in "".join(lines).splitlines():
@@ -157,21 +156,21 @@ def _blocks(text: str) -> tuple[str, dict[str, str]]:
         if not blocks or not line.startswith("  "):
             raise ValueError(f"it has a line that belongs to no stage: {line.strip()!r}")
         blocks[-1] += f"{line}\n"
-    if [_entry(block) for block in blocks] != [entry for _, entry in stages]:  # by name a stage may stand there twice
-        raise ValueError("its lines are not laid out as DVC writes them")
+    if [_entry(block) for block in blocks] != [entry for _, entry in stages]:  # by name, a stage could appear twice
+        raise ValueError("its layout is not the one that DVC writes")
     return header, {name: block for (name, _), block in zip(stages, blocks, strict=True)}
 
 
-def _tell(text: str) -> None:
-    """Says on stderr what became of a merge; stages may have been named by whoever wrote the other branch."""
+def _report(text: str) -> None:
+    """Report the result of a merge on stderr; stage names from the other branch are untrusted."""
     sys.stderr.write(f"{shown(text)}\n")
 
 
 def main() -> None:
-    """Tells git of the driver, in the clone at hand."""
+    """Register the driver in the current clone."""
     for key, value in (("name", "dvc.lock, stage by stage"), ("driver", COMMAND)):
         if run_git(Path.cwd(), "config", f"merge.{DRIVER}.{key}", value).returncode:
-            _tell("    this folder is not a git repository: the merge driver is not registered")
+            _report("    this folder is not a git repository: the merge driver is not registered")
             return
 
 

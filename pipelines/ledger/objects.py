@@ -1,4 +1,4 @@
-"""The objects behind DVC's outputs: their names and sizes, and whether their bytes are theirs."""
+"""Objects behind DVC's outputs: names, sizes, and verification of their bytes."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from pipelines.ledger.transfers import Bytes
 
 
 def damaged(out: Any, beat: Beat = silent) -> list[Path]:
-    """Cache objects behind an output whose bytes are not what their name says; `beat` is told of bytes hashed and in all."""
+    """Cache objects behind an output whose bytes do not match their name; `beat` reports bytes hashed and total bytes."""
     from dvc_data.hashfile.tree import Tree
 
     obj: Any = out.obj or out.get_obj()
@@ -25,15 +25,15 @@ def damaged(out: Any, beat: Beat = silent) -> list[Path]:
 
 
 def hash_unknown(state: Any, parts: Iterable[Any], beat: Beat) -> tuple[dict[Path, str], dict[Path, dict[str, Any]]]:
-    """MD5 of the files of DVC's outputs and dependencies that its database does not know, where there is much to hash.
+    """MD5 of files of DVC's outputs and dependencies that its database does not know, if there is much to hash.
 
     Args:
         state: the database.
         parts: the outputs and dependencies.
-        beat: told of bytes hashed and in all.
+        beat: reports bytes hashed and total bytes.
 
     Returns:
-        (MD5 of each file, what each looked like from outside before it was read)
+        (MD5 of each file, metadata of each file before it was read)
     """
     from dvc_objects.fs.local import LocalFileSystem
 
@@ -53,14 +53,14 @@ def hash_unknown(state: Any, parts: Iterable[Any], beat: Beat) -> tuple[dict[Pat
 
 
 def plain(value: Any) -> Any:
-    """Ordered and commented mappings as ordinary ones, to compare by content."""
+    """Convert ordered and commented mappings to plain ones, to compare by content."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def md5_of(path: Path, tell: Callable[[int], None] = lambda count: None) -> str | None:
-    """MD5 of a file's bytes, read here and now, of each piece of which `tell` is told; None when there is none."""
+    """MD5 of a file's current bytes, reporting the size of each piece read; None if there is no file."""
     found = hashlib.md5(usedforsecurity=False)
     try:
         for piece in pieces(path):
@@ -72,12 +72,12 @@ def md5_of(path: Path, tell: Callable[[int], None] = lambda count: None) -> str 
 
 
 def md5_of_bytes(data: bytes) -> str:
-    """The name of the object that holds them."""
+    """The name of the object with these bytes."""
     return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def remove(path: Path) -> None:
-    """Removes a file or a folder, if it is there."""
+    """Remove a file or a folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -85,15 +85,16 @@ def remove(path: Path) -> None:
 
 
 def hash_info(oid: str | None) -> Any:
-    """The name of an object as DVC has it."""
+    """An object's name as a DVC HashInfo."""
     from dvc_data.hashfile.hash_info import HashInfo
 
     return HashInfo("md5", oid) if oid else HashInfo()
 
 
 def set_hash(dep: Any, md5: str) -> None:
-    """Gives a dependency the hash that is known of it. One that the stage's entry in `dvc.lock` does not have yet is taken by DVC for one
-    of DVC 2, under the name of another hash."""
+    """Set the known hash of a dependency. DVC would treat one that is missing from the stage's entry in `dvc.lock` as a dependency of
+    DVC 2, under another hash name.
+    """
     dep.hash_name, dep.hash_info, dep.files, dep.obj = "md5", hash_info(md5), None, None
 
 
@@ -106,7 +107,7 @@ def size_of(stage: Any) -> int:
 
 
 def files_of(place: Path) -> Iterator[Path]:
-    """The files of a folder, or a file itself; none where there is nothing."""
+    """The files of a folder, or a file itself; none if the path does not exist."""
     if place.is_dir():
         yield from (path for path in place.rglob("*") if path.is_file())
     elif place.is_file():

@@ -1,10 +1,10 @@
-"""The one door to DVC: its stages and lock files, the cache, the run cache and the remote of a project.
+"""The only interface to DVC: stages and lock files, cache, run cache and remote of a project.
 
-What is decided with them stands elsewhere (`ledger.py`: is a stage up to date; `verify.py`, `gc.py`, `by_id.py`).
+Decisions based on them are made elsewhere (`ledger.py`: is a stage up to date; `verify.py`, `gc.py`, `by_id.py`).
 
-DVC's repository lock is held while an output that was hashed before goes into the cache and while `dvc.lock` is written, and shared
-while its files are read, which writes nothing; never while a job runs. Its per-path locks are not taken (their holder may be a
-`dvc repro` that waits for us): the stage's lease does that work.
+DVC's repository lock is held while an already hashed output goes into the cache and while `dvc.lock` is written. It is shared while
+DVC's files are read, which writes nothing, and never held while a job runs. DVC's per-path locks are not taken, because their holder
+may be a `dvc repro` that waits for this process; the stage's lease takes their place.
 """
 
 import errno
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from dvc.stage import PipelineStage as PipelineStage
 
 OBJECT = re.compile(r"[0-9a-f]{32}(?:\.dir)?")
-"""The name of an object."""
+"""Pattern of an object's name."""
 LARGEST_FILE = 4 << 30
-"""Bytes of a file that `get` fetches."""
+"""Maximum size in bytes of a file that `get` fetches."""
 
 
 @contextmanager
 def dvc_errors() -> Iterator[None]:
-    """DVC's many exceptions as one."""
+    """Convert DVC's various exceptions to one type."""
     from dvc.exceptions import DvcException
     from scmrepo.exceptions import SCMError
 
@@ -65,47 +65,47 @@ def dvc_errors() -> Iterator[None]:
         yield
     except (DvcException, SCMError) as error:
         text = str(error)
-        look = "`git diff -- dvc.yaml .dvc artifacts` shows what has changed of its files, `dvc status -v` says more"
-        remedy = "type `git init` there, then the same command again" if text.endswith("is not a git repository") else look
-        raise LedgerError(f"DVC says: {text}: {remedy}") from error
+        look = "`git diff -- dvc.yaml .dvc artifacts` shows changes to its files, `dvc status -v` gives details"
+        remedy = "run `git init` there, then the command again" if text.endswith("is not a git repository") else look
+        raise LedgerError(f"DVC reports: {text}: {remedy}") from error
     except RecursionError as error:
-        raise LedgerError("a file that DVC reads is nested too deep: DVC did not write it; take it back from git") from error
-    except sqlite3.OperationalError as error:  # of its database of hashes
+        raise LedgerError("a file that DVC reads is nested too deeply, so DVC did not write it: restore it from git") from error
+    except sqlite3.OperationalError as error:  # from its hash database
         if "full" in str(error):
-            raise OSError(errno.ENOSPC, "DVC cannot write down what it knows, the disk is full") from error
-        raise LedgerError(f"DVC's database of hashes (core.site_cache_dir) fails: {error}") from error
+            raise OSError(errno.ENOSPC, "DVC cannot update its hash database, the disk is full") from error
+        raise LedgerError(f"DVC's hash database (core.site_cache_dir) failed: {error}") from error
 
 
 class Store:
     """DVC in one project. Safe to share between threads and processes."""
 
     def __init__(self, project: Project, *, looking: bool = False) -> None:
-        """`looking`: nothing in the project's folder is written, which may be read-only."""
+        """`looking`: write nothing in the project's folder, which may be read-only."""
         self.project, self.looking = project, looking
-        self._mutex = threading.RLock()  # DVC's own lock polls every half second, also between threads
+        self._mutex = threading.RLock()  # DVC's own lock polls every half second, even between threads
         self._local = threading.local()
         self._asked: dict[str, str | None] = {}
         self._small: dict[str, bytes] = {}
-        """Small objects that were read before."""
+        """Cache of small objects that were read before."""
         self._aside = Aside()
 
     # --- stages and lock files ------------------------------------------------------------------------------------------
 
     @property
     def repo(self) -> "Repo":
-        """One per thread: DVC's objects are not made for sharing."""
+        """A repo per thread: DVC's objects are not thread-safe."""
         repo = getattr(self._local, "repo", None)
         if repo is None:
             for name in ("dvc", "dvc_data", "dvc_objects"):
-                logging.getLogger(name).setLevel(logging.CRITICAL)  # no progress bars and notices of its own
+                logging.getLogger(name).setLevel(logging.CRITICAL)  # no progress bars or notices from DVC
             repo = self._opened()
             self._local.repo, self._local.files = repo, {}
         return repo
 
     def close(self) -> None:
-        """Closes what this thread has opened, at its end or that of its work; who asks again opens it again.
+        """Close what this thread has opened, at the end of the thread or of its work; it is reopened on demand.
 
-        DVC's objects lie in circles, so without this its databases stay open until all garbage is collected; no other thread can close
+        DVC's objects form reference cycles, so without this its databases stay open until garbage collection, and no other thread can close
         them.
         """
         repo = self._local.__dict__.pop("repo", None)
@@ -123,25 +123,25 @@ class Store:
 
         class Untouched(Repo):
             def _ignore(self) -> None:
-                """Writes no .gitignore."""
+                """Write no .gitignore."""
 
         kind: Any = Untouched
-        if not (self._private / "btime").exists():  # nobody has worked here: DVC would make its folder for that, and knows no hashes yet
+        if not (self._private / "btime").exists():  # DVC has not been used here: it would create its folder, and knows no hashes yet
             self._elsewhere = tempfile.TemporaryDirectory(prefix="pedigree-dvc-")
             kind = type("Elsewhere", (Untouched,), {"tmp_dir": self._elsewhere.name})
             config["core"] = {"site_cache_dir": self._elsewhere.name}
         repo = kind(root, config=config)
-        repo.scm  # noqa: B018 - says at once that there is no git, as every other command does
+        repo.scm  # noqa: B018 - fails early if there is no git, as every other command does
         return repo
 
     @property
     def _private(self) -> Path:
-        """Where DVC keeps its locks."""
+        """Folder of DVC's locks."""
         return self.project.root / ".dvc" / "tmp"
 
     @contextmanager
     def locked(self) -> "Iterator[Repo]":
-        """For who writes."""
+        """Hold DVC's lock for writing."""
         with self._mutex:
             repo = self.repo
             if repo.lock.is_locked:
@@ -152,7 +152,7 @@ class Store:
 
     @contextmanager
     def reading(self) -> "Iterator[Repo]":
-        """For who reads: nobody writes meanwhile. Nothing is touched."""
+        """Share DVC's lock for reading, without touching anything."""
         with self._mutex:
             repo = self.repo
             with nullcontext() if repo.lock.is_locked else shared(self._private / "lock"):
@@ -160,9 +160,9 @@ class Store:
 
     @dvc_errors()
     def stage(self, pipeline: Path, name: str, compiled: dict[str, Any]) -> "PipelineStage":
-        """A stage as the recipe compiles to it, with what `dvc.lock` says of it.
+        """A stage as compiled from the recipe, with its recorded state from `dvc.lock`.
 
-        The `dvc.yaml` that lies in the project is not asked: another version of the recipe may have been compiled since.
+        The project's `dvc.yaml` is not read: another version of the recipe may have been compiled since.
 
         Args:
             pipeline: path of the `dvc.yaml` that it belongs to.
@@ -176,24 +176,25 @@ class Store:
             return StageLoader.load_stage(ProjectFile(repo, str(pipeline)), name, compiled, self._lock(pipeline).get(name))
 
     def lock_entry(self, pipeline: Path, name: str) -> Mapping[str, Any] | None:
-        """What `dvc.lock` says of a stage."""
+        """The entry of a stage in `dvc.lock`."""
         with self.reading():
             return self._lock(pipeline).get(name)
 
     def _refuse_forged(self, lock: Path) -> None:
-        """A `dvc.lock` may come with a branch of somebody else's. DVC follows aliases without end, and takes a hash that is a path for an
-        object of its cache: it finds it damaged, and deletes what lies there."""
+        """Reject a forged `dvc.lock`, e.g. from another branch. DVC follows aliases without limit, and takes a hash that is a path for
+        an object of its cache, finds it damaged, and deletes the file.
+        """
         try:
             parse_lock(read_lock(lock), lock.relative_to(self.project.root).as_posix())
         except ArtifactError as error:
-            raise LedgerError(f"{error}: take it back from git, or delete it") from error
+            raise LedgerError(f"{error}: restore it from git, or delete it") from error
 
     @dvc_errors()
     def _lock(self, pipeline: Path) -> dict[str, Any]:
-        """The stages of the `dvc.lock` beside a `dvc.yaml`, parsed again only when it has changed."""
+        """The stages of the `dvc.lock` next to a `dvc.yaml`, parsed again only if it has changed."""
         from dvc.dvcfile import ProjectFile
 
-        self.repo  # noqa: B018 - makes this thread's memory
+        self.repo  # noqa: B018 - initializes this thread's state
         state = state_of(pipeline.with_suffix(".lock"))
         known = self._local.files.get(pipeline)
         if known is None or known[0] != state:
@@ -203,7 +204,7 @@ class Store:
         return known[1]
 
     def write_lock(self, stage: "PipelineStage") -> None:
-        """Writes the stage into `dvc.lock` by rename; DVC's own dump truncates the file first, and a kill would leave it so."""
+        """Write the stage into `dvc.lock` by rename; DVC's own dump truncates the file first, so a kill would leave it truncated."""
         from dvc.utils.serialize import dump_yaml, load_yaml
 
         path = Path(stage.dvcfile.path).with_suffix(".lock")
@@ -222,18 +223,18 @@ class Store:
     # --- the cache ------------------------------------------------------------------------------------------------------
 
     def cache_path(self, oid: str) -> Path:
-        """Where this machine's cache keeps an object, if it does.
+        """Path of an object in this machine's cache, present or not.
 
         Raises:
-            LedgerError: that is no name of an object; it may have been made to lie somewhere else.
+            LedgerError: not a valid object name, which could point outside the cache.
         """
         if not OBJECT.fullmatch(oid):
-            raise LedgerError(f"{shown(oid[:80])!r} is no name of an object of DVC's: whoever wrote it is not to be trusted")
+            raise LedgerError(f"{shown(oid[:80])!r} is not a DVC object name: do not trust its source")
         return Path(self.repo.cache.local.oid_to_path(oid))
 
     @dvc_errors()
     def object(self, oid: str) -> Path | None:
-        """A sound object of the cache, fetched when it is missing or damaged; None when nobody has it. A `.dir` brings its files."""
+        """An intact object of the cache, fetched if missing or damaged; None if unavailable. A `.dir` object brings its files."""
         path = self.cache_path(oid)
         if self._is_sound(oid):
             return path
@@ -246,16 +247,16 @@ class Store:
 
     @dvc_errors()
     def open(self, oid: str, limit: int | None = None) -> BinaryIO | None:
-        """The bytes of a sound object of the cache or the remote, whole; None when nobody has it.
+        """The verified bytes of an object of the cache or the remote; None if unavailable.
 
-        What comes out of the remote is kept in the cache, but not by who only looks: there it is kept as long as the store.
+        Objects fetched from the remote are stored in the cache, or, in read-only mode, in a temporary folder for the lifetime of the store.
 
         Args:
             oid: its name.
-            limit: most bytes; of a larger one no more is fetched.
+            limit: maximum number of bytes to fetch.
 
         Raises:
-            RemoteError: the remote cannot be asked, or what it has is damaged or too large.
+            RemoteError: the remote cannot be reached, or its object is damaged or too large.
         """
         path = self.cache_path(oid)
         if not self._is_sound(oid):
@@ -274,7 +275,7 @@ class Store:
         return path.open("rb")
 
     def read(self, oid: str, limit: int) -> bytes | None:
-        """The same of a small object, asked for once."""
+        """The bytes of a small object, read once."""
         if oid not in self._small:
             stream = self.open(oid, limit)
             if stream is None:
@@ -287,15 +288,15 @@ class Store:
         """Path → md5 of the files of a folder whose `.dir` object is in the cache.
 
         Raises:
-            ArtifactError: the object is none that DVC would write: it names a path outside, or something else it may not.
+            ArtifactError: DVC did not write the object, e.g. it names a path outside.
         """
         return parse_listing(read_plain(self.cache_path(oid), LIST_BYTES), f"object {oid}")
 
     def refuse_lists(self, stage: "PipelineStage") -> None:
-        """Looks at the lists of files that DVC would follow to put the stage's outputs into place; a forged one does not stay.
+        """Check the lists of files that DVC would follow to restore the stage's outputs; delete forged ones.
 
         Raises:
-            ArtifactError: one names a path outside, or something else it may not.
+            ArtifactError: a list is forged, e.g. it names a path outside.
         """
         for oid in filter(lambda oid: oid.endswith(".dir"), map(oid_of, stage.outs)):
             if self.cache_path(oid).exists():
@@ -306,7 +307,7 @@ class Store:
                     raise
 
     def _is_sound(self, oid: str) -> bool:
-        """Whether the cache has an object whose bytes are what its name says; another one under the name goes, unless we only look."""
+        """Whether the cache has an object whose bytes match its name; a mismatch is deleted, except in read-only mode."""
         path = self.cache_path(oid)
         if md5_of(path) == oid.removesuffix(".dir"):
             return True
@@ -321,11 +322,11 @@ class Store:
         return {oid: path for oid, path in found.items() if OBJECT.fullmatch(oid)}
 
     def remember(self, md5s: Mapping[Path, str], looks: Mapping[Path, dict[str, Any]] | None = None) -> None:
-        """Tells DVC's database the MD5 of files that were hashed before, so that it does not read them once more.
+        """Add known MD5s of files to DVC's database, so that it does not read the files again.
 
         Args:
             md5s: of each file.
-            looks: what each looked like from outside before it was read; by default what it looks like now.
+            looks: metadata of each file before it was read; by default the current metadata.
         """
         from dvc_objects.fs.local import LocalFileSystem
 
@@ -333,34 +334,34 @@ class Store:
         self.repo.state.save_many(known, LocalFileSystem())
 
     def hash_ahead(self, parts: Iterable["Output"], beat: Beat) -> None:
-        """Hashes what DVC would have to hash, which tells nobody of it: after a move or on another machine, that is all there is.
+        """Hash what DVC would have to hash, because DVC reports no progress. After a move or on another machine, this is most of the work.
 
         Args:
-            parts: dependencies and outputs that DVC is to be asked about.
-            beat: told how far it is, where there is much to hash.
+            parts: dependencies and outputs that DVC will be asked about.
+            beat: reports progress if there is much to hash.
         """
-        with suppress(FileNotFoundError):  # replaced at this moment: DVC finds out
+        with suppress(FileNotFoundError):  # replaced at this moment; DVC will notice
             self.remember(*hash_unknown(self.repo.state, parts, beat))
 
     def commit_outputs(self, stage: "PipelineStage", beat: Beat = silent) -> None:
-        """Puts outputs that `save_outs` has hashed into the cache; the caller holds the lock.
+        """Put outputs hashed by `save_outs` into the cache; the caller holds the lock.
 
-        One after the other: DVC's try at a reflink truncates an equal object that another stage is just adding. What lies in place is
-        not touched: DVC would remove a file before it puts a link to the cache there, and who is killed or reads in between finds none.
+        Outputs are added one by one: DVC's attempt at a reflink truncates an equal object that another stage is just adding. Files in place
+        are not touched: DVC would remove a file before linking it to the cache, and a kill or a reader in between would find none.
         """
         for out in stage.outs:
-            for path in damaged(out, beat):  # DVC would believe an object of that name, whatever its bytes
+            for path in damaged(out, beat):  # DVC would trust an existing object of that name, whatever its bytes
                 path.unlink(missing_ok=True)
             out.commit(relink=False)
-            self.repo.state.save_link(out.fs_path, out.fs)  # `dvc checkout` of a commit that has no such stage removes it
+            self.repo.state.save_link(out.fs_path, out.fs)  # so that `dvc checkout` of a commit without this stage removes it
 
     def check_out(self, stage: "PipelineStage", tell: Tell = silent) -> bool:
-        """Puts the outputs from the cache into place; whatever lies there goes. False when an object has gone meanwhile.
+        """Put the outputs from the cache into place, replacing existing files. False if an object has disappeared in the meantime.
 
-        `tell` is told of the files that are in place, where there is much to copy.
+        `tell` reports the number of files in place, if there is much to copy.
 
         Raises:
-            ArtifactError: a list of files names a path outside; nothing is put anywhere.
+            ArtifactError: a list of files names a path outside; nothing is written.
         """
         from dvc.exceptions import DvcException
 
@@ -377,9 +378,9 @@ class Store:
     # --- the run cache --------------------------------------------------------------------------------------------------
 
     def run_cache_entries(self, stage: "PipelineStage") -> list[Mapping[str, Any]]:
-        """What DVC's run cache has for the stage's command, dependencies and parameters; the newest first.
+        """DVC's run cache entries for the stage's command, dependencies and parameters; the newest first.
 
-        DVC's own lookup takes the newest alone, also when its objects are damaged, and works only inside the repository's folder.
+        DVC's own lookup considers only the newest, even if its objects are damaged, and works only inside the repository's folder.
         """
         cache = self.repo.stage_cache
         key = _run_key(stage)
@@ -400,12 +401,12 @@ class Store:
             replace(temporary, path)
 
     def run_cache_files(self) -> set[Path]:
-        """All entries of the run cache here."""
+        """All entries of the local run cache."""
         folder = Path(self.repo.stage_cache.cache_dir)
         return {path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")} if folder.is_dir() else set()
 
     def fetch_run_cache(self, stage: "PipelineStage | None" = None) -> bool:
-        """Brings the remote's run cache: what it has for one stage, or all. False when nothing new came.
+        """Fetch the remote's run cache entries, for one stage or all. False if nothing new arrived.
 
         Raises:
             RemoteError: the remote cannot be used.
@@ -427,7 +428,7 @@ class Store:
         return bool(new)
 
     def send_run_cache(self) -> int:
-        """Sends what the remote's run cache lacks; returns how many entries that were.
+        """Send entries that the remote's run cache lacks; return how many.
 
         Raises:
             RemoteError: the remote cannot be used.
@@ -444,7 +445,7 @@ class Store:
     # --- the remote -----------------------------------------------------------------------------------------------------
 
     def remote_name(self) -> str | None:
-        """The default remote; None where none is configured."""
+        """The default remote; None if none is configured."""
         return self.repo.config["core"].get("remote")
 
     @dvc_errors()
@@ -453,7 +454,7 @@ class Store:
         return RemoteObjects(name, self.repo.cloud.get_remote_odb(name, "verify"))
 
     def remote_files(self) -> tuple[dict[str, int], dict[str, int]]:
-        """(objects by md5, entries of the run cache by their path) of the remote, each with its bytes.
+        """(objects by md5, run cache entries by path) of the remote, each with its size in bytes.
 
         Raises:
             RemoteError: the remote cannot be used.
@@ -467,10 +468,10 @@ class Store:
         return {oid: size for oid, size in named.items() if OBJECT.fullmatch(oid)}, known
 
     def delete_remote(self, objects: Collection[str], entries: Collection[str]) -> None:
-        """Deletes from the remote; entries of the run cache go before objects, lists of folders before their files.
+        """Delete from the remote: run cache entries before objects, lists of folders before their files.
 
         Raises:
-            RemoteError: the remote cannot be used; what is left can be deleted by another try.
+            RemoteError: the remote cannot be used; another attempt deletes the rest.
         """
         from dvc_data.hashfile.db import get_index
 
@@ -478,7 +479,7 @@ class Store:
         odb = self.repo.cloud.get_remote_odb(None, "gc")
         lists = sorted(oid for oid in objects if oid.endswith(".dir"))
         with self._remote_errors():
-            get_index(odb).clear()  # what DVC believes to be there
+            get_index(odb).clear()  # DVC's cached view of the remote
             for paths in (
                 [remote.fs.join(remote.path, "runs", *name.split("/")) for name in sorted(entries)],
                 [odb.oid_to_path(oid) for oid in lists],
@@ -492,12 +493,12 @@ class Store:
         found = fs.fs.find(folder, detail=True)
         if isinstance(found, Mapping):
             sizes = {path: int(info.get("size") or 0) for path, info in found.items()}
-        else:  # DVC's local file system has no details to give
+        else:  # DVC's local file system provides no details
             sizes = {path: int(fs.size(path) or 0) for path in found}
         return {"/".join(fs.relparts(path, folder)): size for path, size in sizes.items()}
 
     def refusal(self) -> str | None:
-        """Why the default remote cannot be used, with the remedy; None when it answers, or none is configured. Asked once."""
+        """Why the default remote cannot be used, with the remedy; None if it is reachable or not configured. Checked once."""
         name = self.remote_name()
         if name is None:
             return None
@@ -507,15 +508,15 @@ class Store:
             return self._asked[name]
 
     def require_remote(self, verb: str) -> None:
-        """Says before long work that there is none, or why it cannot be used.
+        """Fail before long work if there is no usable remote.
 
         Raises:
-            RemoteError: so it is.
+            RemoteError: with the reason.
         """
         self._usable(verb)
 
     def holds(self, stage: "PipelineStage") -> bool:
-        """Whether the remote has all that the stage's recorded outputs are made of; a folder's list arrives there after its files.
+        """Whether the remote has everything for the stage's recorded outputs; a folder's list is uploaded after its files.
 
         Raises:
             RemoteError: the remote cannot be used.
@@ -528,7 +529,7 @@ class Store:
 
     @dvc_errors()
     def fetch(self, stage: "PipelineStage", tell: Tell = silent) -> bool:
-        """Brings what the stage's outputs need into the cache, every object hashed; False when the remote lacks some or has others.
+        """Fetch what the stage's outputs need into the cache, verifying every object; False if objects are missing or damaged.
 
         Raises:
             RemoteError: the remote cannot be used.
@@ -548,10 +549,10 @@ class Store:
 
     @dvc_errors()
     def send(self, stage: "PipelineStage", tell: Tell = silent) -> int:
-        """Sends what the stage's recorded outputs need to the remote; returns how many objects were new there.
+        """Send what the stage's recorded outputs need to the remote; return how many objects were new there.
 
         Raises:
-            RemoteError: the remote cannot be used, or not all arrived.
+            RemoteError: the remote cannot be used, or not everything arrived.
         """
         remote = self._usable("push")
         wanted = {info for objects in stage.get_used_objs().values() for info in objects}
@@ -562,13 +563,13 @@ class Store:
             why = f" ({errors[-1]})" if errors else ""
             raise RemoteError(
                 f"{len(result.failed)} objects of {stage.addressing} did not reach the remote {remote.name!r}{why}: "
-                "type the command again, what has arrived is not sent twice"
+                "run the command again, objects that arrived are not sent twice"
             )
         return len(result.transferred)
 
     @dvc_errors()
     def put(self, source: Path, name: str) -> bool:
-        """Stores a file under a name in the remote, whole or not at all; False when it is there already."""
+        """Store a file under a name in the remote, atomically; False if it exists already."""
         remote = self._usable("push")
         target = remote.fs.join(remote.path, *name.split("/"))
         with self._remote_errors():
@@ -582,7 +583,7 @@ class Store:
 
     @dvc_errors()
     def get(self, name: str, target: Path) -> bool:
-        """Fetches what `put` has stored; False without a remote, or when that has no such file."""
+        """Fetch a file stored by `put`; False without a remote, or if the remote has no such file."""
         if self.remote_name() is None:
             return False
         remote = self._usable("fetch")
@@ -591,50 +592,50 @@ class Store:
             if not remote.fs.exists(source):
                 return False
             if int(remote.fs.size(source) or 0) > LARGEST_FILE:
-                raise RemoteError(f"{name} of the remote {remote.name!r} has more than {LARGEST_FILE} bytes: it is not fetched")
+                raise RemoteError(f"{name} of the remote {remote.name!r} exceeds {LARGEST_FILE} bytes and is not fetched")
             remote.fs.get_file(source, str(target))
         return True
 
     def _bring(self, objects: Collection[Any], tell: Tell = silent, size: int = 0) -> None:
-        """Objects from the remote into the cache; one whose bytes are not what its name says does not stay there."""
+        """Fetch objects from the remote into the cache; objects whose bytes do not match their name are not kept."""
         cache, odb = self.repo.cache.local, self.repo.cloud.get_remote_odb(None, "fetch")
         with self._remote_errors(), last_error() as errors:
             result = self.repo.cloud.transfer(odb, cache, objects, cache_odb=cache, verify=True, callback=Bytes(tell, size))
         if result.failed:
             why = f" ({errors[-1]})" if errors else ""
-            left = f"{len(result.failed)} objects did not come from the remote {self.remote_name()!r}{why}"
-            raise RemoteError(f"{left}: type the command again")
+            failed = f"could not fetch {len(result.failed)} objects from the remote {self.remote_name()!r}{why}"
+            raise RemoteError(f"{failed}: run the command again")
 
     def _usable(self, verb: str) -> "DvcRemote":
         if self.remote_name() is None:
-            raise RemoteError(f"there is no remote to {verb}: name one with `dvc remote add -d NAME URL`")
+            raise RemoteError(f"there is no remote to {verb}: add one with `dvc remote add -d NAME URL`")
         if refusal := self.refusal():
             raise RemoteError(refusal)
         return self.repo.cloud.get_remote(command=verb)
 
     def _ask(self, name: str) -> str | None:
-        """Looks at the remote's folder; on stores of buckets also at the bucket, whose absence looks like an empty folder."""
+        """Check the remote's folder and, for bucket stores, the bucket, because a missing bucket looks like an empty folder."""
         try:
             remote = self.repo.cloud.get_remote(name)
             try:
                 remote.fs.info(remote.path)
             except FileNotFoundError:
                 if remote.fs.protocol not in ("local", "file"):
-                    with suppress(PermissionError):  # keys for a folder of the bucket alone
+                    with suppress(PermissionError):  # the credentials may cover only a folder of the bucket
                         remote.fs.info(remote.path.split("/")[0])
         except Exception as error:  # each kind of storage has its own exceptions
             return self._refused(name, error)
         return None
 
     def _refused(self, name: str, error: BaseException) -> str:
-        """One line on what the remote's storage says, and what to do about it."""
+        """One line with the storage error and its remedy."""
         url = self.repo.config["remote"].get(name, {}).get("url", "?")
         refused = f"the remote {name!r} ({url}) cannot be used: {said(error)}"
         return f"{without_passwords(refused)}. {remedy(error)}"
 
     @contextmanager
     def _remote_errors(self) -> Iterator[None]:
-        """What the remote's storage raises, as one kind of error."""
+        """Convert errors of the remote's storage to one type."""
         from dvc.exceptions import DvcException
 
         try:
@@ -650,29 +651,29 @@ class Store:
 
     @cached_property
     def _link_types(self) -> list[str]:
-        """As root a read-only hard link is no protection: one write in place would damage the cache too."""
+        """For root, a read-only hard link is no protection: one write in place would damage the cache too."""
         return ["reflink", "copy"] if os.geteuid() == 0 else ["reflink", "hardlink", "copy"]
 
 
 def to_lock_entry(stage: "PipelineStage") -> Mapping[str, Any]:
-    """The stage as `dvc.lock` records it: command, dependencies, parameters, outputs."""
+    """The stage's entry for `dvc.lock`: command, dependencies, parameters, outputs."""
     from dvc.stage.serialize import to_single_stage_lockfile
 
     return to_single_stage_lockfile(stage)
 
 
 def set_params(stage: "PipelineStage", values: Mapping[str, Any]) -> None:
-    """Gives a stage the values of its parameters, instead of what some `params.yaml` holds."""
+    """Set the values of a stage's parameters, overriding any `params.yaml`."""
     from dvc.dependency.param import ParamsDependency
     from dvc_data.hashfile.hash_info import HashInfo
 
     for dep in stage.params:
         assert isinstance(dep, ParamsDependency)
-        dep.hash_info = HashInfo("params", dict(values))  # type: ignore[arg-type] - DVC's own use of the field
+        dep.hash_info = HashInfo("params", dict(values))  # type: ignore[arg-type] - DVC itself uses the field this way
 
 
 def set_deps(stage: "PipelineStage", entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Gives a stage the hashes of its dependencies (path → entry of `dvc.lock`), whatever lies there now."""
+    """Set the hashes of a stage's dependencies (path → entry of `dvc.lock`), regardless of current files."""
     from dvc_data.hashfile.meta import Meta
 
     for dep in stage.deps:
@@ -683,14 +684,14 @@ def set_deps(stage: "PipelineStage", entries: Mapping[str, Mapping[str, Any]]) -
 
 
 def fill(stage: "PipelineStage", entry: Mapping[str, Any]) -> None:
-    """Takes the hashes of an entry of `dvc.lock` or of the run cache over into a stage."""
+    """Load the hashes of an entry of `dvc.lock` or of the run cache into a stage."""
     from dvc.stage.loader import StageLoader
 
     StageLoader.fill_from_lock(stage, entry)
 
 
 def _run_key(stage: "PipelineStage") -> str:
-    """Under what the run cache keeps the stage: a hash of command, dependencies, parameters and the paths of its outputs."""
+    """Key of the stage in the run cache: a hash of command, dependencies, parameters and output paths."""
     from dvc.stage.cache import _get_cache_hash
 
     return _get_cache_hash(to_lock_entry(stage), key=True)

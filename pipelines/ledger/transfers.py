@@ -1,4 +1,4 @@
-"""Transfers to and from a remote: how far they have come, and what to do about one that fails."""
+"""Progress of transfers to and from a remote, and remedies for failed ones."""
 
 import hashlib
 import logging
@@ -18,7 +18,7 @@ from configs.base.problems import PedigreeError
 from data.store.hashing import PIECE_BYTES, silent
 
 Tell = Callable[[int, int], None]
-"""Told bytes that have come or gone, and how many there are."""
+"""Called with bytes transferred and total bytes."""
 
 
 class LedgerError(PedigreeError):
@@ -26,26 +26,26 @@ class LedgerError(PedigreeError):
 
 
 class RemoteError(LedgerError):
-    """The remote cannot be used; what is here stays as it is."""
+    """The remote cannot be used; local files are unchanged."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """Who is told how far something is that takes long."""
+    """Progress callbacks for lengthy operations."""
 
     fetched: Tell = silent
-    """Bytes out of the remote."""
+    """Bytes fetched from the remote."""
     placed: Tell = silent
-    """Files that are put into place."""
+    """Files put into place."""
     hashed: Tell = silent
-    """Bytes that are read and hashed."""
+    """Bytes read and hashed."""
 
 
 UNTOLD = Told()
 
 
 class Bytes(Callback):
-    """Adds up the bytes of a transfer's files and tells them; the files are moved by several threads."""
+    """Sums the bytes of a transfer's files, which several threads move, and reports the progress."""
 
     def __init__(self, tell: Tell, total: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _File(Callback):
 
 
 def remedy(error: BaseException) -> str:
-    """What to type, or to look at, after what a remote's storage said."""
+    """Remedy for an error of a remote's storage."""
     name, text = type(error).__name__, str(error)
     if isinstance(error, PermissionError) or any(
         word in text or word in name for word in ("Credential", "AccessDenied", "Signature", "403")
@@ -98,17 +98,17 @@ def remedy(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError):
         return "Create the bucket, or correct the URL with `dvc remote modify NAME url URL`"
     if any(word in text for word in ("SlowDown", "Throttl", "TooManyRequests", "503")):
-        return "It is overloaded: wait, then type the command again"
-    return "Check the network and its URL (`dvc remote list`), then type the command again"
+        return "It is overloaded: wait, then run the command again"
+    return "Check the network and its URL (`dvc remote list`), then run the command again"
 
 
 def without_passwords(text: str) -> str:
-    """URLs in a text without user and password."""
+    """Remove user and password from URLs in a text."""
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
 def said(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The message of an exception, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, OSError) or type(error).__name__ in text else f"{type(error).__name__}: {text}"
 
@@ -121,7 +121,7 @@ class RemoteObjects:
     odb: Any
 
     def exists(self, md5: str) -> bool:
-        """Whether it holds an object; raises what its library raises where it cannot be asked (fsspec's `exists` says no then)."""
+        """Whether the remote holds an object; raises the library's errors if unreachable (fsspec's `exists` returns False then)."""
         try:
             self.odb.fs.info(self.odb.oid_to_path(md5))
         except FileNotFoundError:
@@ -133,22 +133,22 @@ class RemoteObjects:
 
 
 class Aside:
-    """Objects that were fetched by who only looks: in a folder of their own, for as long as this lives."""
+    """Objects fetched in read-only mode: in a temporary folder, for the lifetime of this instance."""
 
     def __init__(self) -> None:
         self._folder: TemporaryDirectory[str] | None = None
         self._mutex = threading.Lock()
 
     def fetch(self, remote: RemoteObjects, md5: str, limit: int | None) -> Path:
-        """A file with the object's bytes, proven; what the remote's library raises is left to the caller.
+        """Fetch an object into a file and verify it. Errors of the remote's library are left to the caller.
 
         Args:
-            remote: that has it.
+            remote: the remote that holds it.
             md5: its name.
-            limit: most bytes.
+            limit: maximum number of bytes.
 
         Raises:
-            RemoteError: it has more, or other bytes than its name says.
+            RemoteError: it has more bytes, or bytes that do not match its name.
         """
         with self._mutex:
             self._folder = self._folder or TemporaryDirectory(prefix="pedigree-looking-")
@@ -161,18 +161,18 @@ class Aside:
                 found.update(piece)
                 size += len(piece)
                 if limit is not None and size > limit:
-                    raise RemoteError(f"object {md5} of the remote {remote.name!r} has more than {limit} bytes: no Pedigree wrote it")
+                    raise RemoteError(f"object {md5} of the remote {remote.name!r} is too large (> {limit} bytes) to be a Pedigree file")
                 held.write(piece)
         if found.hexdigest() != md5.removesuffix(".dir"):
-            remedy = "`pedigree verify` names all such"
-            raise RemoteError(f"object {md5} of the remote {remote.name!r} has other bytes than its name says: {remedy}")
+            remedy = "`pedigree verify` lists all such objects"
+            raise RemoteError(f"object {md5} of the remote {remote.name!r} does not match its hash: {remedy}")
         half.rename(place)
         return place
 
 
 @contextmanager
 def last_error() -> Iterator[list[str]]:
-    """What DVC's transfer logs of the objects that it gives up, instead of raising it."""
+    """Collect the errors that DVC's transfer logs, instead of raising, for objects that it gives up."""
     found: list[str] = []
     thread = threading.get_ident()
 

@@ -1,1 +1,1 @@
-"""Cleaning up: unused objects, and rows that must be forgotten."""
+"""Cleanup: unused objects, and rows that must be forgotten."""

@@ -1,7 +1,7 @@
-"""What would have to be made again without a row: nothing is changed here.
+"""Report what would have to be rebuilt to forget rows; nothing is changed here.
 
-It would go by a filter of the stages that bring it in (`configs.rows.filters.Ids`), so what would be made again are those stages and all
-that their recipes, and variants of them, make from them: what a plan would show after that change.
+A row is forgotten by a filter in the stages that bring it in (`configs.rows.filters.Ids`). So the stages to rebuild are those and all
+that their recipes, and variants of them, derive from them: what a plan would show after that change.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from pipelines.lineage.trace import MODELS, Trace
 
 Part = Literal["data", "models", "scores"]
 PARTS: tuple[Part, ...] = ("data", "models", "scores")
-HELD, AFTER = "holds it", "reads what is made again"
+HELD, AFTER = "holds it", "reads a rebuilt input"
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Again:
     kind: str
     part: Part
     why: str
-    """What its artifact is to the row; `reads what is made again`: it runs only where that comes out different."""
+    """How its artifact relates to the row; `reads a rebuilt input`: it runs only if that input comes out different."""
     names: tuple[str, ...]
-    """That recipes give to its model, each with the versions that tags name."""
+    """Names that recipes give to its model, each with its tagged versions."""
     seconds: float | None
-    """That it took the last time."""
+    """Duration of its last run."""
     gpu_hours: float | None
-    """The same times the GPUs; None where none took part, or nothing is known."""
+    """The same times the number of GPUs; None if no GPU took part, or nothing is known."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What to write in a recipe."""
+    """An edit to a recipe."""
 
     recipe: str
     stage: str
     filters: tuple[Mapping[str, Any], ...]
-    """All of the stage's."""
+    """The complete filters of the stage."""
 
     @property
     def text(self) -> str:
@@ -65,26 +65,26 @@ class Change:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """What it takes to make everything without some rows."""
+    """What it takes to rebuild everything without some rows."""
 
     changes: tuple[Change, ...]
     again: tuple[Again, ...]
-    """The first that reads it first, each after what it is made from."""
+    """In order of execution."""
     unmade: tuple[str, ...]
-    """Addresses of stages below which have never been made, or are not here."""
+    """Addresses of descendant stages that have never been made, or are not here."""
     strays: tuple[str, ...]
-    """Addresses of artifacts with the row in them, or made from it, that no recipe makes any more."""
+    """Addresses of artifacts that contain the row, or were made from it, but belong to no current recipe."""
     unread: Mapping[str, str]
-    """Recipe or variant that cannot be read → why."""
+    """Unreadable recipe or variant → reason."""
     missing: tuple[str, ...]
-    """Where nothing says which stage brought it in: addresses of those that may have, and are not here or could not be looked in."""
+    """If nothing shows which stage brought the row in: addresses of candidates that are not here or could not be searched."""
 
 
 def forget(project: Project, trace: Trace) -> Forgetting:
-    """What would be made again without the rows that were found.
+    """Find what would be rebuilt without the traced rows.
 
     Args:
-        project: whose recipes and variants are asked.
+        project: whose recipes and variants are examined.
         trace: of the rows, in all artifacts.
     """
     unread: dict[str, str] = {}
@@ -93,7 +93,7 @@ def forget(project: Project, trace: Trace) -> Forgetting:
     for place in trace.places:
         if place.kind == "prepare_data":
             holding.setdefault(place.address, []).extend(trace.brought_in(place))
-    held = {place.address for place in trace.places}  # all of them: what brought it in may not be here
+    held = {place.address for place in trace.places}  # all places, because the stage that brought it in may not be here
     nodes = {address: graph.nodes[address] for graph in graphs for address in _below(graph, held)}
     changes = _changes(holding, nodes)
     why = {place.address: HELD if place.type != "scores" else "scored on it" for place in trace.places}
@@ -113,7 +113,7 @@ def forget(project: Project, trace: Trace) -> Forgetting:
 
 
 def _graphs(project: Project, unread: dict[str, str]) -> Iterator[Graph]:
-    """All recipes and variants; those that cannot be read are noted."""
+    """All recipes and variants; unreadable ones are added to `unread`."""
     loads: dict[str, Callable[[], Graph]] = {}
     for name in recipe_names(project.recipes):
         loads[name] = lambda name=name: load_recipe(project.recipes, name)
@@ -132,14 +132,14 @@ def _compiled(project: Project, name: str) -> Graph:
 
 
 def _below(graph: Graph, held: Collection[str]) -> list[str]:
-    """Addresses of the stages that hold the row and of all that are made from them, parents first."""
+    """Addresses of the stages that hold the row and of their descendants, parents first."""
     below = graph.descendants(address for address in held if address in graph.nodes)
     return [address for address in graph.nodes if address in below]
 
 
 def _missing(project: Project, graphs: Sequence[Graph], trace: Trace) -> tuple[str, ...]:
-    """Addresses of the stages above those that hold the row which bring rows of its kind in, and could not be looked in."""
-    items = all(place.type == "scores" for place in trace.places)  # a suite hands its items on to nothing else
+    """Addresses of stages above the row's holders that bring in rows of its kind and could not be searched."""
+    items = all(place.type == "scores" for place in trace.places)  # a suite does not pass its items on
     found: dict[str, None] = {}
     for graph in graphs:
         above = graph.ancestors(place.address for place in trace.places if place.address in graph.nodes)
@@ -166,15 +166,15 @@ def _again(project: Project, node: Node, run: Run, why: str, named: list[Named])
 
 
 def gpu_hours(node: Node, run: Run) -> float | None:
-    """Of a job that has run; None where no GPU took part, or no time was recorded."""
+    """GPU hours of a job that has run; None if no GPU took part, or no time was recorded."""
     declaration = KINDS[node.kind]
     computes = declaration.engine != "none" and any(set(declaration.inputs[edge.port].types) & set(MODELS) for edge in node.edges)
-    used = run.numerics.get("device") == "cuda" and computes  # a stage that asks an endpoint has no model of its own
+    used = run.numerics.get("device") == "cuda" and computes  # a stage that queries an endpoint has no model of its own
     return run.seconds / 3600 * _gpus(node, run) if used and run.seconds is not None else None
 
 
 def _gpus(node: Node, run: Run) -> int:
-    """That its job had: those of its training ranks, or of all its engines where these are more."""
+    """GPUs of its job: those of its training ranks, or of all its engines if these are more."""
     counts = run.numerics.get("world_size"), run.numerics.get("tensor_parallel"), run.placement.get("engines")
     ranks, of_engine, engines = (found if isinstance(found, int) else 1 for found in counts)
     if sampling_plan_of(node.config) is None:
@@ -183,25 +183,25 @@ def _gpus(node: Node, run: Run) -> int:
 
 
 def _changes(holding: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> tuple[Change, ...]:
-    """By recipe and stage; a variant's stage has its filters from the recipe."""
+    """Changes by recipe and stage; a variant's stage takes its filters from the recipe."""
     wanted: dict[tuple[str, str], tuple[PrepareData, set[str]]] = {}
     for address, ids in holding.items():
         node = nodes.get(address)
         config = node.config if node is not None else None
-        if ids and node is not None and isinstance(config, PrepareData) and config.brings_in:  # what others hand on is left out there
+        if ids and node is not None and isinstance(config, PrepareData) and config.brings_in:  # rows passed on by others are removed there
             wanted.setdefault((node.recipe.partition("+")[0], node.name), (config, set()))[1].update(ids)
     return tuple(Change(recipe, stage, without(config, ids)) for (recipe, stage), (config, ids) in sorted(wanted.items()))
 
 
 def without(config: PrepareData, ids: set[str]) -> tuple[Mapping[str, Any], ...]:
-    """The filters of a stage that would leave these rows out too, as its recipe writes them; one by ids stands last."""
+    """The stage's filters extended to exclude these rows, as its recipe would write them; the filter by ids comes last."""
     others = [one for one in config.filters if not isinstance(one, Ids)]
     named = {name for one in config.filters if isinstance(one, Ids) for name in one.ids}
     return tuple(_written(one) for one in [*others, Ids(type="ids", ids=tuple(sorted(named | ids)))])
 
 
 def _written(one: Filter) -> dict[str, Any]:
-    """A filter without what its recipe leaves open, what sources state, and lists that are those of its languages: these stand instead."""
+    """A filter without unset fields, values stated by sources, and lists implied by its languages, which are written instead."""
     written = one.model_dump(mode="json", exclude={"stated"}, exclude_unset=True)
     if not isinstance(one, Spoken) or "languages" not in one.model_fields_set:
         return written

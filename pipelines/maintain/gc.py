@@ -1,11 +1,10 @@
-"""Deletes what no kept lineage needs from the cache, and from the remote.
+"""Delete objects that no kept lineage needs from the cache and the remote.
 
-Kept is every artifact that a `dvc.lock` names: in the working tree, on a branch, at a tag, in a stash; and every artifact that lies
-in `artifacts/`. With each goes its whole ancestry, as its `lineage.json` tells it: `reproduce --from-cache`, `--stage` and `restore` need
-the ancestors too, and most of them stand in no `dvc.lock` any more once a recipe has moved on. The run cache leads from their ids to
-their objects.
+Kept are all artifacts referenced by a `dvc.lock` in the working tree, on a branch, at a tag or in a stash, and all artifacts in
+`artifacts/`, each with its whole ancestry from its `lineage.json`: `reproduce --from-cache`, `--stage` and `restore` need the ancestors
+too, and once a recipe has changed, most of them are in no `dvc.lock` any more. The run cache maps their ids to their objects.
 
-What cannot be read cannot be judged: one lineage that is damaged or nowhere to be had, and nothing is deleted.
+If any lineage is damaged or missing, nothing is deleted, because its needs are unknown.
 """
 
 import shutil
@@ -34,47 +33,47 @@ from pipelines.ledger.objects import md5_of_bytes
 from pipelines.ledger.store import RemoteError, Store
 from stages.job.job import TOKENS
 
-KEEP_PLACE = "add --workspace, which keeps what the working tree names and nothing else"
-LIST_AGAIN = "`pedigree verify` names the stage; `pedigree run` makes a sound one, or give up the branch or tag that names it"
+KEEP_PLACE = "add --workspace, which keeps only what the working tree references"
+LIST_AGAIN = "`pedigree verify` names the stage; rebuild it with `pedigree run`, or delete the branch or tag that references it"
 _ADDRESS, _OBJECT_ID = TypeAdapter(Address), TypeAdapter(ObjectId)
 
 
 class GcRefused(UsageProblem):
-    """Nothing is deleted; the message says why and what to do."""
+    """Nothing is deleted; the message states why and the remedy."""
 
 
 @dataclass(frozen=True)
 class MadeBefore:
-    """What a stage has made before: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
+    """Recorded outputs of a stage: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
 
     where: str
-    """For messages: file, and the commit it stands in."""
+    """For messages: the file, and the commit that contains it."""
     owner: str
-    """`RECIPE/STAGE`, or the file that names it."""
+    """`RECIPE/STAGE`, or the file that references it."""
     parts: dict[str, str]
     """Name of the output → md5."""
 
 
 @dataclass
 class Sweep:
-    """What is kept and what may go."""
+    """What is kept and what can be deleted."""
 
     artifacts: int = 0
-    """Kept artifacts, ancestors too."""
+    """Number of kept artifacts, ancestors included."""
     kept: set[str] = field(default_factory=set)
     """Objects that are needed."""
     entries: list[Path] = field(default_factory=list)
-    """Entries of the run cache that lead to what goes."""
+    """Run cache entries of deleted objects."""
     owners: dict[str, str] = field(default_factory=dict)
-    """Object → the stage that made it, of those that go."""
+    """Deleted object → the stage that made it."""
     objects: dict[str, int] = field(default_factory=dict)
-    """Objects of the cache that go, with their bytes."""
+    """Objects deleted from the cache → size in bytes."""
     remote_objects: dict[str, int] = field(default_factory=dict)
     remote_entries: list[str] = field(default_factory=list)
     snapshots: list[Path] = field(default_factory=list)
-    """Snapshots of the code that no unfinished job needs."""
+    """Code snapshots that no unfinished job needs."""
     tokens: dict[Path, int] = field(default_factory=dict)
-    """Files of tokenised rows that no unfinished job reads, with their bytes: they are made again where somebody needs them."""
+    """Files of tokenized rows that no unfinished job reads → size in bytes; they are rebuilt on demand."""
 
 
 def collect(
@@ -85,17 +84,17 @@ def collect(
     delete: bool = False,
     listening: Callable[[], None] = lambda: None,
 ) -> Sweep:
-    """Finds what may go, and deletes it if so asked. DVC's lock is held all the time: nobody adds an object meanwhile.
+    """Find what can be deleted, and optionally delete it. DVC's lock is held throughout, so no object is added in the meantime.
 
     Args:
         project: whose cache.
-        workspace: keep what the working tree needs alone; branches, tags and stashes do not count.
-        remote: the remote too. What others have made is kept as far as this clone's branches and tags know it.
-        delete: delete; interrupted, it has deleted nothing that is needed, and the next call goes on.
-        listening: called when other machines must be listened to, which takes a while.
+        workspace: keep only what the working tree needs; branches, tags and stashes do not count.
+        remote: include the remote. Artifacts made by others are kept only if this clone's branches or tags reference them.
+        delete: delete; an interrupted run has deleted nothing that is needed, and the next run continues.
+        listening: called if heartbeats of other machines must be waited for, which takes a while.
 
     Raises:
-        GcRefused: something runs, the cache is not this project's alone, or a lineage cannot be read.
+        GcRefused: something is running, the cache is shared with other projects, or a lineage cannot be read.
         RemoteError: the remote cannot be used.
     """
     signs = Signs(project)
@@ -103,8 +102,8 @@ def collect(
         _refuse_company(signs, listening)
     with closing(Ledger(project).store) as store:
         if delete and not store.cache_path("0" * 32).resolve().is_relative_to(project.root):
-            remedy = "nothing is deleted; `dvc gc` can delete there, if you know that no other project needs it"
-            raise GcRefused(f"the cache lies outside of this project (cache.dir), and other projects may use it: {remedy}")
+            remedy = "nothing is deleted. If no other project needs it, use `dvc gc`"
+            raise GcRefused(f"the cache is outside this project (cache.dir), and other projects may use it: {remedy}")
         with store.locked():
             sweep = _Survey(project, store).sweep(workspace, remote)
             sweep.snapshots = unused(project)
@@ -116,7 +115,7 @@ def collect(
 
 
 def _refuse_company(signs: Signs, listening: Callable[[], None]) -> None:
-    """Jobs and commands at work, on whatever machine, may be about to need or to add anything."""
+    """Refuse while jobs or commands run on any machine, because they may need or add objects."""
 
     def look() -> list[str]:
         holders = [signs.holder(folder.name) for folder in sorted((signs.project.private / "leases").glob("*/"))]
@@ -126,19 +125,19 @@ def _refuse_company(signs: Signs, listening: Callable[[], None]) -> None:
     busy = signs.listen(look, waiting=listening)
     if busy:
         raise GcRefused(
-            f"{', '.join(busy)} is running: wait for its end, or end it (`pedigree jobs`, `pedigree cancel`), then type this again"
+            f"{', '.join(busy)} is running: wait until it ends, or end it (`pedigree jobs`, `pedigree cancel`), then run this again"
         )
 
 
 class _Survey:
-    """One look at everything that is recorded."""
+    """A survey of everything that is recorded."""
 
     def __init__(self, project: Project, store: Store) -> None:
         self.project, self.store = project, store
         self.contents: dict[str, str] = {}
         """Id → content, of every kept artifact and its ancestors."""
         self.held: set[str] = set()
-        """Ids of those that entries lead to."""
+        """Ids of artifacts that have an entry."""
         self.objects: set[str] = set()
 
     def sweep(self, workspace: bool, remote: bool) -> Sweep:
@@ -154,7 +153,7 @@ class _Survey:
         lost = {content for identifier, content in self.contents.items() if identifier not in self.held}
         for path, record in made.items():
             entry = runs[path]
-            # an equal payload serves, where the artifact itself is nowhere
+            # an equal payload suffices if the artifact itself is lost
             wanted = record == "unknown" or (isinstance(record, Record) and (record.id in self.contents or record.content in lost))
             if entry is not None and wanted:
                 self.objects |= set(entry.parts.values())
@@ -195,19 +194,19 @@ class _Survey:
                     yield from _entries(git(self.project, "cat-file", "blob", blob).stdout, name, f" at {commit[:12]}")
 
     def _in_git(self) -> bool:
-        """Whether git knows of branches.
+        """Whether the project has branches in git.
 
         Raises:
-            GcRefused: here is a repository, and git cannot be asked (it is not installed, or the folder is another user's).
+            GcRefused: there is a repository, but git fails (it is not installed, or the folder belongs to another user).
         """
         answer = git(self.project, "rev-parse", "--git-dir")
         if answer.returncode and any((folder / ".git").exists() for folder in (self.project.root, *self.project.root.parents)):
-            said = " ".join(shown(answer.stderr).split())
-            raise GcRefused(f"nothing is deleted: git cannot be asked what its branches need ({said}): mend that, or {KEEP_PLACE}")
+            problem = " ".join(shown(answer.stderr).split())
+            raise GcRefused(f"nothing is deleted: git cannot list its branches ({problem}): fix that, or {KEEP_PLACE}")
         return answer.returncode == 0
 
     def _commits(self) -> list[str]:
-        """Tips of branches (of remotes too), tags, work trees, and all stashes with the new files they hold."""
+        """Tips of branches (remote ones included), tags, work trees, and all stashes with their untracked files."""
         found = git(self.project, "rev-list", "--no-walk", "--all").stdout.split()
         for stash in git(self.project, "reflog", "show", "--format=%H", "refs/stash").stdout.split():
             found += [stash, *git(self.project, "rev-parse", "--verify", "--quiet", f"{stash}^3").stdout.split()]
@@ -216,14 +215,14 @@ class _Survey:
     def _keep(self, entry: MadeBefore) -> None:
         self.objects |= set(entry.parts.values())
         if "lineage.json" not in entry.parts or "record.json" not in entry.parts:
-            return  # of somebody's own
+            return  # a user's own stage
         place = self.project.artifact(entry.owner)
         try:
             record = parse_record(self._bytes(entry.parts["record.json"], place / "record.json"), "record.json")
-            told = parse_json(self._bytes(entry.parts["lineage.json"], place / "lineage.json"), "lineage.json")
-            lineage = parse_lineage(told, "lineage.json")
+            raw = parse_json(self._bytes(entry.parts["lineage.json"], place / "lineage.json"), "lineage.json")
+            lineage = parse_lineage(raw, "lineage.json")
         except (ArtifactError, RemoteError, ValueError, OSError) as error:
-            remedy = f"`pedigree pull` it, give up the branch or tag that names it, or {KEEP_PLACE}"
+            remedy = f"Run `pedigree pull`, delete the branch or tag that references it, or {KEEP_PLACE}"
             raise GcRefused(
                 f"nothing is deleted: the lineage of {entry.owner} ({entry.where}) cannot be read: {error}. {remedy}"
             ) from error
@@ -231,7 +230,7 @@ class _Survey:
         self._keep_records(record, lineage)
 
     def _keep_folder(self, folder: Path) -> None:
-        """An artifact that lies in place, recorded or not."""
+        """Keep an artifact in place, recorded or not."""
         try:
             lineage = read_lineage(folder / "lineage.json")
             self._keep_records(open_artifact(folder).record, lineage)
@@ -243,12 +242,12 @@ class _Survey:
         self.contents |= {record.id: record.content} | {name: ancestor.content for name, (ancestor, _) in lineage.items()}
 
     def _record(self, entry: MadeBefore) -> Record | Literal["unknown"] | None:
-        """Of what an entry of the run cache made; None where it is nowhere or of no artifact: without it nobody can restore anything."""
+        """The record of a run cache entry; None if it is lost or not an artifact's, so that nothing could be restored from it."""
         if "record.json" not in entry.parts:
             return None
         try:
             return parse_record(self._bytes(entry.parts["record.json"]), "record.json")
-        except RemoteError:  # the remote may have it, and cannot be asked
+        except RemoteError:  # the remote may have it, but cannot be reached
             return "unknown"
         except (ArtifactError, ValueError, OSError):
             return None
@@ -260,21 +259,21 @@ class _Survey:
             for oid in entry.parts.values():
                 try:
                     owners |= dict.fromkeys(self.store.listing(oid).values() if oid.endswith(".dir") else (), entry.owner)
-                except ArtifactError:  # it goes, whatever it is
+                except ArtifactError:  # deleted anyway
                     continue
         return owners
 
     # --- objects --------------------------------------------------------------------------------------------------------
 
     def _bytes(self, oid: str, place: Path | None = None) -> bytes:
-        """An object of the cache, of the file that it was checked out to, or of the remote; hashed before it is believed."""
+        """The verified bytes of an object from the cache, the file that it was checked out to, or the remote."""
         damaged = False
         for path in filter(None, (self.store.cache_path(oid), place)):
             if path.is_file():
                 data = read_plain(path, LIST_BYTES)
                 if md5_of_bytes(data) == oid.removesuffix(".dir"):
                     return data
-                damaged = damaged or path != place  # in place may lie another one
+                damaged = damaged or path != place  # the file in place may be another object
         name = self.store.remote_name()
         if name is not None:
             refusal = self.store.refusal()
@@ -290,17 +289,17 @@ class _Survey:
         raise ArtifactError(f"its object {oid} is {'damaged' if damaged else 'nowhere'}")
 
     def _members(self, oid: str) -> set[str]:
-        """The files of a folder; none where its list is nowhere to be had: then nobody can restore the folder.
+        """The files of a folder; none if its list is lost, because then the folder cannot be restored.
 
         Raises:
-            GcRefused: the list is damaged, or the remote that may have it cannot be asked.
+            GcRefused: the list is damaged, or the remote that may have it cannot be reached.
         """
         try:
             data = self._bytes(oid)
         except ArtifactError as error:
             if "nowhere" in str(error):
                 return set()
-            raise GcRefused(f"nothing is deleted: the list of a folder that is needed cannot be read: {error}; {LIST_AGAIN}") from error
+            raise GcRefused(f"nothing is deleted: the file list of a needed folder cannot be read: {error}; {LIST_AGAIN}") from error
         try:
             return set(parse_listing(data, f"object {oid}").values())
         except ArtifactError as error:
@@ -313,7 +312,7 @@ def _unread_tokens(project: Project) -> dict[Path, int]:
 
 
 def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
-    """What leads to an object goes before the object: a kill in between leaves nothing that promises more than there is."""
+    """Delete references before their objects, so that a kill in between leaves no dangling references."""
     for path in sweep.entries:
         path.unlink(missing_ok=True)
     fault_point("gc entries deleted")
@@ -329,7 +328,7 @@ def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
 
 
 def _entries(text: str, name: str, where: str) -> Iterator[MadeBefore]:
-    """What a `dvc.lock` or `.dvc` file names.
+    """Entries of a `dvc.lock` or `.dvc` file.
 
     Raises:
         GcRefused: it cannot be read.
@@ -342,10 +341,12 @@ def _entries(text: str, name: str, where: str) -> Iterator[MadeBefore]:
         raise _unread(name, where, described(error) if isinstance(error, ValidationError) else str(error)) from error
 
 
-def _unread(name: str, where: str, said: str) -> GcRefused:
-    """Of a file in place, or ` at` a commit: whatever it names would be deleted."""
-    remedy = f"give up the branch, tag or stash that has it, or {KEEP_PLACE}" if where else "take it back from git, or delete it"
-    return GcRefused(f"nothing is deleted: {name}{where} cannot be read, and may name anything: {' '.join(said.split())}. {remedy}")
+def _unread(name: str, where: str, problem: str) -> GcRefused:
+    """An unreadable file, in place or ` at` a commit: whatever it references would be deleted."""
+    remedy = f"Delete the branch, tag or stash that contains it, or {KEEP_PLACE}" if where else "Restore it from git, or delete it"
+    return GcRefused(
+        f"nothing is deleted: {name}{where} cannot be read and may reference any object: {' '.join(problem.split())}. {remedy}"
+    )
 
 
 def _entry(stage: Mapping[str, Any], name: str, where: str) -> MadeBefore:
@@ -366,7 +367,7 @@ def _parts(outs: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def _run_cache_entry(path: Path) -> MadeBefore | None:
-    """None for what is no entry: half of one, left by a kill."""
+    """None for an invalid entry, e.g. a partial one left by a kill."""
     try:
         return _entry(read_run_entry(path) or {}, path.name, "the run cache")
     except (ValidationError, AttributeError, KeyError, TypeError):

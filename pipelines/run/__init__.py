@@ -1,1 +1,1 @@
-"""One recipe, run: every stage is made current, independent ones side by side."""
+"""Run one recipe: make every stage current, independent stages in parallel."""

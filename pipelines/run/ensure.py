@@ -1,11 +1,12 @@
-"""Making one stage current: the heart of the project. `pedigree run`, the Prefect flow and `dvc repro` all come through here.
+"""Make one stage current. `pedigree run`, the Prefect flow and `dvc repro` all end here.
 
-1. Ask DVC, and the stage's key, whether it is stale.
-2. Take the stage's lease; take its identity *now*, and again after every wait.
-3. Restore it from the run cache or the remote, proven by its record.
-4. Look for its job: alive → re-attach, ended unseen → take its result, otherwise submit one, with inputs and code of its own.
-5. Wait, holding no lock of DVC's.
-6. Verify, publish by rename, commit under what the job started from, whatever the recipe says by then.
+1. Ask DVC, and compare the stage's key, to decide whether the stage is stale.
+2. Acquire the stage's lease; compute its identity then, and again after every wait.
+3. Restore it from the run cache or the remote, verified against its record.
+4. Look for its job: re-attach to a live one, take the result of one that finished unwatched, otherwise submit a new one with private
+   copies of its inputs and code.
+5. Wait without holding any DVC lock.
+6. Verify, publish by rename, and commit under the state that the job started from, even if the recipe has changed since.
 """
 
 import csv
@@ -69,12 +70,12 @@ from pipelines.lineage.inheritance import write_origin
 from stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
 
 Outcome = Literal["unchanged", "remote", "restored", "ran", "attached"]
-"""`remote`: it is recorded as done, and its files are left in the remote until something needs them."""
+"""`remote`: recorded as done; the files stay in the remote until something needs them."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A stage that is current now."""
+    """A stage that is current."""
 
     address: str
     outcome: Outcome
@@ -82,40 +83,40 @@ class Result:
 
 
 class _Moved(Exception):
-    """While the stage waited, what it is made from has changed."""
+    """The stage's inputs changed while it waited."""
 
 
 @dataclass(frozen=True)
 class Alone:
-    """The leases of a stage: of its artifact folder, and of the scratch folder of its key."""
+    """A stage's leases: on its artifact folder and on the scratch folder of its key."""
 
     artifact: Hold
     scratch: Hold
     heard: Listener
-    """Has listened to the stage's job, if there is one elsewhere, since the leases were asked for."""
+    """Has followed the heartbeat of the stage's job on another machine, if any, since the leases were requested."""
 
     @property
     def waited(self) -> bool:
-        """Whether another runner had to be waited for."""
+        """Whether this run had to wait for another runner."""
         return self.artifact.waited or self.scratch.waited
 
     def check(self) -> None:
-        """Raises LeaseLost when another runner has taken over one of them; call it just before anything that lasts."""
+        """Raise LeaseLost if another runner has taken over a lease. Call it right before any lasting change."""
         self.artifact.check()
         self.scratch.check()
 
 
 def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = False) -> Result:
-    """Makes a stage current, by whatever is cheapest. Its parents are current already.
+    """Make a stage current in the cheapest way possible. Its parents must already be current.
 
     Args:
-        run: the run of a recipe that it belongs to.
+        run: the run that the stage belongs to.
         node: the stage.
-        force: run it, current or not.
-        needed: its files must be here, also where they could stay in the remote.
+        force: run the stage even if it is current.
+        needed: the files must be local, even if they could stay in the remote.
 
     Raises:
-        StageFailed: with one line why.
+        StageFailed: with a one-line reason.
     """
     started = time.monotonic()
     with _failures(run, node):
@@ -137,16 +138,16 @@ def ensure(run: RunContext, node: Node, *, force: bool = False, needed: bool = F
 
 
 def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["unchanged", "remote"] | None:
-    """Whether nothing is to be done about a stage whose parents are current: it is here, or may stay in the remote.
+    """Whether a stage with current parents needs no work: it is here, or may stay in the remote.
 
     Raises:
-        StageFailed: it is recorded as done, its files are not here, and the remote cannot be asked for them.
+        StageFailed: recorded as done, but the files are not here and the remote cannot be reached.
         LedgerError: DVC refuses.
     """
     try:
         reasons, remote = standing(run.project, run.graph, run.ledger, node, run.telling(node.address).hashed)
     except RemoteError as error:
-        message = f"whether it is up to date cannot be told: {error}; or run it again with --force {node.name}"
+        message = f"cannot determine whether it is up to date: {error}. Or rerun it with --force {node.name}"
         raise StageFailed(node.address, "remote", message) from error
     if reasons:
         return None
@@ -156,21 +157,21 @@ def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["uncha
 
 
 def run_under_dvc(run: RunContext, node: Node) -> Result:
-    """The same for the command of a stage in `dvc.yaml`: DVC has asked, restored and deleted before, and commits afterwards."""
+    """`ensure` for the command of a stage in `dvc.yaml`: DVC has already checked, restored and deleted, and commits afterwards."""
     started = time.monotonic()
     with _failures(run, node):
         need = identify(run, node)
         with _alone(run, node, need) as alone:
             outcome: Outcome = "restored"
-            # another runner may have published meanwhile
+            # another runner may have published in the meantime
             if not _is_in_place(run.project.artifact(node.address), need.key, run.telling(node.address).hashed):
                 try:
                     outcome, before = _produce(run, node, need, False, alone)
-                except (_Moved, InputsGone) as error:  # DVC asked about another state than this
-                    waited = "what it is made from has changed while it waited: type the command again"
-                    raise StageFailed(node.address, "inputs_moved", waited) from error
+                except (_Moved, InputsGone) as error:  # DVC checked a different state
+                    message = "its inputs changed while it waited; run the command again"
+                    raise StageFailed(node.address, "inputs_moved", message) from error
                 moved = run.ledger.moved(node, before)
-                if moved:  # DVC would record what lies there now
+                if moved:  # DVC would record the changed files
                     raise _moved(node, moved)
                 _publish(run, node, need, alone)
                 _clear(run.project, node, need.key)
@@ -180,10 +181,10 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
 
 
 def identify(run: RunContext, node: Node) -> Need:
-    """What the stage is made from at this moment.
+    """Compute the identity of the stage from its inputs as they are now.
 
     Raises:
-        StageFailed: an input or a project file is missing, or an input is not what this run's recipe makes.
+        StageFailed: an input or a project file is missing, or an input was not made by this run's recipe.
     """
     try:
         return Identities(run.project, run.graph, run.ledger, run.telling(node.address).hashed).need(node)
@@ -193,18 +194,18 @@ def identify(run: RunContext, node: Node) -> Need:
         raise StageFailed(node.address, "refused", str(error)) from error
     except Replaced as error:
         again = command("run", run.graph.source or node.recipe)
-        message = f"{error}. Nothing is made from a mixture: {again} makes all of it as the recipe says now"
+        message = f"{error}. Stages of different recipe versions are never mixed: {again} makes every stage from the current recipe"
         raise StageFailed(node.address, "inputs_moved", message) from error
 
 
 def _confirm(run: RunContext, node: Node, need: Need) -> None:
-    """Raises _Moved where the stage would be made from something else by now."""
+    """Raise _Moved if the stage's identity has changed."""
     if identify(run, node).key != need.key:
         raise _Moved
 
 
 def recover(project: Project, address: str) -> None:
-    """Finishes or takes back a publication that a kill interrupted."""
+    """Finish or roll back a publication that a kill interrupted."""
     aside = _aside(project, address)
     if aside.exists():
         if project.artifact(address).exists():
@@ -214,7 +215,7 @@ def recover(project: Project, address: str) -> None:
 
 
 def log_file(project: Project, address: str) -> Path:
-    """Where the log of a finished stage is kept; a running job's is `log.txt` in its scratch folder."""
+    """Log of a finished stage; a running job writes `log.txt` in its scratch folder."""
     return project.private / "logs" / f"{address}.log"
 
 
@@ -222,41 +223,43 @@ def log_file(project: Project, address: str) -> Path:
 
 
 def _make_current(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> Outcome:
-    told = run.telling(node.address)
-    if not force and _taken(run, node, need, told, alone.check):
+    progress = run.telling(node.address)
+    if not force and _reused(run, node, need, progress, alone.check):
         _clear(run.project, node, need.key)
         return "restored"
     if not run.make:
-        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has it whole; `pedigree run` makes it")
+        raise StageFailed(node.address, "not_finished", "neither the cache nor the remote has all of its files; `pedigree run` makes it")
     _bring_inputs(run, node)
     outcome, before = _produce(run, node, need, force, alone)
     _publish(run, node, need, alone)
-    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), told.hashed, alone.check)
+    run.ledger.commit(node, before, seen_files(_result(run.project.scratch(need.key))), progress.hashed, alone.check)
     _clear(run.project, node, need.key)
     return outcome
 
 
-def _taken(run: RunContext, node: Node, need: Need, told: Told, check: Check) -> bool:
-    """Whether it was there already. What this key's job has just made goes before what the cache knows: `--force` asked for it."""
+def _reused(run: RunContext, node: Node, need: Need, progress: Told, check: Check) -> bool:
+    """Whether an existing artifact was reused. A fresh result of this key's job wins over the cache: `--force` may have requested it."""
     scratch = run.project.scratch(need.key)
     ledger = run.ledger
-    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, told.hashed, check):
+    if is_unrecorded(scratch, run.project.artifact(node.address)) and ledger.adopt(node, need.key, progress.hashed, check):
         return True
-    return not is_forced(scratch) and (ledger.restore(node, need.key, told, check) or ledger.adopt(node, need.key, told.hashed, check))
+    return not is_forced(scratch) and (
+        ledger.restore(node, need.key, progress, check) or ledger.adopt(node, need.key, progress.hashed, check)
+    )
 
 
 def _bring_inputs(run: RunContext, node: Node) -> None:
-    """The files of parents that had been left in the remote; what the remote has lost meanwhile is made again."""
+    """Fetch the files of parents left in the remote, and rebuild what the remote has lost."""
     for edge in node.edges:
         if not (run.project.artifact(edge.source) / "record.json").exists():
             ensure(run, run.graph.nodes[edge.source], needed=True)
 
 
 def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> tuple[Outcome, dict[str, Any]]:
-    """A finished, verified job in the scratch folder; returns how it got there and the dependencies at its start."""
+    """Produce a finished, verified job in the scratch folder; return how, and the dependencies at its start."""
     scratch = run.project.scratch(need.key)
     handle = working(run.jobs(), scratch)
-    if handle and force and known_spec(scratch) is None:  # nothing can be made of what it works on
+    if handle and force and known_spec(scratch) is None:  # without its spec the result is unusable
         run.jobs().cancel(handle)
         handle = None
     if handle:
@@ -268,7 +271,7 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone)
         handle = None
     alive = handle is not None
     outdated = run.on_code_change == "rerun" and began_with_other_code(run, node, scratch)
-    if not alive and not outdated and (not force or is_forced(scratch)) and _took_unseen(run, node, scratch, force):
+    if not alive and not outdated and (not force or is_forced(scratch)) and _finished_unwatched(run, node, scratch, force):
         _take_over(run, node, need, scratch)
         return "attached", _dependencies(scratch)
     numerics, placement = run.execution.of(node.kind, node.name)
@@ -278,12 +281,12 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone)
         placement = read_spec(scratch).placement
         if outdated:
             first = command("cancel", node.name)
-            run.ledger.notice(f"{node.address}: its job goes on with the code that it began with; to begin again, end it with {first}")
+            run.ledger.notice(f"{node.address}: its job continues with its original code; to start over, end it with {first}")
     elif force:
         checkpoint_store.clear(placement.checkpoint_url, scratch)
         begin_again(scratch)
     if not alive and node.address in run.too_large:
-        unfit = f"what the cache has of it cannot be used, and its job needs more memory than there is: {run.too_large[node.address]}"
+        unfit = f"its cached result is unusable, and its job needs more memory than is available: {run.too_large[node.address]}"
         raise StageFailed(node.address, "refused", unfit)
     with _slots(run, node, need, numerics, placement) as names:
         if not alive:
@@ -295,31 +298,31 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone)
 
 
 def _take_over(run: RunContext, node: Node, need: Need, scratch: Path) -> None:
-    """Makes work that was begun under this key this stage's: another recipe or variant may have begun it."""
+    """Assign work under this key to this stage; another recipe or variant may have started it."""
     if take_over(run, node, scratch):
-        _confirm(run, node, need)  # what is recorded as its dependencies is what has the key
+        _confirm(run, node, need)  # the dependencies just recorded must be those of the key
 
 
 def _refuse_to_begin(run: RunContext, node: Node, stale: bool) -> None:
-    """`--require-checkpoint STAGE`: refuses to start a stage from the beginning.
+    """`--require-checkpoint STAGE`: refuse to start a stage from the beginning.
 
     Raises:
-        StageFailed: there is no checkpoint to go on from, or nothing to run.
+        StageFailed: there is no checkpoint to resume from, or nothing to run.
     """
     if not stale:
-        raise StageFailed(node.address, "refused", "--require-checkpoint: it is up to date, so nothing is resumed: leave the option out")
+        raise StageFailed(node.address, "refused", "--require-checkpoint: it is up to date, so there is nothing to resume; omit the option")
     scratch = run.project.scratch(identify(run, node).key)
     mirrored = checkpoint_store.has_work(run.execution.of(node.kind, node.name)[1], scratch.name)
     if not (resumable(scratch) or mirrored or working(run.jobs(), scratch)):
-        remedy = "leave the option out to start it from the beginning"
-        raise StageFailed(node.address, "refused", f"--require-checkpoint: it has left no checkpoint to go on from: {remedy}")
+        remedy = "omit the option to start from the beginning"
+        raise StageFailed(node.address, "refused", f"--require-checkpoint: there is no checkpoint to resume from; {remedy}")
 
 
 def _dependencies(scratch: Path) -> dict[str, Any]:
     """The dependencies at the start of a job.
 
     Raises:
-        Damaged: they are not known any more.
+        Damaged: they cannot be read.
     """
     found = read_dependencies(scratch)
     if found is None:
@@ -327,8 +330,8 @@ def _dependencies(scratch: Path) -> dict[str, Any]:
     return found
 
 
-def _took_unseen(run: RunContext, node: Node, scratch: Path, force: bool) -> bool:
-    """Whether the last job succeeded while nobody watched, and its output is what it says; `force` minds no report that is none."""
+def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool) -> bool:
+    """Whether the last job succeeded while unwatched, with verified output. With `force`, an unreadable report counts as no success."""
     if known_spec(scratch) is None or read_dependencies(scratch) is None:
         return False
     try:
@@ -347,9 +350,9 @@ def _took_unseen(run: RunContext, node: Node, scratch: Path, force: bool) -> boo
 
 
 def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
-    """Record, evidence, run and lineage into the output; then the old artifact aside, the new one in, the old one away.
+    """Add record, evidence, run and lineage to the output; move the old artifact aside, move the new one in, delete the old one.
 
-    All of it is told from what the job was given, not from what stands in the project by now.
+    Everything is derived from the job's spec, not from the current state of the project.
     """
     scratch = run.project.scratch(need.key)
     spec, out, done = read_spec(scratch), scratch / "out", _result(scratch)
@@ -383,10 +386,10 @@ def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
 
 
 def _complete(node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
-    """Adds evidence, run, lineage and record to the output.
+    """Add evidence, run, lineage and record to the output.
 
-    They are renamed into it: half a file that a kill or a full disk leaves beside the payload would be taken for the job's, and the job
-    for one that has failed.
+    The files are renamed into place: a partial file next to the payload, left by a kill or a full disk, would count as the job's own and
+    make the job look failed.
     """
     out, beside = scratch / "out", scratch / "told"
     shutil.rmtree(beside, ignore_errors=True)
@@ -401,18 +404,18 @@ def _complete(node: Node, spec: JobSpec, scratch: Path, record: Record) -> None:
 
 
 def _result(scratch: Path) -> Success:
-    """What a job reported whose success has been proved."""
+    """The report of a job whose success has been verified."""
     done = read_done(scratch)
     assert isinstance(done, Success)
     return done
 
 
 def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict[str, Any]:
-    """How it came about; code, environment, hardware and numerics as the job found them where it ran."""
+    """Contents of `run.json`: code, environment, hardware and numerics as recorded by the job where it ran."""
     return {
         "address": node.address,
         "numerics": spec.numerics.model_dump(mode="json"),
-        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names somebody's bucket or folder
+        "placement": spec.placement.model_dump(mode="json", exclude={"checkpoint_url"}),  # it names a private bucket or folder
         "licences": licences_of(node.config),
         "generators": generators_of(node.config),
         "attempts": all_attempts(scratch),
@@ -421,7 +424,7 @@ def _run_record(node: Node, spec: JobSpec, scratch: Path, done: Success) -> dict
 
 
 def _write_curve(source: Path, target: Path) -> None:
-    """The training curve as CSV, one column per number that was ever logged."""
+    """Write the training curve as CSV, one column per logged metric."""
     if not source.exists():
         return
     rows = read_curve(source)
@@ -433,7 +436,7 @@ def _write_curve(source: Path, target: Path) -> None:
 
 
 def _clear(project: Project, node: Node, key: str) -> None:
-    """Removes the scratch folder of a stage that is done; its log stays."""
+    """Remove the scratch folder of a finished stage, but save its log."""
     scratch = project.scratch(key)
     if (scratch / "log.txt").exists():
         kept = log_file(project, node.address)
@@ -443,12 +446,12 @@ def _clear(project: Project, node: Node, key: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-# --- leases, slots, words ----------------------------------------------------------------------------------------------
+# --- leases, slots, errors ---------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _failures(run: RunContext, node: Node) -> Iterator[None]:
-    """Every way to fail becomes one StageFailed, and is told to who watches."""
+    """Convert every failure to StageFailed and report it to the watcher."""
     try:
         yield
     except StageFailed as error:
@@ -472,15 +475,15 @@ def _failures(run: RunContext, node: Node) -> Iterator[None]:
 
 
 def _fresh_start(node: Node, damaged: Damaged) -> str:
-    """What to type where the work of a scratch folder cannot be gone on with."""
+    """Remedy for a scratch folder whose work cannot be resumed."""
     clean = command("scratch", f"{node.name}/{damaged.scratch.name[:12]}", "--clean")
     again = command("run", node.recipe, "--force", node.name)
-    return f"go on with the version that wrote it, or give up the unfinished work: {clean} deletes it, and {again} begins again"
+    return f"resume with the version of Pedigree that wrote it, or discard the unfinished work: {clean} deletes it, and {again} starts over"
 
 
 @contextmanager
 def _alone(run: RunContext, node: Node, need: Need) -> Iterator[Alone]:
-    """The only writer of this artifact folder, and the only one of this scratch folder."""
+    """Hold exclusive write access to this artifact folder and this scratch folder."""
 
     def waiting(holder: Holder) -> None:
         run.watch(node.address, "waiting", str(holder))
@@ -488,15 +491,18 @@ def _alone(run: RunContext, node: Node, need: Need) -> Iterator[Alone]:
     def held(name: str, **listening: Any) -> AbstractContextManager[Hold]:
         return lease(run.project.lease(name), run.title, waiting=waiting, cancelled=run.cancelled, **listening)
 
-    def hear_job() -> None:
+    def listen_to_job() -> None:
         job.silent_s(heartbeat.sign(run.project.scratch(need.key) / PULSES))
 
-    def hear_all() -> None:  # a machine that is gone falls silent once, not once for each thing that it held
-        hear_job()
+    def listen_to_all() -> None:  # time all of a lost machine's heartbeats in parallel, so that the timeout is waited for once
+        listen_to_job()
         listen(run.project.lease(need.key), key)
 
     job, key = Listener(), Listener()
-    with held(node.address.replace("/", "--"), beside=hear_all) as artifact, held(need.key, listener=key, beside=hear_job) as scratch:
+    with (
+        held(node.address.replace("/", "--"), beside=listen_to_all) as artifact,
+        held(need.key, listener=key, beside=listen_to_job) as scratch,
+    ):
         recover(run.project, node.address)
         yield Alone(artifact, scratch, job)
 
@@ -504,10 +510,10 @@ def _alone(run: RunContext, node: Node, need: Need) -> Iterator[Alone]:
 def _slots(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement):
     pool = Pool.of(numerics, run.execution.slots)
 
-    def waiting(whose: list[str]) -> None:
-        here = sum(job.startswith(f"{run.project.root}/") for job in whose)
-        others = f", {len(whose) - here} of them of other clones on this machine" if len(whose) > here else ""
-        run.watch(node.address, "waiting", f"for {placement.slots} of {len(pool.names)} slots, which {len(whose)} jobs hold{others}")
+    def waiting(holders: list[str]) -> None:
+        here = sum(job.startswith(f"{run.project.root}/") for job in holders)
+        others = f", {len(holders) - here} of them from other clones on this machine" if len(holders) > here else ""
+        run.watch(node.address, "waiting", f"for {placement.slots} of {len(pool.names)} slots, held by {len(holders)} jobs{others}")
 
     job = run.project.scratch(need.key) / "job.json"
     return slots(pool, placement.slots, jobs=run.jobs(), job=job, waiting=waiting, cancelled=run.cancelled)
@@ -517,8 +523,8 @@ def _moved(node: Node, moved: list[str]) -> StageFailed:
     return StageFailed(
         node.address,
         "inputs_moved",
-        f"{', '.join(moved)} changed while it ran: its result is not recorded under what stands there now, "
-        "but kept, and taken at once when the old state comes back; type the command again",
+        f"{', '.join(moved)} changed while it ran, so its result is not recorded for the new inputs. The result is kept and "
+        "reused if the old inputs are restored; run the command again",
     )
 
 

@@ -1,7 +1,7 @@
-"""Shows a run in Prefect, which may be away: `run_graph` does the work, and an observer beside it tells what happens.
+"""Mirror a run to Prefect without depending on it: `run_graph` does the work, and an observer thread reports progress.
 
-The run never waits for Prefect, not even for its import. A thread of its own makes every call; one that fails or hangs is made again
-later, with what is true by then. A cancellation over there comes back through `RunContext.cancelled`.
+The run never waits for Prefect, not even for its import. The observer thread makes every call; a call that fails or hangs is retried
+later with the state at that time. A cancellation in Prefect arrives through `RunContext.cancelled`.
 """
 
 import threading
@@ -19,28 +19,28 @@ from configs.base.problems import PedigreeError
 from pipelines.jobs.context import MOVING, RunContext, StageFailed
 from pipelines.run.runs import StageEnd, run_graph
 
-HOW_TO_PREFECT = "Start one with `prefect server start`, and name it: `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
+HOW_TO_PREFECT = "Run `prefect server start`, then `prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
 TICK_S = 1.0
-"""How often logs and progress are looked at."""
+"""Interval between looks at logs and progress."""
 CANCEL_POLL_S = 5.0
 SWEEP_S = 3.0
-"""How often other runs are looked after; those of other machines are listened to."""
+"""Interval between sweeps of other runs, whose heartbeats are followed where they run on other machines."""
 AWAY_S = 5.0
-"""Pause before somebody who is away is tried again."""
+"""Pause before retrying an unavailable audience."""
 AWAY_AFTER = 2
-"""Attempts that must fail in a row before anybody is told: a busy server refuses a call now and then."""
+"""Consecutive failures before the user is notified: a busy server rejects a call now and then."""
 END_S, END_ATTEMPTS = 15.0, 2
-"""A run that is over waits so long for its end to be told, and for so many attempts."""
+"""Seconds and attempts that a finished run waits for its end to be reported."""
 NOTES = 1000
-"""What is kept to be told while nobody listens; older notes are forgotten."""
+"""Notes buffered while the audience is unavailable; older ones are dropped."""
 
 
 @dataclass(frozen=True)
 class StageView:
-    """A stage as an audience is told of it."""
+    """The state of a stage as shown to an audience."""
 
     state: str = "pending"
-    """One of `Watch`, or `pending`, `skipped` and `cancelled`."""
+    """A state of `Watch`, or `pending`, `skipped` or `cancelled`."""
     detail: str = ""
     folder: Path | None = None
     """Scratch folder of its job, also after the job has ended."""
@@ -53,7 +53,7 @@ class StageView:
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth a line in the log of a stage: why it waits, or is tried again."""
+    """A line for the log of a stage: why it waits, or is retried."""
 
     when: datetime
     address: str
@@ -65,48 +65,48 @@ End = tuple[Literal["completed", "failed", "cancelled", "crashed"], str]
 
 
 class Forgotten(Exception):
-    """The audience knows nothing of this run any more: it has lost its memory, and is to be told again from the beginning."""
+    """The audience has lost its record of this run; everything must be reported again from the beginning."""
 
 
 class Unavailable(PedigreeError):
-    """Somebody has to see the run (`--prefect always`), and nobody answers."""
+    """The run requires an audience (`--prefect always`), and none answers."""
 
 
 Connect = Callable[[Collection[str]], AbstractContextManager["Audience"]]
-"""Opens the way to an audience, for the stages with these addresses."""
+"""Opens a connection to an audience for the stages with these addresses."""
 
 
 class Audience(Protocol):
-    """Whom a run is shown to. Any call but `keep` may raise anything and take its time; it can be made again."""
+    """Receives a run's progress. Any call but `keep` may raise any exception and may block; every call can be repeated."""
 
     def begin(self) -> None:
-        """Makes the run known, once."""
+        """Register the run, once."""
         ...
 
     def keep(self, views: dict[str, StageView], end: End | None) -> None:
-        """Notes on this machine, at once, what must be known after this process: the folders of live jobs, the end."""
+        """Immediately record on this machine what must survive this process: the folders of live jobs, and the end."""
         ...
 
     def tell(self, address: str, view: StageView) -> None:
-        """A stage has come into a state."""
+        """Report a stage's new state."""
         ...
 
     def note(self, note: Note) -> None: ...
 
     def follow(self, address: str, folder: Path) -> None:
-        """Log and progress of a live job."""
+        """Forward the log and progress of a live job."""
         ...
 
     def cancelling(self) -> bool:
-        """Whether somebody wants the run to be cancelled.
+        """Whether the audience requests cancellation of the run.
 
         Raises:
-            Forgotten: nobody knows this run.
+            Forgotten: the audience has no record of this run.
         """
         ...
 
     def sweep(self) -> None:
-        """Tells how other runs have ended that cannot tell it themselves any more."""
+        """Report the end of other runs that can no longer do so themselves."""
         ...
 
     def end(self, end: End) -> None: ...
@@ -121,18 +121,18 @@ def run_observed(
     *,
     required: bool = False,
 ) -> list[StageEnd]:
-    """`run_graph`, shown to an audience.
+    """`run_graph`, with progress reported to an audience.
 
     Args:
-        run: the run; its `watch` is told as well.
-        connect: finds the audience; called and used in the observer's thread, and called again when it fails.
-        say: told when the audience goes away and comes back.
+        run: the run; its `watch` is called as well.
+        connect: opens the audience; called and used in the observer's thread, and called again after a failure.
+        say: receives a message when the audience goes away or comes back.
         selection: addresses of the stages; all when None.
-        forced: addresses of stages that run although they are current.
-        required: refuse to begin before the audience answers.
+        forced: addresses of stages that run even if current.
+        required: refuse to start before the audience answers.
 
     Raises:
-        Unavailable: it is required, and does not answer.
+        Unavailable: an audience is required and does not answer.
     """
     chosen = [address for address in run.graph.nodes if selection is None or address in selection]
     with Observer(run, chosen, connect, say) as observer:
@@ -144,23 +144,23 @@ def run_observed(
 
 
 class Observer:
-    """Stands between a run and its audience while the block runs."""
+    """Relays a run to its audience for the duration of the block."""
 
     def __init__(self, run: RunContext, addresses: Collection[str], connect: Connect, say: Callable[[str], None]) -> None:
-        self.run, self._connect, self._told_to = run, connect, say
-        self._watch, run.watch = run.watch, self._hear
+        self.run, self._connect, self._message = run, connect, say
+        self._watch, run.watch = run.watch, self._on_change
         self.cancelled = False
-        """Whether the audience has cancelled the run."""
+        """Whether the audience has canceled the run."""
         self._audience: Audience | None = None
         self._away, self._failures = "", 0
         self._views = {address: StageView() for address in addresses}
-        self._told: dict[str, StageView] = {}
+        self._reported: dict[str, StageView] = {}
         self._notes: deque[Note] = deque(maxlen=NOTES)
         self._end: End | None = None
         self._asked = self._swept = time.monotonic()
         self._changing, self._due, self._answered = threading.Lock(), threading.Event(), threading.Event()
         self._ending, self._over = threading.Event(), threading.Event()
-        self._end_told = False
+        self._end_reported = False
         self._thread = threading.Thread(target=self._loop, name="observer", daemon=True)
 
     def __enter__(self) -> "Observer":
@@ -172,35 +172,35 @@ class Observer:
             self._over.set()
         elif error is not None:
             interrupted = not isinstance(error, Exception)
-            kept = "its jobs go on" if self.run.keep_jobs else "its jobs are ended, finished stages and checkpoints are kept"
+            kept = "its jobs keep running" if self.run.keep_jobs else "its jobs are stopped, finished stages and checkpoints are kept"
             self._close(("cancelled", f"interrupted; {kept}") if interrupted else ("crashed", f"{type(error).__name__}: {error}"))
         self.run.watch = self._watch
 
     def wait_for_answer(self) -> None:
-        """Waits until the audience has been told of the run.
+        """Wait until the run is registered with the audience.
 
         Raises:
-            Unavailable: it cannot be.
+            Unavailable: registration failed.
         """
         self._answered.wait()
         if self._away:
-            raise Unavailable(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or leave the option out")
+            raise Unavailable(f"--prefect always: {self._away}. Nothing was run. {HOW_TO_PREFECT}; or omit the option")
 
     def finish(self, ends: Sequence[StageEnd]) -> None:
-        """Tells how the run has ended."""
+        """Report how the run ended."""
         for end in ends:
             if isinstance(end, StageFailed):
                 state = "cancelled" if end.cause == "cancelled" else "failed"
                 self._change(end.address, replace(self._views[end.address], state=state, detail=end.message))
         failed = [end for end in ends if isinstance(end, StageFailed)]
         if self.cancelled:
-            self._close(("cancelled", "cancelled by whom it was shown to; finished stages and checkpoints are kept"))
+            self._close(("cancelled", "canceled from Prefect; finished stages and checkpoints are kept"))
         else:
             self._close(("failed", "; ".join(map(str, failed))) if failed else ("completed", ""))
 
     # --- the run's side: never waits -----------------------------------------------------------------------------------
 
-    def _hear(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
+    def _on_change(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
         self._watch(address, state, detail, folder=folder, seconds=seconds)
         if state in ("checking", "hashing") or address not in self._views:
             return
@@ -219,7 +219,7 @@ class Observer:
 
     def _keep(self) -> None:
         if self._audience is not None:
-            with suppress(OSError):  # a full disk is met by the job itself
+            with suppress(OSError):  # the job itself reports a full disk
                 self._audience.keep(self._views, self._end)
 
     def _close(self, end: End) -> None:
@@ -229,12 +229,12 @@ class Observer:
         self._ending.set()
         self._due.set()
         self._over.wait(END_S)
-        if not self._end_told:
-            self._say("Prefect has not heard how this run ended; the next run tells it")
+        if not self._end_reported:
+            self._say("the end of this run could not be reported to Prefect; the next run will report it")
 
     def _say(self, text: str) -> None:
-        with suppress(BaseException):  # a worker that is gone has left a broken pipe, which rich turns into SystemExit
-            self._told_to(text)
+        with suppress(BaseException):  # a dead worker leaves a broken pipe, which rich turns into SystemExit
+            self._message(text)
 
     # --- the audience's side: its own thread ---------------------------------------------------------------------------
 
@@ -250,8 +250,8 @@ class Observer:
                 except Forgotten:
                     connection.close()
                     self._audience = None
-                    self._told.clear()
-                except Exception as error:  # the boundary: whatever happens over there, the run goes on
+                    self._reported.clear()
+                except Exception as error:  # boundary: no failure of the audience may stop the run
                     self._lose(error)
                     if attempts >= END_ATTEMPTS:
                         self._over.set()
@@ -271,23 +271,23 @@ class Observer:
         self._failures = 0
         if self._away:
             self._away = ""
-            self._say("Prefect answers again")
+            self._say("Prefect is reachable again")
         self._answered.set()
 
     def _lose(self, error: Exception) -> None:
         self._failures += 1
         if self._failures < AWAY_AFTER:
             return
-        told, self._away = bool(self._away), (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if not told:
-            self._say(f"Prefect does not answer ({self._away}); the run goes on without it")
+        notified, self._away = bool(self._away), (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if not notified:
+            self._say(f"Prefect does not answer ({self._away}); the run continues without it")
         self._answered.set()
 
     def _round(self, audience: Audience) -> None:
-        """Asks whether the run is to go on, and tells all that has not been told."""
-        end = self._end  # before the states: what is told below is then complete
+        """Check for cancellation and report everything that has changed."""
+        end = self._end  # read before the states, so that the states reported below are final
         audience.begin()
-        if self._failures or time.monotonic() - self._asked > CANCEL_POLL_S:  # what has failed may know nothing of the run any more
+        if self._failures or time.monotonic() - self._asked > CANCEL_POLL_S:  # an audience that failed may have lost the run
             self._asked = time.monotonic()
             if audience.cancelling() and not self.run.cancelled.is_set() and end is None:
                 self.cancelled, self.run.keep_jobs = True, False
@@ -298,14 +298,14 @@ class Observer:
             audience.note(self._notes[0])
             self._notes.popleft()
         for address, view in views.items():
-            if self._told.get(address, StageView()) != view:
+            if self._reported.get(address, StageView()) != view:
                 audience.tell(address, view)
-                self._told[address] = view
+                self._reported[address] = view
             if view.live and view.folder is not None:
                 audience.follow(address, view.folder)
         if end is not None:
             audience.end(end)
-            self._end_told = True
+            self._end_reported = True
             self._over.set()
         elif time.monotonic() - self._swept > SWEEP_S:
             self._swept = time.monotonic()

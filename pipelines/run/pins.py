@@ -1,4 +1,4 @@
-"""What a recipe takes from the Hugging Face hub: whether its revisions are chosen, whether it can be had, and `pedigree pin`."""
+"""Hugging Face Hub references of a recipe: unpinned revisions, availability checks, and `pedigree pin`."""
 
 import os
 import shutil
@@ -27,19 +27,19 @@ from data.store.durable import replace
 
 @dataclass(frozen=True)
 class Pinned:
-    """A revision that was left open."""
+    """The outcome of pinning one open revision."""
 
     file: Path
     line: int
     repo: str
     commit: str | None
-    """What stands there now; None where it could not be told."""
+    """The commit now written there; None if it could not be determined."""
     problem: str = ""
-    """Why not."""
+    """Why it could not be determined."""
 
 
 def repositories(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[str]]:
-    """What these stages take from the hub → the names of the stages that do, in the order of the graph."""
+    """Hub repositories that these stages use → names of those stages, in the order of the graph."""
     found: dict[Repository, list[str]] = {}
     for node in (node for address, node in graph.nodes.items() if address in addresses):
         for source in hub_sources(node.config):
@@ -50,19 +50,19 @@ def repositories(graph: Graph, addresses: Collection[str]) -> dict[Repository, l
 
 
 def unpinned(graph: Graph, addresses: Collection[str]) -> dict[Repository, list[str]]:
-    """Those of them whose revision is still `pin me`."""
+    """The repositories among them whose revision is still `pin me`."""
     return {repo: stages for repo, stages in repositories(graph, addresses).items() if repo.revision == PIN_ME}
 
 
 def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
-    """Says before anything is begun which revisions are still to be chosen.
+    """Refuse to start while revisions are open.
 
     Raises:
-        ConfigError: all of them, with the stages that need them and the command that chooses.
+        ConfigError: all open revisions, with the stages that need them and the command that pins them.
     """
     remedy = f"{command('pin', graph.source or graph.recipe)} writes the newest commit into the recipe"
     problems = [
-        Problem(graph.recipe, None, f"{', '.join(stages)}: {repo} has no revision yet (`{PIN_ME}`): {remedy}")
+        Problem(graph.recipe, None, f"{', '.join(stages)}: {repo} has no revision yet (`{PIN_ME}`); {remedy}")
         for repo, stages in unpinned(graph, addresses).items()
     ]
     if problems:
@@ -70,10 +70,10 @@ def refuse_unpinned(graph: Graph, addresses: Collection[str]) -> None:
 
 
 def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
-    """Says before anything is begun which repositories cannot be had: gated, missing, moved, without the commit, not in the mirror.
+    """Refuse to start if a repository is unavailable: gated, missing, moved, without the commit, or not in the mirror.
 
     Raises:
-        ConfigError: all of them, with the stages that need them.
+        ConfigError: all such repositories, with the stages that need them.
     """
     problems = []
     for repo, stages in repositories(graph, addresses).items():
@@ -86,10 +86,10 @@ def refuse_unreachable(graph: Graph, addresses: Collection[str]) -> None:
 
 
 def refuse_missing_assets(graph: Graph, addresses: Collection[str]) -> None:
-    """Says before anything is begun which stages compare by vectors that are not on this machine.
+    """Refuse to start if a stage needs the embedding model and it is not on this machine.
 
     Raises:
-        ConfigError: they are missing or damaged; the stages are named.
+        ConfigError: its files are missing or damaged; the stages are named.
     """
     comparing = [node.address for node in graph.nodes.values() if _embeds(node.config)]
     due = sorted(set(comparing) & set(addresses))
@@ -107,13 +107,14 @@ def _embeds(config: Frozen) -> bool:
 
 
 def pin(project: Project, recipe: str) -> list[Pinned]:
-    """Writes the newest commit in the place of every `pin me` of a recipe and of those that it extends or takes stages from.
+    """Replace every `pin me` with the newest commit, in a recipe and in those that it extends or takes stages from.
 
-    Comments and layout stay; a file is written whole or not at all. What cannot be told stays open, and is returned with the reason.
+    Comments and layout are preserved; each file is replaced atomically. Revisions that cannot be determined stay open and are returned with
+    the reason.
 
     Raises:
-        ConfigError: the recipe cannot be loaded, or one repository would get the commit of another.
-        UsageProblem: a file cannot be written, or was edited meanwhile.
+        ConfigError: the recipe cannot be loaded, or a repository would get another repository's commit.
+        UsageProblem: a file cannot be written, or was edited in the meantime.
     """
     graphs = load_recipes(project.recipes, recipe)
     files = {file: file.read_bytes() for file in (recipe_file(project.recipes, graph.source).resolve() for graph in graphs)}
@@ -124,13 +125,13 @@ def pin(project: Project, recipe: str) -> list[Pinned]:
 
 
 def _refuse_inherited(files: Mapping[Path, bytes], repos: Collection[str]) -> None:
-    """Says where one of these repositories, whose revisions are open, inherits `pin me` from another that stands in its parent's place.
+    """Refuse where one of these repositories replaces its parent's and inherits that one's `pin me`.
 
     Raises:
-        ConfigError: all of these places.
+        ConfigError: every such place.
     """
     problems = [
-        Problem(file.name, line, f"{repo} stands here without a revision of its own, and would get the commit of another: {BESIDE}")
+        Problem(file.name, line, f"{repo} has no revision of its own here and would get another repository's commit: {BESIDE}")
         for file, text in files.items()
         for repo, line in without_revision(text.decode())
         if repo in repos
@@ -160,15 +161,15 @@ def _newest(file: Path, revision: OpenRevision, repo: Repository) -> Pinned:
 
 
 def _write(file: Path, before: bytes, after: bytes) -> None:
-    """Puts a file in the place of one that is still what it was."""
+    """Replace a file atomically, unless it was edited in the meantime."""
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(after)
         shutil.copymode(file, temporary)
         if file.read_bytes() != before:
-            raise UsageProblem(f"{file.name} was edited meanwhile: type the command again")
+            raise UsageProblem(f"{file.name} was edited in the meantime; run the command again")
         replace(temporary, file)
     except OSError as error:
-        raise UsageProblem(f"{file} cannot be written ({error.strerror}): mend its permissions, or those of its folder") from error
+        raise UsageProblem(f"{file} cannot be written ({error.strerror}): fix its permissions, or those of its folder") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Running a recipe: load, compile, and make every stage current, independent ones side by side."""
+"""Run a recipe: load, compile, and make every stage current, independent stages in parallel."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ from pipelines.run.pins import refuse_unpinned
 
 @dataclass(frozen=True)
 class NotRun:
-    """A stage that was not tried: one that it needs has failed, or the run was cancelled."""
+    """A stage that was not attempted: a stage that it depends on failed, or the run was canceled."""
 
     address: str
     because: str
@@ -53,14 +53,14 @@ class Plan:
 
     node: Node
     reasons: tuple[str, ...]
-    """Why it must run; empty: it is up to date. Children of a stage that must run may still be spared: only content counts."""
+    """Why it must run; empty if up to date. Descendants of a stale stage may still be skipped: only content counts."""
     remote: bool = False
-    """It is up to date, and its files are in the remote."""
+    """Whether it is up to date with its files in the remote."""
 
 
 @dataclass
 class Progress:
-    """A graph being worked off."""
+    """Scheduling state of a graph."""
 
     graph: Graph
     selection: frozenset[str]
@@ -69,7 +69,7 @@ class Progress:
     started: set[str] = field(default_factory=set)
 
     def ready(self) -> list[Node]:
-        """Stages whose parents are all current; those below a failed one are given up."""
+        """Stages whose parents are all current; stages below a failed one are skipped."""
         found = []
         for address, node in self.graph.nodes.items():
             if address not in self.selection or address in self.started or address in self.ends:
@@ -83,9 +83,9 @@ class Progress:
         return found
 
     def leave_out(self, address: str, because: str) -> None:
-        """Gives a stage up, and says so at once."""
+        """Skip a stage and report it immediately."""
         self.ends[address] = NotRun(address, because)
-        with suppress(Exception):  # a bug of whoever watches ends no run
+        with suppress(Exception):  # a bug in the watcher must not end the run
             self.watch(address, "skipped", because)
 
 
@@ -99,16 +99,16 @@ def load_run(
     cancelled: threading.Event | None = None,
     compiled: bool = False,
 ) -> RunContext:
-    """Loads a recipe (name or path, with `--set` overrides) and its profile. A run works on what it has loaded, whatever is edited since.
+    """Load a recipe (name or path, with `--set` overrides) and its profile. Later edits do not affect the run.
 
     Args:
-        project: that of the recipe.
+        project: the project of the recipe.
         recipe: its name or path.
-        overrides: as `--set` has them.
-        profile: another one than the recipe's.
-        watch: told what changes.
-        cancelled: ends the run.
-        compiled: write the `dvc.yaml` and `params.yaml` of the recipe, and of all it refers to; nothing else is ever written.
+        overrides: as given to `--set`.
+        profile: overrides the recipe's profile.
+        watch: called on every change.
+        cancelled: cancels the run when set.
+        compiled: write the `dvc.yaml` and `params.yaml` of the recipe and of all that it refers to; otherwise nothing is written.
 
     Raises:
         ConfigError: problems of the recipe or of the profile.
@@ -129,14 +129,14 @@ def open_run(
     watch: Watch = unwatched,
     cancelled: threading.Event | None = None,
 ) -> RunContext:
-    """The same for a run that will work: compiled, for whoever uses plain DVC."""
+    """`load_run` for a run that will execute; also compiles the recipe for plain DVC."""
     return load_run(project, recipe, overrides, profile=profile, watch=watch, cancelled=cancelled, compiled=True)
 
 
 def open_compiled(
     project: Project, recipe: str, *, profile: str | None = None, watch: Watch = unwatched, looking: bool = False
 ) -> RunContext:
-    """The run of a recipe by the name it was compiled under, e.g. `tiny+1a2b3c4d`: nothing is written, by `looking` ones ever.
+    """Open the run of a recipe by its compiled name, e.g. `tiny+1a2b3c4d`. Writes nothing; the run never writes if `looking`.
 
     Raises:
         ConfigError: problems of the recipe or of the profile, or no such recipe.
@@ -146,15 +146,15 @@ def open_compiled(
         name = str(project.root / name)
     graph = load_recipes(project.recipes, name, overrides)[-1]
     if graph.recipe != recipe:
-        raise ConfigError([Problem(source_file(recipe), None, f"makes {graph.recipe}, not {recipe}: {_written_again(recipe)}")])
+        raise ConfigError([Problem(source_file(recipe), None, f"compiles to {graph.recipe}, not {recipe}; {_rewrite_remedy(recipe)}")])
     return RunContext(project, graph, profile_for(project, graph, profile), Ledger(project, looking=looking), watch)
 
 
 def _compiled_from(project: Project, recipe: str) -> tuple[str, tuple[str, ...]]:
-    """The recipe's name or path and its overrides, as `source.json` has them; git may have brought that file.
+    """The recipe's name or path and its overrides, as in `source.json`. That file may come from git, so it is untrusted.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     path = project.root / source_file(recipe)
     if not os.path.lexists(path):
@@ -162,22 +162,22 @@ def _compiled_from(project: Project, recipe: str) -> tuple[str, tuple[str, ...]]
     try:
         source = read_source(path)
     except ArtifactError as error:
-        said = f"{error}".removeprefix(f"{path} ").removesuffix(f": {RESTORE}").removesuffix(f"; {RESTORE}")
-        raise ConfigError([Problem(source_file(recipe), None, f"{said}: {_written_again(recipe)}")]) from error
+        problem = f"{error}".removeprefix(f"{path} ").removesuffix(f": {RESTORE}").removesuffix(f"; {RESTORE}")
+        raise ConfigError([Problem(source_file(recipe), None, f"{problem}; {_rewrite_remedy(recipe)}")]) from error
     return source.recipe, source.overrides
 
 
-def _written_again(recipe: str) -> str:
+def _rewrite_remedy(recipe: str) -> str:
     name, _, changes = recipe.partition("+")
-    how = f", with the --set that the first line of {pipeline_file(recipe)} names," if changes else ""
-    return f"{command('compile', name)}{how} writes it again"
+    how = f", with the --set options in the first line of {pipeline_file(recipe)}," if changes else ""
+    return f"{command('compile', name)}{how} rewrites it"
 
 
 def profile_for(project: Project, graph: Graph, profile: str | None) -> Execution:
-    """The execution profile of a run: the one that was asked for, or the recipe's.
+    """The execution profile of a run: the requested one, or the recipe's.
 
     Raises:
-        ConfigError: problems of the file, and every stage that cannot be placed, or whose global batch the profile cannot hit exactly.
+        ConfigError: problems of the file, every stage that cannot be placed, and every global batch that the profile cannot hit exactly.
     """
     name = profile or graph.execution
     execution = load_execution(project, name)
@@ -189,10 +189,10 @@ def profile_for(project: Project, graph: Graph, profile: str | None) -> Executio
 
 
 def _profile_problem(execution: Execution, node: Node) -> str | None:
-    """Why a stage cannot run under a profile, whose kinds and stages are each valid alone; or None."""
+    """Why a stage cannot run under a profile whose kinds and stages are each valid alone; or None."""
     try:
         numerics, placement = execution.of(node.kind, node.name)
-    except ValidationError as error:  # what is given together is excluded by a rule of the whole
+    except ValidationError as error:  # a rule excludes the combination
         return error.errors()[0]["msg"].removeprefix("Value error, ")
     except ValueError as error:
         return f"{error}".removeprefix(f"{node.name}: ")
@@ -206,15 +206,15 @@ ENGINES = {
     "vllm": ("torch", "transformers", "vllm"),
     "deepspeed+vllm": ("torch", "transformers", "deepspeed", "vllm"),
 }
-"""What a stage's job imports; the local launcher runs jobs in this environment."""
+"""Packages that a stage's job imports, by engine; the local launcher runs jobs in this environment."""
 
 
 KERNELS = {"liger": "liger_kernel"}
-"""What a value of `Numerics.kernels` needs, in stages that load a model into torch themselves."""
+"""Package required by a value of `Numerics.kernels`, in stages that load a model into torch themselves."""
 
 
 def _packages(node: Node, kernels: str) -> Iterable[str]:
-    """What its job imports: vLLM where a policy of the recipe rates or writes, none where a server does it instead."""
+    """Packages that its job imports: vLLM only if a policy of the recipe rates or writes rather than a server."""
     engine, speaks = node.declaration.engine, sampling_plan_of(node.config) is not None
     if engine == "vllm" and not speaks:
         return ()
@@ -223,7 +223,7 @@ def _packages(node: Node, kernels: str) -> Iterable[str]:
 
 
 def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: Execution) -> None:
-    """Says before anything runs what the jobs of these stages would not find.
+    """Refuse to start if packages that the jobs of these stages need are missing.
 
     Raises:
         ConfigError: a package is not installed; the stages that need it are named.
@@ -242,12 +242,12 @@ def refuse_missing_engines(graph: Graph, addresses: Collection[str], execution: 
 
 
 def refuse_what_cannot_fit(run: RunContext, due: Collection[str], chosen: Collection[str], forced: Collection[str]) -> None:
-    """Says before anything runs which of the stages that are due need more memory than the profile's machine has.
+    """Refuse to start if a stage that is due needs more memory than the profile's machine has.
 
-    Of those that the cache gives back no job runs; where one turns out to have to be made, `ensure` refuses it by `run.too_large`.
+    A stage restored from the cache runs no job. If it must be made after all, `ensure` refuses it through `run.too_large`.
 
     Raises:
-        ConfigError: with each stage, what it lacks, by how much, and the settings that would make it fit.
+        ConfigError: each such stage, what it lacks, by how much, and the settings that would make it fit.
     """
     found = refusals(run.project, run.graph, run.execution, due)
     if not found:
@@ -260,7 +260,7 @@ def refuse_what_cannot_fit(run: RunContext, due: Collection[str], chosen: Collec
 
 
 def load_execution(project: Project, name: str) -> Execution:
-    """An execution profile, by name or path, with numbers for this machine where it says `auto`.
+    """Load an execution profile by name or path; `auto` is resolved to this machine's numbers.
 
     Raises:
         ConfigError: every problem of the file.
@@ -280,27 +280,27 @@ def load_execution(project: Project, name: str) -> Execution:
 
 
 def stage_under_dvc(project: Project, address: str, watch: Watch = unwatched) -> Result:
-    """What `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`, does.
+    """Implement `pedigree stage RECIPE/STAGE`, the command in `dvc.yaml`.
 
     Raises:
-        StageFailed: with one line why.
+        StageFailed: with a one-line reason.
         ConfigError: the recipe cannot be loaded.
     """
     recipe, _, name = address.partition("/")
     run = open_compiled(project, recipe, watch=watch)
     node = run.graph.nodes.get(address)
     if node is None:
-        raise StageFailed(address, "refused", f"recipe {recipe} has no stage {name!r}: it has changed; {_recompile(run.graph)}")
+        raise StageFailed(address, "refused", f"recipe {recipe} has changed and has no stage {name!r}; {_recompile(run.graph)}")
     compiled = read_document(project.root / params_file(recipe), params_file(recipe)).value
     if compiled.get(name) != node.identity():
-        message = f"{params_file(recipe)} is not what the recipe says now; {_recompile(run.graph)}"
+        message = f"{params_file(recipe)} does not match the current recipe; {_recompile(run.graph)}"
         raise StageFailed(address, "refused", message)
     refuse_unpinned(run.graph, [address])
     return run_under_dvc(run, node)
 
 
 def selected(graph: Graph, *, only: Iterable[str] = (), start: Iterable[str] = (), until: Iterable[str] = ()) -> frozenset[str]:
-    """Addresses that `--only`, `--from` and `--until` choose, by name or address; all stages when none is given.
+    """Addresses chosen by `--only`, `--from` and `--until`, by name or address; all stages when none is given.
 
     Raises:
         UsageProblem: a stage that does not exist.
@@ -316,7 +316,7 @@ def selected(graph: Graph, *, only: Iterable[str] = (), start: Iterable[str] = (
 
 
 def plan(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Plan]:
-    """What a run would do, in order; nothing is run or changed."""
+    """What a run would do, in order. Runs and changes nothing."""
     found: list[Plan] = []
     stale: set[str] = set()
     with closing(run.ledger):
@@ -335,9 +335,9 @@ def plan(run: RunContext, selection: Collection[str] | None = None, forced: Coll
 
 
 def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str] = ()) -> frozenset[str]:
-    """Addresses of the planned stages that are due and that this machine's cache gives back.
+    """Addresses of planned stages that are due and that this machine's cache can restore.
 
-    Below a stage that is due only those count above which nothing is but lost files: what they will be made from is known.
+    Below a stage that is due, a stage counts only if all stages due above it have merely lost their files: then its inputs are known.
     """
     found: set[str] = set()
     due: set[str] = set()
@@ -356,28 +356,28 @@ def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str]
 
 
 def _reasons(run: RunContext, node: Node, waits: bool) -> tuple[list[str], bool]:
-    """Why a stage must run, and whether it is up to date with its files in the remote alone."""
+    """Why a stage must run, and whether it is up to date with its files only in the remote."""
     beat = run.telling(node.address).hashed
-    if waits:  # what is above it decides
+    if waits:  # its parents decide
         return run.ledger.reasons(node, beat), False
     try:
         return standing(run.project, run.graph, run.ledger, node, beat)
     except RemoteError as error:
-        return [f"whether it is up to date cannot be told: {error}"], False
+        return [f"cannot determine whether it is up to date: {error}"], False
 
 
 def drift(run: RunContext, node: Node) -> list[str]:
-    """Files of our code that are not what they were when the stage's artifact was made; comments and formatting do not count."""
+    """Source files of Pedigree that changed since the stage's artifact was made, except for comments and formatting."""
     try:
         recorded = read_run(run.project.artifact(node.address) / "run.json").fingerprint.files
-    except ArtifactError:  # `verify` names it
+    except ArtifactError:  # `verify` reports it
         return []
     now = provenance.fingerprint(node.kind, run.code_root)["files"]
     return sorted(name for name in recorded.keys() | now.keys() if recorded.get(name) != now.get(name)) if recorded else []
 
 
 def unchanged(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[Result]:
-    """Makes sure, in one thread, of the stages that are up to date (here or in the remote) with all above them; the rest needs a run."""
+    """Confirm, in one thread, the stages that are up to date (here or in the remote) with all their ancestors; the rest needs a run."""
     done: dict[str, Result] = {}
     chosen = set(run.graph.nodes if selection is None else selection)
     for address, node in run.graph.nodes.items():
@@ -392,16 +392,16 @@ def _rests(run: RunContext, node: Node) -> bool:
         rests = at_rest(run, node) is not None
         if not rests:
             run.watch(node.address, "pending")
-    except Exception:  # whatever it is, the run meets it again where it can tell whose it is
+    except Exception:  # the run hits it again and reports it with its stage
         return False
     return rests
 
 
 def run_graph(run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = ()) -> list[StageEnd]:
-    """Makes the selected stages (default: all) current; returns how each ended, in the order of the graph.
+    """Make the selected stages (default: all) current; return how each ended, in the order of the graph.
 
-    The one scheduling loop, whoever looks on (`pipelines/run/observer.py`). A failed stage spoils what is below it and nothing else. On
-    Ctrl-C running jobs are ended, their checkpoints kept.
+    The only scheduling loop, observed or not (`pipelines/run/observer.py`). If a stage fails, only its descendants are skipped. On Ctrl-C,
+    running jobs are stopped and their checkpoints kept.
     """
     progress = Progress(run.graph, frozenset(run.graph.nodes if selection is None else selection), run.watch)
     with closing(run.ledger):
@@ -412,7 +412,7 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
             while True:
                 for node in progress.ready():
                     if run.cancelled.is_set():
-                        progress.leave_out(node.address, "the run was cancelled")
+                        progress.leave_out(node.address, "the run was canceled")
                     else:
                         progress.started.add(node.address)
                         running[pool.submit(_end_of, run, node, node.address in forced)] = node
@@ -429,24 +429,24 @@ def run_graph(run: RunContext, selection: Collection[str] | None = None, forced:
 
 
 def _end_of(run: RunContext, node: Node, force: bool) -> Result | StageFailed:
-    """Makes one stage current; not even a bug of ours goes further than to the end of this stage."""
+    """Make one stage current; even a bug in Pedigree fails only this stage."""
     try:
         with closing(run.ledger):
             return ensure(run, node, force=force)
     except StageFailed as error:
         return error
-    except BaseException as error:  # the boundary between stages; what runs beside this one has no part in it
+    except BaseException as error:  # boundary between stages: others running in parallel must not be affected
         message = f"{type(error).__name__}: {error}: {BUG}"
         failed = StageFailed(node.address, "bug", message, _keep_traceback(run, node, error))
-        with suppress(Exception):  # the bug may be that of whoever watches
+        with suppress(Exception):  # the bug may be in the watcher
             run.watch(node.address, "failed", failed.message)
         return failed
 
 
 def _keep_traceback(run: RunContext, node: Node, error: BaseException) -> str | None:
-    """Writes it to the end of the stage's log; returns the log, within the project."""
+    """Append the traceback to the stage's log; return the log's path within the project."""
     text = "".join(traceback.format_exception(error))
-    with suppress(Exception):  # a full disk, or one more bug: the stages beside this one have no part in either
+    with suppress(Exception):  # a full disk, or another bug, must not affect other stages
         log = _open_log(run.project, node.address)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a") as stream:
@@ -457,7 +457,7 @@ def _keep_traceback(run: RunContext, node: Node, error: BaseException) -> str | 
 
 
 def _open_log(project: Project, address: str) -> Path:
-    """The log of the stage's unfinished job, where it has one; else of its last finished one."""
+    """The log of the stage's unfinished job if there is one, else of its last finished one."""
     for log in (project.private / "scratch").glob("*/log.txt"):
         if address_of(log.parent) == address:
             return log
@@ -465,7 +465,7 @@ def _open_log(project: Project, address: str) -> Path:
 
 
 def pull(run: RunContext, selection: Collection[str] | None = None) -> list[StageEnd]:
-    """Brings the files of all finished stages from the cache and the remote, and runs none; those not finished fail as such.
+    """Fetch the files of all finished stages from the cache and the remote without running any; unfinished stages fail.
 
     Raises:
         RemoteError: there is no remote, or it cannot be used.
@@ -476,10 +476,10 @@ def pull(run: RunContext, selection: Collection[str] | None = None) -> list[Stag
 
 
 def push(run: RunContext) -> tuple[int, int]:
-    """Sends the recorded artifacts of a recipe and the run cache to the remote; returns how many objects and entries were new there.
+    """Send a recipe's recorded artifacts and the run cache to the remote; return how many objects and entries were new there.
 
     Raises:
-        RemoteError: there is no remote, it cannot be used, or not all arrived.
+        RemoteError: there is no remote, it cannot be used, or not everything arrived.
     """
     with closing(run.ledger):
         run.ledger.store.require_remote("push to")
@@ -493,4 +493,4 @@ def push(run: RunContext) -> tuple[int, int]:
 
 def _recompile(graph: Graph) -> str:
     changes = [word for change in overrides_of(graph) for word in ("--set", change)]
-    return f"compile it anew with {command('plan', graph.source or Path(graph.recipe).name, *changes)}"
+    return f"recompile it with {command('plan', graph.source or Path(graph.recipe).name, *changes)}"

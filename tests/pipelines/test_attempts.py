@@ -108,7 +108,7 @@ def test_a_process_that_the_kernel_holds_does_not_hang_ctrl_c(lab: Lab, monkeypa
     monkeypatch.setattr(os, "killpg", lambda pid, number: asked.append(number))
     threading.Thread(target=lambda: until(lambda: scratch_of(lab)) and run.cancelled.set()).start()
     began = time.monotonic()
-    said = r"cancelled; its checkpoints are kept; process \d+ \(state \w\) does not die: the kernel holds it"
+    said = r"canceled; its checkpoints are kept; process \d+ \(state \w\) survived SIGKILL; it is blocked in the kernel"
     with pytest.raises(StageFailed, match=said):
         ensure(run, run.graph.find("raw"))
     assert time.monotonic() - began < deadline(20) and signal.SIGKILL in asked
@@ -122,8 +122,8 @@ def test_a_storm_of_pre_emptions_slows_down_and_ends(lab: Lab, monkeypatch: pyte
     monkeypatch.setattr(attempts, "PREEMPTIONS", 3)
     monkeypatch.setattr(attempts, "BACKOFF_S", (0.01, 0.01, 0.01))
     failed = failure(lab)
-    assert failed.cause == "preempted" and "asked to stop 4 times in a row without coming further" in failed.message
-    assert "type `pedigree run lab` again" in failed.message and lab.runs() == ["raw"] * 4
+    assert failed.cause == "preempted" and "preempted 4 times in a row without progress" in failed.message
+    assert "run `pedigree run lab` again" in failed.message and lab.runs() == ["raw"] * 4
     pauses = [attempts._pause_s(0, count, False) for count in range(1, 17)]
     assert pauses == sorted(pauses) and pauses[0] == 0.01 and pauses[-1] == attempts.LONGEST_PAUSE_S
     assert attempts._pause_s(0, 1, True) == 0
@@ -181,7 +181,7 @@ def test_without_the_kernels_log_memory_must_have_been_low(tmp_path: Path, kerne
     assert memory_kills.ran_out(before, tmp_path, {12}, -9) is None
     beat(tmp_path, 0.04)
     said = memory_kills.ran_out(before, tmp_path, {12}, -9)
-    assert said is not None and said.startswith("one of its processes was killed when 4 % of the memory was left")
+    assert said is not None and said.startswith("one of its processes was killed with 4 % of the memory left")
     assert memory_kills.ran_out(before, tmp_path, {12}, -15) is None  # it was asked to stop
 
 
@@ -235,7 +235,7 @@ def test_a_disk_that_fills_at_publication_keeps_the_result_for_next_time(disk: P
     lab.run()
     filler = fill(disk, left)
     failed = failure(lab)
-    assert failed.cause == "disk_full" and "free some space and type the command again" in failed.message, failed
+    assert failed.cause == "disk_full" and "free some space and run the command again" in failed.message, failed
     assert lab.runs() == ["raw"]
     filler.unlink()
     assert make(lab) in ("attached", "restored") and lab.runs() == ["raw"]

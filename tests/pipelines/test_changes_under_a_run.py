@@ -467,7 +467,7 @@ def test_what_was_kept_one_by_one_is_told_as_what_it_is(lab: Lab, choice: Any, l
     run.on_code_change = choice
     prepare(run, node := run.graph.find("clean"), identify(run, node), *run.execution.of(node.kind, node.name))
     assert read_spec(scratch).marks == ((f"code changed at {called}: {STAGE}",) if choice == "take" else ())
-    assert any(f"lab/clean goes on from {called} with the code" in notice for notice in run.ledger.notices) == (choice == "keep")
+    assert any(f"lab/clean resumes from {called} with its original code" in notice for notice in run.ledger.notices) == (choice == "keep")
     assert (scratch / log).exists() == (choice != "rerun"), "what begins again goes on from nothing"
 
 
@@ -512,7 +512,7 @@ def test_a_snapshot_that_is_gone_is_named_before_work_is_lost(lab: Lab) -> None:
     shutil.rmtree(lab.root / ".pedigree/code")
     run = lab.run()
     clean = run.graph.find("clean")
-    with pytest.raises(StageFailed, match="has been deleted: go on with the code of now with --on-code-change take"):
+    with pytest.raises(StageFailed, match="has been deleted: resume with the current code with --on-code-change take"):
         ensure(run, clean)
     run.on_code_change = "take"
     assert ensure(run, clean).outcome == "ran"
@@ -542,7 +542,7 @@ def test_snapshots_are_shared_and_whole_or_absent(lab: Lab, monkeypatch: pytest.
         return code_files(root)
 
     monkeypatch.setattr(snapshots, "code_files", busy)
-    with pytest.raises(CodeMoves, match="changed 20 times while they were copied"):
+    with pytest.raises(CodeMoves, match="changed 20 times while being copied"):
         snapshot(lab.project, lab.code)
 
 

@@ -222,7 +222,7 @@ def test_what_lies_in_the_remote_is_done_and_comes_when_asked_for(fresh, tmp_pat
 
 
 def test_pull_without_a_remote_says_how_to_name_one(shared):
-    assert "there is no remote to pull from: name one with `dvc remote add" in shared("pull", "lab", code=1)
+    assert "there is no remote to pull from: add one with `dvc remote add" in shared("pull", "lab", code=1)
 
 
 def test_status_shows_changed_code_with_its_file(done):

@@ -144,8 +144,8 @@ def test_a_failed_stage_fails_the_flow_says_why_and_lets_the_others_finish(comma
 def test_a_retry_is_told_with_its_reason(command, server):
     command.lab.knobs(raw={"crash": 1})
     text = command("run", "lab", "--until", "raw")
-    assert "attempt 2 after: it was killed by signal 9" in text
-    until(lambda: seen(lambda: "attempt 2 after: it was killed by signal 9" in server.messages(server.last_run(command))))
+    assert "attempt 2 after: the job was killed by signal 9" in text
+    until(lambda: seen(lambda: "attempt 2 after: the job was killed by signal 9" in server.messages(server.last_run(command))))
 
 
 def test_ctrl_c_cancels_the_flow_run_and_leaves_no_process(command, server):
@@ -201,12 +201,12 @@ def test_a_server_that_is_killed_ends_no_job_and_is_told_all_when_it_is_back(com
         until(lambda: "Prefect does not answer" in text.read_text())
     finally:
         server.start()
-    until(lambda: "Prefect answers again" in text.read_text())
+    until(lambda: "Prefect is reachable again" in text.read_text())
     (command.lab.root / "clean goes").touch()
     _, err = process.communicate(timeout=deadline(120))
     out = text.read_text()
     assert process.returncode == 0, out + err
-    assert out.count("Prefect does not answer") == 1 and out.count("Prefect answers again") == 1 and "Traceback" not in out + err
+    assert out.count("Prefect does not answer") == 1 and out.count("Prefect is reachable again") == 1 and "Traceback" not in out + err
     assert sorted(command.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
     assert server.last_run(command)["id"] == run["id"] and server.state(run["id"])["type"] == "COMPLETED"
     assert set(server.states(run).values()) == {"Completed"} and len(server.states(run)) == 4
@@ -225,7 +225,7 @@ def test_a_server_that_hangs_holds_nothing_up_and_the_next_run_tells_it_the_end(
         server.kill()  # with the requests that it has not read
         server.start()
     assert process.returncode == 0 and out.count("✓") == 4, out + err
-    assert "Prefect has not heard how this run ended; the next run tells it" in out + err
+    assert "the end of this run could not be reported to Prefect; the next run will report it" in out + err
     assert server.state(run["id"])["type"] == "RUNNING"
     command("run", "lab", "--force", "cleaner")
     assert server.state(run["id"])["type"] == "COMPLETED" and set(server.states(run).values()) == {"Completed"}
@@ -250,7 +250,7 @@ def test_no_server_there_at_all_is_said_once_and_the_run_is_made(tmp_path):
     command = Command(Lab(tmp_path))
     command.environment |= {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PEDIGREE_PREFECT": "auto", "PREFECT_HOME": str(tmp_path / "home")}
     text = command("run", "lab", "--until", "suite")
-    assert "note: Prefect does not answer ([Errno 111] Connection refused); the run goes on without it (http://127.0.0.1:9/api)" in text
+    assert "note: Prefect does not answer ([Errno 111] Connection refused); the run continues without it (http://127.0.0.1:9/api)" in text
     text = command("run", "lab", "--prefect", "always", code=1)
     assert "--prefect always: " in text and "Nothing was run" in text and command.lab.runs() == ["suite"]
 
@@ -329,7 +329,7 @@ def test_a_server_that_is_killed_under_a_worker_ends_no_job_and_is_told_all_when
         server.start()
     (command.lab.root / "go").touch()
     said = process.communicate(timeout=deadline(120))[0].decode()
-    assert process.returncode == 0 and "Prefect does not answer" in said and "Prefect answers again" in said, said
+    assert process.returncode == 0 and "Prefect does not answer" in said and "Prefect is reachable again" in said, said
     assert server.state(run)["type"] == "COMPLETED" and set(server.states({"id": run}).values()) == {"Completed"}
     assert sorted(command.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
 

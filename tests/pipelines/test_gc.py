@@ -249,7 +249,7 @@ def test_data_of_somebody_elses_is_not_ours_to_delete(lab: Lab) -> None:
 
 def test_a_cache_that_others_share_is_left_alone(lab: Lab, tmp_path: Path) -> None:
     lab.shell(f"{sys.executable} -m dvc cache dir -q --local {tmp_path / 'shared'}")
-    with pytest.raises(GcRefused, match="outside of this project"):
+    with pytest.raises(GcRefused, match="outside this project"):
         collect(lab.project, delete=True)
 
 

@@ -37,7 +37,7 @@ def test_a_bug_inside_a_job_is_no_refusal_and_is_not_tried_again(lab: Lab) -> No
     ends = {end.address: end for end in run_graph(lab.run())}
     failed = ends["lab/raw"]
     assert isinstance(failed, StageFailed) and failed.cause == "bug" and lab.runs().count("raw") == 1
-    assert failed.message == "KeyError: 'no such\\nfield': a bug in Pedigree, its traceback is at the end of the log; please report it"
+    assert failed.message == "KeyError: 'no such\\nfield': a bug in Pedigree; please report it with the traceback at the end of the log"
     assert failed.log is not None and "in work\n" in (lab.root / failed.log).read_text()
     assert isinstance(ends["lab/suite"], Result) and ends["lab/clean"] == NotRun("lab/clean", "lab/raw failed")
 
@@ -92,12 +92,12 @@ def test_a_hung_job_is_ended_and_says_where_it_stood(lab: Lab) -> None:
     seconds = round(deadline(15))  # many times what a job needs to start
     lab.edit("configs/execution/lab.yaml", "retries: 1, heartbeat_timeout_s: 120", f"retries: 0, heartbeat_timeout_s: {seconds}")
     run = lab.run()
-    said = rf"no sign of work for \d+ s, though its process lives; placement.heartbeat_timeout_s allows {seconds}\b"
+    said = rf"no heartbeat for \d+ s although its process is alive; placement.heartbeat_timeout_s allows {seconds}\b"
     with pytest.raises(StageFailed, match=said) as failed:
         ensure(run, run.graph.find("raw"))
     scratch = running_scratch(lab, "raw")
     assert scratch and not list(processes_of(scratch))
-    assert "the stacks of its threads are at the end of its log" in str(failed.value)
+    assert "the stack of each thread is at the end of its log" in str(failed.value)
     assert 'prepare_data.py", line' in (scratch / "log.txt").read_text()
 
 
@@ -235,7 +235,7 @@ def test_other_numerics_do_not_resume_checkpoints(lab: Lab) -> None:
     lab.edit("configs/execution/lab.yaml", "threads: 1, bf16_products: units", "threads: 2, bf16_products: fp32")
     lab.knobs()
     run = lab.run()
-    with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\): run it under those \(a number in the profile in place of"):
+    with pytest.raises(StageFailed, match=r"other numerics \(threads 1 -> 2\)\. Restore those \(set a number in the profile instead of"):
         ensure(run, run.graph.find("raw"))
     run.allow_numerics_change = True
     assert ensure(run, run.graph.find("raw")).outcome == "ran"
@@ -276,7 +276,7 @@ def test_a_later_run_goes_on_with_what_fitted_into_memory(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, r"No space left on device.*: free some space and type the command again"),
+        (errno.ENOSPC, r"No space left on device.*: free some space and run the command again"),
         (errno.EROFS, r"Read-only file system.*must be writable"),
     ],
 )
@@ -292,7 +292,7 @@ def test_explicit_resume_is_an_error_where_there_is_nothing_to_go_on_from(lab: L
     run = lab.run()
     raw = run.graph.find("raw")
     run.require_checkpoint = frozenset({"lab/raw"})
-    with pytest.raises(StageFailed, match="--require-checkpoint: it has left no checkpoint"):
+    with pytest.raises(StageFailed, match="--require-checkpoint: there is no checkpoint"):
         ensure(run, raw)
     lab.knobs(raw={"seconds": 0.3, "errors": [5, 5]})
     run.require_checkpoint = frozenset()
@@ -318,7 +318,7 @@ def test_explicit_resume_goes_on_from_replies_and_not_from_an_empty_log(lab: Lab
     if begins:
         assert ensure(run, raw).outcome == "ran"
     else:
-        with pytest.raises(StageFailed, match="--require-checkpoint: it has left no checkpoint"):
+        with pytest.raises(StageFailed, match="--require-checkpoint: there is no checkpoint"):
             ensure(run, raw)
 
 

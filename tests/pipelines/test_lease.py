@@ -171,7 +171,7 @@ def test_who_was_overtaken_learns_of_it_and_an_old_number_never_counts_again(tmp
     with lease(tmp_path / "a", "old") as hold:
         hold.check()
         claim(tmp_path / "a", 2)
-        with pytest.raises(LeaseLost, match=r"has number 1 and the latest is 2.*nothing more is written here"):
+        with pytest.raises(LeaseLost, match=r"has number 1, but the latest is 2.*it writes nothing more"):
             hold.check()
     assert (tmp_path / "a" / "000001.released").exists()
     assert holder_of(tmp_path / "a") is not None  # what the old one has given back is not the new one's
@@ -215,7 +215,7 @@ with lease(Path({str(tmp_path / "a")!r}), 'elsewhere') as hold:
     for pid in children:
         os.kill(int(pid), signal.SIGCONT)
     _, said = other.communicate("\n", timeout=deadline(20))
-    assert other.returncode != 0 and "LeaseLost" in said and "has number 1 and the latest is 2" in said
+    assert other.returncode != 0 and "LeaseLost" in said and "has number 1, but the latest is 2" in said
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ def test_who_was_overtaken_learns_of_it_in_spite_of_a_listing_of_a_minute_ago(tm
         assert "000002.json" not in os.listdir(tmp_path / "a")
         other_machine("cp 000001.json 000002.json; touch fence-000002-0001")
         assert "000002.json" not in os.listdir(tmp_path / "a"), "what this test needs: the view is an old one"
-        with pytest.raises(LeaseLost, match="has number 1 and the latest is 2"):
+        with pytest.raises(LeaseLost, match="has number 1, but the latest is 2"):
             hold.check()
         os.listdir(tmp_path / "a")
         other_machine("touch fence-000003-0001")
@@ -361,7 +361,7 @@ def test_a_claim_of_another_form_is_somebody_elses_as_long_as_it_beats(tmp_path:
         thread = threading.Thread(target=lambda: take(folder, seen))
         thread.start()
         until(lambda: seen)
-        assert holder_of(folder) is not None and "000001.json" in seen[0] and "silent for " in seen[0]
+        assert holder_of(folder) is not None and "000001.json" in seen[0] and "without a heartbeat" in seen[0]
         time.sleep(1.5 * heartbeat.SILENCE_S)  # that nothing happens takes its time to be seen
         assert thread.is_alive()
     thread.join(deadline(10))
@@ -388,7 +388,7 @@ def test_a_lease_that_is_a_file_is_named_with_what_to_do(tmp_path: Path) -> None
     (tmp_path / "leases").touch()
     for folder in (tmp_path / "leases", tmp_path / "leases" / "a"):
         assert holder_of(folder) is None
-        with pytest.raises(PedigreeError, match=r"leases is a file.*remove it and type the command again"), lease(folder, "mine"):
+        with pytest.raises(PedigreeError, match=r"leases is a file.*remove it and run the command again"), lease(folder, "mine"):
             pass
 
 
@@ -576,7 +576,7 @@ def test_a_container_on_the_same_machine_keeps_its_slots_while_it_beats(tmp_path
     code = f"""
 import time; from pathlib import Path; from data.store import heartbeat; from pipelines.jobs.slots import Pool, slots
 from configs.base.project import Project; from pipelines.jobs.launcher import LocalLauncher; JOBS = LocalLauncher(Project(Path()))
-pulse.BEAT_S = 0.1
+heartbeat.BEAT_S = 0.1
 with slots(Pool(Path({str(tmp_path)!r}), ("0",)), 1, jobs=JOBS, job=Path("/nowhere/job.json")): print(1, flush=True); time.sleep(60)
 """
     other = python_elsewhere(code, ROOT, stdout=subprocess.PIPE)

@@ -172,7 +172,7 @@ def test_a_job_that_goes_on_elsewhere_has_the_same_choice_of_code(moved: Lab, ch
     match choice:
         case "keep":
             assert not any(edited) and 1 <= made_here < 5 and marks == []
-            assert said and "goes on from finished chunks of another machine" in said[0]
+            assert said and "resumes from finished chunks of another machine" in said[0]
             assert len(attempts) == 2 and attempts[1]["code"] == attempts[0]["code"]  # with its commit: not that of this clone
         case "take":
             assert edited == [False] * (5 - made_here) + [True] * made_here and 1 <= made_here < 5
@@ -187,7 +187,7 @@ def test_code_that_another_machine_has_sent_is_proved_before_it_runs(moved: Lab,
         sent.write_text(json.dumps(files | {STAGE: base64.b64encode(b"raise SystemExit('run by a stranger')").decode()}))
     end, _ = ended(moved, "keep")
     assert isinstance(end, StageFailed) and end.cause == "refused" and moved.runs() == []
-    assert "the code by which another machine made that cannot be had" in end.message and "is not the code" in end.message
+    assert "of another machine, whose code is not available" in end.message and "is not the code" in end.message
     assert "--on-code-change take" in end.message and "--on-code-change rerun" in end.message
     end, _ = ended(moved, "take")
     (mark,) = json.loads((moved.root / "artifacts/lab/raw/record.json").read_text())["marks"]
@@ -237,4 +237,4 @@ def test_what_another_living_machine_has_sent_is_not_cleared_away(tmp_path: Path
     clear(url, scratch)
     ended.set()
     heart.join()
-    assert other.still_ours() and "another machine is at work" in caplog.text
+    assert other.still_ours() and "another machine is using it" in caplog.text

@@ -104,7 +104,7 @@ def test_an_artifact_of_a_commit_is_exported_verified_and_reproduced_by_name(lab
 def test_names_that_lead_nowhere_are_named(lab: Lab) -> None:
     with pytest.raises(ArtifactError, match=r"at first 'nobody' is in no dvc.lock"):
         find_pedigree(lab.project, "nobody@first")
-    with pytest.raises(ArtifactError, match=r"'v9.9.9' is no commit, branch or tag"):
+    with pytest.raises(ArtifactError, match=r"'v9.9.9' is not a commit, branch or tag"):
         find_pedigree(lab.project, "the-end@v9.9.9")
 
 

@@ -52,7 +52,7 @@ def test_stage_names_ids_and_contents_do(lab: Lab) -> None:
 
 
 def test_a_revision_or_stage_that_is_not_there_is_named(lab: Lab) -> None:
-    with pytest.raises(ArtifactError, match=r"'nowhere' is no commit, branch or tag"):
+    with pytest.raises(ArtifactError, match=r"'nowhere' is not a commit, branch or tag"):
         find_pedigree(lab.project, "lab/clean@nowhere")
     with pytest.raises(ArtifactError, match=r"at first 'lab/sft' is in no dvc.lock; there are: lab/clean, lab/cleaner, lab/raw, lab/suite"):
         find_pedigree(lab.project, "lab/sft@first")
@@ -98,17 +98,17 @@ def test_a_cache_that_lacks_it_or_is_damaged_says_so(lab: Lab, tmp_path: Path) -
     try:
         place.chmod(0o644)
         place.write_bytes(whole.replace(b"1", b"2", 1))
-        with pytest.raises(ArtifactError, match=rf"this machine's cache does not hold a sound object {entry.md5}: add the DVC remote"):
+        with pytest.raises(ArtifactError, match=rf"this machine's cache does not hold an intact object {entry.md5}: add the DVC remote"):
             find_pedigree(lab.project, "lab/raw@first")
         lab.shell(f"dvc remote add -d away {tmp_path / 'remote'}")
-        with pytest.raises(ArtifactError, match=rf"neither this machine's cache nor the remote 'away' holds a sound object {entry.md5}"):
+        with pytest.raises(ArtifactError, match=rf"neither this machine's cache nor the remote 'away' holds an intact object {entry.md5}"):
             find_pedigree(lab.project, "lab/raw@first")
         kept = tmp_path / "remote/files/md5" / entry.md5[:2] / entry.md5[2:]
         kept.parent.mkdir(parents=True)
         kept.write_bytes(whole)
         assert find_pedigree(lab.project, "lab/raw@first").address == "lab/raw"
         kept.write_bytes(whole[:-2])
-        with pytest.raises(ArtifactError, match=f"object {entry.md5} of the remote 'away' has other bytes than its name says"):
+        with pytest.raises(ArtifactError, match=f"object {entry.md5} of the remote 'away' does not match its hash"):
             find_pedigree(lab.project, "lab/raw@first")
     finally:
         place.unlink(missing_ok=True)

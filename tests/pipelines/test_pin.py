@@ -85,7 +85,7 @@ def test_the_commit_of_one_repository_is_never_given_to_another(project, hub):
         (project / "configs" / "recipes" / "child.yaml").write_text(f"{child}  base: {{source: {{repo: {repo}}}}}\n")
         (project / "configs" / "recipes" / "whole.yaml").write_text(PARENT.replace("lab/model", "lab/first"))
         code, said = typed(project, hub.url, "pin", "child")
-        assert code == 2 and f"child.yaml:6: {repo} stands here without a revision of its own" in said, said
+        assert code == 2 and f"child.yaml:6: {repo} has no revision of its own here" in said, said
         assert "write `revision: pin me` next to its `repo`" in said and "pin me" in read(project, "whole")
 
 
@@ -148,7 +148,7 @@ def test_a_recipe_with_open_revisions_is_checked_and_planned_and_not_run(project
     assert code == 0 and "Not pinned yet: lab/rows, lab/model, lab/more." in said and "`pedigree pin child` writes" in said
     code, said = type_(project, "run", "child")
     assert code == 2
-    for line in ("raw: hub data set lab/rows has no revision yet (`pin me`): `pedigree pin child` writes", "base: hub model lab/model"):
+    for line in ("raw: hub data set lab/rows has no revision yet (`pin me`); `pedigree pin child` writes", "base: hub model lab/model"):
         assert line in said
     assert not list(project.rglob("scratch/*")) and not list((project / "artifacts").rglob("record.json"))
 

@@ -36,7 +36,7 @@ def test_outside_of_a_project_it_says_to_go_into_one() -> None:
 
 
 def test_what_dvc_says_comes_with_where_to_look() -> None:
-    with pytest.raises(PedigreeError, match=r"DVC says: no: .*`dvc status -v` says more"), dvc_errors():
+    with pytest.raises(PedigreeError, match=r"DVC reports: no: .*`dvc status -v` gives details"), dvc_errors():
         raise DvcException("no")
 
 
@@ -55,5 +55,5 @@ def test_a_file_that_a_config_names_and_nobody_has(tmp_path: Path) -> None:
     project = project_at(tmp_path / "project")
     (project.recipes / "lab.yaml").write_text("description: x\nexecution: cpu\n" + FILES)
     graph = load_recipe(project.recipes, "lab")
-    with pytest.raises(MissingFiles, match=r"gone\.jsonl does not exist in the project: put it there, or change the config that names it"):
+    with pytest.raises(MissingFiles, match=r"gone\.jsonl does not exist in the project: add it, or change the config that names it"):
         Identities(project, graph, Ledger(project)).need(graph.nodes["lab/raw"])

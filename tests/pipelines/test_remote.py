@@ -192,7 +192,7 @@ def test_a_push_cut_in_the_middle_is_gone_on_with(lab: Lab, store: FaultyStore, 
         clone.edit("configs/recipes/lab.yaml", "count: 5", "count: 50000")
     assert outcomes(one.run())["raw"] == "ran"
     store.cut_uploads(1000, matching="PUT", at_least=100_000)
-    with pytest.raises(RemoteError, match="type the command again"):
+    with pytest.raises(RemoteError, match="run the command again"):
         push(one.run())
     store.forget()
     assert outcomes(two.run(), pull(two.run()))["raw"] == "not_finished"

@@ -217,7 +217,7 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     run = lab.run()
     assert already_made(run, chosen, frozenset()) is None
     (failed,) = [end for end in run_graph(run) if isinstance(end, StageFailed)]
-    assert failed.address == "lab/sft" and "what the cache has of it cannot be used, and its job needs more memory" in failed.message
+    assert failed.address == "lab/sft" and "its cached result is unusable, and its job needs more memory" in failed.message
 
 
 def test_changed_parameter_names_the_field_and_equal_content_stops_there(lab: Lab) -> None:
@@ -272,7 +272,7 @@ def test_dvc_repro_refuses_params_that_the_recipe_does_not_say(lab: Lab) -> None
     lab.run()
     lab.edit("artifacts/lab/params.yaml", "count: 3", "count: 4")
     done = lab.shell("dvc repro artifacts/lab/dvc.yaml:suite", check=False)
-    assert done.returncode != 0 and "artifacts/lab/params.yaml is not what the recipe says now" in done.stdout + done.stderr
+    assert done.returncode != 0 and "artifacts/lab/params.yaml does not match the current recipe" in done.stdout + done.stderr
     assert lab.runs() == []
 
 
@@ -287,7 +287,7 @@ def test_dvc_repro_of_what_changes_while_it_waits_says_so(lab: Lab, monkeypatch:
         raise InputsGone("data raw")
 
     monkeypatch.setattr(ensure_module, "prepare", replaced)
-    with pytest.raises(StageFailed, match="changed while it waited: type the command again") as failed:
+    with pytest.raises(StageFailed, match="changed while it waited; run the command again") as failed:
         run_under_dvc(run, run.graph.find("clean"))
     assert failed.value.cause == "inputs_moved"
     monkeypatch.undo()
@@ -430,7 +430,7 @@ def test_malformed_dvc_file_elsewhere_is_named(lab: Lab) -> None:
     lab.run()
     lab.write("artifacts/lab/dvc.lock", "stages: [")
     run = lab.run()
-    with pytest.raises(StageFailed, match=r"artifacts/lab/dvc\.lock cannot be read .*: take it back from git"):
+    with pytest.raises(StageFailed, match=r"artifacts/lab/dvc\.lock cannot be read .*: restore it from git"):
         ensure(run, run.graph.find("raw"))
 
 
@@ -488,7 +488,7 @@ def test_a_remote_that_does_not_give_a_record_is_no_reason_to_make_anything_agai
 
     monkeypatch.setattr(RemoteObjects, "open", busy)
     (reason,) = plan(load_run(away.project, "lab"), {"lab/suite"})[0].reasons
-    assert re.match(r"whether it is up to date cannot be told: the remote 'store' .* 503 Slow Down", reason), reason
+    assert re.match(r"cannot determine whether it is up to date: the remote 'store' .* 503 Slow Down", reason), reason
     run = away.run()
     monkeypatch.setattr(type(run.ledger.store.repo.cloud), "transfer", busy)
     away.forget_runs()
@@ -503,7 +503,7 @@ def test_a_damaged_record_of_the_remote_is_named(away: Lab, tmp_path: Path, byte
     md5 = hashlib.md5(b"as it was", usedforsecurity=False).hexdigest()
     (tmp_path / "remote/files/md5" / md5[:2]).mkdir(exist_ok=True)
     (tmp_path / "remote/files/md5" / md5[:2] / md5[2:]).write_bytes(bytes_there)
-    with pytest.raises(RemoteError, match=f"object {md5} of the remote 'store' has other bytes than its name says"):
+    with pytest.raises(RemoteError, match=f"object {md5} of the remote 'store' does not match its hash"):
         store.read(md5, 1000)
     assert store.read("0" * 32, 1000) is None
 

@@ -54,9 +54,9 @@ def test_an_output_that_changed_after_its_report_is_not_published(tmp_path: Path
     assert attempts.unproven(tmp_path) is None and attempts.unproven(tmp_path, thorough=True) is None
     before = rows.stat()
     rows.write_text("two")
-    assert attempts.unproven(tmp_path) == ("storage", "its output has changed since it reported it")
+    assert attempts.unproven(tmp_path) == ("storage", "the job's output changed after it was reported")
     os.utime(rows, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert attempts.unproven(tmp_path, thorough=True) == ("storage", "its output has changed since it reported it")
+    assert attempts.unproven(tmp_path, thorough=True) == ("storage", "the job's output changed after it was reported")
     (rows.parent / "more").write_text("")
     assert attempts.unproven(tmp_path) is not None
 

@@ -166,7 +166,7 @@ def test_a_runner_that_was_stopped_leaves_the_job_to_the_one_that_took_over(lab:
         (lab.root / ".pedigree/leases" / name / f"{number + 1:06d}.json").write_text(json.dumps(claim))
     os.kill(first.pid, signal.SIGCONT)
     said = first.communicate(timeout=deadline(30))[0]
-    assert "lab/raw failed (overtaken): the lease" in said and "nothing more is written here" in said
+    assert "lab/raw failed (overtaken): lease" in said and "it writes nothing more" in said
     assert not (scratch / "done.json").exists() and not (lab.root / "artifacts/lab/raw").exists()
     run = lab.run()  # the other runner is silent
     assert ensure(run, run.graph.find("raw")).outcome == "attached" and lab.runs() == ["raw"]
@@ -262,7 +262,7 @@ def test_who_waits_here_for_a_job_that_was_cancelled_there_does_not_start_it_aga
     run = lab.run(watch=lambda address, state, detail="", **more: told.append(detail))
 
     def wait() -> None:
-        with pytest.raises(StageFailed, match="cancelled; its checkpoints are kept"):
+        with pytest.raises(StageFailed, match="canceled; its checkpoints are kept"):
             ensure(run, run.graph.find("raw"))
         told.append("ended")
 
