@@ -54,7 +54,7 @@ def test_stage_names_ids_and_contents_do(lab: Lab) -> None:
 def test_a_revision_or_stage_that_is_not_there_is_named(lab: Lab) -> None:
     with pytest.raises(ArtifactError, match=r"'nowhere' is no commit, branch or tag"):
         find_pedigree(lab.project, "lab/clean@nowhere")
-    with pytest.raises(ArtifactError, match=r"at first 'lab/sft' is in no dvc.lock; there are: lab/clean, lab/cleaner, lab/raw, lab/suite"):
+    with pytest.raises(ArtifactError, match=r"'lab/sft' is not in any dvc.lock; recorded: lab/clean, lab/cleaner, lab/raw, lab/suite"):
         find_pedigree(lab.project, "lab/sft@first")
 
 
