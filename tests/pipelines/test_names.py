@@ -68,7 +68,7 @@ def test_an_export_leads_to_the_pedigree_inside(lab: Lab, tmp_path: Path) -> Non
 
 def test_an_ancestor_that_was_replaced_is_known_by_its_id(lab: Lab) -> None:
     old = find_pedigree(lab.project, "lab/raw@first")
-    with pytest.raises(ArtifactError, match="no artifact folder"):
+    with pytest.raises(ArtifactError, match="not an artifact folder"):
         find_pedigree(lab.project, old.id[:12])
     target = lab.root / "artifacts/other/cleaner"
     target.mkdir(parents=True)

@@ -41,13 +41,13 @@ def test_what_dvc_says_comes_with_where_to_look() -> None:
 
 
 def test_a_patch_that_git_cannot_read_can_be_done_without() -> None:
-    with pytest.raises(PedigreeError, match="add --here, which takes no patch"):
+    with pytest.raises(PedigreeError, match="use --here, which ignores it"):
         _patch_lines(RecordedCode(COMMIT, "0" * 64, "no patch"), whole=False)
 
 
 def test_strict_says_how_to_go_on(tmp_path: Path) -> None:
     gift = Folder().write(tmp_path / "gift")
-    with pytest.raises(PedigreeError, match="install what was recorded, or leave out --strict"):
+    with pytest.raises(PedigreeError, match="install the recorded versions, or omit --strict"):
         reproduce(project_at(tmp_path / "project"), ReproductionRequest(str(gift), strict=True))
 
 

@@ -108,5 +108,5 @@ def test_what_no_decontaminate_stage_writes_is_refused(project, wrong):
     found = read_pedigree(open_artifact(project[0].artifact("tiny/prompts")).path)
     record = found.record.model_copy(update={"metrics": {"waivers": [WAIVER | wrong]}})
     forged = Pedigree(found.id, {**found.entries, found.id: (record, found.run)})
-    with pytest.raises(ArtifactError, match=r"metrics\.waivers of \w+ are not what"):
+    with pytest.raises(ArtifactError, match=r"metrics\.waivers of \w+ is not in the format"):
         waived_of(forged)
