@@ -1,4 +1,4 @@
-"""How much there is to do: rows, tokens and steps, from what earlier stages made, else an upper bound from the configs."""
+"""Estimate rows, tokens, and steps of a stage from upstream artifacts, or else upper bounds from configs."""
 
 import json
 import math
@@ -43,19 +43,19 @@ from pipelines.lineage.ancestry import opened
 
 How = Literal["counted", "estimated", "at most"]
 WEAKEST: tuple[How, ...] = ("at most", "estimated", "counted")
-"""What a product is, where one of its factors is."""
+"""Kinds of knowledge, weakest first; a product has the weakest kind of its factors."""
 LOOKED_AT = 200
-"""Rows of a set whose text is looked at; sets are shuffled, so the first are as good as any."""
+"""Rows of a dataset sampled for token counts; datasets are shuffled, so the first rows are used."""
 CHARACTERS = 4.0
-"""Of one token of text that is no digit; English with a large vocabulary."""
+"""Characters per token of text without digits, for English with a large vocabulary."""
 TURN = 5.0
 """Tokens that a template adds to a message."""
 PROMPT_TOKENS = 256
-"""Of a prompt whose set is not there yet, and for which no config has a bound."""
+"""Assumed tokens of a prompt if its dataset does not exist yet and no config bounds it."""
 SHARE_OF_A_BOUND = 0.5
-"""What comes to be, on average, where an upper bound alone is known (an assumption): answers end before their limit, ties make no pairs."""
+"""Assumed average share of an upper bound: answers end before their limit, and ties make no pairs."""
 TOKENS_OF_MADE_ROWS = {"item": 11.0, "prompt": 11.0, "conversation": 18.0, "preference": 25.0}
-"""Record → tokens of a row with a sum of two numbers, by `tokens_of`."""
+"""Record type → tokens of a row with a sum of two numbers, by `tokens_of`."""
 ROWS_OF_THE_HUB = {
     "allenai/tulu-3-sft-mixture": 939_343,
     "allenai/tulu-3-sft-olmo-2-mixture-0225": 866_138,
@@ -65,18 +65,18 @@ ROWS_OF_THE_HUB = {
     "allenai/RLVR-MATH": 7_500,
     "allenai/RLVR-IFeval": 14_973,
 }
-"""Rows of data sets of the hub that a recipe takes whole."""
+"""Row counts of hub datasets, used when a recipe takes a dataset whole."""
 ITEMS_OF_FORMS = {
     "agieval": 2_340, "bbh": 6_511, "deepmind_math": 5_600, "drop": 9_536, "gpqa": 448, "gsm8k": 1_319, "humaneval": 164,
     "humanevalplus": 164, "ifeval": 541, "minerva_math": 5_000, "mmlu": 14_042, "mmlu_mc": 14_042, "mmlu_pro": 12_032, "popqa": 14_267,
     "truthfulqa": 817,
 }  # fmt: skip
-"""Form → items of the benchmark, for suites that take it whole and are not there yet."""
+"""Form → items of the benchmark, used for suites that take it whole and do not exist yet."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """A number, and how it is known: counted by a stage that has run, estimated from its rows, or an upper bound of configs."""
+    """A number and its basis: counted by a finished stage, estimated from rows, or an upper bound from configs."""
 
     value: float
     how: How
@@ -92,28 +92,28 @@ class Amount:
 
 @dataclass(frozen=True)
 class Amounts:
-    """What a stage has to do; None where nothing tells."""
+    """Workload of a stage; None where unknown."""
 
     rows: Amount | None = None
-    """That it reads: conversations, pairs, prompts."""
+    """Input rows: conversations, pairs, or prompts."""
     document: Amount | None = None
-    """Tokens of one row: of all of its answers together with their prompt."""
+    """Tokens per row, including the prompt and all answers."""
     steps: Amount | None = None
-    """Optimizer steps; of `rlvr`, batches of rollouts."""
+    """Optimizer steps; for `rlvr`, rollout batches."""
     tokens: Amount | None = None
-    """That pass through the model, over the whole stage."""
+    """Tokens that pass through the model in the whole stage."""
     prompt: Amount | None = None
-    """Tokens of one prompt, where answers are generated."""
+    """Tokens per prompt, if answers are generated."""
     requests: Amount | None = None
-    """Answers to generate over the whole stage."""
+    """Answers to generate in the whole stage."""
     drawing: Drawing | None = None
-    """How they are asked for."""
+    """Sampling plan of the requests."""
     answer: float = 0.0
-    """Tokens of an answer, at most: the mean over all requests."""
+    """Maximum tokens per answer, averaged over all requests."""
 
 
 def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
-    """Of one stage."""
+    """Workload of one stage."""
     config = node.config
     match config:
         case Rlvr():
@@ -149,7 +149,7 @@ def amounts_of(project: Project, graph: Graph, node: Node) -> Amounts:
 
 
 def _asked(project: Project, graph: Graph, node: Node, config: Synthesize) -> tuple[Amount | None, float]:
-    """(requests to a writer, tokens that each shows it)."""
+    """(requests to a writer, tokens of material shown in each)."""
     material = graph.nodes[next(edge.source for edge in node.edges if edge.port == "prompts")]
     tokens = _row_tokens(project, graph, material) or PROMPT_TOKENS
     if isinstance(config.method, SelfInstruct):
@@ -193,7 +193,7 @@ def _generation(requests: Amount | None, prompt: Amount | None, drawing: Drawing
 
 
 def _evaluation(project: Project, graph: Graph, node: Node, config: Evaluate) -> Amounts:
-    """All policies on all suites: each asks in its form's way, with prompts and answers of its own length."""
+    """Workload of all policies on all suites, with the requests and lengths of each suite's form."""
     drawing, requests, prompts, answers = drawing_of(config, forms_of(graph, node)), Amount(0, "counted"), 0.0, 0.0
     for suite in (graph.nodes[edge.source] for edge in node.edges if edge.port == "suites"):
         items, form = _rows(project, graph, suite), form_of(suite)
@@ -213,17 +213,17 @@ def _evaluation(project: Project, graph: Graph, node: Node, config: Evaluate) ->
 
 
 def form_of(suite: Node) -> Form | None:
-    """How a suite is asked and scored; None where its items are prompts with verifiers and no more."""
+    """The form that determines how a suite is prompted and scored; None if its items are prompts with verifiers."""
     return suite.config.the_form if isinstance(suite.config, PrepareData) else None
 
 
 def forms_of(graph: Graph, node: Node) -> tuple[Form | None, ...]:
-    """Of the suites that a stage asks."""
+    """Forms of the suites that a stage evaluates."""
     return tuple(form_of(graph.nodes[edge.source]) for edge in node.edges if edge.port == "suites")
 
 
 def _answered(graph: Graph, judge: Node) -> int:
-    """Tokens of a question with its answer, at most, before there are any."""
+    """Maximum tokens of a question with its answer, before any exist."""
     made = graph.nodes[next(edge.source for edge in judge.edges if edge.port in ("completions", "data"))].config
     return PROMPT_TOKENS + (made.sampling.max_tokens if isinstance(made, Sample) else PROMPT_TOKENS)
 
@@ -235,7 +235,7 @@ def _edges(node: Node, port: str) -> int:
 def _at_ports(
     project: Project, graph: Graph, node: Node, ports: tuple[str, ...], longest: int | None
 ) -> tuple[Amount | None, Amount | None]:
-    """(rows, tokens of one) of all that arrives there; one row has at most `longest` tokens."""
+    """(rows, tokens per row) of all inputs at these ports; a row has at most `longest` tokens."""
     rows, tokens, known = Amount(0, "counted"), 0.0, True
     for edge in node.edges:
         if edge.port in ports:
@@ -253,7 +253,7 @@ def _at_ports(
 
 
 def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
-    """Rows that a stage makes: as its record tells, else at most those of what it is made from."""
+    """Output rows of a stage, from its record, or else bounded by its inputs."""
     artifact = opened(project, node)
     counted = count_of(artifact.record.metrics) if artifact else None
     if counted is not None:
@@ -286,7 +286,7 @@ def _rows(project: Project, graph: Graph, node: Node) -> Amount | None:
             prompts, answers = _sampled(graph, above["judgments"])
             most = config.keep.max_per_prompt if isinstance(config.keep, AllAbove) else 1
             return Amount(prompts * min(answers, most or answers), "at most")
-        case SelectRows(keep=TopShare(share=share, per_source=False)):  # of each source the share is rounded up, and there may be many
+        case SelectRows(keep=TopShare(share=share, per_source=False)):  # the share of each source is rounded up
             rows = _rows(project, graph, above["data"])
             return Amount(math.ceil(rows.value * share), "at most") if rows else None
         case SelectRows():
@@ -305,13 +305,13 @@ def _pairs(graph: Graph, answered: Node, config: Pair) -> Amount:
 
 
 def _sampled(graph: Graph, node: Node) -> tuple[int, int]:
-    """(prompts, answers to each) of completions, or of what was judged of them."""
+    """(prompts, answers per prompt) of completions, or of judgments of them."""
     drawn, config = _drawn(graph, node)
     return config.prompts.count, answers_of_prompt(config, _edges(drawn, "policies"))
 
 
 def _drawn(graph: Graph, node: Node) -> tuple[Node, Sample]:
-    """The stage that drew the answers, with its config."""
+    """The stage that sampled the answers, with its config."""
     while not isinstance(node.config, Sample):
         node = graph.nodes[next(edge.source for edge in node.edges if edge.port == "completions")]
     return node, node.config
@@ -322,7 +322,7 @@ def _bound(rows: Amount | None) -> Amount | None:
 
 
 def _source_rows(project: Project, graph: Graph, node: Node, source: Any, longest: int | None = None) -> int | None:
-    """Rows that a source gives at most; None where nobody knows. Of a packaged file those pass that are not longer."""
+    """Maximum rows of a source, None if unknown; for a packaged file, rows of at most `longest` characters."""
     if isinstance(source, Packaged) and (rows := packaged_rows(source.asset)):
         passing = sum(longest is None or len(text) <= longest for text in rows)
         return passing if source.count is None else min(source.count, passing)
@@ -340,12 +340,12 @@ def _source_rows(project: Project, graph: Graph, node: Node, source: Any, longes
 
 
 def _most_characters(config: PrepareData) -> int | None:
-    """That a row may have, by the filters."""
+    """Maximum characters of a row according to the filters."""
     return min((one.limit for one in config.filters if isinstance(one, MaxCharacters)), default=None)
 
 
 def packaged_rows(asset: str) -> tuple[str, ...]:
-    """The text of each row of a packaged file; none where the file is not here, or is no list of JSON."""
+    """The text of each row of a packaged file; empty if the file is missing or not a JSON list."""
     try:
         return _texts(assets.path(asset))
     except (assets.AssetError, OSError, ValueError):
@@ -359,7 +359,7 @@ def _texts(path: Path) -> tuple[str, ...]:
 
 
 def _strings(value: Any) -> Iterable[str]:
-    """All texts inside a JSON value; names of fields are none."""
+    """All strings in a JSON value except field names."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -368,7 +368,7 @@ def _strings(value: Any) -> Iterable[str]:
 
 
 def _row_tokens(project: Project, graph: Graph, node: Node) -> float | None:
-    """Tokens of a row that a stage makes: from its rows, before they are here from what they will be made of; None where nobody knows."""
+    """Tokens per output row of a stage, from its rows if they exist, else from its inputs; None if unknown."""
     found = _mean_tokens(opened(project, node))
     if found is not None:
         return found
@@ -403,7 +403,7 @@ def _answer_tokens(config: Sample) -> float:
 
 
 def _expected_tokens(project: Project, graph: Graph, node: Node, config: PrepareData) -> float | None:
-    """Of sources that are made here or packaged; None where one of them is another."""
+    """Tokens per row of generated and packaged sources; None if there are others."""
     longest = _most_characters(config)
     rows = tokens = 0.0
     for source in config.sources:
@@ -411,7 +411,7 @@ def _expected_tokens(project: Project, graph: Graph, node: Node, config: Prepare
         if isinstance(source, Arithmetic | Constraints):
             mean = TOKENS_OF_MADE_ROWS.get(config.record)
         elif isinstance(source, Leaks):
-            continue  # a few, planted to be found
+            continue  # only a few planted rows
         elif isinstance(source, Packaged):
             lengths = [len(text) for text in packaged_rows(source.asset) if longest is None or len(text) <= longest]
             mean = sum(lengths) / len(lengths) / CHARACTERS + 2 * TURN if lengths else None
@@ -422,13 +422,13 @@ def _expected_tokens(project: Project, graph: Graph, node: Node, config: Prepare
 
 
 def count_of(metrics: Mapping[str, Any]) -> int | None:
-    """Rows of an artifact, as its record tells."""
+    """Rows of an artifact, from its metrics."""
     rows = metrics.get("rows", metrics.get("pairs"))
     return rows if isinstance(rows, int) and not isinstance(rows, bool) else None
 
 
 def _mean_tokens(artifact: Artifact | None) -> float | None:
-    """Tokens of a row, estimated from the text of the first ones."""
+    """Tokens per row, estimated from the text of the first rows."""
     names = row_files(entry.path for entry in artifact.record.files) if artifact else []
     if artifact is None or not names:
         return None
@@ -441,15 +441,14 @@ def _mean_tokens(artifact: Artifact | None) -> float | None:
 
 @lru_cache(maxsize=512)
 def _tokens_in(path: Path, modified: int) -> float | None:
-    """Of a file as it was at some moment: many stages read the same rows."""
+    """Tokens per row of a file; `modified` is part of the cache key, since many stages read the same rows."""
     with open_plain(path) as stream:
         found = [tokens_of(row) for row in islice(rows_in(stream, path.name), LOOKED_AT)]
     return sum(found) / len(found) if found else None
 
 
 def tokens_of(row: Mapping[str, Any]) -> float:
-    """Tokens of a row, by its text: digits one by one, `CHARACTERS` of anything else, and `TURN` for each message, answer and list of
-    tools."""
+    """Estimated tokens of a row: one per digit, one per `CHARACTERS` other characters, and `TURN` per message, answer, and tool list."""
     texts = [str(message.get("content", "")) for message in row.get("messages") or ()]
     texts += [str(answer.get("text", "")) for answer in row.get("answers") or ()]
     texts += [row["text"]] if isinstance(row.get("text"), str) else []

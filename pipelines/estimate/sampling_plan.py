@@ -1,4 +1,4 @@
-"""How a stage asks an engine: how long answers may be, how many are asked for together, how many there are of a row."""
+"""Sampling plan of a stage: answer length, requests per chunk, and answers per prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ from configs.rows.suite_forms import Form
 from pipelines.estimate.work import MAX_RUNNING
 
 CHOICES = 4
-"""Of a question whose choices are compared; most benchmarks have so many."""
+"""Assumed choices of a multiple-choice question; most benchmarks have four."""
 RUBRIC_TOKENS = 400
-"""That a rubric adds to what is rated (those in `configs/rubrics` have 300 to 500)."""
+"""Tokens that a rubric adds to the rated text (rubrics in `configs/rubrics` have 300 to 500)."""
 
 WRITING_TOKENS = 250
-"""That the request for a prompt adds to what is shown (those of `configs/writing` have 180 to 250)."""
+"""Tokens that a writing request adds to its material (requests in `configs/writing` have 180 to 250)."""
 COMPARING_TOKENS = 450
-"""That the question whether it sets the task of an item adds to a turn: the words, and an item of a hundred tokens."""
+"""Tokens that a same-task question adds to a turn, including an item of 100 tokens."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """How the stage's requests are."""
+    """Sampling plan of a stage."""
 
     dtype: Dtype
-    """Of the engine's weights and cache."""
+    """Dtype of the engine's weights and cache."""
     together: int
-    """Requests that are submitted together."""
+    """Requests submitted together."""
     answer: int
-    """Tokens of the longest answer; 0 where given texts are weighed only."""
+    """Maximum tokens per answer; 0 if only given texts are scored."""
     queues: bool = False
-    """Whether requests wait where the KV cache is full; a chunk must fit into it."""
+    """Whether requests wait for space in the KV cache; otherwise a whole chunk must fit."""
     samples: int = 1
-    """Answers to each prompt, whose beginning they share."""
+    """Answers per prompt, which share its prefix."""
 
 
 def drawing_of(config: Frozen, suites: Sequence[Form | None] = ()) -> Drawing | None:
-    """Of a stage; None where it asks no engine. `suites` are the forms of what `evaluate` asks."""
+    """Sampling plan of a stage; None if it uses no engine. `suites` are the forms of suites in `evaluate`."""
     match config:
         case Sample(chunk_size=int() as together):
             return Drawing(config.dtype, together, config.sampling.max_tokens, samples=config.samples_per_prompt)
@@ -60,13 +60,13 @@ def drawing_of(config: Frozen, suites: Sequence[Form | None] = ()) -> Drawing | 
 
 
 def opens_engines(config: Frozen) -> bool:
-    """Whether a stage opens as many engines as its placement says; `rlvr` has one whatever that says."""
+    """Whether a stage starts as many engines as its placement specifies; `rlvr` always has one."""
     return drawing_of(config) is not None and not isinstance(config, Rlvr)
 
 
-def engines_of(config: Frozen, said: int) -> int:
-    """Engines that answer side by side in a stage whose placement says so many."""
-    return said if opens_engines(config) else 1
+def engines_of(config: Frozen, placed: int) -> int:
+    """Parallel engines of a stage whose placement specifies `placed`."""
+    return placed if opens_engines(config) else 1
 
 
 def requests_of_item(form: Form | None) -> int:
@@ -77,5 +77,5 @@ def requests_of_item(form: Form | None) -> int:
 
 
 def answers_of_prompt(config: Sample, policies: int) -> int:
-    """Answers to one prompt, of all policies that are drawn for it from so many."""
+    """Answers per prompt from all policies drawn for it."""
     return config.samples_per_prompt * (config.policies_per_prompt or policies)

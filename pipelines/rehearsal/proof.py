@@ -27,7 +27,7 @@ UNPROVED: dict[Reason, str] = {
     "machine": "GPU behavior: kernels, NCCL, tensor-parallel engines, offloading, and whether everything fits in memory",
 }
 """Reason for a change → what remains unproved because of it."""
-ALWAYS = "scores: those of a rehearsal are meaningless"
+ALWAYS = "model quality: the scores of a rehearsal are meaningless"
 
 
 @dataclass(frozen=True)
