@@ -307,7 +307,7 @@ def test_a_failed_stage_leaves_what_is_below_it_unmade(first, tmp_path):
     [
         (("lab/nothing",), "lab/nothing"),
         (("lab/cleaner", "--only", "models"), "the one choice is `data`"),
-        (("lab/cleaner", "--stage", "dirt"), "there are lab/raw, lab/suite, lab/clean, lab/cleaner"),
+        (("lab/cleaner", "--stage", "dirt"), "its stages are lab/raw, lab/suite, lab/clean, lab/cleaner"),
         (("lab/cleaner", "--stage", "clean", "--from-cache"), "omit --only and --from-cache"),
     ],
 )
