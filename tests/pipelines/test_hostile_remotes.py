@@ -557,7 +557,7 @@ def test_a_source_file_takes_no_place_of_the_projects_own(tmp_path: Path, name: 
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(b"")
-    with pytest.raises(ReproduceError, match="among its source_files"):
+    with pytest.raises(ReproduceError, match="in source_files, a name reserved"):
         write_project(tmp_path / "home", members, [project.root], set(members))
     assert not (tmp_path / "home" / name).exists() or name in (".dvc/config", "configs/execution/recorded.yaml")
 
