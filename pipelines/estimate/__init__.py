@@ -1,1 +1,1 @@
-"""What a stage needs before it runs: memory, tokens, time, disk. Pure functions of configs and numbers; loads no library."""
+"""Estimate memory, tokens, time, and disk of a stage before it runs, without loading heavy libraries."""

@@ -1,4 +1,4 @@
-"""The estimate of each stage of a recipe under a profile: memory, tokens, steps, time, disk, and what does not fit."""
+"""Estimate each stage of a recipe under a profile: memory, tokens, steps, time, disk, and whether it fits."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,21 +33,21 @@ from pipelines.estimate.sampling_plan import engines_of, opens_engines
 from pipelines.lineage.ancestry import opened
 
 START_S = 60.0
-"""Until libraries and models are loaded, of stages that have not run yet on GPUs (an assumption)."""
+"""Assumed seconds to load libraries and models on GPUs, for stages that have not run yet."""
 CPU_START_S = {"none": 5.0, "torch": 12.0, "deepspeed": 20.0, "vllm": 20.0, "deepspeed+vllm": 35.0}
-"""The same on a CPU, for a model of 135M parameters, by what the stage loads."""
+"""Engine → the same on a CPU, for a model of 135M parameters."""
 ROWS_A_SECOND = 5000.0
-"""Of stages without a model: on the low side of docs/benchmarks.md."""
+"""Throughput of stages without a model; a low value from docs/benchmarks.md."""
 DECIDE_SPEED = ("device", "world_size", "tensor_parallel", "kernels", "packing", "offload_optimizer", "deterministic")
-"""Numerics of which a stage that has run tells nothing about another one's time, unless they are equal; with `bf16_products`."""
+"""Numerics that, together with `bf16_products`, must be equal for a finished stage to predict another one's time."""
 ASSUMED = (Sample, Evaluate, Scorers, Synthesize, FindRephrased, ReferenceLogprobs, Training, Rlvr)
-"""Stages whose time follows from their operations."""
+"""Configs of stages whose time is estimated from their operations."""
 MEASURED = "this machine's measured matmul speed"
 
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds, and where the speed is from."""
+    """Seconds, and the basis of the estimate."""
 
     seconds: float
     how: str
@@ -55,7 +55,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one stage."""
+    """Estimate of one stage."""
 
     node: Node
     hardware: Hardware
@@ -63,10 +63,10 @@ class Estimate:
     facts: Facts | None
     needs: Needs | None
     unknown: str = ""
-    """Why nothing is said of its memory, where a model takes part."""
+    """Why its memory is unknown, if it uses a model."""
     time: Time | None = None
     artifact: int | None = None
-    """Bytes of the model that it makes; None for what makes none."""
+    """Bytes of the model it produces; None if it produces none."""
     scratch: int = 0
     """Bytes of checkpoints while it runs."""
     misfit: Misfit | None = None
@@ -82,46 +82,46 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Setting:
-    """Under which a stage is estimated."""
+    """Settings under which a stage is estimated."""
 
     numerics: Numerics
     engines: int
-    """That answer side by side; 1 also where none is opened."""
+    """Engines that run in parallel; 1 if none is started."""
     hardware: Hardware
 
 
 @dataclass
 class Estimates:
-    """Of a recipe's stages under a profile; each is made once."""
+    """Cached estimates of a recipe's stages under a profile."""
 
     project: Project
     graph: Graph
     execution: Execution
     rates: Callable[[], Rates | None] = known
-    """Of the cores of this machine, for stages on CPUs that have not run; `measured` takes seconds where nobody has measured."""
+    """Rates of this machine's cores, for CPU stages that have not run. `measured` takes seconds if no measurement is cached."""
     _made: dict[str, Estimate] = field(default_factory=dict)
     _known: dict[str, tuple[Amounts, Facts | Unknown | None]] = field(default_factory=dict)
 
     def of(self, node: Node) -> Estimate:
-        """Under the profile; a stage that has run before takes as long as it took."""
+        """Estimate under the profile; a finished stage takes as long as its last run."""
         if node.address not in self._made:
             numerics, placement = self.execution.of(node.kind, node.name)
             self._made[node.address] = self.under(node, numerics, placement)
         return self._made[node.address]
 
     def anew(self, node: Node) -> Estimate:
-        """Under the profile, as if it had never run."""
+        """Estimate under the profile, ignoring the stage's own last run."""
         return self.under(node, *self.execution.of(node.kind, node.name), new=True)
 
     def under(self, node: Node, numerics: Numerics, placement: Placement, new: bool = False) -> Estimate:
-        """Under other settings; as if it had never run, where it is taken for `new`."""
+        """Estimate under other settings; `new` ignores the stage's own last run."""
         setting = Setting(numerics, engines_of(node.config, placement.engines), hardware_of(numerics.device, self.execution.machine))
         amounts, facts = self._facts(node)
         time = self._time(node, setting, new)
         if not isinstance(facts, Facts):
             return Estimate(node, setting.hardware, amounts, None, None, facts.why if facts else "", time)
         hardware, artifact = setting.hardware, artifact_bytes(node.config, facts)
-        if isinstance(node.config, SourceModel) and hardware.device == "cuda":  # it passes through host memory alone
+        if isinstance(node.config, SourceModel) and hardware.device == "cuda":  # it uses only host memory
             return Estimate(node, hardware, amounts, facts, None, time=time, artifact=artifact)
         trial = Trial(facts, numerics, placement, hardware)
         return Estimate(
@@ -149,10 +149,10 @@ class Estimates:
         if own is not None and own.alike(setting):
             return Time(own.seconds * (size / own.operations if size and own.operations else 1), "its last run")
         others = [past for past in self._finished.values() if past.node.kind == node.kind and past.node.address != node.address]
-        of_models = isinstance(facts, Facts)  # a judge without a model is measured in rows
+        of_models = isinstance(facts, Facts)  # the work of a judge without a model is measured in rows
         rates = [past.rate for past in others if past.rate and past.of_models == of_models and past.alike(setting)]
         if rates and size:
-            return Time(size / median(rates), f"finished stages of kind {node.kind} on such a machine")
+            return Time(size / median(rates), f"finished {node.kind} stages on the same hardware")
         if asks_endpoint(node.config):
             return None
         if setting.hardware.device == "cpu":
@@ -161,11 +161,11 @@ class Estimates:
         return Time(START_S + assumed, f"utilization {setting.hardware.utilization:g} of the GPU's peak") if assumed else None
 
     def _on_this_cpu(self, node: Node, setting: Setting, size: float | None) -> Time | None:
-        """By the speed at which this machine multiplies matrices; None where that, or how much there is to do, is not known."""
+        """Time from this machine's measured matmul speed; None if that or the workload is unknown."""
         amounts, facts = self._facts(node)
         start = CPU_START_S[node.declaration.engine]
         if isinstance(node.config, Select) or _is_small(node.config):
-            return Time(start, "the time to start")
+            return Time(start, "the startup time")
         if facts is None:
             return Time(start + amounts.rows.value / ROWS_A_SECOND, "the number of rows") if amounts.rows else None
         rates = self._rates if isinstance(facts, Facts) and size and isinstance(node.config, ASSUMED) else None
@@ -181,7 +181,7 @@ class Estimates:
 
     @staticmethod
     def _assumed(config: Frozen, amounts: Amounts, facts: Facts, setting: Setting, size: float) -> float | None:
-        """Seconds by the speed of the hardware."""
+        """Seconds from the speed of the hardware."""
         hardware, numerics, seconds = setting.hardware, setting.numerics, 0.0
         if hardware.peak is None or not isinstance(config, ASSUMED):
             return None
@@ -191,7 +191,7 @@ class Estimates:
                 return None
             dtype, workers, prompt = engine_dtype(plan, numerics), numerics.tensor_parallel, amounts.prompt.value
             block = work.block_size(numerics.device, dtype, prompt + amounts.answer, workers)
-            alone = 0 if plan.queues else min(amounts.requests.value, plan.together)  # a chunk is not parted
+            alone = 0 if plan.queues else min(amounts.requests.value, plan.together)  # a chunk is not split across engines
             seconds = work.generation(
                 facts.judge or facts.policy,
                 requests=max(amounts.requests.value / setting.engines, alone),
@@ -212,12 +212,12 @@ class Estimates:
 
     @cached_property
     def _rates(self) -> Rates | None:
-        """Asked for once: a measurement that fails takes long, too."""
+        """Cached, since even a failed measurement takes time."""
         return self.rates()
 
     @cached_property
     def _finished(self) -> Mapping[str, "Past"]:
-        """Stages of the recipe that have run."""
+        """Finished stages of the recipe."""
         found = {}
         for node in self.graph.nodes.values():
             run = run_of(self.project, node)
@@ -231,21 +231,21 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Past:
-    """A stage that has run."""
+    """A finished stage."""
 
     node: Node
     run: Run
     seconds: float
     operations: float | None
     of_models: bool
-    """Whether these are operations of a model, and not rows."""
+    """Whether `operations` counts model operations rather than rows."""
 
     @property
     def rate(self) -> float:
         return (self.operations or 0) / self.seconds
 
     def alike(self, setting: Setting) -> bool:
-        """Whether it ran on such a machine, with as many ranks and engines and the same kernels."""
+        """Whether it ran on the same hardware with the same ranks, engines, and kernels."""
         hardware, ran = setting.hardware, self.run.hardware
         products = (FORMERLY | self.run.numerics)["bf16_products"]
         if self.node.declaration.engine != "none" and products != settled(setting.numerics).bf16_products:
@@ -262,7 +262,7 @@ class Past:
 
 
 def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpointing: bool) -> float | None:
-    """Floating-point operations of a whole stage in torch; of one that generates, those of its tokens; of data, its rows."""
+    """Floating-point operations of a whole stage; for a stage that generates, those of its tokens; without a model, its rows."""
     if facts is None:
         return amounts.rows.value if amounts.rows else None
     if isinstance(config, SourceModel):
@@ -282,7 +282,7 @@ def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpoint
         epochs = getattr(config.algorithm, "inner_epochs", 1)
         looks = (config.algorithm.updates > 1) + (facts.reference is not None)
         critic = 0.0
-        if facts.value is not None:  # asked once about each token, and trained on it whole
+        if facts.value is not None:  # one forward pass per token, and full training
             learned = work.training(facts.value, document, checkpointing=checkpointing)
             critic = (work.forward(facts.value, document) + epochs * learned) * amounts.tokens.value
         return trained * epochs + looks * forward + critic
@@ -290,38 +290,38 @@ def operations(config: Frozen, amounts: Amounts, facts: Facts | None, checkpoint
 
 
 def asks_endpoint(config: Frozen) -> bool:
-    """Whether a server is asked, whose speed nobody knows."""
+    """Whether the stage sends requests to a server, whose speed is unknown."""
     speaker = config.rating and config.rating.by if isinstance(config, Scorers) else getattr(config, "by", None)
     return isinstance(speaker, ByEndpoint)
 
 
 def _is_small(config: Frozen) -> bool:
-    """Whether it is a model that comes with Pedigree or is made here: of another one nobody knows how long a download takes."""
+    """Whether the model is packaged or generated, so that no download of unknown duration is needed."""
     return isinstance(config, SourceModel) and isinstance(config.source, PackagedModel | RandomLlama)
 
 
 def artifact_bytes(config: Frozen, facts: Facts) -> int | None:
-    """Of the model that a stage writes: its weights in the compute dtype; a merge has that of its policies."""
+    """Bytes of the model that a stage writes, in the compute dtype."""
     if isinstance(config, SourceModel | Training | Rlvr):
         return SIZES[dtype_of(config)] * facts.policy.parameters
     return None
 
 
 def checkpoint_bytes(config: Frozen, facts: Facts, kept: int) -> int:
-    """Of the checkpoints that lie side by side while a stage trains, one more than are kept: weights, fp32 weights and two moments."""
+    """Maximum bytes of checkpoints during training: `kept` + 1 copies of weights, fp32 weights, and two moments."""
     if not isinstance(config, Training | Rlvr):
         return 0
     trained = trained_parameters(facts.policy, config.lora, False)
     whole = (12 + SIZES[config.dtype]) * trained
     if isinstance(config, Rlvr):
-        weights = SIZES[config.dtype] * facts.policy.parameters  # on their way to the sampler
+        weights = SIZES[config.dtype] * facts.policy.parameters  # transferred to the sampler
         critic = (12 + SIZES[config.dtype]) * facts.value.parameters if facts.value is not None else 0
         return (kept + 1) * (whole + critic) + weights
     return (kept + 1) * whole
 
 
 def run_of(project: Project, node: Node) -> Run | None:
-    """How a stage's artifact came about; None where there is none, or its run.json cannot be read."""
+    """Run record of a stage's artifact; None if missing or unreadable."""
     artifact = opened(project, node)
     try:
         return read_run(artifact.path / "run.json") if artifact else None
@@ -330,7 +330,7 @@ def run_of(project: Project, node: Node) -> Run | None:
 
 
 def run_seconds(run: Run | None) -> float | None:
-    """Wall time of a job's attempts together; None where it was tried again, or no attempt is recorded."""
+    """Wall time of a job; None unless exactly one attempt is recorded."""
     if run is None or len(run.attempts) != 1:
         return None
     attempt = run.attempts[0]
@@ -340,7 +340,7 @@ def run_seconds(run: Run | None) -> float | None:
 
 
 def refusals(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> list[tuple[Node, Misfit]]:
-    """What cannot fit, of these stages."""
+    """Those of these stages that do not fit."""
     estimates = Estimates(project, graph, execution)
     nodes = [node for address, node in graph.nodes.items() if address in addresses]
     return [(node, found) for node in nodes if (found := estimates.of(node).misfit)]
@@ -349,9 +349,9 @@ def refusals(project: Project, graph: Graph, execution: Execution, addresses: Co
 def document_of(estimate: Estimate) -> dict[str, Any]:
     """All terms of an estimate, for `--json`."""
     needs, amounts = estimate.needs, estimate.amounts
-    told: dict[str, Any] = {"unknown": estimate.unknown or None}
+    document: dict[str, Any] = {"unknown": estimate.unknown or None}
     if needs is not None:
-        told["memory"] = {
+        document["memory"] = {
             "per_rank": needs.device,
             "loading": needs.loading,
             "peak_bytes": needs.peak,
@@ -362,22 +362,22 @@ def document_of(estimate: Estimate) -> dict[str, Any]:
         }
         if needs.engine is not None:
             engine = needs.engine
-            told["memory"]["engine"] = {
+            document["memory"]["engine"] = {
                 "ranks": engine.ranks, **engine.terms, "least_kv_cache": engine.width * engine.least_cache, "share_bytes": engine.share,
                 "room_for_kv_cache": engine.width * engine.room if engine.room is not None else None,
             }  # fmt: skip
     named = {"rows": amounts.rows, "document_tokens": amounts.document, "steps": amounts.steps, "tokens": amounts.tokens}
-    told["parameters"] = estimate.facts.policy.parameters if estimate.facts else None
-    told["amounts"] = {
+    document["parameters"] = estimate.facts.policy.parameters if estimate.facts else None
+    document["amounts"] = {
         name: {"value": round(amount.value, 3), "how": amount.how.replace(" ", "_")} if amount else None for name, amount in named.items()
     }
-    told["time"] = {"seconds": round(estimate.time.seconds, 1), "how": estimate.time.how} if estimate.time else None
-    told["gpus"] = estimate.gpus or None
-    told["gpu_hours"] = round(estimate.gpu_hours, 3) if estimate.gpu_hours is not None and estimate.gpus else None
-    told["checkpoint_bytes"] = estimate.scratch
+    document["time"] = {"seconds": round(estimate.time.seconds, 1), "how": estimate.time.how} if estimate.time else None
+    document["gpus"] = estimate.gpus or None
+    document["gpu_hours"] = round(estimate.gpu_hours, 3) if estimate.gpu_hours is not None and estimate.gpus else None
+    document["checkpoint_bytes"] = estimate.scratch
     found = estimate.misfit
-    told["misfit"] = found and {
+    document["misfit"] = found and {
         "lacks": [{"resource": lack.resource, "needed_bytes": lack.needed, "bound_bytes": lack.bound} for lack in found.lacks],
         "remedies": list(found.remedies),
     }
-    return told
+    return document

@@ -1,4 +1,4 @@
-"""What is known of a stage's models before it runs: their shapes, from artifacts, folders, the hub's cache, or the table of known ones."""
+"""Find the shapes of a stage's models before it runs, from artifacts, folders, the hub cache, or a table of known models."""
 
 import os
 from collections.abc import Mapping
@@ -25,13 +25,13 @@ POLICY_PORTS = ("policy", "policies", "candidates", "reward_models", "writer")
 
 @dataclass(frozen=True)
 class Unknown:
-    """Why nothing can be said of a stage's memory."""
+    """Why a stage's memory cannot be estimated."""
 
     why: str
 
 
 def facts_of(project: Project, graph: Graph, node: Node, amounts: Amounts) -> Facts | Unknown | None:
-    """Of one stage; None where no model takes part."""
+    """Facts of one stage; None if it uses no model."""
     if isinstance(node.config, SourceModel):
         return _facts(project, graph, node, amounts, [node])
     sources = [graph.nodes[edge.source] for edge in node.edges if edge.port in (*POLICY_PORTS, "judge")]
@@ -44,7 +44,7 @@ def _facts(project: Project, graph: Graph, node: Node, amounts: Amounts, sources
     shapes = [shape_of(project, graph, source) for source in sources]
     for source, shape in zip(sources, shapes, strict=True):
         if shape is None:
-            return Unknown(f"the shape of {_origin(graph, source)} is not known before it is here")
+            return Unknown(f"the shape of {_origin(graph, source)} is unknown until it is downloaded or built")
     beside = [shape for source, shape in zip(sources, shapes, strict=True) if shape and source is not _at(graph, node, "judge")]
     largest = max(beside or [shape for shape in shapes if shape], key=lambda shape: shape.parameters)
     config = node.config
@@ -73,7 +73,7 @@ def _facts(project: Project, graph: Graph, node: Node, amounts: Amounts, sources
 
 
 def shape_of(project: Project, graph: Graph, node: Node) -> Shape | None:
-    """The shape of the model that a stage makes; None where nobody knows it yet."""
+    """The shape of the model that a stage produces; None if not known yet."""
     artifact = opened(project, node)
     if artifact is not None:
         shape = _read(artifact.payload / "config.json")
@@ -105,14 +105,14 @@ def _of_source(project: Project, config: SourceModel) -> Shape | None:
 
 
 def hub_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where `huggingface_hub` keeps what it has fetched."""
+    """Cache folder of `huggingface_hub`."""
     home = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return Path(environment.get("HF_HUB_CACHE") or home / "hub")
 
 
 def _read(path: Path) -> Shape | None:
     try:
-        found: Any = read_json(path.resolve(), SOURCE_BYTES)  # the hub's cache links from a revision to its files
+        found: Any = read_json(path.resolve(), SOURCE_BYTES)  # the hub cache uses symlinks
     except (ArtifactError, OSError):
         return None
     return shape_of_config(found) if isinstance(found, dict) else None
@@ -123,7 +123,7 @@ def _at(graph: Graph, node: Node, port: str) -> Node | None:
 
 
 def _origin(graph: Graph, node: Node) -> str:
-    """What a model was made from, for people."""
+    """Display name of the source of a model."""
     while not isinstance(node.config, SourceModel):
         above = [graph.nodes[edge.source] for edge in node.edges if edge.port in POLICY_PORTS]
         if not above or isinstance(node.config, Merge):

@@ -1,4 +1,4 @@
-"""Whether a stage fits into what a profile runs on; where it does not, by how much, and which settings would make it fit."""
+"""Check whether a stage fits the hardware of a profile, and find settings that make it fit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,36 +24,36 @@ SHOWN_REMEDIES = 3
 
 @dataclass(frozen=True)
 class Lack:
-    """Something that a stage needs more of than there is. Bytes."""
+    """A resource that a stage needs more of than is available, in bytes."""
 
     resource: str
     needed: int
     bound: int
     largest: tuple[tuple[str, int], ...] = ()
-    """The terms that take most, largest first."""
+    """The largest terms, in descending order."""
 
     def __str__(self) -> str:
         terms = ", ".join(f"{name.replace('_', ' ')} {size(count)}" for name, count in self.largest)
         made_of = f" ({terms})" if terms else ""
-        return f"{self.resource} needs {size(self.needed)}{made_of} and has {size(self.bound)}, {size(self.needed - self.bound)} too little"
+        return f"{self.resource} needs {size(self.needed)}{made_of} but has {size(self.bound)}, {size(self.needed - self.bound)} too little"
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why a stage does not fit, and what would make it fit."""
+    """Why a stage does not fit, and remedies."""
 
     lacks: tuple[Lack, ...]
     remedies: tuple[str, ...]
-    """Each makes the stage fit, as far as the estimate goes."""
+    """Each alone makes the stage fit according to the estimate."""
 
     def __str__(self) -> str:
-        remedy = "; or ".join(self.remedies) or "no setting makes it fit: take more or larger GPUs, or a smaller model"
+        remedy = "; or ".join(self.remedies) or "no setting makes it fit: use more or larger GPUs, or a smaller model"
         return f"{'; '.join(map(str, self.lacks))}: {remedy}"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A stage under settings."""
+    """A stage under given settings."""
 
     facts: Facts
     numerics: Numerics
@@ -66,23 +66,23 @@ class Trial:
 
 
 Change = Callable[[Trial], Iterator[tuple[str, Trial]]]
-"""A stage → its variants under other values of one setting, each with what to write."""
+"""A trial → (instruction, changed trial) for other values of one setting."""
 
 
 def misfit(trial: Trial) -> Misfit | None:
-    """Why the stage does not fit, with remedies that were tried out; None where it does."""
+    """Why the stage does not fit, with verified remedies; None if it fits."""
     found = lacks(trial)
     return Misfit(tuple(found), tuple(remedies_of(trial))) if found else None
 
 
 def lacks(trial: Trial) -> list[Lack]:
-    """What the stage needs more of than there is; without an estimate of a bound nothing is refused."""
+    """Resources that are insufficient for the stage; a resource with an unknown bound is skipped."""
     needs, hardware, found = trial.needs, trial.hardware, []
     needed = needs.together if hardware.device == "cpu" else needs.peak
     bound = hardware.bytes_per_rank
     if bound is not None and needs.device:
         ranks = f" of {needs.ranks} ranks" if needs.ranks > 1 else ""
-        each = f"memory{ranks}" if hardware.device == "cpu" else "the GPU of the first rank" if "sampler" in needs.device else "each GPU"
+        each = f"memory{ranks}" if hardware.device == "cpu" else "the GPU of rank 0" if "sampler" in needs.device else "each GPU"
         loads = sum(needs.loading.values()) > sum(needs.device.values())
         terms, whole = (needs.loading, "loading the model on ") if loads else (needs.device, "")
         if needed > bound:
@@ -94,7 +94,7 @@ def lacks(trial: Trial) -> list[Lack]:
     if hardware.device == "cuda" and hardware.host_bytes is not None:
         together = needs.host_of(hardware.gpus_per_node)
         if together > hardware.host_bytes:
-            found.append(Lack("host memory of a machine", together, hardware.host_bytes))
+            found.append(Lack("host memory of a node", together, hardware.host_bytes))
     return found
 
 
@@ -103,24 +103,24 @@ def _largest(terms: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def remedies_of(trial: Trial) -> Iterator[str]:
-    """Settings of which each alone makes the stage fit; else the first two or three, of the cheapest, that do together."""
-    alone = [said for change in CHANGES for said, changed in change(trial) if not lacks(changed)]
+    """Settings that each alone make the stage fit, or else the cheapest combination of two or three that does."""
+    alone = [words for change in CHANGES for words, changed in change(trial) if not lacks(changed)]
     yield from alone[:SHOWN_REMEDIES]
     for count in (2, 3) if not alone else ():
-        found = next((said for several in combinations(CHANGES, count) for said in _together(trial, several)), None)
+        found = next((words for several in combinations(CHANGES, count) for words in _together(trial, several)), None)
         if found is not None:
             yield found
             return
 
 
 def _together(trial: Trial, several: Sequence[Change]) -> Iterator[str]:
-    """What makes the stage fit when each of these settings is changed; those that can take any value adapt to the others."""
+    """Combined changes of these settings that make the stage fit; settings in `ADAPTING` are changed last."""
     first, *others = sorted(several, key=lambda change: change in ADAPTING)
-    for said, changed in first(trial):
+    for words, changed in first(trial):
         if not others:
-            yield from [said] if not lacks(changed) else []
+            yield from [words] if not lacks(changed) else []
         else:
-            yield from (f"{said} and {more}" for more in _together(changed, others))
+            yield from (f"{words} and {more}" for more in _together(changed, others))
 
 
 def _numerics(trial: Trial, **fields: Any) -> Iterator[tuple[str, Trial]]:
@@ -128,8 +128,8 @@ def _numerics(trial: Trial, **fields: Any) -> Iterator[tuple[str, Trial]]:
         changed = Numerics.model_validate(trial.numerics.model_dump() | fields)
     except ValidationError:
         return
-    said = " and ".join(f"numerics.{name}: {str(value).lower()}" for name, value in fields.items())
-    yield f"set {said}", replace(trial, numerics=changed)
+    words = " and ".join(f"numerics.{name}: {str(value).lower()}" for name, value in fields.items())
+    yield f"set {words}", replace(trial, numerics=changed)
 
 
 def _zero(trial: Trial) -> Iterator[tuple[str, Trial]]:
@@ -144,7 +144,7 @@ def _checkpointing(trial: Trial) -> Iterator[tuple[str, Trial]]:
 
 
 def _smaller_passes(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    """The largest half, quarter, ... that fits, else the smallest that changes anything."""
+    """The largest of half, quarter, ... that fits, else the smallest valid value."""
     last, tokens = None, trial.numerics.micro_batch_tokens // 2
     while trial.numerics.packing and tokens >= SMALLEST_TOKENS:
         for last in _numerics(trial, micro_batch_tokens=tokens):
@@ -164,18 +164,18 @@ def _offload(trial: Trial) -> Iterator[tuple[str, Trial]]:
 def _cached_reference(trial: Trial) -> Iterator[tuple[str, Trial]]:
     if isinstance(trial.facts.config, PreferenceTrain) and trial.facts.reference is not None:
         changed = replace(trial, facts=replace(trial.facts, reference=None))
-        yield "give a stage `reference_logprobs` as the recipe's input `reference`", changed
+        yield "use a `reference_logprobs` stage as the input `reference` in the recipe", changed
 
 
 def _tensor_parallel(trial: Trial) -> Iterator[tuple[str, Trial]]:
-    asks, asked = trial.needs.engine is not None, trial.facts.judge or trial.facts.policy
-    for ranks in (2, 4, 8) if asks and trial.numerics.device == "cuda" else ():
-        fits_heads = asked.heads % ranks == 0
+    has_engine, served = trial.needs.engine is not None, trial.facts.judge or trial.facts.policy
+    for ranks in (2, 4, 8) if has_engine and trial.numerics.device == "cuda" else ():
+        fits_heads = served.heads % ranks == 0
         needed = ranks * engines_of(trial.facts.config, trial.placement.engines)
         if trial.numerics.tensor_parallel < ranks <= trial.hardware.gpus_per_node and fits_heads:
-            for said, changed in _numerics(trial, tensor_parallel=ranks):
+            for words, changed in _numerics(trial, tensor_parallel=ranks):
                 slots = "" if trial.placement.slots >= needed else f" and placement.slots: {needed}"
-                yield said + slots, changed
+                yield words + slots, changed
 
 
 def _engine_memory(trial: Trial) -> Iterator[tuple[str, Trial]]:
@@ -204,13 +204,13 @@ def _smaller_chunks(trial: Trial) -> Iterator[tuple[str, Trial]]:
             return
         changed = replace(trial, facts=replace(trial.facts, config=smaller))
         if not lacks(changed):
-            yield f"set the recipe's {name}: {chunk}", changed
+            yield f"set {name}: {chunk} in the recipe", changed
             return
         chunk //= 2
 
 
 def _in_chunks_of(config: Frozen, chunk: int) -> tuple[str, Frozen | None]:
-    """The field of a stage's config that says how many requests are submitted together, and the config with another number there."""
+    """Name of a config's chunk size field, and the config with another chunk size; None if it has none."""
     if isinstance(config, Sample | Evaluate):
         return "chunk_size", config.model_copy(update={"chunk_size": chunk})
     if isinstance(config, Synthesize | FindRephrased) and isinstance(config.by, ByPolicy):
@@ -225,7 +225,7 @@ def _adapters(trial: Trial) -> Iterator[tuple[str, Trial]]:
     config = trial.facts.config
     if isinstance(config, Training | Rlvr) and config.lora is None:
         changed = config.model_copy(update={"lora": Lora()})
-        yield "train adapters instead: the recipe's `lora: {rank: 16}`", replace(trial, facts=replace(trial.facts, config=changed))
+        yield "train adapters instead: `lora: {rank: 16}` in the recipe", replace(trial, facts=replace(trial.facts, config=changed))
 
 
 def _placed(placement: Placement, **fields: Any) -> Placement:
@@ -235,6 +235,6 @@ def _placed(placement: Placement, **fields: Any) -> Placement:
 CHANGES: Sequence[Change] = (
     _zero, _checkpointing, _smaller_passes, _tensor_parallel, _engine_memory, _smaller_chunks, _cached_reference, _offload, _adapters,
 )  # fmt: skip
-"""Ways to try out a setting, cheapest first; the last ones cost time or change what is learned."""
+"""Changes to try, cheapest first; the last ones cost time or change the training result."""
 ADAPTING = (_smaller_passes, _engine_memory, _smaller_chunks)
-"""Of these, settings that are changed no further than is needed."""
+"""Changes that adapt their value to the minimum needed."""

@@ -1,4 +1,4 @@
-"""What a profile runs on: from the profile, from a table of GPUs, else from the machine that plans."""
+"""Hardware of a profile, from the profile, a table of GPUs, or the current machine."""
 
 import functools
 import re
@@ -16,14 +16,14 @@ from pipelines.estimate.work import CPU_UTILIZATION, speedup
 
 @dataclass(frozen=True)
 class Hardware:
-    """One kind of machine; None where nobody knows."""
+    """One kind of machine; None where unknown."""
 
     device: str
     gpu_bytes: int | None = None
     peak: float | None = None
-    """Operations a second of one GPU, or of the threads of one rank."""
+    """Operations per second of one GPU, or of the threads of one rank."""
     bandwidth: float | None = None
-    """Bytes a second that it reads of its memory."""
+    """Memory bandwidth in bytes per second."""
     gpus_per_node: int = 8
     host_bytes: int | None = None
     utilization: float = 0.3
@@ -33,20 +33,20 @@ class Hardware:
     cpu: str | None = None
     cores: int | None = None
     source: str = ""
-    """Where this is known from."""
+    """Where this information comes from."""
 
     @property
     def bytes_per_rank(self) -> int | None:
         return self.gpu_bytes if self.device == "cuda" else self.host_bytes
 
     def at(self, rates: Rates, dtype: Dtype, numerics: Numerics, ranks: int = 1) -> "Hardware":
-        """A CPU whose cores have such rates, as the threads of one of its ranks see it: more threads than cores help nobody."""
+        """This CPU with the speed of one rank's threads at these core rates; threads beyond the number of cores do not count."""
         times = speedup(max(1, min(numerics.threads, (self.cores or numerics.threads) // ranks)))
         return replace(self, peak=times * rates.of(dtype, settled(numerics).bf16_products), bandwidth=times * rates.bandwidth)
 
 
 def hardware_of(device: str, machine: Machine) -> Hardware:
-    """Of a profile; the driver and the kernel are asked only for what the profile leaves open."""
+    """Hardware of a profile; the driver and kernel are queried only for what the profile does not specify."""
     host = int(machine.host_memory_gb * GIB) if machine.host_memory_gb else None
     if device == "cpu":
         cpu, cores = this_cpu()
@@ -56,9 +56,9 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
             bandwidth_utilization=machine.bandwidth_utilization if "bandwidth_utilization" in machine.model_fields_set else 1.0,
             source="the profile" if host else "this machine",
         )  # fmt: skip
-    said = bool(machine.gpu or machine.gpu_memory_gb or machine.peak_tflops)
+    specified = bool(machine.gpu or machine.gpu_memory_gb or machine.peak_tflops)
     name, table, source = machine.gpu, GPUS.get(machine.gpu or ""), "the profile"
-    if not said:
+    if not specified:
         found = this_gpu()
         name, table, source = (found[0], found[1], "this machine's driver") if found else (None, None, "")
     memory = machine.gpu_memory_gb or (table.memory_gb if table else None)
@@ -78,10 +78,10 @@ def hardware_of(device: str, machine: Machine) -> Hardware:
     )
 
 
-def gpu_named(said: str) -> tuple[str | None, Gpu | None]:
-    """The GPU of the table that a line of the driver (`NVIDIA H100 80GB HBM3, 81559 MiB, 550.54`) speaks of, with the memory it tells."""
-    name = said.partition(",")[0].lower()
-    memory = re.search(r"(\d+) MiB", said)
+def gpu_named(line: str) -> tuple[str | None, Gpu | None]:
+    """Look up a GPU by a line of driver output (`NVIDIA H100 80GB HBM3, 81559 MiB, 550.54`), with the reported memory."""
+    name = line.partition(",")[0].lower()
+    memory = re.search(r"(\d+) MiB", line)
     gib = int(memory[1]) / 1024 if memory else None
     key = None
     if "a100" in name:
@@ -99,7 +99,7 @@ def gpu_named(said: str) -> tuple[str | None, Gpu | None]:
 
 @functools.cache
 def this_gpu() -> tuple[str | None, Gpu] | None:
-    """That of the machine that plans; None where it has none."""
+    """The GPU of the current machine; None if it has none."""
     lines = provenance.gpus()
     name, table = gpu_named(lines[0]) if lines else (None, None)
     return (name, table) if table else None
@@ -107,11 +107,11 @@ def this_gpu() -> tuple[str | None, Gpu] | None:
 
 @functools.cache
 def this_cpu() -> tuple[str | None, int]:
-    """(name, physical cores) of the machine that plans, as jobs record them."""
+    """(CPU name, physical cores) of the current machine, as recorded by jobs."""
     return provenance.cpu_name(), resources.cores()
 
 
 @functools.cache
 def this_memory() -> int | None:
-    """Bytes of the machine that plans."""
+    """Memory of the current machine in bytes."""
     return resources.memory()

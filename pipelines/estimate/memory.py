@@ -1,7 +1,7 @@
-"""Bytes that a rank needs at the same time, term by term: each function is one formula, with its source.
+"""Peak memory of a rank in bytes, term by term: each function implements one formula, with its source.
 
-Symbols: Ψ parameters, Ψ_t those that are trained, R ranks, e bytes of the compute dtype (2 or 4), T tokens of one pass; L, H, A, K, D, F, V
-as in `shapes`. What DeepSpeed does beyond the paper (fp32 gradients, buckets, a flat copy) is read from its code, version 0.19.
+Symbols: Ψ parameters, Ψ_t trained parameters, R ranks, e bytes of the compute dtype (2 or 4), T tokens of one pass; L, H, A, K, D, F, V
+as in `shapes`. DeepSpeed's behavior beyond the paper (fp32 gradients, buckets, a flat copy) follows the code of version 0.19.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ from pipelines.estimate.shapes import Shape
 GIB = 1 << 30
 SIZES: dict[Dtype, int] = {"bf16": 2, "fp32": 4}
 BUCKET = 500_000_000
-"""Elements of DeepSpeed's `reduce_bucket_size`, which we leave at its default."""
+"""Elements of DeepSpeed's `reduce_bucket_size` (its default)."""
 LIVE = 1_000_000_000
-"""Elements that ZeRO-3 keeps whole at most: `stage3_max_live_parameters`, and `sub_group_size` of its update."""
+"""Maximum elements that ZeRO-3 keeps gathered: `stage3_max_live_parameters`, and `sub_group_size` of its update."""
 RUNTIME = {"cuda": 1 * GIB, "cpu": GIB * 3 // 4}
-"""Of one process before any tensor: CUDA context, libraries' workspaces and communicators (an assumption), or libraries on a CPU."""
+"""Bytes of a process before any tensor: CUDA context, workspaces, and communicators (an assumption), or libraries on a CPU."""
 ENGINE_OVERHEAD = 2 * GIB
-"""Of vLLM on a GPU beside weights and cache: activations of its largest batch and graphs (an assumption; it measures its own at start)."""
+"""Bytes of vLLM on a GPU besides weights and cache: activations of its largest batch and graphs (an assumption; vLLM profiles its own)."""
 BLOCK = 16
-"""Tokens of a block of vLLM's KV cache."""
+"""Tokens per block of vLLM's KV cache."""
 LOGIT_ROWS = {"cuda": 1024, "cpu": 128}
-"""Rows of logits that are in fp32 at the same time (`stages.training.logprobs._blocks`)."""
+"""Rows of logits in fp32 at the same time (`stages.training.logprobs._blocks`)."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A line of docs/plan.md."""
+    """A row of docs/plan.md."""
 
     term: str
     formula: str
@@ -39,74 +39,74 @@ class Formula:
 FORMULAS = (
     Formula(
         "weights",
-        "eΨ; ZeRO-3: eΨ/R + e·min(Ψ, 10⁹) gathered, of which one rank alone has none",
+        "eΨ; ZeRO-3: eΨ/R + e·min(Ψ, 10⁹) gathered (none with a single rank)",
         "Rajbhandari et al. 2019, arXiv 1910.02054, §5; `stage3_max_live_parameters`",
     ),
     Formula(
         "gradients",
-        "4Ψ_t, with ZeRO-1 in fp32 and a copy of 4Ψ_t/R; from ZeRO-2 on 4Ψ_t/R; with `offload_optimizer` none; + eW, "
-        "that of the largest weight as it comes",
-        "arXiv 1910.02054, §5.2; in fp32, because micro-batches are summed in fp32",
+        "4Ψ_t, plus a copy of 4Ψ_t/R with ZeRO-1 in fp32; 4Ψ_t/R from ZeRO-2; none with `offload_optimizer`; + eW, "
+        "the incoming gradient of the largest weight",
+        "arXiv 1910.02054, §5.2; in fp32, because micro-batches are accumulated in fp32",
     ),
     Formula(
         "optimizer",
-        "12Ψ_t/R: fp32 weights, two moments; ZeRO-0 (fp32 only): 8Ψ_t; with `offload_optimizer` none",
+        "12Ψ_t/R: fp32 weights, two moments; ZeRO-0 (fp32 only): 8Ψ_t; none with `offload_optimizer`",
         "arXiv 1910.02054, §3.1 (K = 12), §5.1",
     ),
     Formula(
         "buckets",
         "ZeRO-2, ZeRO-1 with `offload_optimizer`: 2·B + 4·min(Ψ_t, B), in fp32 4·B; ZeRO-1 in fp32: 4·B; ZeRO-3: "
-        "4·B + 4·min(Ψ_t, B); else none; on a CPU min(Ψ_t, B) in place of B",
+        "4·B + 4·min(Ψ_t, B); otherwise none; on a CPU min(Ψ_t, B) instead of B",
         "DeepSpeed 0.19, `reduce_bucket_size` B = 5·10⁸ elements",
     ),
     Formula(
         "activations",
         "T · (L·a + head); a = 2·norm + e(2AD + 2KD) + 4A + 4eF, norm = 4 + (4 + 2e)H, head = (4 + 2e)H + 2eD + 24; "
         "fused kernels: norm = 4 + 2eH, 3eF; on a CPU in bf16 a + 4AD; checkpointed: T · (L·eH + a + head); other "
-        "norms, experts and MLPs without a gate: `layer_activations`",
+        "norms, experts, and MLPs without a gate: `layer_activations`",
         "counted as in Korthikanti et al. 2022, arXiv 2205.05198, §4, for RMSNorm, grouped queries, SwiGLU, "
-        "no dropout and attention that keeps no scores",
+        "no dropout, and attention that does not store scores",
     ),
     Formula(
         "working",
-        "T · e(3F + 2H): gradients of the layer that is gone through",
+        "T · e(3F + 2H): gradients of the current layer",
         "the backward pass of a gated MLP",
     ),
     Formula(
         "logits",
-        "2eVc + 12Vb: c = `logprob_chunk` tokens, of which b are in fp32",
+        "2eVc + 12Vb: c = `logprob_chunk` tokens, b of them in fp32",
         "`stages/training/logprobs.py`",
     ),
     Formula(
         "reference",
-        "eΨ on each rank, whole",
+        "eΨ, unsharded on each rank",
         "`stages/training/models.py`, `frozen`",
     ),
     Formula(
         "value_model",
-        "PPO's, beside the policy: its weights, gradients, optimizer and buckets, with a scalar head; its activations "
-        "come when the policy's are gone",
+        "PPO's value model in addition to the policy: weights, gradients, optimizer, and buckets, with a scalar head; its "
+        "activations do not overlap with the policy's",
         "`stages/training/policy_update.py`",
     ),
     Formula(
         "sampler",
-        "vLLM takes `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = `tensor_parallel`",
+        "vLLM reserves `gpu_memory_utilization` of the GPU; it needs eΨ/P + 2 GiB + its KV cache, P = `tensor_parallel`",
         "vLLM 0.32",
     ),
     Formula(
         "KV cache",
-        "2·L·K·D·e per token; a chunk of requests is held whole, of `continuous` requests one",
+        "2·L·K·D·e per token, for a whole chunk of requests, or for one request if `continuous`",
         "Kwon et al. 2023, arXiv 2309.06180, §2; `stages/sampling/sampler.py`, `_check_cache`",
     ),
     Formula(
         "loading",
-        "eΨ on the device, 2eΨ with ZeRO-1 in bf16, unless `offload_optimizer`: the model arrives whole, whatever parts it later",
+        "eΨ on the device, 2eΨ with ZeRO-1 in bf16 without `offload_optimizer`: the model is loaded whole before sharding",
         "DeepSpeed 0.19, `_configure_distributed_model`",
     ),
     Formula(
         "host",
-        "4Ψ per rank while loading, + eΨ where the stored weights are finer than bf16; or, where it is more, "
-        "16Ψ_t/R with `offload_optimizer`; both for a value model, too, where its states lie there",
+        "4Ψ per rank while loading, + eΨ if the stored weights are finer than bf16; or 16Ψ_t/R with `offload_optimizer` "
+        "if larger; the same again for an offloaded value model",
         "`stages/training/models.py`, `stages/training/trainer.py`",
     ),
 )
@@ -121,7 +121,7 @@ class Trained:
     trained: int
     """Ψ_t: all parameters, or those of adapters and a head."""
     finer: bool = False
-    """Whether the stored weights are finer than bf16."""
+    """Whether the stored weights have more precision than bf16."""
 
     @property
     def size(self) -> int:
@@ -133,7 +133,7 @@ class Trained:
 
 
 def weights(model: Trained, numerics: Numerics) -> int:
-    """Of the model as it computes."""
+    """Weights in the compute dtype."""
     if numerics.zero_stage < 3:
         return model.size * model.parameters
     gathered = min(model.parameters, LIVE) if numerics.world_size > 1 else 0
@@ -141,7 +141,7 @@ def weights(model: Trained, numerics: Numerics) -> int:
 
 
 def gradients(model: Trained, numerics: Numerics) -> int:
-    """In fp32, over all micro-batches of a step; with the optimizer's state they go to the host."""
+    """Gradients, accumulated in fp32 over all micro-batches of a step; offloaded together with the optimizer state."""
     arriving = model.size * min(model.shape.largest, model.trained)
     if numerics.offload_optimizer:
         return arriving
@@ -152,7 +152,7 @@ def gradients(model: Trained, numerics: Numerics) -> int:
 
 
 def optimizer(model: Trained, numerics: Numerics) -> int:
-    """fp32 weights and Adam's two moments; none where they lie in host memory."""
+    """fp32 weights and Adam's two moments; none if offloaded to host memory."""
     if numerics.offload_optimizer:
         return 0
     if numerics.zero_stage == 0:
@@ -161,7 +161,7 @@ def optimizer(model: Trained, numerics: Numerics) -> int:
 
 
 def buckets(model: Trained, numerics: Numerics) -> int:
-    """Where gradients wait for their exchange. A GPU has a bucket whole; on a CPU only what is written takes memory."""
+    """Gradient reduction buckets. A GPU allocates whole buckets; on a CPU only the written part takes memory."""
     filled = min(model.trained, BUCKET)
     whole = BUCKET if numerics.device == "cuda" else filled
     if numerics.zero_stage == 3:
@@ -172,18 +172,18 @@ def buckets(model: Trained, numerics: Numerics) -> int:
 
 
 def layer_activations(shape: Shape, numerics: Numerics, size: int) -> int:
-    """Bytes that one layer keeps of one token for the backward pass.
+    """Bytes that one layer saves per token for the backward pass.
 
-    A norm keeps its input in fp32 (4H; where it computes in fp32 that is the input itself), what it normalised (eH; some models in fp32)
-    and what it gives (eH); attention its queries, keys, values and result, and a sum per head, on a CPU in bf16 the result in fp32 too;
-    a gated MLP both branches, the activation and the product (4eF). Fused kernels keep a norm's input and result alone, and compute the
-    activation again.
+    A norm saves its input in fp32 (4H; in fp32 that is the input itself), the normalized value (eH; fp32 in some models), and its output
+    (eH). Attention saves queries, keys, values, output, and one sum per head, and on a CPU in bf16 also the output in fp32. A gated MLP
+    saves both branches, the activation, and the product (4eF). Fused kernels save only a norm's input and output, and recompute the
+    activation.
     """
     fused = numerics.kernels != "torch"
     hidden, queries, keys = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    normalised = 4 if shape.wide_norms else size
-    norm = 4 + (2 * size * hidden if fused else (4 + normalised + size) * hidden)
-    qk_norms = 0 if shape.qk_norm == "none" else (size if fused else 4 + normalised) * (queries + keys)
+    normalized = 4 if shape.wide_norms else size
+    norm = 4 + (2 * size * hidden if fused else (4 + normalized + size) * hidden)
+    qk_norms = 0 if shape.qk_norm == "none" else (size if fused else 4 + normalized) * (queries + keys)
     twice = 4 * queries if numerics.device == "cpu" and size == 2 else 0
     attention = size * (2 * queries + 2 * keys) + 4 * shape.heads + twice
     branches = (3 if fused else 4) if shape.gated else 2
@@ -196,7 +196,7 @@ def layer_activations(shape: Shape, numerics: Numerics, size: int) -> int:
 
 
 def activations(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
-    """What a pass over so many tokens keeps for its backward pass."""
+    """Activations that a forward pass over `tokens` saves for the backward pass."""
     layer = layer_activations(shape, numerics, size)
     head = (4 + 2 * size) * shape.hidden + 2 * size * shape.head_dim + 24  # the last norm, rotary angles, ids
     kept = shape.layers * size * shape.hidden + layer if numerics.gradient_checkpointing else shape.layers * layer
@@ -204,13 +204,13 @@ def activations(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int
 
 
 def working(shape: Shape, size: int, tokens: int) -> int:
-    """Gradients of the layer that the backward pass is in; a forward pass alone needs as much for what it computes."""
+    """Gradients of the current layer in the backward pass; a forward pass alone needs the same for intermediate values."""
     width = shape.experts_per_token * shape.expert_ffn + shape.shared_ffn if shape.experts else shape.ffn
     return tokens * size * (3 * width + 2 * shape.hidden)
 
 
 def logits(shape: Shape, numerics: Numerics, size: int, tokens: int) -> int:
-    """A chunk of logits with its gradient, and a block of it in fp32 with what the log-softmax makes of it."""
+    """A chunk of logits with its gradient, and a block of it in fp32 with the log-softmax intermediates."""
     chunk = min(numerics.logprob_chunk, tokens)
     block = min(chunk, LOGIT_ROWS[numerics.device])
     return shape.vocabulary * (2 * size * chunk + 12 * block)
@@ -223,13 +223,13 @@ def kv_bytes_per_token(shape: Shape, size: int, tensor_parallel: int = 1) -> int
 
 
 def kv_cache(shape: Shape, size: int, requests: int, context: int, tensor_parallel: int = 1) -> int:
-    """A chunk of requests at full length, in blocks, and the one block that is vLLM's own."""
+    """KV cache blocks of a chunk of requests at full length, plus vLLM's reserved block."""
     blocks = requests * -(-context // BLOCK) + 1
     return blocks * BLOCK * kv_bytes_per_token(shape, size, tensor_parallel)
 
 
 def training(model: Trained, numerics: Numerics, tokens: int, scores: bool = False) -> dict[str, int]:
-    """All terms of one model while a step is computed; `scores`: it has a scalar head in place of the vocabulary's."""
+    """All terms of one model during a training step; `scores`: it has a scalar head instead of the vocabulary head."""
     found = {
         "weights": weights(model, numerics),
         "gradients": gradients(model, numerics),
@@ -248,13 +248,13 @@ def inference(shape: Shape, numerics: Numerics, size: int, tokens: int, scores: 
 
 
 def loading(model: Trained, numerics: Numerics) -> int:
-    """On the device while the model arrives: whole, and for ZeRO-1 in bf16 beside its flat copy."""
+    """Device memory while loading: the whole model, plus a flat copy for ZeRO-1 in bf16."""
     flat = 2 if model.dtype == "bf16" and numerics.zero_stage == 1 and not numerics.offload_optimizer else 1
     return flat * model.size * model.parameters
 
 
 def host(model: Trained, numerics: Numerics) -> int:
-    """Of host memory per rank: the weights in fp32 as they are read, and what `offload_optimizer` puts there."""
+    """Host memory per rank: the fp32 weights while loading, or the state offloaded by `offload_optimizer`."""
     arriving = 4 * model.parameters + (model.size * model.parameters if model.finer and model.dtype == "bf16" else 0)
     offloaded = 16 * -(-model.trained // numerics.world_size) if numerics.offload_optimizer else 0
     return max(arriving, offloaded)

@@ -1,4 +1,4 @@
-"""What one stage needs at the same time, from what is known of its models and its work: pure, so that a remedy can be tried out."""
+"""Peak resource needs of a stage from its models and workload, as pure functions so that remedies can be tried."""
 
 import math
 from collections.abc import Mapping
@@ -21,30 +21,30 @@ from pipelines.estimate.sampling_plan import sampling_plan_of
 from pipelines.estimate.shapes import Shape
 
 ROLLOUT_CHUNK = 256
-"""Requests that `rlvr` submits together (`stages.rlvr.run.ROLLOUT_CHUNK`)."""
+"""Maximum requests that `rlvr` submits together (`stages.rlvr.run.ROLLOUT_CHUNK`)."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A stage with what is known of its models."""
+    """A stage with the shapes of its models."""
 
     config: Frozen
     policy: Shape
-    """The model that is trained, asked or judges; the largest where there are several; not a language model that rates beside others."""
+    """The largest model that is trained, sampled, or scores, except a judge next to other models."""
     reference: Shape | None = None
-    """Held in memory beside it."""
+    """Reference model held in memory with the policy."""
     value: Shape | None = None
     """PPO's value model."""
     finer: bool = False
-    """Whether the policy's stored weights are finer than bf16."""
+    """Whether the policy's stored weights have more precision than bf16."""
     document: float | None = None
-    """Tokens of a row with all its answers; None where no row is there."""
+    """Tokens per row with all its answers; None until rows exist."""
     prompt: float | None = None
-    """Tokens of a prompt, where one is there."""
+    """Tokens per prompt; None until prompts exist."""
     requests: float | None = None
     """Answers to generate."""
     suites: tuple[Form | None, ...] = ()
-    """Forms of the suites that it asks."""
+    """Forms of the evaluated suites."""
     judge: Shape | None = None
     """A language model that rates."""
 
@@ -55,21 +55,21 @@ class Facts:
 
 @dataclass(frozen=True)
 class Engine:
-    """vLLM, on each of its ranks; of several that work side by side, one."""
+    """Bytes of one vLLM engine per rank."""
 
     ranks: int
     weights: int
     overhead: int
     cache: int
-    """KV cache of a chunk whose prompts are as long as they are known or may be; of one request where requests queue."""
+    """KV cache of a chunk with prompts of the known or maximum length; of one request if requests queue."""
     least_cache: int
-    """The same with prompts of one token: with less it cannot run."""
+    """KV cache with prompts of one token, the minimum to run."""
     share: int | None
-    """Bytes that it may take in all; None where the GPU's memory is unknown."""
+    """Maximum total bytes; None if the GPU's memory is unknown."""
     room: int | None
-    """Bytes that are left for its KV cache."""
+    """Bytes available for the KV cache."""
     width: int = 1
-    """On a CPU, how many times as many bytes weights, cache and room take: 2 where vLLM computes in fp32 in place of bf16."""
+    """Multiplier for weights, cache, and room on a CPU: 2 if vLLM computes in fp32 instead of bf16."""
 
     @property
     def terms(self) -> dict[str, int]:
@@ -78,19 +78,19 @@ class Engine:
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one stage. Bytes."""
+    """Memory needs of one stage, in bytes."""
 
     device: dict[str, int] = field(default_factory=dict)
-    """Per rank while it computes: the terms of `memory.FORMULAS`. On a CPU host memory of the rank."""
+    """Per rank during computation: the terms of `memory.FORMULAS`. On a CPU, host memory of the rank."""
     loading: dict[str, int] = field(default_factory=dict)
-    """Per rank while models arrive."""
+    """Per rank while loading models."""
     engine: Engine | None = None
     host: int = 0
-    """Of host memory per rank, where the device is a GPU."""
+    """Host memory per rank if the device is a GPU."""
     ranks: int = 1
     tokens_a_pass: int = 0
     lesser: "Needs | None" = None
-    """What it needs at another time, in other processes: less memory of a GPU, or of a machine without one."""
+    """Smaller needs of another phase, in separate processes."""
 
     @property
     def peak(self) -> int:
@@ -98,7 +98,7 @@ class Needs:
 
     @property
     def together(self) -> int:
-        """Of all ranks on one machine; only the first has the sampler."""
+        """Total of all ranks on one machine; only rank 0 has the sampler."""
         return max(_of_all_ranks(self.device, self.ranks), _of_all_ranks(self.loading, self.ranks))
 
     @property
@@ -107,7 +107,7 @@ class Needs:
         return max(own, self.lesser.gpus) if self.lesser else own
 
     def host_of(self, most: int) -> int:
-        """Of the host memory of a machine that has at most so many of the ranks."""
+        """Host memory of a node with at most `most` ranks."""
         own = min(self.ranks, most) * self.host
         return max(own, self.lesser.host_of(most)) if self.lesser else own
 
@@ -118,13 +118,13 @@ def _of_all_ranks(terms: Mapping[str, int], ranks: int) -> int:
 
 
 def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: int | None = None) -> Needs:
-    """What the stage needs under a profile.
+    """Needs of a stage under a profile.
 
     Args:
         facts: of the stage.
         numerics: of the profile.
         placement: of the profile.
-        gpu_bytes: memory of one GPU, where it is known; vLLM takes a share of it.
+        gpu_bytes: memory of one GPU if known; vLLM reserves a share of it.
     """
     config = facts.config
     plan = facts.plan
@@ -149,7 +149,7 @@ def needs_of(facts: Facts, numerics: Numerics, placement: Placement, gpu_bytes: 
 
 
 def _one_after_the_other(scoring: Needs, rating: Needs, numerics: Numerics) -> Needs:
-    """Of one process with reward models, then of the engines of a language model."""
+    """Needs of reward models in one process, followed by the engines of a language model."""
     on_cpu = numerics.device == "cpu"
     lesser, larger = sorted((rating, scoring), key=lambda needs: needs.together if on_cpu else needs.peak)
     return replace(larger, engine=rating.engine, tokens_a_pass=scoring.tokens_a_pass, lesser=lesser)
@@ -185,14 +185,14 @@ def _training(facts: Facts, config: Training | Rlvr, numerics: Numerics, placeme
 
 
 def _at_rest(model: Trained, numerics: Numerics) -> int:
-    """A model under its optimizer while another one computes."""
+    """Memory of a model and its optimizer while another model computes."""
     return sum(part(model, numerics) for part in (memory.weights, memory.gradients, memory.optimizer, memory.buckets))
 
 
 def tokens_of_a_pass(facts: Facts, config: Training | Rlvr, numerics: Numerics) -> int:
-    """Tokens of a forward pass of one rank: what the profile allows, one unit that is longer alone, and no more than a step has.
+    """Tokens of a forward pass of one rank: the profile's limit or one longer unit, but no more than a step has.
 
-    A unit (a conversation, a pair, the answers to a prompt) is cut nowhere.
+    A unit (a conversation, a pair, the answers to a prompt) is never split.
     """
     if isinstance(config, Rlvr):
         longest = config.max_prompt_length + config.sampling.max_tokens
@@ -210,9 +210,9 @@ def tokens_of_a_pass(facts: Facts, config: Training | Rlvr, numerics: Numerics) 
 
 
 def tokens_of_a_frozen_pass(facts: Facts, config: ReferenceLogprobs | Scorers, numerics: Numerics) -> int:
-    """Tokens of a forward pass without a backward pass: what the profile allows, or a longer document alone; padded, rows of the longest.
+    """Tokens of an inference pass: the profile's limit or one longer document; without packing, rows padded to the longest.
 
-    Answers share a pass only where they fit, so that a unit is one document. What is scored has no bound before it is there.
+    Answers share a pass only if they fit, so a unit is one document. Documents to score have no bound until they exist.
     """
     longest = 4 * facts.document if facts.document else None
     if isinstance(config, ReferenceLogprobs):
@@ -223,7 +223,7 @@ def tokens_of_a_frozen_pass(facts: Facts, config: ReferenceLogprobs | Scorers, n
 
 
 def trained_parameters(shape: Shape, lora: Lora | None, scores: bool) -> int:
-    """Ψ_t; a scalar head is trained beside adapters."""
+    """Ψ_t, including a scalar head trained with adapters."""
     if lora is None:
         return shape.parameters
     found = shape.adapters(lora.rank)
@@ -233,7 +233,7 @@ def trained_parameters(shape: Shape, lora: Lora | None, scores: bool) -> int:
 
 
 def scored(shape: Shape) -> Shape:
-    """The same body with a scalar head in place of the vocabulary's."""
+    """The same body with a scalar head instead of the vocabulary head."""
     headless = shape.parameters if shape.tied else shape.parameters - shape.embedding
     return replace(shape, tied=True, stated=headless + shape.hidden)
 
@@ -256,12 +256,12 @@ def _engine(facts: Facts, shape: Shape, plan: SamplingPlan, numerics: Numerics, 
 
 
 def engine_dtype(plan: SamplingPlan, numerics: Numerics) -> Dtype:
-    """In which vLLM computes: it has no other way than fp32 to multiply bf16 through fp32."""
+    """Compute dtype of vLLM, which supports bf16 products through fp32 only by running in fp32."""
     return "fp32" if settled(numerics).bf16_products == "fp32" else plan.dtype
 
 
 def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:
-    """Memory that vLLM takes: on a GPU all of its share, on a CPU the cache that the profile gives it."""
+    """Memory reserved by vLLM: on a GPU its whole share, on a CPU the cache configured in the profile."""
     if numerics.device == "cpu":
         cache = engine.room or 0
         return {"weights": engine.width * engine.weights, "kv_cache": engine.width * cache, "overhead": engine.overhead}
@@ -271,7 +271,7 @@ def _engine_on(engine: Engine, numerics: Numerics) -> dict[str, int]:
 
 
 def _arriving(shape: Shape, numerics: Numerics) -> dict[str, int]:
-    """A frozen model is read in fp32 on the host."""
+    """Memory while loading a frozen model, which is read in fp32 on the host."""
     return {"weights": 4 * shape.parameters} | _runtime(numerics) if numerics.device == "cpu" else {}
 
 

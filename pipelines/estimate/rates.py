@@ -1,5 +1,4 @@
-"""How fast a core of the machine that plans multiplies matrices. A process of its own measures it once for all clones of the machine, as
-nothing here loads torch."""
+"""Matmul speed of a core of the current machine, measured once per machine in a separate process so that torch is not loaded here."""
 
 import json
 import os
@@ -19,25 +18,25 @@ from data.host import machine
 from data.store.untrusted import ArtifactError, read_json
 
 MOST_S = 120.0
-"""The measurement takes two seconds, and loading torch some more."""
+"""Timeout; the measurement itself takes two seconds, plus the time to load torch."""
 
 
 class Rates(Frozen):
-    """Of one core, a second."""
+    """Rates of one core, per second."""
 
     fp32: float = Field(gt=0)
-    """Operations in products of matrices."""
+    """Matmul operations."""
     bf16: float = Field(gt=0)
     bandwidth: float = Field(gt=0)
-    """Bytes that are read from memory."""
+    """Bytes read from memory."""
 
     def of(self, dtype: Dtype, bf16_products: str) -> float:
-        """Operations, with products of bf16 computed by `units` or through `fp32`."""
+        """Matmul operations, with bf16 products computed by `units` or through `fp32`."""
         return self.bf16 if (dtype, bf16_products) == ("bf16", "units") else self.fp32
 
 
 def known() -> Rates | None:
-    """As they were measured on this machine; None where they never were."""
+    """Cached rates of this machine; None if never measured."""
     path = _place()
     try:
         return Rates.model_validate(read_json(path)) if path else None
@@ -46,7 +45,7 @@ def known() -> Rates | None:
 
 
 def measured() -> Rates | None:
-    """The same, measured now where they never were; None where torch cannot be loaded."""
+    """Cached rates, measured now if necessary; None if torch cannot be loaded."""
     path, found = _place(), known()
     if found is not None or path is None:
         return found
@@ -58,13 +57,13 @@ def measured() -> Rates | None:
         found = Rates.model_validate(json.loads(answer.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-    with suppress(OSError):  # a plan needs no cache
+    with suppress(OSError):  # caching is optional
         write_text(path, found.model_dump_json() + "\n")
     return found
 
 
 def _place() -> Path | None:
-    """Where the rates of such a machine lie; None where torch is not installed."""
+    """Cache file for the rates of this kind of machine; None if torch is not installed."""
     try:
         torch = version("torch")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a plan says of a stage that has run, beside what was measured: under the settings that it ran with, as if it had never run."""
+"""Compare estimates of finished stages with measured values, under the settings of the run and ignoring its own measurements."""
 
 import csv
 import io
@@ -18,16 +18,16 @@ from pipelines.estimate.estimates import Estimates, run_of, run_seconds
 from pipelines.lineage.ancestry import opened
 
 UNREADABLE = (ArtifactError, ArithmeticError, csv.Error, AttributeError, LookupError, TypeError, ValueError)
-"""What a file says that is of another form than our stages write; artifacts may be others' work."""
+"""Errors from files in an unexpected format; artifacts may come from other projects."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a stage in which a model took part; None where one side is not known."""
+    """Planned and measured values of a stage that uses a model; None where unknown."""
 
     planned_bytes: int | None
     measured_bytes: int | None
-    """Of the first rank: allocated on its GPU, or of its process."""
+    """Peak of rank 0: allocated on its GPU, or memory of its process."""
     planned_tokens: Amount | None
     measured_tokens: int | None
     planned_seconds: float | None
@@ -35,16 +35,16 @@ class Outcome:
 
 
 def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[str, Outcome]:
-    """Address → outcome, of stages that have run and in which a model took part.
+    """Address → outcome, for finished stages that use a model.
 
     Args:
-        project: that of the recipe.
-        graph: the recipe.
-        execution: the profile, for what it says of the machine.
+        project: of the recipe.
+        graph: of the recipe.
+        execution: the profile, for its hardware.
     """
     estimates, found = Estimates(project, graph, execution), {}
     for address, node in graph.nodes.items():
-        with suppress(*UNREADABLE):  # of this stage nothing is said, of the others all
+        with suppress(*UNREADABLE):  # skip only the unreadable stage
             outcome = _outcome(project, node, estimates)
             if outcome is not None:
                 found[address] = outcome
@@ -52,7 +52,7 @@ def outcomes_of(project: Project, graph: Graph, execution: Execution) -> dict[st
 
 
 def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | None:
-    """Of one stage; None where it has not run, or no model took part."""
+    """Outcome of one stage; None if it has not run or uses no model."""
     run = run_of(project, node)
     settings = _settings(run) if run else None
     if run is None or settings is None:
@@ -72,7 +72,7 @@ def _outcome(project: Project, node: Node, estimates: Estimates) -> Outcome | No
 
 
 def _settings(run: Run) -> tuple[Numerics, Placement] | None:
-    """What the stage ran with; None where another version of Pedigree had other settings."""
+    """Settings of a run; None if written by a version of Pedigree with other settings."""
     try:
         return Numerics.model_validate(run.numerics), Placement.model_validate(run.placement)
     except ValidationError:
@@ -80,7 +80,7 @@ def _settings(run: Run) -> tuple[Numerics, Placement] | None:
 
 
 def _measured_bytes(run: Run, node: Node, numerics: Numerics) -> int | None:
-    """On a CPU vLLM is a child of the job: of what only asks it, the child is what was planned; of `rlvr`, both."""
+    """Peak memory comparable with the plan. On a CPU vLLM is a child process, which alone is planned except for `rlvr`."""
     peak = run.attempts[-1].peak if run.attempts else {}
     if numerics.device == "cuda":
         names = ("gpu",)
@@ -91,7 +91,7 @@ def _measured_bytes(run: Run, node: Node, numerics: Numerics) -> int | None:
 
 
 def _measured_tokens(project: Project, node: Node) -> int | None:
-    """Tokens that passed through the model, by the curve of the training."""
+    """Tokens that passed through the model, from the training curve."""
     artifact = opened(project, node)
     path = artifact.evidence / "curve.csv" if artifact else Path()
     try:

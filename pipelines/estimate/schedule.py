@@ -1,4 +1,4 @@
-"""How long stages take together, on a machine with so many slots: independent ones run side by side while their slots fit."""
+"""Estimate the wall time of a run, where independent stages run in parallel while their slots fit."""
 
 import heapq
 from collections.abc import Callable, Collection, Mapping
@@ -12,7 +12,7 @@ from pipelines.estimate.estimates import Estimates, Time
 
 @dataclass(frozen=True)
 class Task:
-    """A stage that is still to run, or to end."""
+    """An unfinished stage."""
 
     seconds: float
     slots: int = 1
@@ -20,8 +20,10 @@ class Task:
 
 
 def makespan(tasks: Mapping[str, Task], slots: int) -> float:
-    """Seconds until the last of the tasks ends. Each starts as soon as its parents among them have ended and its slots are free, the first
-    of the mapping first, as a run does it."""
+    """Seconds until all tasks end.
+
+    As in a run, each starts as soon as its parents have ended and its slots are free, in the order of the mapping.
+    """
     waiting, free, now = dict(tasks), slots, 0.0
     running: list[tuple[float, str]] = []
     while waiting or running:
@@ -40,23 +42,23 @@ def makespan(tasks: Mapping[str, Task], slots: int) -> float:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Of what is left of a run."""
+    """Estimate of the rest of a run."""
 
     seconds: float
     unknown: int = 0
-    """Stages of which nobody knows how long they take; they come on top."""
+    """Stages with no time estimate, not included in `seconds`."""
     how: str = ""
-    """Where most of the time is known from."""
+    """Basis of the largest part of the estimate."""
 
 
 def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None], left: Mapping[str, float] | None = None) -> Outlook:
-    """Of stages that have not ended.
+    """Estimate for the unfinished stages.
 
     Args:
         graph: of the run.
         execution: its profile.
-        times: address → how long the whole stage takes.
-        left: address → seconds that are left of a stage that runs, where that is known.
+        times: address → time of the whole stage.
+        left: address → remaining seconds of a running stage, where known.
     """
     tasks: dict[str, Task] = {}
     shares: dict[str, float] = {}
@@ -74,7 +76,7 @@ def outlook(graph: Graph, execution: Execution, times: Mapping[str, Time | None]
 
 
 class Forecast:
-    """How long the rest of a run takes. What has ended meanwhile tells how fast the machine is and how many rows there are."""
+    """Remaining time of a run, updated with the speed and row counts of stages that have ended."""
 
     def __init__(self, project: Project, graph: Graph, execution: Execution) -> None:
         self._run = project, graph, execution
@@ -82,12 +84,12 @@ class Forecast:
         self._estimates = Estimates(project, graph, execution)
 
     def left(self, ended: frozenset[str], due: Collection[str], left: Callable[[str, float | None], float | None]) -> Outlook:
-        """Of the stages that are due.
+        """Estimate for the stages that are due.
 
         Args:
-            ended: stages that are over.
-            due: those that are not.
-            left: (address, seconds that the whole stage takes) → what is left of it; None where it has not begun, or nobody knows.
+            ended: finished stages.
+            due: unfinished stages.
+            left: (address, seconds of the whole stage) → remaining seconds; None if it has not started or is unknown.
         """
         project, graph, execution = self._run
         if ended != self._ended:

@@ -1,6 +1,6 @@
-"""The shape of a transformer, from its config.json: how many parameters it has, and how wide and deep what it computes is.
+"""Shape and parameter counts of a transformer from its config.json.
 
-Symbols: L layers, H hidden, A heads, K key heads, D width of a head, F width of the MLP, V vocabulary, E experts.
+Symbols: L layers, H hidden size, A heads, K key-value heads, D head size, F MLP width, V vocabulary size, E experts.
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 QkNorm = Literal["none", "head", "all"]
-"""Norms on queries and keys: none, one of width D that all heads share (Qwen 3, Gemma 3), or over all heads together (OLMo 2)."""
+"""Norms on queries and keys: none, one of width D shared by all heads (Qwen 3, Gemma 3), or one across all heads (OLMo 2)."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of standard parts."""
+    """A standard decoder."""
 
     layers: int
     hidden: int
@@ -21,34 +21,34 @@ class Shape:
     kv_heads: int
     head_dim: int
     ffn: int
-    """Of a dense layer's MLP."""
+    """Width of a dense layer's MLP."""
     vocabulary: int
     tied: bool = False
-    """Whether the output head is the embedding."""
+    """Whether the output head shares the embedding."""
     gated: bool = True
-    """MLPs of three matrices (SwiGLU and the like), not of two."""
+    """Whether MLPs have three matrices (e.g. SwiGLU) instead of two."""
     norms: int = 2
-    """Norms of a layer, those of queries and keys apart."""
+    """Norms per layer, without those of queries and keys."""
     norm_vectors: int = 1
-    """Of one norm: a scale, or a scale and a shift."""
+    """Vectors per norm: a scale, or a scale and a shift."""
     qk_norm: QkNorm = "none"
     wide_norms: bool = False
-    """Norms that are multiplied by their scale in fp32, before the result is rounded."""
+    """Whether norms multiply by their scale in fp32 before rounding."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     positions: int = 0
-    """Learned position embeddings."""
+    """Number of learned position embeddings."""
     experts: int = 0
-    """Of a mixture's layer; 0 for a dense model."""
+    """Experts per mixture layer; 0 for a dense model."""
     experts_per_token: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
-    """Width of the experts that every token passes, together."""
+    """Total width of the shared experts."""
     dense_layers: int = 0
-    """Layers of a mixture that have an ordinary MLP instead."""
+    """Layers of a mixture model with a dense MLP."""
     stated: int | None = None
-    """Parameters as an artifact's record counts them; the formula's number stands where nobody has counted."""
+    """Parameter count from an artifact's record; None: use the formula."""
 
     @property
     def attention(self) -> int:
@@ -59,7 +59,7 @@ class Shape:
         return 2 * self.hidden * (queries + keys) + biases + norms
 
     def mlp(self, width: int) -> int:
-        """Parameters of an MLP: 3HF where it is gated, 2HF where not."""
+        """Parameters of an MLP: 3HF if gated, else 2HF."""
         matrices = (3 if self.gated else 2) * self.hidden * width
         return matrices + self.mlp_bias * ((2 if self.gated else 1) * width + self.hidden)
 
@@ -73,7 +73,7 @@ class Shape:
         return self.layers - self.dense_layers if self.experts else 0
 
     def layer(self, experts: int) -> int:
-        """Parameters of a mixture's layer with so many experts, its router whole."""
+        """Parameters of a mixture layer with `experts` experts and the full router."""
         routed = experts * self.mlp(self.expert_ffn) + self.hidden * self.experts
         shared = self.mlp(self.shared_ffn) + self.hidden if self.shared_ffn else 0  # with its gate
         return self.attention + routed + shared + self._layer_norms
@@ -92,7 +92,7 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them: L · (attention + MLP + norms) + embeddings (twice where untied) + the last norm."""
+        """Total parameters: L · (attention + MLP + norms) + embeddings (twice if untied) + the last norm."""
         if self.stated is not None:
             return self.stated
         heads = 1 if self.tied else 2
@@ -100,30 +100,30 @@ class Shape:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that one token is multiplied by: the experts that it passes and the output head, not the input embedding."""
+        """Parameters multiplied per token, including active experts and the output head but not the input embedding."""
         return self.embedding + self._body(self.experts_per_token)
 
     @property
     def largest(self) -> int:
-        """Of the largest single weight."""
+        """Parameters of the largest single weight."""
         return max(self.embedding, self.hidden * max(self.ffn, self.heads * self.head_dim))
 
     def adapters(self, rank: int) -> int:
         """Parameters of LoRA adapters on all linear layers: r · (inputs + outputs) of each (Hu et al. 2021, arXiv 2106.09685, §4.1)."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
-        width = self.shared_ffn if self.experts else self.ffn  # fused experts are left alone
+        width = self.shared_ffn if self.experts else self.ffn  # fused experts get no adapters
         mlp = (3 if self.gated else 2) * (self.hidden + width) if width else 0
         return rank * self.layers * (attention + mlp)
 
     def counted(self, parameters: int) -> "Shape":
-        """The same with the number of parameters that a record tells."""
+        """The same shape with a parameter count from a record."""
         return replace(self, stated=parameters)
 
 
 @dataclass(frozen=True)
 class Family:
-    """What a `model_type` has that its config.json does not say."""
+    """Properties of a `model_type` that its config.json does not specify."""
 
     norms: int = 2
     norm_vectors: int = 1
@@ -132,9 +132,9 @@ class Family:
     qkv_bias: bool = False
     output_bias: bool = False
     tied: bool = False
-    """Where the config does not say: transformers' default for the type."""
+    """Default of `tie_word_embeddings` for the type in transformers."""
     expert_width: str | None = None
-    """Of a mixture: the field with the width of an expert."""
+    """For a mixture model, the config field with the width of an expert."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -155,11 +155,11 @@ FAMILIES: dict[str, Family] = {
     "granite": Family(),
     "smollm3": Family(tied=True),
 }
-"""transformers' `model_type` → its parts; each is counted against transformers itself in tests/pipelines/test_shapes.py."""
+"""`model_type` of transformers → family; tests/pipelines/test_shapes.py compares the parameter counts with transformers."""
 
 
 def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
-    """The shape of a model by its config.json; None for an architecture that is not in `FAMILIES`, or where a field is missing."""
+    """The shape of a model from its config.json; None if its architecture is not in `FAMILIES` or a field is missing or invalid."""
     config = config.get("text_config") or config
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
@@ -189,10 +189,10 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape | None:
 
 
 def _mixture(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Fields of `Shape` that a mixture alone has.
+    """Fields of `Shape` specific to mixture models.
 
     Raises:
-        ValueError: one of them is not what it should be.
+        ValueError: a field is invalid.
     """
     named = next((name for name in ("num_experts", "num_local_experts") if config.get(name)), None)
     if named is None or family.expert_width is None:
@@ -251,18 +251,18 @@ KNOWN: dict[str, Shape] = {
     "Qwen/Qwen2.5-32B": _qwen(64, 5120, 40, 8, 27648, 152064, tied=False),
     "Qwen/Qwen2.5-72B": _qwen(80, 8192, 64, 8, 29568, 152064, tied=False),
 }
-"""Models of the hub by the name of their base: what their config.json says, for a plan before anything is downloaded."""
+"""Shapes of hub models by base name, for plans before anything is downloaded."""
 PACKAGED = {"smollm2-135m-instruct": KNOWN["HuggingFaceTB/SmolLM2-135M"]}
 """Models of `configs/base/packaged.py`."""
 SAME_SHAPE = ("-Instruct", "-instruct", "-SFT", "-DPO", "-RLVR1", "-RLVR", "-Base", "-base")
-"""Endings of models that were trained from the base of their name."""
+"""Name suffixes of models trained from the base model of the same name."""
 TULU = {"allenai/Llama-3.1-Tulu-3-8B": "meta-llama/Llama-3.1-8B", "allenai/Llama-3.1-Tulu-3.1-8B": "meta-llama/Llama-3.1-8B",
         "allenai/Llama-3.1-Tulu-3-70B": "meta-llama/Llama-3.1-70B"}  # fmt: skip
-"""Models that go by another name than their base; their vocabulary is padded by a few rows."""
+"""Models with a different name than their base; their vocabulary is padded by a few rows."""
 
 
 def known_shape(repo: str) -> Shape | None:
-    """The shape of a model of the hub, by its name; endings like `-Instruct` and `-SFT` change none."""
+    """The shape of a hub model by name, ignoring suffixes such as `-Instruct` and `-SFT`."""
     name = repo
     while True:
         if name in KNOWN or name in TULU:

@@ -1,1 +1,1 @@
-"""What an artifact was made from, and how that is told."""
+"""Ancestry of artifacts: records, queries, comparison, verification, and standard formats."""

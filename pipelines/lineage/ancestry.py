@@ -1,6 +1,6 @@
-"""The ancestry of an artifact, from its own `lineage.json`: no project, no DVC and no other file is needed.
+"""The ancestry of an artifact, read from its `lineage.json` without a project or DVC.
 
-`pipelines/lineage/find.py` finds a pedigree by any name that a user may type.
+`pipelines/lineage/find.py` resolves a user-supplied name to a pedigree.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,14 +37,14 @@ Entry = tuple[Record, Run]
 
 
 def parents_first(root: str, records: Mapping[str, Record]) -> list[str]:
-    """Ids of an artifact and of all its ancestors, each once and after those that it was made from; the artifact itself is the last.
+    """Ids of an artifact and its ancestors in topological order, the artifact itself last.
 
     Args:
         root: id of the artifact.
-        records: by id, all that an edge leads to.
+        records: by id; must include every id that an edge references.
 
     Raises:
-        ArtifactError: edges lead in a circle. Hashes alone do not rule that out: who made an input is no part of a key.
+        ArtifactError: the edges form a cycle. Hashes do not rule that out, since a key does not include the producers of its inputs.
     """
     graph: dict[str, list[str]] = {}
     waiting = [root]
@@ -57,8 +57,7 @@ def parents_first(root: str, records: Mapping[str, Record]) -> list[str]:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         circle = " <- ".join(identifier[:12] for identifier in error.args[1])
-        problem = f"the lineage leads in a circle ({circle}): nothing is made from itself, so it is forged"
-        raise ArtifactError(f"{problem}: ask whoever gave it to you for a sound copy") from error
+        raise ArtifactError(f"the lineage has a cycle ({circle}), so it is forged: request a valid copy from its source") from error
     return postorder([root], graph.__getitem__)
 
 
@@ -67,26 +66,26 @@ def _without_measures(record: Record) -> Record:
 
 
 def as_told(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
-    """Records and runs as they are written: every value where it belongs."""
+    """Records and runs as JSON values."""
     return {name: {"record": record.model_dump(mode="json"), "run": run.as_json()} for name, (record, run) in entries.items()}
 
 
 def no_file(path: str) -> BinaryIO:
-    """For pedigrees of which the records alone are known."""
-    raise ArtifactError(f"payload/{path} is not here: only the records of this artifact are known")
+    """`open_file` of a pedigree without a payload."""
+    raise ArtifactError(f"payload/{path} is not available: only the records of this artifact exist here")
 
 
 @dataclass(frozen=True)
 class Pedigree:
-    """The records of an artifact and of all its ancestors, wherever they were read from."""
+    """The records of an artifact and all its ancestors."""
 
     id: str
     entries: Mapping[str, Entry]
-    """By id: its own and those of all ancestors."""
+    """By id, including its own entry."""
     open_file: Callable[[str], BinaryIO] = no_file
-    """Opens a file by its path in the payload; ArtifactError where it cannot be had."""
+    """Opens a file by its path in the payload; raises ArtifactError if unavailable."""
     patches: Mapping[str, str] = field(default_factory=dict)
-    """sha256 → text of the patches that the attempts name."""
+    """sha256 → text of the patches referenced by attempts."""
 
     @property
     def record(self) -> Record:
@@ -98,40 +97,40 @@ class Pedigree:
 
     @property
     def address(self) -> str:
-        """Where it was made, `RECIPE/STAGE`; the start of its id where that was not recorded."""
+        """`RECIPE/STAGE` that produced it, or an id prefix if not recorded."""
         return self.run.address or self.id[:12]
 
     def row_files(self) -> list[str]:
-        """Those files of the payload that hold rows; none where it is no data."""
+        """Payload files that contain rows; empty unless it is a dataset."""
         return row_files(entry.path for entry in self.record.files)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of its payload, one after another.
+        """Iterate over the rows of the payload.
 
         Raises:
-            ArtifactError: they cannot be had, or are damaged.
+            ArtifactError: the rows are unavailable or damaged.
         """
         for name in self.row_files():
             with self.open_file(name) as stream:
                 yield from rows_in(stream, name)
 
     def of(self, identifier: str) -> "Pedigree":
-        """That of an ancestor, of which the records alone are known."""
+        """The pedigree of an ancestor, records only."""
         return Pedigree(identifier, self.entries, patches=self.patches)
 
     def parents_first(self) -> "list[Pedigree]":
-        """All ancestors and itself, each once."""
+        """All ancestors in topological order, then itself."""
         return self._in_order({identifier: record for identifier, (record, _) in self.entries.items()})
 
     def material(self) -> "list[Pedigree]":
-        """The same without what only measured others, as a tokenizer that counted the tokens of rows: nothing of it is in them."""
+        """`parents_first` without inputs used only for measuring, such as a tokenizer that counted the tokens of rows."""
         return self._in_order({identifier: _without_measures(record) for identifier, (record, _) in self.entries.items()})
 
     def _in_order(self, records: Mapping[str, Record]) -> "list[Pedigree]":
         return [self if identifier == self.id else self.of(identifier) for identifier in parents_first(self.id, records)]
 
     def as_lineage(self) -> dict[str, Any]:
-        """What `lineage.json` holds: records and runs of the ancestors, the patches of itself too."""
+        """Contents of `lineage.json`: records and runs of the ancestors, and patches including its own."""
         runs = {found.id: found.run for found in self.parents_first()}
         named = {attempt.code.patch_sha256 for run in runs.values() for attempt in run.attempts if attempt.code}
         patches = {sha256: self.patches[sha256] for sha256 in sorted(self.patches.keys() & named)}
@@ -141,18 +140,18 @@ class Pedigree:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """An artifact in a pedigree, and what it was made from."""
+    """An artifact in a pedigree tree, with its parents."""
 
     id: str
     address: str
-    """Where it was made: `RECIPE/STAGE`."""
+    """`RECIPE/STAGE` that produced it."""
     role: str
-    """Port (and label, where it differs from the stage's name) at which the child reads it; empty for the artifact itself."""
+    """Port (and label, if it differs from the stage name) through which the child reads it; empty for the root."""
     record: Record
     run: Run
     parents: tuple["Ancestor", ...]
     repeated: bool
-    """It stands further up already, with its parents: a pedigree is a graph, and this is its tree."""
+    """Already listed earlier in the tree together with its parents, since a pedigree is a graph."""
 
     @property
     def name(self) -> str:
@@ -160,7 +159,7 @@ class Ancestor:
 
 
 def read_pedigree(folder: Path) -> Pedigree:
-    """The pedigree in an artifact's folder, or in an exported one.
+    """Read the pedigree of an artifact folder or an exported folder.
 
     Raises:
         ArtifactError: the artifact or its lineage is missing or damaged.
@@ -180,34 +179,34 @@ def read_pedigree(folder: Path) -> Pedigree:
 
 
 def pedigree_of(record: Record, run: Any, lineage: Any, source: str, open_file: Callable[[str], BinaryIO]) -> Pedigree:
-    """A pedigree from what its three files hold; every edge must lead to a record.
+    """Build a pedigree from the contents of its three files; every edge must reference a known record.
 
     Args:
         record: of the artifact itself.
-        run: what stands in its `run.json`.
-        lineage: what stands in its `lineage.json`.
+        run: contents of its `run.json`.
+        lineage: contents of its `lineage.json`.
         source: name of the latter, for messages.
         open_file: see `Pedigree`.
 
     Raises:
-        ArtifactError: the lineage lacks an ancestor, has one under another's id, or leads in a circle.
+        ArtifactError: the lineage lacks an ancestor, has an id mismatch, or has a cycle.
     """
     ancestors = parse_lineage(lineage, source)
     entries: dict[str, Entry] = {record.id: (record, parse_run(run, source.replace("lineage.json", "run.json")))}
     for identifier, entry in ancestors.items():
         if entry[0].id != identifier:
-            raise ArtifactError(f"{source} is damaged: the record under {identifier[:12]} has id {entry[0].id[:12]}")
+            raise ArtifactError(f"{source} is damaged: the record stored under id {identifier[:12]} has id {entry[0].id[:12]}")
         entries[identifier] = entry
     for child, made in entries.values():
         for given in child.inputs:
             if given.producer not in entries:
-                raise ArtifactError(f"the lineage lacks {given.producer[:12]}, the {given.port} of {made.address}: it is damaged")
+                raise ArtifactError(f"the lineage is damaged: it lacks {given.producer[:12]}, the {given.port} of {made.address}")
     parents_first(record.id, {identifier: found for identifier, (found, _) in entries.items()})
     return Pedigree(record.id, entries, open_file, parse_patches(run, lineage, source))
 
 
 def ancestry(folder: Path) -> Ancestor:
-    """The tree of all that an artifact was made from.
+    """Read the ancestry tree of an artifact.
 
     Raises:
         ArtifactError: the artifact or its lineage is missing or damaged.
@@ -216,11 +215,11 @@ def ancestry(folder: Path) -> Ancestor:
 
 
 def tree(pedigree: Pedigree) -> Ancestor:
-    """A pedigree as a tree: what is read twice stands in it twice, its parents once."""
+    """Convert a pedigree to a tree: shared ancestors are repeated, but their parents are listed only once."""
     lines: list[tuple[int, Input | None, str, bool]] = []
     seen: set[str] = set()
     waiting: list[tuple[int, Input | None, str]] = [(0, None, pedigree.id)]
-    while waiting:  # no recursion: an ancestry may be longer than Python's stack
+    while waiting:  # iterative, since an ancestry may exceed Python's recursion limit
         depth, edge, identifier = waiting.pop()
         lines.append((depth, edge, identifier, identifier in seen))
         if identifier not in seen:
@@ -236,7 +235,7 @@ def tree(pedigree: Pedigree) -> Ancestor:
 
 
 def walk(tree: Ancestor) -> Iterator[tuple[int, Ancestor]]:
-    """The tree line by line: (depth, artifact)."""
+    """Yield (depth, artifact) in preorder."""
     waiting = [(0, tree)]
     while waiting:
         depth, found = waiting.pop()
@@ -245,18 +244,17 @@ def walk(tree: Ancestor) -> Iterator[tuple[int, Ancestor]]:
 
 
 def find_artifact(project: Project | None, name: str, recipe: str | None = None) -> Artifact:
-    """An artifact by folder, `RECIPE/STAGE`, stage (in `recipe`, or the only one of its name), the name that a recipe gives to a model,
-    or the start of its id or content hash.
+    """Find an artifact by folder, `RECIPE/STAGE`, stage name (in `recipe`, or unique), model name, or prefix of its id or content hash.
 
     Raises:
-        ArtifactError: none, or more than one; the message lists them.
+        ArtifactError: no match or several; the message lists them.
     """
     folder = Path(name)
     if (folder / "record.json").is_file():
         return open_artifact(folder)
     if project is None:
-        problem = f"{name} is no artifact folder (it holds no record.json), and here is no project to look in"
-        raise ArtifactError(f"{problem}: give a folder that holds one, or type it inside a project")
+        problem = f"{name} is not an artifact folder (it has no record.json), and there is no project here"
+        raise ArtifactError(f"{problem}: specify an artifact folder, or run the command in a project")
     for address in (name, f"{recipe}/{name}"):
         if "/" in address and (project.artifact(address) / "record.json").is_file():
             return open_artifact(project.artifact(address))
@@ -267,7 +265,7 @@ def find_artifact(project: Project | None, name: str, recipe: str | None = None)
     model = None if named else find_named(named_models(project), name)
     if model is not None and not (project.artifact(model.address) / "record.json").is_file():
         raise ArtifactError(
-            f"{name} is the model of {model.address}, which is not here: {command('run', model.recipe)} restores or makes it"
+            f"{name} is the model of {model.address}, which is not available: {command('run', model.recipe)} restores or rebuilds it"
         )
     if model is not None:
         return open_artifact(project.artifact(model.address))
@@ -277,15 +275,15 @@ def find_artifact(project: Project | None, name: str, recipe: str | None = None)
         return matches[0]
     addresses = [found.path.relative_to(project.artifacts).as_posix() for found in (matches or artifacts)]
     problem = (
-        "stands for several artifacts"
+        "matches several artifacts"
         if matches
-        else "is no artifact folder, RECIPE/STAGE, stage, model or id of at least 4 digits; there are"
+        else "is not an artifact folder, RECIPE/STAGE, stage, model, or id prefix (at least 4 digits); available artifacts"
     )
     raise ArtifactError(f"{name!r} {problem}: {', '.join(addresses) or 'none'}")
 
 
 def opened(project: Project, node: Node) -> Artifact | None:
-    """The stage's artifact, if a sound one is there."""
+    """The stage's artifact, or None if missing or damaged."""
     try:
         return open_artifact(project.artifact(node.address))
     except ArtifactError:
@@ -293,11 +291,11 @@ def opened(project: Project, node: Node) -> Artifact | None:
 
 
 def published(project: Project) -> Iterator[Artifact]:
-    """All artifacts of the project that can be opened, sorted by address."""
+    """All readable artifacts of the project, sorted by address."""
     for record in sorted(project.artifacts.glob("*/*/record.json")):
         try:
             yield open_artifact(record.parent)
-        except ArtifactError:  # damaged ones are found again by the next run
+        except ArtifactError:  # the next run reports damaged ones
             continue
 
 

@@ -1,4 +1,4 @@
-"""How two artifacts differ, from their records, rows and scores: what was asked for, what came out, and where the ancestry parts."""
+"""Compare two artifacts by records, rows, and scores, and find where their ancestries diverge."""
 
 import dataclasses
 import hashlib
@@ -17,16 +17,16 @@ from pipelines.lineage.evaluations import Evaluation, evaluations_of, labels_of
 
 ABSENT = "(absent)"
 SHOWN = 5
-"""Rows and files that are shown of each kind of change; all are counted."""
+"""Maximum examples shown per kind of change; all are counted."""
 MOST = 15
-"""Metrics, files and code files that are shown in words."""
+"""Maximum changes shown per section of metrics, files, and code."""
 LONGEST = 100
-"""Characters of a value that are shown."""
+"""Maximum characters shown of a value."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A named value on both sides; one that a side lacks is `(absent)` there."""
+    """A named value on both sides, `(absent)` on a side that lacks it."""
 
     name: str
     first: Any
@@ -35,10 +35,10 @@ class Change:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """How the rows differ: by key where every row has one of its own, else as multisets."""
+    """Row differences, by key if every row has a unique key, else as multisets."""
 
     by: str
-    """The key's fields, or empty: then nothing counts as changed."""
+    """The key's fields; empty for a multiset comparison, where no row counts as changed."""
     before: int
     after: int
     added: int
@@ -46,15 +46,15 @@ class RowChanges:
     changed: int
     kept: int
     examples: dict[str, list[str]]
-    """`added`, `removed`, `changed` → the first rows of each: key and, where it changed, the fields; or the row itself."""
+    """`added`, `removed`, `changed` → the first rows of each: the key, with the changed fields if any, or the row itself."""
 
 
 @dataclass(frozen=True)
 class Parting:
-    """A place where the ancestries part: its own inputs are equal, or something else about it differs too."""
+    """A point where the ancestries diverge: its inputs are equal, or it differs in more than its inputs."""
 
     path: str
-    """Ports from the artifact back to it, `data < data`."""
+    """Ports from the artifact back to this point, e.g. `data < data`."""
     first: str
     second: str
     why: list[str]
@@ -62,7 +62,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """Two policies on the same items: mean of second minus first, with the 95 % interval of the paired bootstrap."""
+    """Mean score difference (second minus first) of two policies on the same items, with a 95% paired bootstrap interval."""
 
     task: str
     policies: str
@@ -76,15 +76,15 @@ class ScoreChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs; an empty part is equal on both sides."""
+    """All differences; an empty part is equal on both sides."""
 
     same: bool
-    """Equal ids: the same was asked for and the same bytes came out."""
+    """Equal ids, i.e. equal keys and equal contents."""
     same_content: bool
     ids: tuple[str, str]
     contents: tuple[str, str]
     what: list[Change]
-    """Kind, version, type, metrics and marks."""
+    """Kind, version, type, metrics, and marks."""
     config: list[Change]
     files: list[Change]
     rows: RowChanges | None
@@ -94,7 +94,7 @@ class Comparison:
     environment: list[Change]
     numerics: list[Change]
     parents: list[Change]
-    """Own inputs by port and label: contents."""
+    """Direct inputs by port and label: contents."""
     origins: list[Parting]
     scores: list[ScoreChange]
 
@@ -103,12 +103,12 @@ class Comparison:
 
 
 def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -> Comparison:
-    """Compares two artifacts.
+    """Compare two artifacts.
 
     Args:
-        first: the one that is compared with.
-        second: what has become of it.
-        project: where evaluations of the two are looked for, when they are models.
+        first: the baseline.
+        second: the artifact compared with it.
+        project: searched for evaluations if both are policies.
     """
     one, other = first.record, second.record
     same_content = one.content == other.content
@@ -136,7 +136,7 @@ def compare(first: Pedigree, second: Pedigree, project: Project | None = None) -
 
 
 def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """(`a.b[0]`, plain value) of everything inside."""
+    """Yield (path such as `a.b[0]`, scalar) of all nested values."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from leaves(inner, f"{place}.{name}" if place else str(name))
@@ -160,7 +160,7 @@ def _about(made: Pedigree) -> dict[str, Any]:
 
 
 def _code(made: Pedigree) -> dict[str, Any]:
-    """The commit that was run last, with its patch, and the files behind the stage."""
+    """Commit and patch of the last attempt, and the stage's code files."""
     code = made.run.code
     files = {f"file {name}": found for name, found in made.run.fingerprint.files.items()}
     return {name: getattr(code, name, None) for name in ("commit", "patch_sha256")} | files
@@ -178,7 +178,7 @@ def _environment(made: Pedigree) -> dict[str, Any]:
 
 
 def _parents(first: Pedigree, second: Pedigree) -> list[Change]:
-    """Inputs of another content."""
+    """Inputs with different content."""
     found = []
     for given, taken in _pairs(first, second):
         labels = list(dict.fromkeys(side.label for side in (given, taken) if side))
@@ -189,35 +189,35 @@ def _parents(first: Pedigree, second: Pedigree) -> list[Change]:
 
 
 def _origins(first: Pedigree, second: Pedigree) -> list[Parting]:
-    """Where the inputs' ancestries part, each place once, nearest to the sources first; stages of two kinds are not gone into."""
+    """Points where the inputs' ancestries diverge, nearest to the sources first; stops at stages of different kinds."""
     found: dict[tuple[str, str], Parting] = {}
     seen: set[tuple[str, str]] = set()
     waiting = _below(first, second, ())
-    while waiting:  # no recursion: an ancestry may be longer than Python's stack
+    while waiting:  # iterative, since an ancestry may exceed Python's recursion limit
         one, other, path, done = waiting.pop()
         if done:
             below = bool(_parting(one, other))
             why = [*_one_sided(one, other), *_why(one, other, whole=not below)]
             if why or not below:
-                nothing = ["nothing recorded: another content from the same inputs, config, code and numerics"]
+                nothing = ["nothing recorded: different content from the same inputs, config, code, and numerics"]
                 found[one.id, other.id] = Parting(_path(path), one.address, other.address, why or nothing)
         elif (one.id, other.id) not in seen:
             seen.add((one.id, other.id))
             if one.record.kind == other.record.kind:
                 waiting += [(one, other, path, True), *_below(one, other, path)]
             else:
-                kinds = f"another stage: {other.record.kind}, not {one.record.kind}"
+                kinds = f"different stage kinds: {one.record.kind} -> {other.record.kind}"
                 found[one.id, other.id] = Parting(_path(path), one.address, other.address, [kinds])
     return list(found.values())
 
 
 def _parting(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | None]]:
-    """Inputs of another content, and those that one side lacks."""
+    """Inputs with different content or missing on one side."""
     return [(given, taken) for given, taken in _pairs(one, other) if not (given and taken and given.content == taken.content)]
 
 
 def _below(one: Pedigree, other: Pedigree, path: tuple[str, ...]) -> list[tuple[Pedigree, Pedigree, tuple[str, ...], bool]]:
-    """What made the inputs that part, the first of them last."""
+    """Producers of the differing inputs, in reverse order for use as a stack."""
     pairs = [(given, taken) for given, taken in reversed(_parting(one, other)) if given and taken]
     return [(one.of(given.producer), other.of(taken.producer), (*path, given.port), False) for given, taken in pairs]
 
@@ -230,7 +230,7 @@ def _one_sided(one: Pedigree, other: Pedigree) -> list[str]:
 
 
 def _pairs(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | None]]:
-    """Inputs that stand in the same place: by port and label, and what is left by its order at the port."""
+    """Pair inputs by port and label, then the remaining ones by order within their port."""
     left = list(other.record.inputs)
     pairs: list[tuple[Input | None, Input | None]] = []
     unmatched: list[Input] = []
@@ -250,7 +250,7 @@ def _pairs(one: Pedigree, other: Pedigree) -> list[tuple[Input | None, Input | N
 
 
 def _why(one: Pedigree, other: Pedigree, *, whole: bool) -> list[str]:
-    """What was asked for and differs; where all inputs are equal (`whole`), what it was made with too."""
+    """Differences of the request; if all inputs are equal (`whole`), also of numerics, code, and environment."""
     found = _changes({"version": one.record.version}, {"version": other.record.version})
     found += _changes(one.record.config, other.record.config) + _changes(one.record.source_files, other.record.source_files, "file ")
     if whole and not found:
@@ -271,7 +271,7 @@ def _rows(first: Pedigree, second: Pedigree) -> tuple[RowChanges | None, str]:
         return None, ""
     try:
         return row_changes(first.rows, second.rows), ""
-    except ArtifactError as error:  # the records are enough for everything else
+    except ArtifactError as error:  # the other comparisons need only records
         return None, str(error)
 
 
@@ -280,11 +280,11 @@ KEYS = (("task", "policy", "id"), ("id",))
 
 
 def row_changes(first: Rows, second: Rows) -> RowChanges:
-    """Compares two lists of rows, whatever their order, holding a hash per row and not the rows.
+    """Compare two sets of rows regardless of order, holding one hash per row in memory.
 
     Args:
-        first: gives the rows of one side, as often as it is called.
-        second: those of the other.
+        first: yields the rows of one side; called repeatedly.
+        second: yields the rows of the other side.
     """
     for fields in KEYS:
         before, after = _by_key(first, fields), _by_key(second, fields)
@@ -309,7 +309,7 @@ def _keyed(first: Rows, second: Rows, before: dict[str, bytes], after: dict[str,
 
 
 def _by_key(rows: Rows, fields: tuple[str, ...]) -> dict[str, bytes] | None:
-    """Key → hash of the row; None when a row lacks a key or shares it."""
+    """Key → hash of the row; None if a key is missing or not unique."""
     found: dict[str, bytes] = {}
     for row in rows():
         if not all(isinstance(row.get(field), str) for field in fields):
@@ -358,7 +358,7 @@ def _scores(first: Pedigree, second: Pedigree, project: Project | None) -> list[
 
 
 def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tuple[Evaluation, Evaluation]]:
-    """Policies of equal name; two evaluations of one policy each are compared whatever the names."""
+    """Pair policies by label; if both evaluations have a single policy, pair those regardless of label."""
     if len(first) == len(second) == 1:
         return [(first[0], second[0])]
     by_label = {found.label: found for found in second}
@@ -366,12 +366,12 @@ def _same_labels(first: list[Evaluation], second: list[Evaluation]) -> list[tupl
 
 
 def _paired(one: Evaluation, other: Evaluation) -> list[ScoreChange]:
-    """Per task, over the items that both answered; draws are those that the first evaluation's config names."""
+    """Score changes per task over shared items, with the bootstrap settings of the first evaluation's config."""
     from stages.core.statistics import bootstrap_average
 
     try:
         before, after, categories = one.scores(), other.scores(), one.categories()
-    except ArtifactError:  # of an evaluation the records alone are known
+    except ArtifactError:  # only the records of an evaluation are available
         return []
     config, found = one.pedigree.record.config, []
     shared = sorted(before.keys() & after.keys())
@@ -390,23 +390,23 @@ def _paired(one: Evaluation, other: Evaluation) -> list[ScoreChange]:
 
 
 def text(found: Comparison, first: str, second: str) -> str:
-    """The comparison in words; parts without a difference are left out."""
+    """Format the comparison for the terminal, omitting parts without differences."""
     if found.same:
         run = [name for name in ("code", "environment", "numerics") if getattr(found, name)]
-        return f"identical: {first} and {second} are {found.ids[0][:12]}{f' (made with other {_and(run)})' if run else ''}"
+        return f"identical: {first} and {second} are {found.ids[0][:12]}{f' (made with different {_and(run)})' if run else ''}"
     head = f"content {found.contents[0][:12]} -> {found.contents[1][:12]}"
-    lines = [f"{first} -> {second}", f"same content {found.contents[0][:12]}, asked for in another way" if found.same_content else head]
+    lines = [f"{first} -> {second}", f"same content {found.contents[0][:12]}, different key" if found.same_content else head]
     sections: list[tuple[str, list[str]]] = [
-        ("what", _limited(found.what)),
+        ("record", _limited(found.what)),
         ("config", [_line(change) for change in found.config]),
         ("rows", _row_lines(found)),
         ("files", _limited([change for change in found.files if not (found.rows and row_files([change.name]))])),
         ("inputs", [_line(change) for change in found.parents]),
-        ("where the ancestry parts", [line for origin in found.origins for line in _origin_lines(origin)]),
+        ("where the ancestries diverge", [line for origin in found.origins for line in _origin_lines(origin)]),
         ("code", _limited(found.code)),
         ("environment", [_line(change) for change in found.environment]),
         ("numerics", [_line(change) for change in found.numerics]),
-        ("scores, paired, second minus first", [_score_line(change) for change in found.scores]),
+        ("paired scores, second minus first", [_score_line(change) for change in found.scores]),
     ]
     for title, body in sections:
         lines += ["", title, *(f"  {line}" for line in body)] if body else []
@@ -444,10 +444,10 @@ def _row_lines(found: Comparison) -> list[str]:
     rows = found.rows
     if rows is None:
         return [f"not compared: {found.rows_problem}"] if found.rows_problem else []
-    how = f"by {rows.by}" if rows.by else "as a multiset: rows have no key of their own"
+    how = f"by {rows.by}" if rows.by else "as multisets (rows have no unique key)"
     lines = [f"{rows.before} -> {rows.after}, {how}: {rows.added} added, {rows.removed} removed, {rows.changed} changed, {rows.kept} equal"]
     if not rows.added + rows.removed + rows.changed:
-        return [*lines, "the same rows in another order"]
+        return [*lines, "the same rows in a different order"]
     for name, total in (("added", rows.added), ("removed", rows.removed), ("changed", rows.changed)):
         lines += [f"{name}: {example}" for example in rows.examples[name]]
         lines += [f"and {total - SHOWN} more {name}"] if total > SHOWN else []

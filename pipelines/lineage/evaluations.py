@@ -1,4 +1,4 @@
-"""What evaluations of the project say of a policy."""
+"""Evaluations of a policy in the project."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,38 +19,38 @@ Scores = dict[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation, and the name under which it scored a policy."""
+    """An evaluation and its label for one policy."""
 
     pedigree: Pedigree
     label: str
 
     @property
     def measure(self) -> tuple[Any, ...]:
-        """What must be equal for two evaluations to be comparable: suites, settings, and what tasks' hashes stand for."""
+        """Comparability key: evaluations are comparable if suites, settings, and task hashes are equal."""
         record = self.pedigree.record
         suites = sorted(given.content for given in record.inputs if given.port == "suites")
         return (record.version, json.dumps([record.config, record.metrics.get("hashes")], sort_keys=True), *suites)
 
     def table(self) -> dict[str, Any]:
-        """Task → n, mean and interval."""
+        """Task → n, mean, and interval."""
         with self.pedigree.open_file("scores.json") as stream:
             found = parse_json(stream.read(LIST_BYTES + 1), f"scores.json of {self.pedigree.address}", LIST_BYTES)
         try:
             tasks = found["policies"][self.label]["tasks"]
             _ESTIMATES.validate_python(tasks)
         except (KeyError, TypeError, ValueError) as error:
-            raise ArtifactError(f"scores.json of {self.pedigree.address} holds no scores of {self.label}") from error
+            raise ArtifactError(f"scores.json of {self.pedigree.address} has no scores for {self.label}") from error
         return tasks
 
     def scores(self) -> Scores:
-        """Of items whose score is known."""
+        """Scores of all scored items."""
         rows = [row for row in self._rows() if row.get("score", "") is not None]
         if not all(isinstance(row.get("score"), int | float) for row in rows):
-            raise ArtifactError(f"rows.jsonl of {self.pedigree.address} holds a row whose score is no number")
+            raise ArtifactError(f"rows.jsonl of {self.pedigree.address} has a row with a non-numeric score")
         return {_name(row): row["score"] for row in rows}
 
     def categories(self) -> Mapping[tuple[str, str], str]:
-        """Of items of tasks whose score is an average over categories."""
+        """(task, item id) → category, for tasks whose score is an average over categories."""
         return {_name(row): str(row["category"]) for row in self._rows() if "category" in row}
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -62,12 +62,12 @@ def _name(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def labels_of(pedigree: Pedigree) -> list[Evaluation]:
-    """The policies that an evaluation scored, in the recipe's order."""
+    """One entry per policy that an evaluation scored, in recipe order."""
     return [Evaluation(pedigree, given.label) for given in pedigree.record.inputs if given.port == "policies"]
 
 
 def evaluations_of(project: Project | None, content: str) -> list[Evaluation]:
-    """All evaluations here that scored the policy with this content, sorted by address."""
+    """All local evaluations of the policy with this content hash, sorted by address."""
     return list(_found(project, content)) if project else []
 
 

@@ -1,8 +1,8 @@
-"""The names under which a user may ask for an artifact, and the pedigree behind each.
+"""Resolve a user-supplied name to a pedigree.
 
-An artifact's folder or an exported one, `RECIPE/STAGE`, a stage's name, the start of an id or of a content hash (of an ancestor
-too, of which only the records are left), the name that a recipe gives to a model, and `NAME@REVISION`: what `dvc.lock` named at
-that commit; there the revision may also be a version that a tag gives to a model.
+A name is an artifact folder or exported folder, `RECIPE/STAGE`, a stage name, a prefix of an id or content hash (including ancestors
+that exist only as records), a model name, or `NAME@REVISION`: the artifact in `dvc.lock` at that commit, where REVISION may also be a
+model version from a tag.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,18 +20,18 @@ from pipelines.lineage.ancestry import Pedigree, find_artifact, pedigree_of, pub
 from pipelines.lineage.named_models import find_named, named_models, revision_of
 
 SHORTEST = 4
-"""Digits of an id or content hash."""
+"""Minimum digits of an id or content hash prefix."""
 
 
 def find_pedigree(project: Project | None, name: str) -> Pedigree:
-    """The pedigree behind any name.
+    """Find a pedigree by name.
 
     Args:
-        project: where to look; None outside of one, where only folders have names.
-        name: see the module.
+        project: where to look; None outside a project, where only folders can be named.
+        name: see the module docstring.
 
     Raises:
-        ArtifactError: nothing or more than one thing has the name, or what has it is damaged or can be had nowhere.
+        ArtifactError: no match, several matches, or the match is damaged or unavailable.
     """
     folder = Path(name)
     if (folder / "record.json").is_file() or (folder / "pedigree" / "record.json").is_file():
@@ -53,7 +53,7 @@ def find_pedigree(project: Project | None, name: str) -> Pedigree:
 
 
 def _ancestor(project: Project, name: str) -> Pedigree | None:
-    """An artifact that was replaced or deleted, and stands in the lineage of one that is there."""
+    """A replaced or deleted artifact that is an ancestor of an existing one."""
     found: dict[str, Pedigree] = {}
     here = set()
     for artifact in published(project):
@@ -67,16 +67,16 @@ def _ancestor(project: Project, name: str) -> Pedigree | None:
     gone = [pedigree for identifier, pedigree in found.items() if identifier not in here]
     if len(gone) > 1:
         several = ", ".join(f"{pedigree.id[:12]} ({pedigree.address})" for pedigree in gone)
-        raise ArtifactError(f"{name!r} stands for several ancestors: {several}; give more digits of an id")
+        raise ArtifactError(f"{name!r} matches several ancestors: {several}; specify more digits of the id")
     return gone[0] if gone and len(found) == 1 else None
 
 
 @contextmanager
 def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, str]]:
-    """The folder of an artifact by any name, and its address; one of a git revision is taken out of the cache or the remote for the block.
+    """Folder and address of an artifact by name; for a git revision, a temporary copy from the cache or remote.
 
     Raises:
-        ArtifactError: nothing has the name, several things have it, or what has it can be had nowhere.
+        ArtifactError: no match, several matches, or the match is unavailable.
     """
     if "@" not in name or project is None or Path(name).exists():
         found = find_artifact(project, name).path
@@ -90,16 +90,16 @@ def artifact_folder(project: Project | None, name: str) -> Iterator[tuple[Path, 
 
 
 def bring_committed(ledger: Ledger, name: str, target: Path, parts: Collection[str] = PARTS) -> str:
-    """Copies parts of what `dvc.lock` named at a revision into a new folder, every file hashed on the way; returns the address.
+    """Copy parts of an artifact in `dvc.lock` at a revision to a new folder, verifying every hash; returns the address.
 
     Args:
-        ledger: of the project whose git repository, cache and remote are asked.
+        ledger: of the project whose git repository, cache, and remote are searched.
         name: `NAME@REVISION`.
         target: a folder that does not exist.
         parts: names of files and folders of the artifact.
 
     Raises:
-        ArtifactError: there is no such thing, or neither place holds it whole.
+        ArtifactError: there is no such artifact, or it is incomplete in both the cache and the remote.
     """
     stage, _, revision = name.rpartition("@")
     try:
@@ -109,11 +109,11 @@ def bring_committed(ledger: Ledger, name: str, target: Path, parts: Collection[s
             return address
     except LedgerError as error:
         raise ArtifactError(f"{name}: {error}") from error
-    raise ArtifactError(f"{name} is {address}, whose files neither this machine's cache nor the remote holds whole: run it at that commit")
+    raise ArtifactError(f"{name} is {address}, but neither the local cache nor the remote has all its files: run it at that commit")
 
 
 def _recorded_at(ledger: Ledger, stage: str, revision: str) -> tuple[str, dict[str, Recorded]]:
-    """Address of a stage or model at a revision, and the parts of its artifact there."""
+    """Address of a stage or model at a revision, and the recorded parts of its artifact."""
     recorded = ledger.recorded_at(revision)
     addresses = sorted({entry.address for entry in recorded})
     chosen = [address for address in addresses if stage in (address, address.partition("/")[2])]
@@ -123,13 +123,13 @@ def _recorded_at(ledger: Ledger, stage: str, revision: str) -> tuple[str, dict[s
     if model is not None:
         chosen = [address for address in addresses if address == model.address]
     if len(chosen) != 1:
-        problem = f"stands for {', '.join(chosen)}" if chosen else f"is in no dvc.lock; there are: {', '.join(addresses) or 'none'}"
+        problem = f"matches {', '.join(chosen)}" if chosen else f"is not in any dvc.lock; recorded: {', '.join(addresses) or 'none'}"
         raise ArtifactError(f"at {revision} {stage!r} {problem}")
     return chosen[0], {entry.part: entry for entry in recorded if entry.address == chosen[0]}
 
 
 def _committed(ledger: Ledger, stage: str, revision: str) -> Pedigree:
-    """What a `dvc.lock` named at a git revision, read from the cache or the remote."""
+    """Pedigree of an artifact in `dvc.lock` at a git revision, read from the cache or the remote."""
     address, parts = _recorded_at(ledger, stage, revision)
     members: dict[str, str] = {}
     shown = f"{stage}@{revision}"
@@ -140,18 +140,18 @@ def _committed(ledger: Ledger, stage: str, revision: str) -> Pedigree:
                 members.update(parse_listing(_read(ledger, parts["payload"], LIST_BYTES), f"the list of payload/ of {shown}"))
             return ledger.open_object(members[path])
         except (LedgerError, KeyError) as error:
-            raise ArtifactError(f"{stage}@{revision}: payload/{path} cannot be had: {error}") from error
+            raise ArtifactError(f"{stage}@{revision}: payload/{path} is unavailable: {error}") from error
 
     missing = {"record.json", "run.json", "lineage.json", "payload"} - parts.keys()
     if missing:
-        raise ArtifactError(f"dvc.lock at {revision} names no {', '.join(sorted(missing))} of {address}: no Pedigree wrote it")
+        raise ArtifactError(f"dvc.lock at {revision} has no {', '.join(sorted(missing))} for {address}: Pedigree did not write it")
     record = parse_record(_read(ledger, parts["record.json"], RECORD_BYTES), f"record.json of {shown}")
-    told = parse_json(_read(ledger, parts["run.json"], RUN_BYTES), f"run.json of {shown}", RUN_BYTES)
+    run = parse_json(_read(ledger, parts["run.json"], RUN_BYTES), f"run.json of {shown}", RUN_BYTES)
     lineage = parse_json(_read(ledger, parts["lineage.json"], LINEAGE_BYTES), f"lineage.json of {shown}", LINEAGE_BYTES)
-    return pedigree_of(record, told, lineage, f"lineage.json of {shown}", open_file)
+    return pedigree_of(record, run, lineage, f"lineage.json of {shown}", open_file)
 
 
 def _read(ledger: Ledger, entry: Recorded, limit: int) -> bytes:
-    """An object's bytes, one more than the limit at most: the door refuses those that are too many."""
+    """Read at most one byte more than the limit, so that the parser rejects an oversized object."""
     with ledger.open_object(entry.md5) as stream:
         return stream.read(limit + 1)

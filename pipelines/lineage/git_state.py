@@ -1,4 +1,4 @@
-"""The state of our code in git, which `run.json` records with every attempt."""
+"""Git state of the Pedigree code, recorded in `run.json` with every attempt."""
 
 import hashlib
 import os
@@ -10,26 +10,26 @@ from data.artifacts.provenance import CODE_ROOT, added_kinds
 from pipelines.ledger.git import run_git
 
 PATCH_LIMIT = 2**20
-"""Most bytes of a dirty tree's patch that is kept with an artifact."""
+"""Maximum bytes of a dirty tree's patch stored with an artifact."""
 DIFF = (
     "-c", "core.quotePath=true", "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames", "--full-index", "--binary",
     "--diff-algorithm=myers", "--indent-heuristic", "--unified=3", "--inter-hunk-context=0", "--no-relative", "-O/dev/null",
     "--src-prefix=a/", "--dst-prefix=b/",
 )  # fmt: skip
-"""A diff that no setting of the user's changes: equal trees have equal patches."""
+"""Diff options that override user settings, so that equal trees have equal patches."""
 GENERATED = (":(exclude,top)dvc.yaml", ":(exclude,top)dvc.lock", ":(exclude,top)artifacts", ":(exclude,glob,top)**/.gitignore")
 
 
 def code_state(root: Path = CODE_ROOT, *, new_files: bool = False) -> dict[str, Any]:
-    """Commit of our code, and how the working tree differs from it; generated files do not count.
+    """Commit of the code and the working tree's changes; generated files are ignored.
 
     Args:
-        root: top folder of a git repository with our code.
-        new_files: files that git does not know belong to the patch too; otherwise they are counted, and neither named nor kept.
+        root: top folder of a git repository with the code.
+        new_files: include untracked files in the patch; otherwise they are only counted.
 
     Returns:
-        `commit` (None outside git), `dirty`, `patch_sha256`; of a dirty tree also `patch`, the text of that sha256, of which `git apply`
-        makes this tree, or `patch_left_out`: why it is not kept; and `new_files`, how many files were left out.
+        `commit` (None outside git), `dirty`, `patch_sha256`. For a dirty tree also `patch`, from which `git apply` rebuilds the tree, or
+        `patch_left_out`, the reason why it is not stored. `new_files` is the number of untracked files left out.
     """
     commit = _git(root, "rev-parse", "HEAD").decode().strip() or None
     patch = _git(root, *DIFF, "HEAD", "--", ".", *GENERATED)
@@ -71,6 +71,6 @@ def _kept(patch: bytes, new: list[tuple[Path, str, str]]) -> dict[str, str]:
 
 
 def _git(root: Path, *arguments: str, differs: int = 0) -> bytes:
-    """Output of a git command in a folder; empty where there is no git repository. `differs`: a further exit code that is success."""
+    """Output of a git command in a folder; empty without a git repository. `differs`: an additional exit code that means success."""
     answer = run_git(root, *arguments)
     return answer.stdout if answer.returncode in (0, differs) else b""

@@ -1,4 +1,4 @@
-"""What a new artifact takes along: its own run, and the records, runs and patches of all that its inputs were made from."""
+"""Write `run.json` and `lineage.json` of a new artifact: its own run, and the records, runs, and patches of its ancestors."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,12 +10,12 @@ from pipelines.lineage.ancestry import Entry, as_told, read_pedigree
 
 
 def write_origin(out: Path, run: Mapping[str, Any], inputs: Iterable[Path]) -> None:
-    """Writes `run.json` and `lineage.json` of an artifact.
+    """Write `run.json` and `lineage.json` of an artifact.
 
     Args:
         out: its folder.
-        run: how it came about; the texts of patches stand in the attempts.
-        inputs: folders of the artifacts that it read.
+        run: its run, with the texts of patches in the attempts.
+        inputs: folders of its input artifacts.
 
     Raises:
         ArtifactError: an input or its lineage is damaged.
@@ -26,13 +26,13 @@ def write_origin(out: Path, run: Mapping[str, Any], inputs: Iterable[Path]) -> N
 
 
 def split_run(run: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `run.json` holds, and its patches by sha256: those stand in `lineage.json`, with the ancestors'."""
+    """Split a run into the contents of `run.json` and its patches by sha256, which go to `lineage.json`."""
     own, patches = split(run)
     return {"schema_version": RUN_SCHEMA, **own}, patches
 
 
 def lineage_of(inputs: Iterable[Path], patches: Mapping[str, str]) -> dict[str, Any]:
-    """What `lineage.json` holds of an artifact that was made from these folders under these patches."""
+    """Contents of `lineage.json` for an artifact with these input folders and patches."""
     entries: dict[str, Entry] = {}
     texts = dict(patches)
     for folder in inputs:

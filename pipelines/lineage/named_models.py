@@ -1,7 +1,7 @@
-"""Named models: the `artifacts` sections of the compiled files, in the working tree or at a git revision.
+"""Named models from the `artifacts` sections of compiled files, in the working tree or at a git revision.
 
-A tag `NAME@vX.Y.Z` (`FOLDER=NAME@vX.Y.Z` for a `dvc.yaml` in a folder) is a version of a model: the convention of GTO, which
-`dvc artifacts get` follows.
+A tag `NAME@vX.Y.Z` (`FOLDER=NAME@vX.Y.Z` for a `dvc.yaml` in a folder) marks a model version, following the GTO convention of
+`dvc artifacts get`.
 """
 
 import os
@@ -21,7 +21,7 @@ from pipelines.ledger.lock_files import read_lock
 
 @dataclass(frozen=True)
 class Named:
-    """A name, and the stage whose model has it."""
+    """A model name and the stage that produces the model."""
 
     name: str
     recipe: str
@@ -31,17 +31,17 @@ class Named:
 
     @property
     def full(self) -> str:
-        """What `dvc artifacts get` calls it."""
+        """Its name in `dvc artifacts get`."""
         return self.name if self.recipe == DEFAULT_RECIPE else f"artifacts/{self.recipe}:{self.name}"
 
     @property
     def tag(self) -> str:
-        """What its tags begin with."""
+        """Prefix of its tags."""
         return self.full.replace(":", "=")
 
 
 def named_models(project: Project, revision: str | None = None) -> list[Named]:
-    """All named models, of the working tree or of a commit, sorted by recipe and in the order of the recipe.
+    """All named models of the working tree or a commit, sorted by recipe, then in recipe order.
 
     Raises:
         ArtifactError: a compiled file cannot be read.
@@ -53,32 +53,32 @@ def named_models(project: Project, revision: str | None = None) -> list[Named]:
             found += [model for label, body in section.items() if (model := _named(name, str(label), body))]
         except (ArtifactError, AttributeError, TypeError) as error:
             where = f"{name} at {revision}" if revision else name
-            raise ArtifactError(f"{where} cannot be read: `pedigree compile RECIPE` writes it again from its recipe") from error
+            raise ArtifactError(f"{where} cannot be read: run `pedigree compile RECIPE` to regenerate it") from error
     return sorted(found, key=lambda model: model.recipe)
 
 
 def find_named(models: list[Named], text: str) -> Named | None:
-    """The model that goes by `NAME`, `RECIPE/NAME` or DVC's `artifacts/RECIPE:NAME`; variants have their recipe's names too, and come last.
+    """Find a model by `NAME`, `RECIPE/NAME`, or DVC's `artifacts/RECIPE:NAME`; the recipe is preferred over its variants.
 
     Raises:
-        ArtifactError: several do.
+        ArtifactError: several models match.
     """
     found = [model for model in models if text in (model.name, f"{model.recipe}/{model.name}", model.full)]
     found = [model for model in found if "+" not in model.recipe] or found
     if len(found) > 1:
         several = ", ".join(f"{model.recipe}/{model.name}" for model in found)
-        raise ArtifactError(f"{text!r} is the name of several models: say which of {several}")
+        raise ArtifactError(f"{text!r} matches several models; choose one of {several}")
     return found[0] if found else None
 
 
 def versions(project: Project, model: Named) -> list[str]:
-    """The versions that tags of the repository give to a model, oldest first."""
+    """Versions of a model from git tags, oldest first."""
     tags = git(project, "tag", "--list", "--sort=version:refname", "--end-of-options", f"{model.tag}@v*").stdout.split()
     return [tag.removeprefix(f"{model.tag}@") for tag in tags]
 
 
 def revision_of(project: Project, name: str, revision: str) -> str:
-    """The commit behind `NAME@REVISION`: a revision of git, or a version that a tag gives to this model."""
+    """Resolve `NAME@REVISION` to a git revision or to the tag of this model version."""
     if git(project, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").returncode == 0:
         return revision
     tags = git(project, "tag", "--list", "--end-of-options", f"*@{revision}").stdout.split()
@@ -87,12 +87,12 @@ def revision_of(project: Project, name: str, revision: str) -> str:
     spelt |= {f"artifacts/{recipe}={model}@{revision}"} if recipe else set()
     found = [tag for tag in tags if tag in spelt or (not recipe and tag.endswith(f"={name}@{revision}"))]
     if len(found) > 1:
-        raise ArtifactError(f"{name}@{revision} is said by several tags: {', '.join(found)}; give one of them as the revision")
+        raise ArtifactError(f"{name}@{revision} matches several tags: {', '.join(found)}; specify one of them as the revision")
     return f"refs/tags/{found[0]}" if found else revision
 
 
 def _compiled(project: Project, revision: str | None) -> Iterator[tuple[str, Callable[[], str]]]:
-    """(path, what reads its text) of every `dvc.yaml` that holds stages of a recipe."""
+    """(path, function that reads its text) of every `dvc.yaml` with stages of a recipe."""
     if revision is None:
         paths = [project.root / "dvc.yaml", *sorted(project.artifacts.glob("*/dvc.yaml"))]
         found = [path for path in paths if os.path.lexists(path)]
@@ -105,7 +105,7 @@ def _compiled(project: Project, revision: str | None) -> Iterator[tuple[str, Cal
 
 
 def _named(file: str, name: str, body: Any) -> Named | None:
-    """None for an artifact of somebody's own: no stage of a recipe makes it."""
+    """None for a user-defined artifact that no recipe stage produces."""
     folder = PurePosixPath(file).parent
     parts = Path(normpath((folder / str(body.get("path"))).as_posix())).parts
     if body.get("type") != "model" or len(parts) != 4 or parts[0] != "artifacts" or parts[3] != "payload":

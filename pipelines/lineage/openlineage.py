@@ -1,7 +1,7 @@
-"""A pedigree as OpenLineage 2-0-2 run events, and their way to a server.
+"""Convert a pedigree to OpenLineage 2-0-2 run events and send them to a server.
 
-Each artifact is a dataset, each stage that made one a run; the recipe is the run's parent. Ids of runs are derived from the
-artifacts, so sending twice tells the server nothing new. https://openlineage.io/spec/2-0-2/OpenLineage.json
+Each artifact is a dataset, each stage that produced one is a run, and the recipe is the run's parent. Run ids are derived from artifact
+ids, so sending is idempotent. https://openlineage.io/spec/2-0-2/OpenLineage.json
 """
 
 import json
@@ -21,17 +21,17 @@ FACETS = "https://openlineage.io/spec/facets"
 NAMESPACE = "pedigree"
 TIMEOUT_S = 20.0
 ENDPOINT = "api/v1/lineage"
-"""Where servers listen, unless OPENLINEAGE_ENDPOINT says otherwise."""
+"""Default path, overridden by OPENLINEAGE_ENDPOINT."""
 
 
 class OpenLineageError(PedigreeError):
-    """The server could not be reached, or refused an event."""
+    """The server is unreachable or rejected an event."""
 
 
 def events(pedigree: Pedigree) -> list[dict[str, Any]]:
-    """START and COMPLETE of every run in the ancestry, parents first.
+    """START and COMPLETE events of every run in the ancestry, parents first.
 
-    A run without recorded attempts has no times and therefore no events; it still stands among the inputs of its children.
+    A run without recorded attempts has no times and therefore no events; its dataset is still an input of its children.
     """
     found = []
     for made in pedigree.parents_first():
@@ -44,18 +44,18 @@ def events(pedigree: Pedigree) -> list[dict[str, Any]]:
 
 
 def as_lines(found: Sequence[Mapping[str, Any]]) -> str:
-    """JSONL, one event a line."""
+    """Serialize events as JSONL."""
     return "".join(json.dumps(event, sort_keys=True, ensure_ascii=False) + "\n" for event in found)
 
 
 def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os.environ) -> str:
-    """Posts the events one by one, in order, to OPENLINEAGE_URL with the key OPENLINEAGE_API_KEY.
+    """Post the events in order to OPENLINEAGE_URL with the key OPENLINEAGE_API_KEY.
 
     Returns:
-        The address they went to.
+        The address of the endpoint.
 
     Raises:
-        OpenLineageError: with the server's answer, and how many it had taken.
+        OpenLineageError: with the server's response and the number of accepted events.
     """
     address = f"{environment['OPENLINEAGE_URL'].rstrip('/')}/{environment.get('OPENLINEAGE_ENDPOINT', ENDPOINT).lstrip('/')}"
     if not address.startswith(("http://", "https://")):
@@ -69,24 +69,24 @@ def send(found: Sequence[Mapping[str, Any]], environment: Mapping[str, str] = os
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 pass
         except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace").strip()
-            problem = f"answered {error.code} {error.reason}{f' ({said})' if said else ''}"
+            body = error.read(300).decode(errors="replace").strip()
+            problem = f"returned {error.code} {error.reason}{f' ({body})' if body else ''}"
         except OSError as error:
             problem = f"could not be reached within {TIMEOUT_S:.0f} s ({getattr(error, 'reason', error)})"
         else:
             continue
-        remedy = "check OPENLINEAGE_URL and OPENLINEAGE_API_KEY; sending all of them again does no harm"
-        raise OpenLineageError(f"{address} {problem}; it had taken {number} of {len(found)} events: {remedy}")
+        remedy = "check OPENLINEAGE_URL and OPENLINEAGE_API_KEY and retry; resending is safe"
+        raise OpenLineageError(f"{address} {problem} after accepting {number} of {len(found)} events: {remedy}")
     return address
 
 
 def run_id(*what: str) -> str:
-    """A UUID that is the same whenever it is asked for."""
+    """Deterministic UUID."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, ":".join((PRODUCER, *what))))
 
 
 def _body(made: Pedigree, whole: Pedigree) -> dict[str, Any]:
-    """What both events of a run share."""
+    """Common fields of both events of a run."""
     inputs = dict.fromkeys(given.producer for given in made.record.inputs)
     return {
         "producer": PRODUCER,
@@ -112,7 +112,7 @@ def _run_facets(made: Pedigree, whole: Pedigree) -> dict[str, Any]:
 
 
 def _job_facets(made: Pedigree) -> dict[str, Any]:
-    """The code of the last attempt; its address is the commit's intrinsic one (SWHID), for a record names no server."""
+    """Code of the last attempt, addressed by SWHID because a record names no git server."""
     code = made.run.code
     if code is None or not code.commit:
         return {}
@@ -136,5 +136,5 @@ def _facet(schema: str, **values: Any) -> dict[str, Any]:
 
 
 def _custom(base: str = "RunFacet", /, **values: Any) -> dict[str, Any]:
-    """A facet of ours: the specification asks for the schema of the base that it extends."""
+    """A custom facet; the specification requires the schema of the base facet."""
     return _facet(f"{SPECIFICATION}/{base}", **values)

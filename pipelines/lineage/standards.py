@@ -1,4 +1,4 @@
-"""Records in other people's words: SLSA provenance for what was made, Croissant for data. Records in, JSON values out.
+"""Convert records to standard formats as JSON values: SLSA provenance for all artifacts, Croissant for datasets.
 
 In-toto Statement v1, https://in-toto.io/Statement/v1; SLSA Provenance v1, https://slsa.dev/provenance/v1; Croissant 1.0,
 http://mlcommons.org/croissant/1.0.
@@ -35,16 +35,17 @@ CROISSANT_TERMS = {
         "source", "subField", "transform",
     )
 }  # fmt: skip
-"""The `@context` that Croissant 1.0 prescribes."""
+"""The `@context` required by Croissant 1.0."""
 
 
 # --- SLSA --------------------------------------------------------------------------------------------------------------
 
 
 def slsa(pedigree: Pedigree) -> dict[str, Any]:
-    """An unsigned in-toto statement: these files were made by this stage from these inputs, code and locks.
+    """Unsigned in-toto statement with an artifact's files, stage, inputs, code, and lock files.
 
-    An input's content hash is over (path, sha256) of its files, so it stands under a name of its own; the files are listed too.
+    An input's content hash covers (path, sha256) of its files, so it has its own digest name, `pedigreeContent`; the files are listed
+    too.
     """
     record, run, attempts = pedigree.record, pedigree.run.as_json(), pedigree.run.attempts
     metadata = {"invocationId": pedigree.id}
@@ -89,7 +90,7 @@ def _sources(pedigree: Pedigree) -> list[dict[str, Any]]:
 
 
 def _code(pedigree: Pedigree) -> list[dict[str, Any]]:
-    """Each commit that an attempt ran, once."""
+    """The distinct commits of all attempts."""
     codes = [attempt.code for attempt in pedigree.run.attempts if attempt.code and attempt.code.commit]
     found = []
     for code in dict.fromkeys(codes):
@@ -112,12 +113,12 @@ def _zulu(time: str) -> str:
 
 
 def croissant(pedigree: Pedigree, rows: Iterable[Mapping[str, Any]], licences: Iterable[str] = ()) -> dict[str, Any]:
-    """JSON-LD for an artifact of rows. Who publishes it, and where, a record does not know: the publisher adds `creator` and `url`.
+    """JSON-LD for a dataset artifact. The publisher must add `creator` and `url`, which records do not contain.
 
     Args:
-        pedigree: of the data.
-        rows: all of them: the fields are what they hold.
-        licences: of what they were made from, where known.
+        pedigree: of the dataset.
+        rows: all rows, from which the fields are inferred.
+        licences: of its sources, where known.
     """
     record = pedigree.record
     ends = [attempt.ended_at for attempt in pedigree.run.attempts if attempt.ended_at]
@@ -154,7 +155,7 @@ def croissant(pedigree: Pedigree, rows: Iterable[Mapping[str, Any]], licences: I
 
 
 def _shape_of(values: Iterable[Any]) -> dict[str, Any]:
-    """What a field holds: `types` of its plain values, `keys` of its mappings, `repeated` when it is a list."""
+    """Inferred shape of a field: `types` of scalars, `keys` of mappings, `repeated` for lists."""
     shape: dict[str, Any] = {"types": set(), "keys": {}, "repeated": False}
     for value in values:
         _widen(shape, value)
@@ -174,7 +175,7 @@ def _widen(shape: dict[str, Any], value: Any) -> None:
 
 
 def _field(parent: str, column: str | None, key: str, shape: Mapping[str, Any], lies_in: Any, path: str = "") -> dict[str, Any]:
-    """A field; those inside a column are reached by a path within it. `lies_in` says in which file, or files."""
+    """A field; nested fields are addressed by a JSON path within their column. `lies_in` references the file or files."""
     source: dict[str, Any] = {**lies_in, "extract": {"column": column or key}}
     if column:
         source["transform"] = {"jsonPath": path}

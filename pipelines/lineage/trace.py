@@ -1,9 +1,9 @@
-"""Where a row stands among the artifacts of a project, where it was dropped, and which models were given it.
+"""Trace a row through the artifacts of a project: which contain it, which dropped it, and which models were trained on it.
 
-A row keeps its id on its way: `prepare_data` makes it of the source and a hash of the row (a number tells rows of the same content apart),
-`decontaminate`, `find_rephrased` and `select_rows` keep it, completions and judgments name their prompt's, a preference of `pair` is
-`PROMPT/STRATEGY`, a conversation of `best_answers` `PROMPT/POLICY/INDEX`, a prompt that was made of another `PROMPT/PART`. What was made
-from a row without holding it, as models are, is told by the records: by content from input to output.
+A row is traced by its id. `prepare_data` derives it from the source and a hash of the row, with a number for rows of equal content.
+`decontaminate`, `find_rephrased`, and `select_rows` preserve it. Completions and judgments name the id of their prompt. `pair` writes
+preferences as `PROMPT/STRATEGY`, `best_answers` writes conversations as `PROMPT/POLICY/INDEX`, and a prompt derived from another is
+`PROMPT/PART`. Artifacts without rows, such as models, are traced through the records by the content of their inputs.
 """
 
 import json
@@ -36,67 +36,67 @@ from pipelines.ledger.lock_files import read_lock
 from pipelines.lineage.ancestry import find_artifact, read_pedigree
 
 SHORTEST = 20
-"""Characters of a text that is looked for within others."""
+"""Minimum characters for a substring search."""
 MOST = 1000
-"""Rows that are followed together."""
+"""Maximum rows in one trace."""
 SHOWN = 5
-"""Ids that an error names."""
+"""Maximum ids in an error message."""
 EXCERPT = 200
-"""Characters of a dropped row that its evidence holds at most."""
+"""Maximum characters of a dropped row stored as evidence."""
 FULL_ID = re.compile(r".*-[0-9a-f]{16}", re.DOTALL)
 NAMED = re.compile(r"-[0-9a-f]{16}\b")
-"""An id in what a filter saw."""
+"""An id in filter evidence."""
 BY_WAY = ", by way of "
-"""In what a filter saw, between the row that was kept and one that leads to it (`data.filters.near_duplicates.evidence`)."""
+"""In filter evidence, separates the kept row from the duplicate that links to it (`data.filters.near_duplicates.evidence`)."""
 OF_PROMPT = re.compile(rf"(.*)/(?:{'|'.join(map(re.escape, STRATEGIES))})(?:/[0-9]+)?|(.*-[0-9a-f]{{16}}(?:-[0-9]+)?)/.*", re.DOTALL)
-"""The id of what was made of a prompt, a preference or an answer."""
+"""Id of a row derived from a prompt, a preference, or an answer."""
 MODELS = ("policy", "reward_model")
-FOUND = {"embedded": "cosine {} with", "rephrased": "a language model takes it (cosine {}) for"}
-"""How an overlap was found → what is said of it, with its score; else it is a share."""
+FOUND = {"embedded": "cosine {} with", "rephrased": "judged by a language model as a rephrasing (cosine {}) of"}
+"""Detection method of an overlap → description with its score; otherwise the score is a share."""
 HELD, TRAINED, BELOW = "holds it", "trained on it", "goes back to it"
 
 
 class NoRow(UsageProblem):
-    """Nothing, or too much, is what was asked for."""
+    """A query matches no row or too many rows, or is invalid."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """An artifact of rows that holds it, or answers to it."""
+    """A dataset artifact that contains the row or answers to it."""
 
     address: str
     kind: str
     type: str
     content: str
     ids: tuple[str, ...]
-    """Of its rows."""
+    """Ids of the matching rows."""
     policies: tuple[tuple[str, str, str], ...] = ()
-    """Who gave the answers: label, address (empty: unknown here), content."""
+    """Policies that gave the answers: label, address (empty if unknown), content."""
     scores: tuple[tuple[str, str, float | None], ...] = ()
-    """Of an evaluation: task, policy, score."""
+    """For an evaluation: task, policy, score."""
     handed_on: bool = False
-    """All of its rows are those of other stages."""
+    """All its rows come from other stages."""
     given: tuple[str, ...] = ()
-    """Contents of the sets of other stages that it takes rows from."""
+    """Contents of the datasets it takes rows from."""
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A row that a stage left out: one that was asked for, or one that went because of it."""
+    """A row dropped by a stage: the traced row, or another row dropped because of it."""
 
     address: str
     kind: str
     id: str
-    """Empty: it never had one."""
+    """Empty if the row was dropped before it got an id."""
     reason: str
     detail: str
     by: str = ""
-    """The benchmark item or the kept copy that it went for, where that is what was asked for."""
+    """The traced benchmark item or kept copy that caused the drop; empty if the traced row itself was dropped."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What was made from it, directly or on the way of `way`."""
+    """An artifact derived from the row, directly or through `way`."""
 
     id: str
     address: str
@@ -104,26 +104,26 @@ class Reach:
     type: str
     content: str
     how: str
-    """`trained on it`, or `goes back to it`: made from a model that was, or from what such a model made."""
+    """`trained on it`, or `goes back to it` if derived from such a model or from its outputs."""
     way: tuple[str, ...]
-    """Addresses from the first artifact that holds the row to this one."""
+    """Addresses from the first artifact that contains the row to this one."""
     certain: bool
-    """False where an artifact on the way is not here and may hold the row or not."""
+    """False if an artifact on the way is unavailable and may or may not contain the row."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """All that is known of some rows."""
+    """Result of tracing rows."""
 
     ids: tuple[str, ...]
-    """Their ids, without the numbers of copies; empty where a text was only found in rows that never had one."""
+    """Their ids without copy numbers; empty if a text was found only in rows dropped before they got an id."""
     looked_in: int
-    """Artifacts of rows."""
+    """Number of dataset artifacts searched."""
     places: tuple[Place, ...]
     dropped: tuple[Drop, ...]
     reached: tuple[Reach, ...]
     not_looked_in: Mapping[str, str]
-    """Address → why it could not be looked in."""
+    """Address → why it could not be searched."""
 
     @property
     def models(self) -> list[Reach]:
@@ -135,19 +135,22 @@ class Trace:
 
     @property
     def copies(self) -> list[str]:
-        """What evidence says of other rows that were kept where these went for their sake."""
+        """Evidence of other rows that were kept in place of these."""
         mine = (drop.detail for drop in self.dropped if drop.kind == "prepare_data" and drop.id and not drop.by)
         return sorted({detail for detail in mine if NAMED.search(detail) and not self._kept_itself(detail)})
 
     def _kept_itself(self, detail: str) -> bool:
-        """Whether what was kept, which evidence names before what it went by the way of, has one of these ids itself."""
+        """Whether the kept row, named before `BY_WAY` in the evidence, has one of these ids."""
         kept = base_id(detail.partition(BY_WAY)[0])
         return any(kept.endswith(f" {name}") for name in self.ids)
 
     def brought_in(self, place: Place) -> list[str]:
-        """Ids, without the numbers of copies, of rows that an artifact has of sources of its own: all but those of which the sets that it
-        takes rows from have as many. A copy that it dropped counts: it stays where the other one goes. Where it repeats rows of these, or
-        takes from one of them twice, what is handed on may count as its own."""
+        """Ids, without copy numbers, of rows that an artifact imported from its own sources.
+
+        A row counts as imported if the artifact has more copies of it than its input datasets together. Copies that it dropped are
+        included, since a dropped copy would remain if the other were removed. If it repeats input rows or reads an input twice, input
+        rows may be counted as imported.
+        """
         if place.kind != "prepare_data" or place.handed_on:
             return []
         others = [one for one in self.places if one.content in place.given]
@@ -156,61 +159,61 @@ class Trace:
         return sorted((Counter(map(base_id, [*place.ids, *dropped])) - given).keys())
 
     def sources(self) -> list[tuple[str, str]]:
-        """(address of the stage that brought it in, name of its source there)."""
+        """(address of the stage that imported it, name of its source there)."""
         made = [(place.address, name) for place in self.places for name in self.brought_in(place)]
         made += [(drop.address, drop.id) for drop in self.dropped if drop.kind == "prepare_data" and not drop.by]
         return sorted({(address, source_of(name)) for address, name in made if FULL_ID.fullmatch(base_id(name))})
 
 
 def source_of(name: str) -> str:
-    """The source that a row's id begins with."""
+    """The source in a row's id."""
     return base_id(name)[:-17]
 
 
 def subject(row: Mapping[str, Any]) -> str:
-    """The id that a row has in common with all that was made of it."""
+    """The id that a row shares with all rows derived from it."""
     name = str(row.get("prompt_id") or row.get("id", ""))
     while found := OF_PROMPT.fullmatch(name):
         name = found[found.lastindex or 0]
     return base_id(name)
 
 
-# --- what is looked for ------------------------------------------------------------------------------------------------
+# --- search ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A row by the start of its id, or by a text."""
+    """Query for a row by id prefix or by text."""
 
     id: str = ""
     text: str = ""
     contains: bool = False
-    """The text may be a part of one of the row's."""
+    """Match `text` as a substring."""
 
     def __post_init__(self) -> None:
         if not self.id and not self.folded:
-            raise NoRow("nothing is asked for: give the id of a row, or a text with words in it")
+            raise NoRow("specify a row id, or a --text that contains words")
         if self.contains and len(self.folded) < SHORTEST:
-            raise NoRow(f"--contains looks for at least {SHORTEST} characters, and the text has {len(self.folded)}: give more of it")
+            raise NoRow(f"--contains needs at least {SHORTEST} characters, but the text has {len(self.folded)}: use a longer text")
 
     @cached_property
     def folded(self) -> str:
         return spaced(self.text)
 
     def is_in(self, row: Mapping[str, Any]) -> bool:
-        """Whether a text of the row is the one that is wanted, or all of them together are."""
+        """Whether one text of the row matches, or all texts joined."""
         if self.id:
             return str(row.get("id", "")).startswith(self.id)
         try:
             of_tools = (*texts_called(row), *texts_offered(row))
             parts = [spaced(part) for part in [*texts(row), *of_tools, *filter(None, (row.get("question"), row.get("text")))]]
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ArtifactError(f"row {str(row.get('id'))[:80]!r} has texts in no form of ours; {RESTORE}") from error
+            raise ArtifactError(f"row {str(row.get('id'))[:80]!r} has texts in an unknown format; {RESTORE}") from error
         parts.append(" ".join(parts))
         return any(self.folded in part for part in parts) if self.contains else self.folded in parts
 
     def began(self, excerpt: str) -> bool:
-        """Whether a dropped row may be the one, of which the first characters are left, its texts one after the other."""
+        """Whether a dropped row may match, given the stored first characters of its joined texts."""
         parts = excerpt.split("\n")
         cut = len(excerpt) >= EXCERPT
         if self.contains:
@@ -228,22 +231,22 @@ FIELDS = ("id", "prompt_id", "task", "policy", "policy_content", "score")
 
 @dataclass
 class Search:
-    """The artifacts of rows of a project, and what each of them says of a row."""
+    """Search of a project's dataset artifacts."""
 
     artifacts: Sequence[tuple[str, Artifact]]
-    """With their addresses."""
+    """(address, artifact)."""
     makers: Mapping[str, str]
-    """Content → address of what made it."""
+    """Content → address of its producer."""
     told: Callable[[str], None] = lambda words: None
-    """Told what is being read."""
+    """Receives progress messages."""
     unread: dict[str, str] = field(default_factory=dict)
-    """Address of what could not be read → why."""
+    """Address of an unreadable artifact → error."""
 
     def subjects(self, wanted: Wanted) -> set[str]:
-        """The ids that rows which are meant have in common with what was made of them.
+        """Subjects (see `subject`) of the matching rows.
 
         Raises:
-            NoRow: the start of an id is that of several rows, or a text stands in very many.
+            NoRow: an id prefix matches several rows, or a text matches more than `MOST`.
         """
         if FULL_ID.fullmatch(base_id(wanted.id)):
             return {base_id(wanted.id)}
@@ -253,16 +256,17 @@ class Search:
             if wanted.id == name:
                 return {name}
             if len(found) > MOST:
-                raise NoRow(f"more than {MOST} rows are meant, e.g. {', '.join(sorted(found)[:SHOWN])}: give more of the id or of the text")
+                raise NoRow(f"more than {MOST} rows match, e.g. {', '.join(sorted(found)[:SHOWN])}: use a longer id or text")
         if wanted.id and len(found) > 1:
-            raise NoRow(f"{wanted.id!r} begins {len(found)} ids: {', '.join(sorted(found)[:SHOWN])}{' ...' if len(found) > SHOWN else ''}")
+            some = f"{', '.join(sorted(found)[:SHOWN])}{' ...' if len(found) > SHOWN else ''}"
+            raise NoRow(f"{wanted.id!r} is a prefix of {len(found)} ids: {some}")
         return found
 
     def _named(self, wanted: Wanted) -> Iterator[str]:
         for address, artifact in self.artifacts:
-            self.told(f"looking in {address}")
+            self.told(f"searching {address}")
             with self._noting(address):
-                if wanted.id or artifact.type in records.RECORDS:  # the texts of scores are answers to items, which are told by their ids
+                if wanted.id or artifact.type in records.RECORDS:  # texts of scores are answers; items are found by id
                     rows = records.stream(artifact.payload, ("id", "prompt_id") if wanted.id else FIELDS_OF_TEXT)
                     yield from (subject(row) for row in rows if wanted.is_in(row))
                 for line in lines(artifact.evidence / "drops.jsonl", [wanted.id] if wanted.id else []):
@@ -270,16 +274,16 @@ class Search:
                         yield subject(line)
 
     def places(self, ids: Collection[str]) -> Iterator[Place]:
-        """Where rows with these ids stand, or answers to them."""
+        """Artifacts that contain rows with these ids or answers to them."""
         for address, artifact in self.artifacts if ids else ():
-            self.told(f"following in {address}")
+            self.told(f"tracing in {address}")
             with self._noting(address):
                 rows = [row for row in records.stream(artifact.payload, FIELDS) if subject(row) in ids]
                 if rows:
                     yield self._place(address, artifact, rows)
 
     def drops(self, wanted: Wanted, ids: Collection[str]) -> Iterator[Drop]:
-        """What evidence says of rows that were left out."""
+        """Dropped rows from the evidence."""
         for address, artifact in self.artifacts:
             with self._noting(address):
                 if ids:
@@ -290,7 +294,7 @@ class Search:
 
     @contextmanager
     def _noting(self, address: str) -> Iterator[None]:
-        """One artifact that cannot be read hides no other."""
+        """Record an unreadable artifact in `unread` and continue."""
         try:
             yield
         except ArtifactError as error:
@@ -328,14 +332,14 @@ def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iter
 
 
 def _malformed(address: str, artifact: Artifact, wanted: Wanted) -> Iterator[Drop]:
-    """Of these the beginning is left, in columns of others: the text is looked for within."""
+    """Evidence has only the beginning of a malformed row in its original columns, so the text is matched as a substring."""
     for line in lines(artifact.evidence / "bad_rows.jsonl", []):
         if wanted.folded in spaced(str(line.get("text", ""))):
             yield Drop(address, artifact.record.kind, "", "malformed", f"{line.get('place')}: {line.get('reason')}")
 
 
 def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """The lines of some evidence that hold one of these words; all where there are none.
+    """Lines of an evidence file that contain one of these words; all lines if there are no words.
 
     Raises:
         ArtifactError: a line cannot be read.
@@ -346,29 +350,29 @@ def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield from read_lines(stream, path.name, written)
 
 
-# --- what was made from it ---------------------------------------------------------------------------------------------
+# --- descendants -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Descent:
-    """All artifacts that the project knows of, those that are gone included, and who was made from what."""
+    """Derivation graph of all known artifacts, including deleted ones."""
 
     records: Mapping[str, tuple[Record, str]]
     """Id → record and address, parents first."""
     holds: Mapping[str, bool]
-    """Content → whether it holds the row; what could not be looked in is not there."""
+    """Content → whether it contains the row; artifacts that could not be searched are absent."""
     how: dict[str, str] = field(default_factory=dict)
-    """Id → `holds it`, `trained on it` or `goes back to it`."""
+    """Id → `holds it`, `trained on it`, or `goes back to it`."""
     via: dict[str, str] = field(default_factory=dict)
-    """Id → the input from which the row came."""
+    """Id → the input through which the row came."""
     doubted: set[str] = field(default_factory=set)
-    """Ids of those to which it came by way of an artifact that could not be looked in."""
+    """Ids reached only through an artifact that could not be searched."""
 
     def follow(self) -> list[Reach]:
-        """What the row has reached without being held, parents first."""
+        """Artifacts derived from the row that do not contain it, parents first."""
         for identifier in self.records:
             self._reach(identifier)
-        return [self._told(identifier) for identifier in self.records if self.how.get(identifier) in (TRAINED, BELOW)]
+        return [self._reached(identifier) for identifier in self.records if self.how.get(identifier) in (TRAINED, BELOW)]
 
     def _reach(self, identifier: str) -> None:
         record = self.records[identifier][0]
@@ -385,17 +389,17 @@ class Descent:
             self.how[identifier] = mine
 
     def _step(self, record: Record, port: str, parent: str) -> str | None:
-        """What an artifact is to the row because of one of its inputs."""
+        """Relation of an artifact to the row through one of its inputs."""
         given = self.how.get(parent)
         if measures(record.kind, port):
             return None
-        if given is None or self.records[parent][0].type == "item":  # items are measured against; scores on them are told by themselves
+        if given is None or self.records[parent][0].type == "item":  # items are only evaluated on; their scores are searched directly
             return None
         if given != HELD:
             return BELOW
         if record.kind in KINDS and port in KINDS[record.kind].trains_on:
             return TRAINED
-        if record.config.get("method", {}).get("type") == "self_instruct":  # made after the example of several
+        if record.config.get("method", {}).get("type") == "self_instruct":  # written from several examples
             return BELOW
         if record.type in records.RECORDS:
             return HELD if self.holds.get(record.content, True) else None
@@ -407,7 +411,7 @@ class Descent:
             found.append(self.via[found[-1]])
         return found[::-1]
 
-    def _told(self, identifier: str) -> Reach:
+    def _reached(self, identifier: str) -> Reach:
         record, address = self.records[identifier]
         way, certain = tuple(self.records[one][1] for one in self._way(identifier)), identifier not in self.doubted
         return Reach(identifier, address, record.kind, record.type, record.content, self.how[identifier], way, certain)
@@ -417,17 +421,17 @@ class Descent:
 
 
 def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Callable[[str], None] = lambda words: None) -> Trace:
-    """Looks for a row in the artifacts of a project.
+    """Trace a row through all recipes and variants of a project.
 
     Args:
-        project: all of its recipes and variants.
+        project: the project to search.
         wanted: the row.
-        within: names of the artifacts to look in; all where there are none.
-        told: of what is being read.
+        within: names of the artifacts to search; all if empty.
+        told: receives progress messages.
 
     Raises:
-        NoRow: the row cannot be told from others.
-        ArtifactError: a name in `within` is that of no artifact, or lineages are damaged.
+        NoRow: the row is ambiguous.
+        ArtifactError: a name in `within` matches no artifact, or lineages are damaged.
     """
     here, broken = _published(project)
     known = _known(here)
@@ -435,7 +439,7 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
     here.sort(key=lambda entry: places_of[entry[1].record.id])
     chosen = {find_artifact(project, name).path for name in within}
     looked = [(address, found) for address, found in here if _has_rows(found.record) and (not chosen or found.path in chosen)]
-    makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # which only hands on
+    makers = {record.content: address for record, address in known.values() if record.kind != "select"}  # `select` only forwards
     search = Search(looked, makers, told)
     ids = search.subjects(wanted)
     places, dropped = tuple(search.places(ids)), tuple(search.drops(wanted, ids))
@@ -452,16 +456,16 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
 
 
 def _gone(known: Mapping[str, tuple[Record, str]], here: Collection[str], broken: Collection[str]) -> dict[str, str]:
-    """Artifacts of rows of which only the records are left: address and content → why."""
+    """Dataset artifacts of which only records remain: address and content → reason."""
     return {
-        f"{address} {record.content[:12]}": "replaced or deleted since; only its records are left"
+        f"{address} {record.content[:12]}": "replaced or deleted; only its records remain"
         for record, address in known.values()
         if _has_rows(record) and record.content not in here and address not in broken
     }
 
 
 def _named_anew(known: Mapping[str, tuple[Record, str]]) -> set[str]:
-    """Ids of artifacts in which rows may have other ids than where they came from, and of all rows that are made of these.
+    """Ids of artifacts whose rows may have other ids than in their inputs, and of dataset artifacts derived from these.
 
     Args:
         known: parents first.
@@ -475,7 +479,7 @@ def _named_anew(known: Mapping[str, tuple[Record, str]]) -> set[str]:
 
 
 def _names_anew(record: Record, known: Mapping[str, tuple[Record, str]]) -> bool:
-    """Whether rows of other stages have other ids here than there: those that became another type, or that `prepare_data` had not made."""
+    """Whether rows from other stages get new ids, because they change type or were not made by `prepare_data`."""
     for given in record.inputs:
         if given.port == ROWS:
             parent = known[given.producer][0]
@@ -494,7 +498,7 @@ def _has_rows(record: Record) -> bool:
 
 
 def _published(project: Project) -> tuple[list[tuple[str, Artifact]], dict[str, str]]:
-    """All artifacts that are here, by address; and of those that are not, why."""
+    """All available artifacts by address; and for the others, the reason why not."""
     here, broken = [], {}
     addresses = {"/".join(path.parts[-3:-1]) for path in project.artifacts.glob("*/*/record.json")}
     for address in sorted(addresses | set(_made(project))):
@@ -502,13 +506,13 @@ def _published(project: Project) -> tuple[list[tuple[str, Artifact]], dict[str, 
             here.append((address, open_artifact(project.artifact(address))))
         except ArtifactError as error:
             recipe = address.partition("/")[0]
-            remedy = "not here" + ("" if "+" in recipe else f": {command('pull', recipe)} brings what the remote has")
+            remedy = "not available locally" + ("" if "+" in recipe else f": try {command('pull', recipe)}")
             broken[address] = str(error).replace(f"{project.root}/", "") if address in addresses else remedy
     return here, broken
 
 
 def _made(project: Project) -> Iterator[str]:
-    """Addresses of what `dvc.lock` files say that it was made."""
+    """Addresses of the artifacts recorded in `dvc.lock` files."""
     for path in (project.root / "dvc.lock", *sorted(project.artifacts.glob("*/dvc.lock"))):
         name = path.relative_to(project.root).as_posix()
         for entry in parse_lock(read_lock(path), name).values():
@@ -519,15 +523,15 @@ def _made(project: Project) -> Iterator[str]:
 
 
 def _known(here: Sequence[tuple[str, Artifact]]) -> dict[str, tuple[Record, str]]:
-    """Id → record and address of all that is here and of all that it was made from, parents first.
+    """Id → record and address of all available artifacts and their ancestors, parents first.
 
     Raises:
-        ArtifactError: a lineage is damaged, or records lead in a circle.
+        ArtifactError: a lineage is damaged, or records form a cycle.
     """
     ids = {artifact.record.id for _, artifact in here}
     found: dict[str, tuple[Record, str]] = {}
     for address, artifact in here:
-        if not ids.issuperset(given.producer for given in artifact.record.inputs):  # the others' lineages tell no more than they do
+        if not ids.issuperset(given.producer for given in artifact.record.inputs):  # otherwise its lineage adds nothing
             pedigree = read_pedigree(artifact.path)
             found |= {one.id: (one.record, one.address) for one in pedigree.parents_first() if one.id not in found}
         found[artifact.record.id] = (artifact.record, address)
@@ -535,6 +539,6 @@ def _known(here: Sequence[tuple[str, Artifact]]) -> dict[str, tuple[Record, str]
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        raise ArtifactError("the records of this project lead in a circle: `pedigree verify` says which are forged") from error
+        raise ArtifactError("the records of this project have a cycle: run `pedigree verify` to find the forged ones") from error
     order = postorder(sorted(graph, key=lambda identifier: (found[identifier][1], identifier)), graph.__getitem__)
     return {identifier: found[identifier] for identifier in order}

@@ -1,7 +1,7 @@
-"""Verification: every byte against the record that vouches for it, and every record against those that it was made from.
+"""Verify every file against its record, and every record against its ancestors.
 
-Bytes are hashed here and now. DVC's database of hashes is never asked: it knows files by their time stamps, and a byte that was
-changed under an old one would pass.
+All bytes are rehashed. DVC's hash database is not used, since it identifies files by time stamps and would miss a change that preserves
+them.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ PICKLES = (".bin", ".ckpt", ".joblib", ".pickle", ".pkl", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """One thing that is not what a record says."""
+    """A deviation from a record."""
 
     file: str
     what: str
@@ -62,12 +62,12 @@ class Discrepancy:
 
 
 def untold(count: int) -> None:
-    """Tells nobody."""
+    """Ignore progress."""
 
 
 @dataclass
 class Verification:
-    """What a verification has found, and how much it has read."""
+    """Problems found by a verification, and the amount of data read."""
 
     problems: list[Discrepancy] = field(default_factory=list)
     artifacts: int = 0
@@ -75,12 +75,12 @@ class Verification:
     read_bytes: int = 0
     seconds: float = 0.0
     absent: int = 0
-    """Objects that a lock names and the cache does not hold: nothing is wrong with them."""
+    """Objects recorded in a lock but missing from the cache, which is not a problem."""
     unpushed: int = 0
-    """The same of the remote."""
+    """Objects recorded in a lock but missing from the remote, which is not a problem."""
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     told: Callable[[int], None] = field(default=untold, repr=False)
-    """Told of the bytes that have been read."""
+    """Receives the number of bytes read so far."""
 
     def summary(self) -> str:
         speed = self.read_bytes / self.seconds if self.seconds else 0.0
@@ -92,14 +92,14 @@ class Verification:
 
 
 Check = Callable[[Verification], Iterable[Discrepancy]]
-"""Looks at one file or object; runs in any thread."""
+"""Checks one file or object; runs in any thread."""
 
 
 def verify_folders(folders: Iterable[Path], told: Callable[[int], None] = untold) -> Verification:
-    """Artifact folders and exported ones, wherever they lie; no project is needed. `told` hears of the bytes that have been read.
+    """Verify artifact folders and exported folders, without a project. `told` receives the number of bytes read so far.
 
     Raises:
-        ArtifactError: a folder holds no record.
+        ArtifactError: a folder has no record.
     """
     verdict = Verification(told=told)
     checks: list[Check] = []
@@ -116,17 +116,17 @@ def verify_project(
     remote: bool = True,
     told: Callable[[int], None] = untold,
 ) -> Verification:
-    """Artifacts, and what the cache and the remote hold of them.
+    """Verify artifacts and their objects in the cache and the remote.
 
     Args:
-        project: whose artifacts.
-        addresses: `RECIPE/STAGE`s; all that are there or that a `dvc.lock` names, when None.
-        folders: artifacts and exports that lie elsewhere, too.
-        remote: read the remote too, where one is configured.
-        told: hears of the bytes that have been read.
+        project: whose artifacts are verified.
+        addresses: `RECIPE/STAGE`s; None: all that exist or are recorded in a `dvc.lock`.
+        folders: additional artifact or export folders.
+        remote: also verify the remote, if one is configured.
+        told: receives the number of bytes read so far.
 
     Raises:
-        ArtifactError: one of `folders` holds no record.
+        ArtifactError: one of `folders` has no record.
         LedgerError: a `dvc.lock` cannot be read.
     """
     verdict = Verification(told=told)
@@ -146,7 +146,7 @@ def verify_project(
         for entry in recorded:
             if entry.address in chosen:
                 owners.setdefault(entry.md5, entry.address)
-                if entry.part != "payload" and project.artifact(entry.address).is_dir():  # its payload is known by sha256
+                if entry.part != "payload" and project.artifact(entry.address).is_dir():  # the payload is checked by sha256
                     checks.append(_lock_check(entry, ledger.store.cache_path(entry.md5)))
         checks += _cache_checks(ledger.store.cache_path, owners)
         if remote:
@@ -155,25 +155,25 @@ def verify_project(
 
 
 def record_problems(record: Record) -> list[str]:
-    """How a record contradicts itself: its key and its content are hashes of what stands beside them."""
+    """Check a record's key and content against the fields they are hashes of."""
     edges = [(given.port, given.label, given.content) for given in record.inputs]
     found = []
     if stage_key(record.kind, record.version, record.config, edges, record.source_files) != record.key:
-        found.append("its key is not the hash of its kind, version, config, inputs and source files")
+        found.append("its key is not the hash of its kind, version, config, inputs, and source files")
     if content_hash(record.files) != record.content:
         found.append("its content is not the hash of its files")
     return found
 
 
 def lineage_problems(record: Record, lineage: Mapping[str, tuple[Record, Run]]) -> list[str]:
-    """How the records of an artifact and of its ancestors fail to be one chain of hashes, down to the raw sources."""
+    """Check that the records of an artifact and its ancestors form one hash chain down to the raw sources."""
     known = {identifier: ancestor for identifier, (ancestor, _) in lineage.items()}
     found: list[str] = []
     for identifier, (ancestor, run) in lineage.items():
         name = run.address or identifier[:12]
         found += [f"the record of {name}: {problem}" for problem in record_problems(ancestor)]
         if ancestor.id != identifier:
-            found.append(f"the record of {name} has id {ancestor.id[:12]} and stands under {identifier[:12]}")
+            found.append(f"the record of {name} has id {ancestor.id[:12]} but is stored under {identifier[:12]}")
     reached: set[str] = set()
     waiting = [record]
     while waiting:
@@ -183,11 +183,12 @@ def lineage_problems(record: Record, lineage: Mapping[str, tuple[Record, Run]]) 
             if parent is None:
                 found.append(f"it lacks {given.producer[:12]}, the {given.port} of a {child.kind}")
             elif parent.content != given.content:
-                found.append(f"a {child.kind} read {given.port} with content {given.content[:12]}, its producer made {parent.content[:12]}")
+                read = f"{given.port} with content {given.content[:12]}"
+                found.append(f"a {child.kind} read {read}, but its producer wrote {parent.content[:12]}")
             elif given.producer not in reached:
                 reached.add(given.producer)
                 waiting.append(parent)
-    found += [f"{identifier[:12]} is no ancestor" for identifier in sorted(known.keys() - reached)]
+    found += [f"{identifier[:12]} is not an ancestor" for identifier in sorted(known.keys() - reached)]
     if not found:
         parents_first(record.id, known | {record.id: record})
     return found
@@ -195,7 +196,7 @@ def lineage_problems(record: Record, lineage: Mapping[str, tuple[Record, Run]]) 
 
 def _run(checks: list[Check], verdict: Verification) -> Verification:
     began = time.monotonic()
-    with ThreadPoolExecutor(min(32, 2 * len(os.sched_getaffinity(0)))) as pool:  # hashing releases the interpreter's lock
+    with ThreadPoolExecutor(min(32, 2 * len(os.sched_getaffinity(0)))) as pool:  # hashing releases the GIL
         for problems in pool.map(lambda check: list(check(verdict)), checks):
             verdict.problems += problems
     verdict.seconds = time.monotonic() - began
@@ -210,10 +211,10 @@ def _folder_checks(folder: Path, name: str, verdict: Verification) -> Iterator[C
     """One check per payload file, and one for the records."""
     exported = not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file()
     records, payload = (folder / "pedigree", folder) if exported else (folder, folder / "payload")
-    remedy = "export it again" if exported else "`pedigree run` restores it or makes it again"
+    remedy = "export it again" if exported else "`pedigree run` restores or rebuilds it"
     shown = name if exported else f"artifacts/{name}" if "/" in name else name
     if not (records / "record.json").is_file():
-        raise ArtifactError(f"{folder} is neither an artifact nor an export: it holds no record.json")
+        raise ArtifactError(f"{folder} is neither an artifact nor an export: it has no record.json")
     verdict.artifacts += 1
     try:
         record = load_record(inside(folder, "pedigree/record.json" if exported else "record.json"))
@@ -231,36 +232,36 @@ def _folder_checks(folder: Path, name: str, verdict: Verification) -> Iterator[C
     yield lambda verdict: _record_check(records, record, f"{shown}/{records.relative_to(folder)}".removesuffix("/."), remedy)
     promised = recorded = {entry.path: entry.sha256 for entry in record.files}
     if exported:
-        sums = _sums(folder / SUMS)  # what it says of files that are not here is not looked at
+        sums = _sums(folder / SUMS)  # entries of absent files outside the payload are ignored
         wrong = sorted(path for path, sha256 in recorded.items() if sums.get(path) != sha256)
         if wrong:
-            against = Discrepancy(f"{shown}/{SUMS}", f"is missing, damaged or contradicts the record on {wrong[0]}", remedy)
+            against = Discrepancy(f"{shown}/{SUMS}", f"is missing, damaged, or contradicts the record on {wrong[0]}", remedy)
             yield lambda verdict: [against]
         promised = {name: sha256 for name, sha256 in sums.items() if name in present or _is_inside(payload, name)} | recorded
         strange = sorted(sums.keys() - promised.keys())
         if strange:
-            outside = Discrepancy(f"{shown}/{SUMS}", f"names {strange[0][:80]!r}, which lies outside", remedy)
+            outside = Discrepancy(f"{shown}/{SUMS}", f"names {strange[0][:80]!r}, which is outside the folder", remedy)
             yield lambda verdict: [outside]
     yield lambda verdict: _meaning(record, present, place)
     for relative in present:
         if relative not in promised and not (exported and relative in (SUMS, SIGNATURE)):
-            nowhere = f"is neither in the record nor in {SUMS}" if exported else "is not in the record"
+            nowhere = f"is in neither the record nor {SUMS}" if exported else "is not in the record"
             extra = Discrepancy(f"{place}/{relative}", nowhere, remedy)
             yield lambda verdict, extra=extra: [extra]
     for relative, sha256 in promised.items():
-        witness = "recorded" if relative in recorded else f"{SUMS} says"
+        witness = "the record" if relative in recorded else SUMS
         yield _file_check(payload / relative, "sha256", sha256, f"{place}/{relative}", remedy, witness)
 
 
 def _unreadable(error: Exception, folder: Path, shown: str, remedy: str) -> Discrepancy:
-    """Why a folder's files cannot be listed: the one that no artifact may hold, where it is one."""
+    """Why a folder's files cannot be listed, naming the file that an artifact must not contain if that is the cause."""
     if isinstance(error, NotPlain):
         return Discrepancy(os.path.normpath(f"{shown}/{error.path.relative_to(folder).as_posix()}"), error.what, remedy)
     return Discrepancy(shown, f"cannot be read ({error})", remedy)
 
 
 def _sums(path: Path) -> dict[str, str]:
-    """File → sha256, as `sha256sum` writes it; empty where it cannot be read."""
+    """File → sha256 from `sha256sum` output; empty if unreadable."""
     try:
         lines = [line.partition("  ") for line in read_plain(path, SUMS_BYTES).decode().split("\n")]
     except (ArtifactError, ValueError):
@@ -277,20 +278,20 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 
 def _meaning(record: Record, present: Mapping[str, Path], place: str) -> list[Discrepancy]:
-    """What hashes do not tell: a stage that this version does not know, and files of a model that run when they are loaded."""
+    """Problems that hashes do not reveal: an unknown stage kind, and model files that execute code when loaded."""
     found = []
     if record.kind not in KINDS:
-        unknown = f"was made by {record.kind!r}, no kind of stage that this version knows"
+        unknown = f"has stage kind {record.kind!r}, which this version does not know"
         found.append(Discrepancy(place, unknown, "verify it with the version that made it"))
     for name, path in present.items() if record.type in MODELS else ():
-        what = "is code" if name.endswith(CODE) else "is a pickle, and may run anything" if _is_pickle(name, path) else ""
+        what = "is code" if name.endswith(CODE) else "is a pickle and may execute code" if _is_pickle(name, path) else ""
         if what:
-            found.append(Discrepancy(f"{place}/{name}", what, "load no such file of anybody you do not trust: weights are safetensors"))
+            found.append(Discrepancy(f"{place}/{name}", what, "do not load it unless you trust its author; weights should be safetensors"))
     return found
 
 
 def _is_pickle(name: str, path: Path) -> bool:
-    """By its name, or by how every pickle of the last twenty years begins; torch puts one into a zip file."""
+    """Detect a pickle by file name or by its header (protocol 2 or later); torch stores one in a zip file."""
     with open_plain(path) as stream:
         start = stream.read(512)
     return name.endswith(PICKLES) or (start[:1] == b"\x80" and start[1:2] in b"\x02\x03\x04\x05") or b"data.pkl" in start
@@ -309,7 +310,7 @@ def _record_check(records: Path, record: Record, shown: str, remedy: str) -> lis
     return found
 
 
-def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str, witness: str = "recorded") -> Check:
+def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: str, witness: str = "the record") -> Check:
     def check(verdict: Verification) -> list[Discrepancy]:
         try:
             with open_plain(path) as stream:
@@ -318,7 +319,7 @@ def _file_check(path: Path, algorithm: str, promised: str, shown: str, remedy: s
             return [Discrepancy(shown, "is missing", remedy)]
         except (OSError, ArtifactError) as error:
             return [Discrepancy(shown, f"cannot be read ({getattr(error, 'strerror', None) or error})", remedy)]
-        return [] if found == promised else [Discrepancy(shown, f"has another {algorithm} than {witness}", remedy)]
+        return [] if found == promised else [Discrepancy(shown, f"has a different {algorithm} than in {witness}", remedy)]
 
     return check
 
@@ -335,11 +336,11 @@ def _hash(stream: BinaryIO, algorithm: str, verdict: Verification) -> str:
     return digest.hexdigest()
 
 
-# --- what DVC keeps ----------------------------------------------------------------------------------------------------
+# --- DVC storage -------------------------------------------------------------------------------------------------------
 
 
 def _parameters_check(ledger: Ledger, address: str) -> Check:
-    """What `dvc.lock` says a stage was made with, against the record of what lies there."""
+    """Check a stage's parameters in `dvc.lock` against its record."""
     recipe, _, name = address.partition("/")
     file = pipeline_file(recipe).removesuffix(".yaml") + ".lock"
     entry = plain(ledger.store.lock_entry(ledger.project.root / pipeline_file(recipe), name) or {})
@@ -348,23 +349,23 @@ def _parameters_check(ledger: Ledger, address: str) -> Check:
         try:
             record = open_artifact(ledger.project.artifact(address)).record
         except ArtifactError:
-            return []  # told by others
+            return []  # reported by other checks
         if record_problems(record):
-            return []  # likewise
+            return []  # reported by other checks
         named = [without_places(values[name]) for values in entry.get("params", {}).values() if name in values]
         made = {"kind": record.kind, "version": record.version, "config": without_places(record.config)}
         if all({field: values.get(field) for field in made} == made for values in named):
             return []
-        return [Discrepancy(file, f"names other parameters for {name} than the record of what lies there", "`pedigree run` makes it again")]
+        return [Discrepancy(file, f"has different parameters for {name} than its record", "`pedigree run` rebuilds it")]
 
     return check
 
 
 def _lock_check(entry: Recorded, listing: Path) -> Check:
-    """A part of an artifact against `dvc.lock`; a folder is known there by the md5 of its list of files, which the cache holds."""
+    """Check a part of an artifact against `dvc.lock`, which identifies a folder by the md5 of its file list in the cache."""
     shown, remedy = f"artifacts/{entry.address}/{entry.part}", "`pedigree run` restores it"
     if not entry.md5.endswith(".dir"):
-        return _file_check(entry.path, "md5", entry.md5, shown, remedy, "dvc.lock says")
+        return _file_check(entry.path, "md5", entry.md5, shown, remedy, "dvc.lock")
 
     def check(verdict: Verification) -> list[Discrepancy]:
         found = {}
@@ -382,12 +383,12 @@ def _lock_check(entry: Recorded, listing: Path) -> Check:
         if f"{md5_of_bytes(json.dumps(members).encode())}.dir" == entry.md5:
             return []
         raw = _read_bytes(listing) or b""
-        if md5_of_bytes(raw) != entry.md5.removesuffix(".dir"):  # nothing can tell which of its files it is
-            return [Discrepancy(shown, "holds other files than dvc.lock says", remedy)]
+        if md5_of_bytes(raw) != entry.md5.removesuffix(".dir"):  # without the list, the differing file is unknown
+            return [Discrepancy(shown, "has different files than in dvc.lock", remedy)]
         try:
             promised = parse_listing(raw, f"object {entry.md5}")
         except ArtifactError as error:
-            return [Discrepancy(shown, f"is named by a list that is none ({error})", "take dvc.lock back from git")]
+            return [Discrepancy(shown, f"has an invalid file list ({error})", "restore dvc.lock from git")]
         differing = sorted(name for name in promised.keys() | found.keys() if promised.get(name) != found.get(name))
         return [Discrepancy(f"{shown}/{name}", _difference(name, promised, found), remedy) for name in differing]
 
@@ -397,11 +398,11 @@ def _lock_check(entry: Recorded, listing: Path) -> Check:
 def _difference(name: str, promised: dict[str, str], found: dict[str, str]) -> str:
     if name not in found:
         return "is missing"
-    return "has another md5 than dvc.lock says" if name in promised else "is not in dvc.lock"
+    return "has a different md5 than in dvc.lock" if name in promised else "is not in dvc.lock"
 
 
 def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Iterator[Check]:
-    """Every object behind the locks, folders' members too."""
+    """Check every cache object recorded in the locks, including members of folders."""
     for md5, owner in _objects(owners, lambda md5: _read_bytes(place(md5))):
         path, shown = place(md5), f"cache object {md5} of {owner}"
         yield _object_check(
@@ -409,17 +410,17 @@ def _cache_checks(place: Callable[[str], Path], owners: dict[str, str]) -> Itera
             path.exists,
             md5,
             shown,
-            "`pedigree run` deletes it and makes the stage again when it is needed",
+            "`pedigree run` deletes it and rebuilds the stage when needed",
         )
 
 
 def _remote_checks(store: Store, owners: dict[str, str]) -> list[Check]:
-    """The same in the remote; one that cannot be reached is one problem."""
+    """Check the objects in the remote; an unreachable remote is reported once."""
     name = store.remote_name()
     if name is None:
         return []
     if refusal := store.refusal():
-        return [lambda verdict: [Discrepancy(f"remote {name}", "cannot be read", f"{refusal}; or leave it out with --no-remote")]]
+        return [lambda verdict: [Discrepancy(f"remote {name}", "cannot be read", f"{refusal}; or skip it with --no-remote")]]
     try:
         remote = store.remote(name)
 
@@ -430,12 +431,11 @@ def _remote_checks(store: Store, owners: dict[str, str]) -> list[Check]:
                 return stream.read()
 
         objects = _objects(owners, read)
-    except Exception as error:  # each kind of storage has its own exceptions
-        unreachable = Discrepancy(
-            f"remote {name}", f"cannot be read ({error})", "check its URL and credentials, or leave it out with --no-remote"
-        )
+    except Exception as error:  # each storage backend has its own exceptions
+        remedy = "check its URL and credentials, or skip it with --no-remote"
+        unreachable = Discrepancy(f"remote {name}", f"cannot be read ({error})", remedy)
         return [lambda verdict: [unreachable]]
-    remedy = "delete it there and `dvc push` a sound one"
+    remedy = "delete it there and `dvc push` a valid copy"
     return [
         _object_check(
             partial(remote.open, md5), partial(remote.exists, md5), md5, f"remote object {name}/{md5} of {owner}", remedy, away=True
@@ -445,14 +445,14 @@ def _remote_checks(store: Store, owners: dict[str, str]) -> list[Check]:
 
 
 def _objects(owners: dict[str, str], read: Callable[[str], bytes | None]) -> list[tuple[str, str]]:
-    """(md5, stage) of every object, once; a folder's object lists its members."""
+    """Deduplicated (md5, stage) of every object, including members listed by folder objects."""
     found = dict(owners)
     for md5, owner in owners.items():
         if md5.endswith(".dir"):
             try:
                 for name, member in parse_listing(read(md5) or b"[]", f"object {md5}").items():
                     found.setdefault(member, f"{owner} ({name})")
-            except ArtifactError:  # damaged: its own check names it
+            except ArtifactError:  # damaged; its own check reports it
                 continue
     return sorted(found.items())
 
@@ -473,10 +473,10 @@ def _object_check(
                 with open_object() as stream:
                     parse_listing(stream.read(LIST_BYTES + 1), "it")
         except ArtifactError as error:
-            return [Discrepancy(shown, f"may not be followed ({error})", remedy)]
-        except Exception as error:  # of any kind of storage: one object that cannot be read hides no other
-            return [Discrepancy(shown, f"cannot be read ({error})", "try again; if it stays so: " + remedy)]
-        return [] if found == md5.removesuffix(".dir") else [Discrepancy(shown, "has other bytes than its name says", remedy)]
+            return [Discrepancy(shown, f"has an invalid file list ({error})", remedy)]
+        except Exception as error:  # from any storage backend; the other objects are still checked
+            return [Discrepancy(shown, f"cannot be read ({error})", "retry; if it persists, " + remedy)]
+        return [] if found == md5.removesuffix(".dir") else [Discrepancy(shown, "does not match the hash in its name", remedy)]
 
     return check
 

@@ -1,7 +1,7 @@
-"""Scores beside what waivers of decontamination have let into the training of the model.
+"""Split scores by whether decontamination waivers let the items into training.
 
-A score is split into two: of the items that a waiver kept in rows which some ancestor of the policy was trained on, and of the others. Both
-come from the scores of single items, so that nothing is evaluated again.
+A score is split into items that overlap with training rows of the policy's ancestors under a waiver, and all others. Both parts are
+computed from stored item scores without rerunning the evaluation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,32 +15,32 @@ from pipelines.lineage.evaluations import Evaluation, labels_of
 from pipelines.quantities import counted
 
 Item = tuple[str, str]
-"""Task and id."""
+"""(task, item id)."""
 
 
 @dataclass(frozen=True)
 class Waived:
-    """What a waiver has kept in the data of a policy."""
+    """Rows that a waiver kept in the training data of a policy."""
 
     stage: str
-    """The address of the stage that compared them."""
+    """Address of the stage that applied the waiver."""
     benchmark: str
     because: str
     rows: int
     suite: str
     """Content hash of the benchmark."""
     items: frozenset[Item]
-    """With which the rows overlap."""
+    """Items that the rows overlap with."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """A policy's score on a task, taken apart; None of a part without items."""
+    """A policy's score on a task, split in two; a part without items is None."""
 
     label: str
     task: str
     contaminated: Mapping[str, float] | None
-    """n, mean and 95 % interval."""
+    """n, mean, and 95% interval."""
     clean: Mapping[str, float] | None
     waivers: tuple[Waived, ...]
 
@@ -51,10 +51,10 @@ def waived_of(policy: Pedigree) -> list[Waived]:
 
 
 def splits_of(evaluation: Pedigree) -> list[Split]:
-    """Of each policy and task that a waiver touches.
+    """Split scores of each policy and task affected by a waiver.
 
     Raises:
-        ArtifactError: the evaluation's rows cannot be had.
+        ArtifactError: the evaluation's rows are unavailable.
     """
     touching, found = touched(evaluation), []
     for one in labels_of(evaluation):
@@ -64,7 +64,7 @@ def splits_of(evaluation: Pedigree) -> list[Split]:
 
 
 def touched(evaluation: Pedigree) -> dict[tuple[str, str], tuple[Waived, ...]]:
-    """(label of a policy, task) of every score that a waiver touches → the waivers. It is in the records; no row is read."""
+    """(policy label, task) of every score affected by waivers → the waivers; reads only records."""
     policies = {given.label: given.producer for given in evaluation.record.inputs if given.port == "policies"}
     suites = {given.content for given in evaluation.record.inputs if given.port == "suites"}
     found: dict[tuple[str, str], tuple[Waived, ...]] = {}
@@ -76,9 +76,9 @@ def touched(evaluation: Pedigree) -> dict[tuple[str, str], tuple[Waived, ...]]:
 
 
 def in_words(split: Split) -> str:
-    """A line for the terminal."""
-    kept = "; ".join(f"{counted(one.rows, 'row')} at {one.stage}, because: {' '.join(one.because.split())}" for one in split.waivers)
-    parts = (("items in training", split.contaminated), ("other items", split.clean))
+    """One line for the terminal."""
+    kept = "; ".join(f"{counted(one.rows, 'row')} at {one.stage}, reason: {' '.join(one.because.split())}" for one in split.waivers)
+    parts = (("overlapping items", split.contaminated), ("other items", split.clean))
     scores = ", ".join(f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}] on {one['n']} {which}" for which, one in parts if one)
     return f"waiver: {split.label}, {split.task}: {scores or 'nothing measured'}; kept {kept}"
 
@@ -91,7 +91,7 @@ def _waived(stage: Pedigree) -> Iterator[Waived]:
             if int(found["rows"]):
                 yield Waived(stage.address, found["benchmark"], found["because"], found["rows"], contents[found["benchmark"]], items)
         except (AttributeError, KeyError, TypeError) as error:
-            raise ArtifactError(f"metrics.waivers of {stage.address} are not what a {stage.record.kind} stage writes") from error
+            raise ArtifactError(f"metrics.waivers of {stage.address} is not in the format of a {stage.record.kind} stage") from error
 
 
 def _splits(evaluation: Evaluation, tasks: Mapping[str, tuple[Waived, ...]]) -> Iterator[Split]:
@@ -109,7 +109,7 @@ def _splits(evaluation: Evaluation, tasks: Mapping[str, tuple[Waived, ...]]) -> 
 
 
 def _estimate(scores: Mapping[Item, float], categories: Mapping[Item, str], config: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """n, mean and interval by the resamples and the seed of the evaluation; the average over categories where the score is one."""
+    """n, mean, and bootstrap interval with the evaluation's resamples and seed; averaged over categories if the score is."""
     from stages.core.statistics import bootstrap_average
 
     if not scores:

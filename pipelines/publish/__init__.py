@@ -1,1 +1,1 @@
-"""What leaves the project for people: reports, exports, commits, named models."""
+"""Reports, model cards, exports, git commits, and named models."""

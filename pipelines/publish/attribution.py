@@ -1,5 +1,5 @@
-"""What an artifact goes back to that others have made, from its records: models, rows, and what answered or judged; who wrote the rows, how
-many there are of each source, and what all licences together ask for.
+"""External sources of an artifact, from its records: models, datasets, generators and judges, row counts per source, and the combined
+license conditions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,42 +18,43 @@ from data.sources.row_files import ending
 from pipelines.lineage.ancestry import Pedigree
 
 Part = Literal["model", "data", "benchmark"]
-PARTS = {"model": "model", "data": "rows", "benchmark": "measured against only"}
+PARTS = {"model": "model", "data": "rows", "benchmark": "evaluation only"}
 NO_ADVICE = (
-    "This list was made from records and is no legal advice. What counts is the text of each licence; what a table of well-known ones says "
-    "of it is a reading aid."
+    "This list is generated from records and is not legal advice. The text of each license is authoritative; the conditions listed here "
+    "come from a table of well-known licenses and are a reading aid."
 )
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Something that others have made, and that an artifact goes back to."""
+    """An external model, dataset, or benchmark among the ancestors of an artifact."""
 
     name: str
     part: Part
-    """`benchmark`: its items are measured against, and nothing is made from them."""
+    """`benchmark`: its items are used for evaluation only."""
     licences: tuple[str, ...]
-    """All that are stated for it; `unknown` alone where none is."""
+    """All licenses stated for it; only `unknown` if none is stated."""
     generators: tuple[str, ...] = ()
-    """Models that are said to have written its answers."""
+    """Models stated to have written its answers."""
     rows: int | None = None
-    """That were prepared of it; None where nobody counted them apart, and of models."""
+    """Rows prepared from it; None for models and where sources were not counted separately."""
 
 
 def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
-    """Everything from outside that an artifact goes back to, each once, sorted.
+    """External sources of an artifact, deduplicated and sorted.
 
-    A licence may be stated or put right after the artifact was made: what the project's recipes say now counts beside what was recorded.
+    A license may be added or corrected after the artifact was made, so licenses in the project's current recipes are added to the
+    recorded ones.
 
     Args:
         pedigree: of the artifact.
-        project: whose recipes are asked; None: the records alone.
+        project: whose recipes are read; None: use only the records.
     """
     made = pedigree.material()
     planted = {given.producer for found in made if _makes_rows(found.record) for given in found.record.inputs}
     stated: dict[tuple[Part, str], _Stated] = {}
     for found in made:
-        now = _stated_now(project, found) if project else _Said({}, {})
+        now = _stated_now(project, found) if project else _InRecipe({}, {})
         counts = rows_of(found.record)
         for name in dict.fromkeys(filter(None, map(title, sources_of(found.record)))):
             part: Part = "model" if found.record.kind == "source_model" else "data"
@@ -65,20 +66,21 @@ def origins(pedigree: Pedigree, project: Project | None = None) -> list[Origin]:
             entry.generators.update(found.run.generators.get(name, ()), now.generators.get(name, ()))
             entry.rows.append(counts.get(name))
         if not found.record.inputs and found.record.kind not in ("source_model", "prepare_data"):
-            stated.setdefault(("data", found.address), _Stated(set(), set(), [None]))  # nobody here knows what it brings in
+            stated.setdefault(("data", found.address), _Stated(set(), set(), [None]))  # its sources are not recorded
     order = list(PARTS)
     return [
-        Origin(name, part, tuple(sorted(said.licences - {UNKNOWN})) or (UNKNOWN,), tuple(sorted(said.generators)), said.total)
-        for (part, name), said in sorted(stated.items(), key=lambda entry: (order.index(entry[0][0]), entry[0][1]))
+        Origin(name, part, tuple(sorted(entry.licences - {UNKNOWN})) or (UNKNOWN,), tuple(sorted(entry.generators)), entry.total)
+        for (part, name), entry in sorted(stated.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
     ]
 
 
 def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = None) -> list[Origin]:
-    """Where rows of one name come from that a stage has brought in: several, where nothing tells which of its sources they are of, and none
-    where a rule made them.
+    """Possible origins of the rows with one `source` name that a stage imported.
+
+    Several if the sources cannot be told apart; empty for procedurally generated rows.
 
     Args:
-        pedigree: of what the stage made.
+        pedigree: of the stage's artifact.
         name: the rows' `source`.
         project: see `origins`.
     """
@@ -87,11 +89,13 @@ def origins_of_rows(pedigree: Pedigree, name: str, project: Project | None = Non
 
 
 def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
-    """Of the sources of a stage those from which rows of this name may come: the one that it is the name of, else, as rows may say for
-    themselves what they are called, all that others have written; none where a rule made them here, or another stage may have.
+    """External sources of a stage that rows with this `source` name may come from.
+
+    The source with that name if there is one. Otherwise all external sources, since rows may carry their own source name, but none if the
+    rows may be generated here or come from another stage.
 
     Args:
-        sources: as the config says.
+        sources: from the stage's config.
         name: the rows' `source`.
     """
     others = [source for source in sources if title(source)]
@@ -101,7 +105,7 @@ def brought(sources: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str
 
 
 def rows_called(source: Mapping[str, Any]) -> str:
-    """What a source calls its rows, where they do not say it for themselves."""
+    """Default `source` name of a source's rows."""
     path = PurePosixPath(str(title(source)))
     match source.get("type"):
         case "files":
@@ -113,11 +117,11 @@ def rows_called(source: Mapping[str, Any]) -> str:
 
 
 def rows_of(record: Record) -> dict[str, int]:
-    """Title of a source → how many rows it has given, where that can be told from the names of the rows."""
+    """Source title → row count, for sources that row names identify uniquely."""
     counted = record.metrics.get("sources")
     if record.kind != "prepare_data" or not isinstance(counted, dict):
         return {}
-    if any(source.get("type") == "artifact" for source in record.config["sources"]):  # rows of other stages have such names too
+    if any(source.get("type") == "artifact" for source in record.config["sources"]):  # rows of other stages may carry the same names
         return {}
     found: dict[str, int] = {}
     unsure: set[str] = set()
@@ -132,7 +136,7 @@ def rows_of(record: Record) -> dict[str, int]:
 
 @dataclass
 class _Stated:
-    """What is said of something from outside, by all that brought it in."""
+    """Statements about one external source, collected from all stages that import it."""
 
     licences: set[str]
     generators: set[str]
@@ -145,43 +149,43 @@ class _Stated:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What a recipe says of the sources of a stage, by title."""
+class _InRecipe:
+    """Licenses and generators that a recipe states for a stage's sources, by title."""
 
     licences: Mapping[str, Sequence[str]]
     generators: Mapping[str, Sequence[str]]
 
 
 def sources_of(record: Record) -> list[dict[str, Any]]:
-    """What a stage takes from outside of the recipe, as its config says."""
+    """External sources in a stage's config."""
     if record.kind == "source_model":
         return [record.config["source"]]
     return list(record.config["sources"]) if record.kind == "prepare_data" else []
 
 
 def handed_on(found: Collection[Origin]) -> list[Origin]:
-    """Those that something is made from."""
+    """Origins that the artifact was made from, i.e. all but benchmarks."""
     return [origin for origin in found if origin.part != "benchmark"]
 
 
 def agreed(found: Collection[Origin]) -> str | None:
-    """The one licence of all that the artifact was made from, or None."""
+    """The license shared by all origins the artifact was made from, or None."""
     licences = {licence for origin in handed_on(found) for licence in origin.licences}
     return licences.pop() if len(licences) == 1 else None
 
 
 def combined(found: Collection[Origin]) -> str:
-    """All licences together, in the form of an SPDX expression, names of other registries and `unknown` in it."""
+    """All licenses combined into an SPDX-style expression, which may include non-SPDX names and `unknown`."""
     licences = {licence for origin in handed_on(found) for licence in origin.licences}
     return " AND ".join(f"({licence})" if " " in licence else licence for licence in sorted(licences, key=str.lower))
 
 
 def section(found: Collection[Origin]) -> str:
-    """The chapter of a card on licences, in Markdown."""
+    """License section of a card, in Markdown."""
     if not found:
-        return f"## Licences\n\nThe records name nothing that others have made: rows and weights come from formulas.\n\n{NO_ADVICE}"
-    table = "\n".join(["| made from | part | licence | asks to | rows | written by |", "|---|---|---|---|---|---|", *map(_line, found)])
-    return f"## Licences\n\n{table}\n\n{_together(found)}\n\n{NO_ADVICE}"
+        return f"## Licenses\n\nThe records name no external sources: all rows and weights are generated procedurally.\n\n{NO_ADVICE}"
+    table = "\n".join(["| source | used as | license | conditions | rows | written by |", "|---|---|---|---|---|---|", *map(_line, found)])
+    return f"## Licenses\n\n{table}\n\n{_together(found)}\n\n{NO_ADVICE}"
 
 
 def _line(origin: Origin) -> str:
@@ -191,7 +195,7 @@ def _line(origin: Origin) -> str:
 
 
 def _makes_rows(record: Record) -> bool:
-    """Rows that something may learn from; items of a benchmark are measured against, unless they are planted among rows."""
+    """Whether the stage prepares training rows rather than benchmark items."""
     return record.kind == "prepare_data" and record.config.get("record") != "item"
 
 
@@ -202,35 +206,35 @@ def _recorded(source: Mapping[str, Any], run: Run) -> set[str]:
     return set(run.licences.get(title(source) or "", ()))
 
 
-def _stated_now(project: Project, found: Pedigree) -> _Said:
-    """What the recipe of a stage says of its sources today."""
+def _stated_now(project: Project, found: Pedigree) -> _InRecipe:
+    """Licenses and generators stated for a stage's sources in its current recipe."""
     recipe, _, stage = found.address.partition("/")
     recipe = recipe.partition("+")[0]
     if (found.record.inputs and found.record.kind != "prepare_data") or recipe not in recipe_names(project.recipes):
-        return _Said({}, {})
+        return _InRecipe({}, {})
     try:
         node = load_recipe(project.recipes, recipe).find(stage)
     except (ConfigError, KeyError):
-        return _Said({}, {})
-    return _Said(licences_of(node.config), generators_of(node.config))
+        return _InRecipe({}, {})
+    return _InRecipe(licences_of(node.config), generators_of(node.config))
 
 
 def _asks(origin: Origin) -> str:
     if origin.part == "benchmark":
         return ""
     if len(origin.licences) > 1:
-        return "it is stated in more than one way: find out which holds"
+        return "conflicting licenses are stated: find out which one applies"
     licence = "".join(origin.licences)
     if licence == UNKNOWN:
-        return "**unknown**: find out before you hand this on"
+        return "**unknown**: find out before you redistribute this"
     asked = conditions(licence)
     if asked is None:
-        return "not in the table: read it"
-    return "; ".join(CONDITIONS[condition] for condition in asked) or "nothing"
+        return "not in the table of known licenses: read its text"
+    return "; ".join(CONDITIONS[condition] for condition in asked) or "none"
 
 
 def _together(found: Collection[Origin]) -> str:
-    """What all of them ask for together, the strictest first, and what nobody knows."""
+    """Combined conditions, strictest first, followed by sources with unknown conditions."""
     counted = handed_on(found)
     asked: dict[str, list[str]] = {}
     open_questions = []
@@ -242,12 +246,12 @@ def _together(found: Collection[Origin]) -> str:
             open_questions.append(origin.name)
     lines = [f"- {CONDITIONS[name]} ({', '.join(map(cell, asked[name]))})" for name in reversed(CONDITIONS) if name in asked]
     if open_questions:
-        lines.append(f"- and whatever the unknown or unlisted licences ask: {', '.join(map(cell, open_questions))}")
+        lines.append(f"- the conditions of unknown or unlisted licenses: {', '.join(map(cell, open_questions))}")
     if not counted:
-        return "Nothing that others have made went into it."
-    return "Whoever hands it on has to hold to all of them:\n\n" + "\n".join(lines) if lines else "None of them asks for anything."
+        return "No external model or data went into this artifact."
+    return "Redistribution must meet all these conditions:\n\n" + "\n".join(lines) if lines else "None of these licenses sets conditions."
 
 
 def cell(text: str) -> str:
-    """A text from records in a table of Markdown."""
+    """Escape a text from records for a Markdown table cell."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")

@@ -1,4 +1,4 @@
-"""The card of an artifact: metadata that model hubs read, then what made it, how to load it, and what its licences ask for."""
+"""Model or dataset card: hub metadata, provenance, usage, and license conditions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,13 +27,13 @@ tokenizer = AutoTokenizer.from_pretrained(".")
 
 
 def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), licences: Sequence[Origin] = ()) -> str:
-    """The text of `README.md`.
+    """Render `README.md`.
 
     Args:
         pedigree: of the artifact.
-        name: its address, for the title.
+        name: its address, used as the title.
         evaluations: that scored it.
-        licences: what it goes back to (`pipelines.publish.attribution.origins`).
+        licences: its external sources (`pipelines.publish.attribution.origins`).
     """
     record = pedigree.record
     ancestors = [found.record for found in pedigree.parents_first()[:-1]]
@@ -42,7 +42,7 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
     metrics = "\n".join(f"- {key}: {value}" for key, value in sorted(record.metrics.items()) if isinstance(value, int | float | str))
     config = yaml.safe_dump(record.config, sort_keys=True, allow_unicode=True)
     marks = "".join(f"> **Note:** {mark}\n\n" for mark in record.marks)
-    made_by = f"A `{record.type}`, made by a `{record.kind}` stage (version {record.version}) of Pedigree."
+    made_by = f"Type `{record.type}`, produced by the Pedigree stage `{record.kind}` (version {record.version})."
     parts = [
         f"---\n{head}\n---\n\n# {name}\n\n{marks}{made_by}",
         f"- key `{record.key}`\n- content `{record.content}`\n- id `{record.id}`",
@@ -51,24 +51,25 @@ def card(pedigree: Pedigree, name: str, evaluations: Sequence[Evaluation] = (), 
         *waivers(pedigree),
         f"## Configuration\n\n```yaml\n{config}```",
         *([f"## Recorded metrics\n\n{metrics}"] if metrics else []),
-        f"## Pedigree\n\nThe records of this artifact and of the {len(ancestors)} that it was made from lie in `pedigree/`.\n\n"
+        f"## Pedigree\n\n`pedigree/` holds the records of this artifact and its {len(ancestors)} ancestors.\n\n"
         f"| stage | key | content |\n|---|---|---|\n{stages}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def waivers(pedigree: Pedigree) -> list[str]:
-    """The chapter on rows that were kept though they overlap with items of a benchmark; none where there are none."""
+    """Section on training rows kept despite overlapping benchmark items; empty if there are none."""
     found = waived_of(pedigree)
     if not found:
         return []
     lines = [f"| {cell(one.benchmark)} | {one.rows:,} | {len(one.items):,} | {cell(one.because)} |" for one in found]
-    table = "\n".join(["| benchmark | rows | items | because |", "|---|---|---|---|", *lines])
-    return [f"## Waivers\n\nRows that overlap with items of these benchmarks were kept in training: their scores say less.\n\n{table}"]
+    table = "\n".join(["| benchmark | rows | items | reason |", "|---|---|---|---|", *lines])
+    note = "Training data includes rows that overlap with items of these benchmarks, so scores on them are less reliable."
+    return [f"## Waivers\n\n{note}\n\n{table}"]
 
 
 def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations: Sequence[Evaluation], licences: Sequence[Origin]) -> str:
-    """The YAML at the head of a card, as the hub of Hugging Face reads it."""
+    """YAML front matter of a card, in the Hugging Face hub's format."""
     from huggingface_hub.repocard_data import DatasetCardData, ModelCardData
 
     given: dict[str, Any] = {"tags": ["pedigree", record.kind.replace("_", "-")], **_licence(licences)}
@@ -88,7 +89,7 @@ def metadata(record: Record, ancestors: Sequence[Record], name: str, evaluations
 
 
 def datasets_of(records: Iterable[Record]) -> list[str]:
-    """What the data that reached the model is called; procedural rows come from no data set, and a benchmark is measured on."""
+    """Names of the training datasets; excludes procedural rows and benchmarks."""
     return _titles(found for found in records if found.kind == "prepare_data" and found.config.get("record") != "item")
 
 
@@ -97,15 +98,15 @@ def _titles(records: Iterable[Record]) -> list[str]:
 
 
 def _licence(licences: Sequence[Origin]) -> dict[str, str]:
-    """One identifier where all agree, else `other` with all of them for a name; nothing where nothing of others' went in."""
+    """The shared license if there is one, else `other` named by the combined expression; empty without external sources."""
     if not handed_on(licences):
         return {}
     one = agreed(licences)
-    return {"license": one} if one else {"license": "other", "license_name": combined(licences), "license_link": "README.md#licences"}
+    return {"license": one} if one else {"license": "other", "license_name": combined(licences), "license_link": "README.md#licenses"}
 
 
 def _results(evaluation: Evaluation) -> list[Any]:
-    """An evaluation as model hubs show it."""
+    """An evaluation in the format of model hubs."""
     from huggingface_hub.repocard_data import EvalResult
 
     return [

@@ -1,4 +1,4 @@
-"""What is known of every named model: its artifact, whether it is here and current, its scores, its versions."""
+"""Named models: artifact, state, scores, and versions."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -17,8 +17,8 @@ from pipelines.lineage.waivers import touched
 from pipelines.run.runs import open_compiled, plan
 
 State = Literal["current", "stale", "no recipe", "recorded", "not made"]
-"""Here and as the recipe says; here, and a run would make another; here, and its recipe is gone or cannot be read; only `dvc.lock`
-names it; neither."""
+"""`current`: present and up to date. `stale`: present, but a run would replace it. `no recipe`: present, but its recipe is missing or
+unreadable. `recorded`: named in `dvc.lock` only. `not made`: neither."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class NamedModel:
     model: Named
     state: State
     record: Record | None
-    """None where it is not made, or its record is in the remote alone."""
+    """None if it was not made or its record is only in the remote."""
     scores: dict[str, dict[str, dict[str, float]]]
-    """Address of an evaluation → task → n, mean and interval."""
+    """Address of an evaluation → task → n, mean, and interval."""
     waived: dict[str, list[str]]
-    """Address of an evaluation → tasks on which a waiver let rows with items of it into the training of the model."""
+    """Address of an evaluation → tasks whose items overlap with training rows of the model under a waiver."""
     versions: list[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class NamedModel:
         return named | known | {"state": self.state, "scores": self.scores, "waived": self.waived, "versions": self.versions}
 
     def scored(self) -> str:
-        """The mean scores in one line, with a mark where a waiver touches them."""
+        """Mean scores on one line, marked where a waiver affects them."""
         found = [
             f"{task} {score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]{' (waiver)' * (task in self.waived.get(address, ()))}"
             for address, tasks in self.scores.items()
@@ -52,7 +52,7 @@ class NamedModel:
 
 
 def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
-    """All named models of the working tree; `watch` is told what takes long.
+    """All named models of the working tree; `watch` receives progress of slow steps.
 
     Raises:
         ArtifactError: a compiled file cannot be read.
@@ -61,7 +61,7 @@ def registry(project: Project, watch: Watch = unwatched) -> list[NamedModel]:
 
     @cache
     def standing(recipe: str) -> dict[str, State]:
-        """Address → state of what lies there, for the stages of a recipe."""
+        """Address → state, for the stages of a recipe."""
         try:
             planned = plan(open_compiled(project, recipe, looking=True, watch=watch))
         except ConfigError:
@@ -92,7 +92,7 @@ def _row(
 
 
 def _cached(ledger: Ledger, md5: str | None) -> Record | None:
-    """The record that this machine's cache holds; the remote is not asked for a listing."""
+    """Load a record from the local cache only; a listing must not query the remote."""
     try:
         return load_record(ledger.store.cache_path(md5)) if md5 else None
     except ArtifactError:

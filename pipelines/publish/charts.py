@@ -1,4 +1,4 @@
-"""SVG drawings of a report: the graph of a recipe, curves, intervals. Pure text in, text out; colours are CSS classes."""
+"""SVG charts for reports: recipe graphs, curves, intervals. Pure functions; colors are CSS classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,32 +11,32 @@ from pipelines.quantities import number
 
 NODE_WIDTH, NODE_HEIGHT = 196.0, 34.0
 LANE_WIDTH = 10.0
-"""Room of a line that passes a layer without a stage there."""
+"""Width reserved for an edge that crosses a layer."""
 GAP_X, GAP_Y = 22.0, 24.0
 MARGIN = 6.0
 SWEEPS = 121
-"""Passes that place the cells, down and up in turn; an odd number, so that the last goes down."""
+"""Placement passes, alternating down and up; odd, so that the last goes down."""
 MOST_POINTS = 240
-"""Points of one curve; longer ones are shown as means over equal spans."""
+"""Maximum points of one curve; longer curves are shown as means over equal spans."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """One stage in the drawing of a recipe."""
+    """One stage in a recipe graph."""
 
     id: str
     name: str
     kind: str
     parents: tuple[str, ...]
     note: str = ""
-    """Short text at the right, e.g. the wall time."""
+    """Short text on the right, e.g. the wall time."""
     hover: str = ""
     missing: bool = False
-    """Not built: drawn as an outline."""
+    """Not built; drawn as an outline."""
 
 
 def layers_of(boxes: Sequence[Box]) -> dict[str, int]:
-    """Layer of every box: one below its lowest parent; boxes without parents stand just above their first child."""
+    """Layer of every box: one below its lowest parent; boxes without parents go directly above their highest child."""
     layer: dict[str, int] = {}
     for box in boxes:  # parents come first
         layer[box.id] = 1 + max((layer[parent] for parent in box.parents), default=-1)
@@ -52,7 +52,7 @@ def layers_of(boxes: Sequence[Box]) -> dict[str, int]:
 
 @dataclass
 class _Cell:
-    """A box, or the lane of a line that passes its layer."""
+    """A box, or the lane of an edge that crosses a layer."""
 
     id: str
     layer: int
@@ -61,11 +61,11 @@ class _Cell:
     up: list[str]
     down: list[str]
     x: float = 0.0
-    """Centre."""
+    """Center."""
 
 
 def graph_svg(boxes: Sequence[Box], label: str) -> str:
-    """A layered drawing (after Sugiyama et al. 1981): parents above children, lines crossing as little as a sweep can achieve."""
+    """Layered graph drawing (Sugiyama et al. 1981): parents above children, edge crossings reduced by sweeps."""
     if not boxes:
         return ""
     cells = _cells(boxes)
@@ -94,7 +94,7 @@ def _cells(boxes: Sequence[Box]) -> dict[str, _Cell]:
         for parent in box.parents:
             chain = [parent]
             for between in range(layer[parent] + 1, layer[box.id]):
-                # lines from one stage share a lane: five readers of `base` are one line that branches
+                # edges from one stage share a lane, so five readers of `base` appear as one branching line
                 name = lanes.setdefault((parent, between), f"{parent}|{between}")
                 cells.setdefault(name, _Cell(name, between, LANE_WIDTH, None, [], []))
                 chain.append(name)
@@ -109,7 +109,7 @@ def _cells(boxes: Sequence[Box]) -> dict[str, _Cell]:
 
 
 def _order(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
-    """Barycentre sweeps, down and up."""
+    """Barycenter sweeps, down and up."""
     for sweep in range(12):
         down = sweep % 2 == 0
         for index in range(len(rows)) if down else range(len(rows) - 1, -1, -1):
@@ -126,7 +126,7 @@ def _order(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
 
 
 def _place(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
-    """Pulls every cell towards its neighbours while the order and the gaps of its row hold."""
+    """Pull every cell toward its neighbors, preserving the order and gaps of its row."""
     for row in rows:
         x = 0.0
         for cell in row:
@@ -135,7 +135,7 @@ def _place(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
         for cell in row:
             cell.x -= x / 2
     for sweep in range(SWEEPS):
-        down, last = sweep % 2 == 0, sweep == SWEEPS - 1  # the last one hangs everything straight below its parents
+        down, last = sweep % 2 == 0, sweep == SWEEPS - 1  # the last pass aligns cells below their parents
         for row in rows if down else reversed(rows):
             wanted, weights = [], []
             for cell in row:
@@ -148,14 +148,14 @@ def _place(rows: list[list[_Cell]], cells: Mapping[str, _Cell]) -> None:
 
 
 def _stiffness(one: _Cell, other: _Cell) -> float:
-    """How much a line wants to be straight; long lines most (weights of Gansner et al. 1993, §4)."""
+    """Weight of an edge's straightness, highest for long edges (Gansner et al. 1993, §4)."""
     if one.box and other.box:
-        return 4.0 if len(one.down) == 1 or len(other.up) == 1 else 1.0  # a chain of stages stands in a column
+        return 4.0 if len(one.down) == 1 or len(other.up) == 1 else 1.0  # keep chains of stages in one column
     return 2.0 if one.box or other.box else 8.0
 
 
 def _spread(row: list[_Cell], wanted: Sequence[float], weights: Sequence[float]) -> None:
-    """The places nearest to `wanted` (weighted squares) in which neighbours keep their gap: pool adjacent violators."""
+    """Move cells as close to `wanted` as gaps allow, by weighted least squares (pool adjacent violators)."""
     offsets, total = [], 0.0
     for before, cell in zip([None, *row], row, strict=False):
         total += (before.width + cell.width) / 2 + GAP_X if before else 0.0
@@ -176,7 +176,7 @@ def _top(cell: _Cell) -> float:
 
 
 def _line(above: _Cell, below: _Cell) -> str:
-    """From the bottom of one cell to the top of the next; a lane is passed straight down."""
+    """Path from the bottom of one cell to the top of the next; lanes run straight down."""
     start, end = _top(above) + NODE_HEIGHT, _top(below)
     bend = (end - start) / 2
     curve = f"C{above.x:.1f} {start + bend:.1f} {below.x:.1f} {end - bend:.1f} {below.x:.1f} {end:.1f}"
@@ -197,7 +197,7 @@ def _node(cell: _Cell, box: Box) -> str:
 
 
 def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
-    """At most `most` points: means over equal spans; the last point stays."""
+    """Reduce to at most `most` points by averaging equal spans; the last point is retained."""
     if len(points) <= most:
         return list(points)
     spans = most - 1
@@ -210,7 +210,7 @@ def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> l
 
 
 def curve_svg(points: Sequence[tuple[float, float]], label: str) -> str:
-    """One small line chart with its range at the left, its steps below and its last value at the right."""
+    """Small line chart: range on the left, steps below, last value on the right."""
     width, height, left, right, top, bottom = 260.0, 104.0, 40.0, 48.0, 8.0, 18.0
     shown = thinned([(x, y) for x, y in points if isfinite(x) and isfinite(y)])
     if not shown:
@@ -243,7 +243,7 @@ def curve_svg(points: Sequence[tuple[float, float]], label: str) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval."""
+    """A mean with its 95% interval."""
 
     label: str
     mean: float
@@ -252,7 +252,7 @@ class Estimate:
 
 
 def intervals_svg(estimates: Sequence[Estimate], label: str, zero_line: bool = False) -> str:
-    """Means as dots on their intervals, one row each, on a common scale: 0 to 1 where all values are shares."""
+    """Means as dots on their intervals, one per row, on a common scale, which is 0 to 1 if all values fall in it."""
     if not estimates:
         return ""
     values = [value for estimate in estimates for value in (estimate.low, estimate.high)]
@@ -290,7 +290,7 @@ def intervals_svg(estimates: Sequence[Estimate], label: str, zero_line: bool = F
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Two to six round values inside [low, high]: multiples of 1, 2 or 5 times a power of ten."""
+    """Two to six round values in [low, high]: multiples of 1, 2, or 5 times a power of ten."""
     base = 10.0 ** floor(log10((high - low) / 5))
     step = next(factor * base for factor in (1, 2, 5, 10) if (high - low) / (factor * base) <= 5.000001)
     return [round(tick * step, 10) for tick in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]

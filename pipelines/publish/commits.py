@@ -1,4 +1,4 @@
-"""The ledger of a recipe in git: its compiled files and `dvc.lock`, committed alone, with ids and scores in the message."""
+"""Commit a recipe's compiled files and `dvc.lock` to git, with ids and scores in the message."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -21,44 +21,44 @@ UNDER_WAY = {
     "rebase-merge": "rebase",
     "rebase-apply": "rebase",
 }
-"""What git keeps in its folder while it is in the middle of something → what that is."""
+"""File in the git folder during an unfinished operation → name of the operation."""
 LONGEST_TITLE = 100
 
 
 class GitError(UsageProblem):
-    """Git cannot commit; the message says why and what to do."""
+    """Git cannot commit; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit that was made."""
+    """A created commit."""
 
     id: str
     title: str
 
 
 def check_commit(project: Project) -> None:
-    """Whether a commit could be made now; to be asked before anything is run for it.
+    """Check before a run that git could commit now.
 
     Raises:
-        GitError: it could not.
+        GitError: it cannot.
     """
     if git(project, "rev-parse", "--git-dir").returncode:
-        raise GitError("--commit needs a git repository, and here is none: `git init`, or leave it out")
+        raise GitError("--commit needs a git repository: run `git init`, or omit --commit")
     for name, what in UNDER_WAY.items():
         if (project.root / git(project, "rev-parse", "--git-path", name).stdout.strip()).exists():
-            raise GitError(f"--commit: a {what} is under way: `git {what} --continue` or `git {what} --abort`, then type this again")
+            raise GitError(f"--commit: a {what} is in progress: run `git {what} --continue` or `git {what} --abort`, then retry")
     unmerged = sorted({line.partition("\t")[2] for line in git(project, "ls-files", "--unmerged").stdout.splitlines()})
     if unmerged:
-        raise GitError(f"--commit: {', '.join(unmerged)} is unmerged: resolve it, `git add` it, then type this again")
+        raise GitError(f"--commit: unmerged files: {', '.join(unmerged)}; resolve and `git add` them, then retry")
     for who in ("GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT"):
         if git(project, "var", who).returncode:
             remedy = "`git config user.name NAME` and `git config user.email ADDRESS`"
-            raise GitError(f"--commit: git does not know who you are: {remedy}, then type this again")
+            raise GitError(f"--commit: git has no user name or email: run {remedy}, then retry")
 
 
 def ledger_files(project: Project, graph: Graph) -> list[str]:
-    """Paths, relative to the root, of what holds the results of a recipe: also of the recipes that some of its stages belong to."""
+    """Paths, relative to the root, of the files that record a recipe's results, including those of other recipes it uses."""
     found = []
     for recipe in dict.fromkeys([graph.recipe, *(node.recipe for node in graph.nodes.values())]):
         pipeline = Path(pipeline_file(recipe))
@@ -69,9 +69,9 @@ def ledger_files(project: Project, graph: Graph) -> list[str]:
 
 
 def uncommitted(project: Project, graph: Graph) -> list[str]:
-    """Those of `ledger_files` that git does not hold as they are; empty without git."""
+    """Files of `ledger_files` with uncommitted changes; empty without git."""
     names = ledger_files(project, graph)
-    # without the lock git leaves its index as it is: who only looks touches nothing
+    # --no-optional-locks keeps git from refreshing its index: read-only commands must not write
     look = ("--no-optional-locks", "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames")
     answer = git(project, *look, "--", *names) if names else None
     if answer is None or answer.returncode:
@@ -81,13 +81,13 @@ def uncommitted(project: Project, graph: Graph) -> list[str]:
 
 
 def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit | None:
-    """Commits the ledger of a recipe whose selected stages are all current, and nothing else that is changed or staged.
+    """Commit a recipe's `ledger_files` and no other changed or staged file; all selected stages must be current.
 
     Returns:
-        None when git holds it as it is.
+        None if nothing has changed.
 
     Raises:
-        GitError: git refuses, or a hook of the user's does; the index is as it was.
+        GitError: git or a hook refuses; the index is restored.
     """
     names = uncommitted(project, graph)
     if not names:
@@ -96,18 +96,18 @@ def commit(project: Project, graph: Graph, selection: Collection[str]) -> Commit
     new = [name for name in names if git(project, "ls-files", "--error-unmatch", "--", name).returncode]
     added = git(project, "add", "--intent-to-add", "--", *new) if new else None
     made = added
-    if not (added and added.returncode):  # without a time-out: hooks take as long as they take
+    if not (added and added.returncode):  # no timeout: hooks may be slow
         made = git(project, "commit", "--quiet", "--file=-", "--only", "--", *names, given=text, timeout_s=None)
     if made is None or made.returncode:
         if new:
             git(project, "update-index", "--force-remove", "--", *new)
-        said = (made.stderr or made.stdout).strip() if made else ""
-        raise GitError(f"everything is made and kept, but git did not commit {', '.join(names)}: {said or 'it gives no reason'}")
+        reason = (made.stderr or made.stdout).strip() if made else ""
+        raise GitError(f"all results are stored, but git did not commit {', '.join(names)}: {reason or 'no reason given'}")
     return Commit(git(project, "rev-parse", "HEAD").stdout.strip(), text.partition("\n")[0])
 
 
 def message(project: Project, graph: Graph, selection: Collection[str]) -> str:
-    """The commit's message: a title, a line per stage with its kind and the start of its id, the table of scores."""
+    """Commit message: title, one line per stage with kind and short id, then the scores."""
     nodes = [node for node in graph.nodes.values() if node.address in selection]
     scored = {node for node in nodes if node.kind == "evaluate"}
     names = {shown_name(graph, node) for node in scored}
@@ -131,7 +131,7 @@ def _best(name: str, policies: dict[str, Any]) -> str:
 
 
 def _scored(name: str, policies: dict[str, Any], waived: Sequence[Split]) -> str:
-    """An evaluation: its scores, and what waivers have to do with them."""
+    """Scores of an evaluation, with the effect of waivers."""
     return "\n".join([name, _columns(_score_rows(policies)), *map(in_words, waived)])
 
 

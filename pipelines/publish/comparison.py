@@ -1,4 +1,4 @@
-"""Published work beside ours: hours that were published beside those that are estimated, scores beside those that were measured."""
+"""Compare published GPU-hours with estimates, and published scores with measured ones."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from configs.language.graph import Graph, Node
 
 @dataclass(frozen=True)
 class Comparison:
-    """One published score, and what the recipe's model got."""
+    """A published score and the recipe's measured one."""
 
     task: str
     stage: str
@@ -20,7 +20,7 @@ class Comparison:
     """Points."""
     metric: str
     measured: float | None
-    """Percent, of the same metric; None while no evaluation has it."""
+    """Percent, same metric; None until an evaluation reports it."""
 
     @property
     def verdict(self) -> str:
@@ -31,17 +31,17 @@ class Comparison:
 
 
 def node_of(graph: Graph, stage: str) -> Node | None:
-    """The stage of that name that the recipe uses, its own or another recipe's; None where it uses none."""
+    """The recipe's stage of that name, its own or imported from another recipe; None if there is none."""
     own = graph.nodes.get(f"{graph.recipe}/{stage}")
     return own or next((node for node in graph.nodes.values() if node.name == stage), None)
 
 
 def hardware_cells(graph: Graph, estimated: Mapping[str, float | None]) -> list[tuple[str, str, str, str]]:
-    """(stage, published hardware and hours, published GPU-hours, estimated ones) of each stage that is published.
+    """(stage, published hardware and hours, published GPU-hours, estimated GPU-hours) of each stage with published hardware.
 
     Args:
         graph: of the recipe.
-        estimated: address → GPU-hours of a stage under the profile; None or missing where nothing is known.
+        estimated: address → GPU-hours of a stage under the profile; None or missing if unknown.
     """
     cells = []
     for stage, hardware in (graph.published.hardware if graph.published else {}).items():
@@ -54,7 +54,7 @@ def hardware_cells(graph: Graph, estimated: Mapping[str, float | None]) -> list[
 
 
 def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(columns, rows) of the published scores: a row for each task, a column for each stage."""
+    """(columns, rows) of the published scores: one row per task, one column per stage."""
     published = graph.published
     if published is None or not published.scores:
         return (), []
@@ -65,21 +65,21 @@ def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 
 def stages_of(published: Published) -> list[str]:
-    """The stages whose scores are published, in the order in which they are named."""
+    """Stages with published scores, in order of first appearance."""
     return list(dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of))
 
 
 def asked(expected: Expected) -> str:
-    """`164 x 20`: items, and answers to each where there are several."""
+    """`164 x 20`: number of items, times the answers per item if more than one."""
     return f"{expected.items} x {expected.samples}" if expected.samples > 1 else str(expected.items)
 
 
 def comparisons(graph: Graph, scores: Mapping[str, Mapping[str, Any]]) -> Iterator[Comparison]:
-    """Every published score beside the measured one.
+    """Pair every published score with the measured one.
 
     Args:
         graph: of the recipe.
-        scores: evaluation → its scores, as `payload/scores.json` has them.
+        scores: evaluation → its scores, in the format of `payload/scores.json`.
     """
     for task, expected in (graph.published.scores if graph.published else {}).items():
         for stage, score in expected.of.items():

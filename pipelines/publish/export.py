@@ -1,9 +1,9 @@
-"""Export: an artifact as a flat folder that travels.
+"""Export an artifact as a self-contained, flat folder.
 
-The payload stands at the top, as transformers and vLLM load it; beside it `README.md`, a model card with the metadata that
-model hubs read, and `pedigree/` with the records of the artifact and of its whole ancestry and its provenance in SLSA's words. Data
-has a `croissant.json` beside the card. `pedigree/SHA256SUMS` vouches for every file: `sha256sum -c pedigree/SHA256SUMS` checks the
-folder where there is no Pedigree. On demand `pedigree/model.sig` is a signature of the whole folder (`pipelines/publish/signing.py`).
+The payload is at the top level, where transformers and vLLM load it, next to a model card `README.md` with hub metadata. `pedigree/`
+holds the records of the artifact and all its ancestors, and SLSA provenance for models. Datasets also get a `croissant.json`.
+`sha256sum -c pedigree/SHA256SUMS` verifies every file without Pedigree. `pedigree/model.sig` optionally signs the whole folder
+(`pipelines/publish/signing.py`).
 """
 
 import json
@@ -32,19 +32,19 @@ FORMATS = ("openlineage", "slsa", "card", "croissant")
 
 
 class ExportError(UsageProblem):
-    """The folder cannot take the export."""
+    """The target folder cannot hold the export."""
 
 
 class UnknownFormat(UsageProblem):
-    """There is no such standard here."""
+    """Unsupported export format."""
 
 
 def in_standard(pedigree: Pedigree, form: str, project: Project | None) -> str:
-    """A pedigree in the words of a standard, ending in a new line; OpenLineage is sent where a server is configured.
+    """Render a pedigree in a standard format, ending in a newline; OpenLineage events are sent if a server is configured.
 
     Raises:
-        UnknownFormat: `form` is none of those there are.
-        ArtifactError: the standard needs files that cannot be had, or describes other types of artifacts.
+        UnknownFormat: `form` is not supported.
+        ArtifactError: the format needs unavailable files or does not apply to this type of artifact.
     """
     if form == "openlineage":
         events = openlineage.events(pedigree)
@@ -57,7 +57,7 @@ def in_standard(pedigree: Pedigree, form: str, project: Project | None) -> str:
         return json.dumps(data_card(pedigree, project), indent=1, ensure_ascii=False) + "\n"
     if form == "card":
         return card(pedigree, pedigree.address, evaluations_of(project, pedigree.record.content), origins(pedigree, project))
-    raise UnknownFormat(f"--format {form} is none of {', '.join(FORMATS)}")
+    raise UnknownFormat(f"unknown --format {form!r}; choose from {', '.join(FORMATS)}")
 
 
 def export(
@@ -70,29 +70,29 @@ def export(
     signer: Signer | None = None,
     told: Callable[[str], Beat] = lambda what: silent,
 ) -> Path:
-    """Copies an artifact into a new or empty folder, whole or not at all, and proves the copy.
+    """Atomically copy an artifact into a new or empty folder and verify the copy.
 
     Args:
         artifact_path: folder of a published artifact.
         name: its address, for the title of the card.
         target: a folder that does not exist or is empty.
         evaluations: that scored it, for the card.
-        project: whose recipes may say more of licences than the records do.
+        project: whose recipes may state more licenses than the records.
         signer: signs the finished folder.
-        told: gives, for what is being done, who is told how far it is.
+        told: maps the name of a step to its progress callback.
 
     Raises:
-        ExportError: the target holds something, or the payload has a file where the card or the records belong.
-        ArtifactError: the artifact is damaged, or the copy is not what the record says.
+        ExportError: the target is not empty, or a payload file has the name of an export file.
+        ArtifactError: the artifact is damaged, or the copy does not match the record.
     """
     artifact, pedigree = open_artifact(artifact_path, verify=True, beat=told("checking")), read_pedigree(artifact_path)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ExportError(f"{target} is not empty: name a folder that does not exist yet, or empty it first")
+        raise ExportError(f"{target} is not an empty folder: choose a new folder or empty this one")
     taken = {entry.path.split("/")[0] for entry in artifact.record.files} & {"pedigree", CARD, CROISSANT}
     if taken:
-        raise ExportError(f"the payload of {name} holds {', '.join(sorted(taken))}, where the export writes its own")
+        raise ExportError(f"the payload of {name} contains {', '.join(sorted(taken))}, a name that the export reserves for its own files")
     target.parent.mkdir(parents=True, exist_ok=True)
-    building = target.with_name(f".{target.name}.{os.getpid()}") / target.name  # a signature holds the folder's name
+    building = target.with_name(f".{target.name}.{os.getpid()}") / target.name  # the signature includes the folder's name
     try:
         building.parent.mkdir()
         _copy(artifact, building, told("copying"))
@@ -106,7 +106,7 @@ def export(
         if is_data(pedigree):
             write_json(building / CROISSANT, data_card(pedigree, project))
         (building / SUMS).write_text(_sums(building, artifact))
-        for path in building.rglob("*"):  # a DVC cache may have handed out read-only files
+        for path in building.rglob("*"):  # files from a DVC cache may be read-only
             path.chmod(path.stat().st_mode | 0o600)
         if signer is not None:
             told("signing")(0, sum(entry.size for entry in artifact.record.files))
@@ -122,18 +122,18 @@ def export(
 
 
 def is_data(pedigree: Pedigree) -> bool:
-    """Whether its payload is rows."""
+    """Whether the payload consists of rows."""
     return bool(pedigree.row_files())
 
 
 def data_card(pedigree: Pedigree, project: Project | None = None) -> dict[str, Any]:
-    """Croissant metadata of an artifact of rows.
+    """Croissant metadata of a dataset artifact.
 
     Raises:
-        ArtifactError: it holds no rows, or they cannot be had.
+        ArtifactError: it holds no rows, or they are unavailable.
     """
     if not is_data(pedigree):
-        raise ArtifactError(f"{pedigree.address} is a {pedigree.record.type}: Croissant describes artifacts of rows")
+        raise ArtifactError(f"{pedigree.address} has type {pedigree.record.type}: Croissant describes only datasets")
     licences = {licence for origin in handed_on(origins(pedigree, project)) for licence in origin.licences}
     return croissant(pedigree, pedigree.rows(), licences)
 
@@ -155,11 +155,11 @@ def _prove(folder: Path, artifact: Artifact, beat: Beat = silent) -> None:
     if content_hash(files) != artifact.record.content:
         recorded = {entry.path: entry.sha256 for entry in artifact.record.files}
         wrong = sorted(entry.path for entry in files if recorded.get(entry.path) != entry.sha256)
-        raise ArtifactError(f"the copy differs from the record in {', '.join(wrong) or 'a missing file'}: is the disk full or failing?")
+        raise ArtifactError(f"the copy differs from the record in {', '.join(wrong) or 'a missing file'}; the disk may be full or failing")
 
 
 def _sums(folder: Path, artifact: Artifact) -> str:
-    """The sha256 of every file as `sha256sum` writes them; those of the payload have just been proved."""
+    """SHA-256 of every file in `sha256sum` format; `_prove` has already verified the recorded hashes of the payload."""
     found = {entry.path: entry.sha256 for entry in artifact.record.files}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()

@@ -1,4 +1,4 @@
-"""A pedigree as one self-contained HTML page, in the clothes of the report."""
+"""A pedigree as a self-contained HTML page, styled like the report."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from pipelines.quantities import size
 
 
 def lineage_page(pedigree: Pedigree) -> str:
-    """The graph of the ancestry, and every record in it."""
+    """Render the ancestry graph and its records as HTML."""
     made = pedigree.parents_first()
     names = _names(made)
     return filled(
@@ -25,7 +25,7 @@ def lineage_page(pedigree: Pedigree) -> str:
 
 
 def _names(made: list[Pedigree]) -> dict[str, str]:
-    """Id → name on the page: the stage's where one recipe made all, and with a few digits where two would share it."""
+    """Id → name on the page: the stage name if all share one recipe, with an id prefix where names collide."""
     one = len({found.address.partition("/")[0] for found in made}) == 1
     short = {found.id: found.address.rpartition("/")[2] if one else found.address for found in made}
     values = list(short.values())

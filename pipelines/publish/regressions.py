@@ -1,4 +1,4 @@
-"""Scores that fell: those of a run against those that were told of the run before it."""
+"""Detect score regressions since the previous run."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,30 +16,31 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class Fall:
-    """A score that lies below the 95 % interval of the one before."""
+    """A score below the 95% interval of the previous one."""
 
     evaluation: str
-    """Stage that made it."""
+    """Name of the evaluation stage."""
     policy: str
     task: str
     mean: float
     before: float
     before_low: float
-    """Lower end of the interval of the score before."""
+    """Lower end of the previous score's interval."""
 
     def __str__(self) -> str:
-        return f"{self.policy} on {self.task}: {self.mean:.3f}, below {self.before_low:.3f}, where the interval of {self.before:.3f} ends"
+        was = f"{self.before:.3f} (interval from {self.before_low:.3f})"
+        return f"{self.policy} on {self.task}: {self.mean:.3f}, previously {was}"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def fallen(before: dict[str, Any], now: dict[str, Any]) -> list[Fall]:
-    """Scores whose mean lies below the 95 % interval of the mean before, in the same measure.
+    """Scores whose mean is below the previous mean's 95% interval on the same task hash.
 
     Args:
-        before: `measured` by the run before; evaluations, policies and tasks that it lacks have nothing to fall from.
-        now: the same, of this run.
+        before: `measured` of the previous run; evaluations, policies, and tasks missing from it are skipped.
+        now: `measured` of this run.
     """
     return list(_fallen(before, now))
 
@@ -52,22 +53,22 @@ def _fallen(before: dict[str, Any], now: dict[str, Any]) -> Iterator[Fall]:
         for policy, tasks in evaluation["policies"].items():
             for task, score in tasks.items():
                 was = old["policies"].get(policy, {}).get(task)
-                is_same = old["hashes"].get(task) == evaluation["hashes"].get(task)  # other items, form or sampling: another measure
+                is_same = old["hashes"].get(task) == evaluation["hashes"].get(task)  # other items, form, or sampling are not comparable
                 if was is not None and is_same and score["mean"] < was["low"]:
                     yield Fall(name, policy, task, score["mean"], was["mean"], was["low"])
 
 
 def measured(project: Project, graph: Graph) -> dict[str, Any]:
-    """What all published evaluations say: name → `hashes` (by task), `policies` (policy → task → mean, low, high)."""
+    """Scores of all published evaluations: name → `hashes` (by task), `policies` (policy → task → mean, low, high)."""
     found = {}
     for name, scores in scores_of(project, graph).items():
-        hashes = {task: told["hash"] for task, told in scores.get("tasks", {}).items()}  # those of an older version have none
+        hashes = {task: entry["hash"] for task, entry in scores.get("tasks", {}).items()}  # absent in older versions
         found[name] = {"hashes": hashes, "policies": {label: policy["tasks"] for label, policy in scores["policies"].items()}}
     return found
 
 
 def remembered(project: Project, recipe: str) -> dict[str, Any] | None:
-    """What the last run measured; None where nothing was noted, or not by this version."""
+    """`measured` of the last run; None if not stored, or stored by another version."""
     try:
         noted = read_json(_note(project, recipe))
         return noted["evaluations"] if noted["schema_version"] == SCHEMA else None
@@ -76,7 +77,7 @@ def remembered(project: Project, recipe: str) -> dict[str, Any] | None:
 
 
 def remember(project: Project, recipe: str, evaluations: dict[str, Any]) -> None:
-    """Notes it for the next run."""
+    """Store `measured` for the next run."""
     write_json(_note(project, recipe), {"schema_version": SCHEMA, "evaluations": finite(evaluations)})
 
 

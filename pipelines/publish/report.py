@@ -1,7 +1,6 @@
-"""The report of a recipe: one self-contained HTML page, made from the artifacts that are there.
+"""Render the report of a recipe as one self-contained HTML page from the available artifacts.
 
-What is missing or damaged is said on the page. Reading is strict only in one thing: an artifact whose payload is not the
-recorded one shows its problem and nothing else.
+Missing or damaged artifacts are reported on the page. An artifact whose payload does not match its record shows only its problem.
 """
 
 import csv
@@ -36,16 +35,16 @@ from pipelines.run.runs import load_execution
 
 TEMPLATES = Path(__file__).parent / "templates"
 MOST_POLICIES = 12
-"""That are shown against each other in one table."""
+"""Maximum policies in one win-rate table."""
 SAMPLES_PER_TASK = 6
 LONGEST_ANSWER = 600
-"""Characters of an answer that are shown."""
+"""Maximum characters shown of an answer."""
 CURVES_FIRST = ("reward", "gold", "proxy", "loss", "accuracy", "margin", "kl", "kl_k3", "entropy", "response_length", "grad_norm")
 UNDRAWABLE = (ArtifactError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError, csv.Error)
 EXAMPLES_SHOWN = 5
-"""Rows that are not as expected; the evidence has more."""
+"""Failing rows shown per expectation; the evidence has more."""
 CURVES_SHOWN = 4
-"""Curves of a stage that stand open; the others are a click away."""
+"""Curves of a stage shown initially; the others are collapsed."""
 SECTIONS = (
     ("scores", "Scores"),
     ("recipe", "Recipe"),
@@ -62,11 +61,11 @@ SECTIONS = (
 
 @dataclass(frozen=True)
 class Stage:
-    """A node with the artifact it has made, or the reason why there is none to show."""
+    """A node with its artifact, or the reason why there is none."""
 
     node: Node
     shown: str
-    """Its name in this recipe; the address for stages of other recipes."""
+    """Name in this recipe; for stages of other recipes, the address."""
     artifact: Artifact | None
     problem: str
 
@@ -74,7 +73,7 @@ class Stage:
     def run(self) -> Run | None:
         try:
             return read_run(self.artifact.path / "run.json") if self.artifact else None
-        except ArtifactError:  # the report shows what there is
+        except ArtifactError:  # the report shows what is readable
             return None
 
     @cached_property
@@ -83,7 +82,7 @@ class Stage:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time of all attempts of its job together; None where no attempt was recorded."""
+        """Total wall time of all attempts of its job; None if none was recorded."""
         return self.run.seconds if self.run else None
 
     @property
@@ -92,7 +91,7 @@ class Stage:
 
     @staticmethod
     def json(path: Path) -> Any:
-        """A JSON file, or an empty mapping where it is not there: evidence is for people and may be absent."""
+        """Parse a JSON file; empty if missing or unreadable, since evidence is optional."""
         try:
             return read_json(path)
         except ArtifactError:
@@ -118,14 +117,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template shows."""
+    """Data for the report template."""
 
     graph_: Graph
     stages: Sequence[Stage]
     sections: Sequence[tuple[str, str]] = SECTIONS
     problems: list[str] = field(default_factory=list)
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """Address of a stage that has run → what was planned of it, and what it took."""
+    """Address of a finished stage → planned and measured resources."""
 
     @property
     def recipe(self) -> str:
@@ -151,18 +150,18 @@ class Page:
         rows = sum(int(stage.metrics.get("rows", 0) or 0) for stage in self._cleaned(built))
         facts = [("stages built", f"{len(built)} of {len(self.stages)}"), ("models trained", str(len(models)))]
         facts += [("training rows after decontamination", f"{rows:,}")] if rows else []
-        facts += [("wall time of the jobs", duration(sum(seconds)))] if seconds else []
+        facts += [("total job wall time", duration(sum(seconds)))] if seconds else []
         facts.append(("on disk", size(sum(stage.size for stage in built))))
         return [{"name": name, "value": value} for name, value in facts]
 
     def _cleaned(self, built: Sequence[Stage]) -> list[Stage]:
-        """The stages that were the last to look for benchmark items in their data."""
+        """The last decontamination stage of each data path."""
         looking = [stage for stage in built if stage.node.declaration.removes_overlaps]
         before = {address for stage in looking for address in self._data_of(stage.node)}
         return [stage for stage in looking if stage.node.address not in before]
 
     def _data_of(self, node: Node) -> set[str]:
-        """Addresses of the stages that its data have come through."""
+        """Addresses of the stages upstream along `data` edges."""
         sources = {edge.source for edge in node.edges if edge.port == "data"}
         return sources.union(*(self._data_of(self.graph_.nodes[source]) for source in sources))
 
@@ -205,7 +204,7 @@ class Page:
     @property
     def no_samples(self) -> str:
         ran = any(stage.node.kind == "evaluate" and stage.artifact for stage in self.stages)
-        return "the evaluation wrote no evidence/samples.jsonl" if ran else "no evaluation has run"
+        return "the evaluation wrote no evidence/samples.jsonl" if ran else "no evaluation has run yet"
 
     @property
     def data(self) -> list[dict[str, Any]]:
@@ -213,7 +212,7 @@ class Page:
 
     @property
     def win_rates(self) -> list[dict[str, Any]]:
-        """Of judges of few policies, how often each beats each other one."""
+        """Pairwise win rates of judge stages with at most `MOST_POLICIES` policies."""
         return [table for stage in self.stages if stage.node.kind == "judge" and (table := _win_rates(stage))]
 
     @property
@@ -230,17 +229,17 @@ class Page:
 
     @property
     def plan(self) -> list[dict[str, str]]:
-        """A row per stage in which a model took part: planned and measured, as text."""
+        """Planned and measured values as text, one row per stage that uses a model."""
         return [
             {
                 "name": stage.shown,
-                "planned_memory": _told(outcome.planned_bytes, size),
-                "memory": _told(outcome.measured_bytes, size),
+                "planned_memory": _formatted(outcome.planned_bytes, size),
+                "memory": _formatted(outcome.measured_bytes, size),
                 "planned_tokens": f"{outcome.planned_tokens.value:,.0f}" if outcome.planned_tokens else "",
                 "how": outcome.planned_tokens.how if outcome.planned_tokens else "",
-                "tokens": _told(outcome.measured_tokens, "{:,}".format),
-                "planned_time": _told(outcome.planned_seconds, duration),
-                "time": _told(outcome.measured_seconds, duration),
+                "tokens": _formatted(outcome.measured_tokens, "{:,}".format),
+                "planned_time": _formatted(outcome.planned_seconds, duration),
+                "time": _formatted(outcome.measured_seconds, duration),
             }
             for stage in self.stages
             if (outcome := self.outcomes.get(stage.node.address))
@@ -248,31 +247,31 @@ class Page:
 
     @property
     def published(self) -> list[Comparison]:
-        """Scores that the recipe's source has published, beside those of its evaluations."""
+        """Published scores paired with measured ones."""
         evaluations = {stage.shown: scores for stage in self.stages if stage.node.kind == "evaluate" and (scores := _scores(stage))}
         return list(comparisons(self.graph_, evaluations))
 
     @property
     def environment(self) -> list[list[tuple[str, str]]]:
-        """The distinct environments that the artifacts were made in."""
+        """The distinct environments of the artifacts."""
         found = [_environment(stage.run) for stage in self.stages if stage.run]
         return [list(group) for group in dict.fromkeys(tuple(group) for group in found if group)]
 
 
 def write_report(project: Project, graph: Graph) -> Path:
-    """Writes `artifacts/RECIPE/report.html` and returns its path."""
+    """Write `artifacts/RECIPE/report.html`; returns its path."""
     path = report_path(project, graph.recipe)
     page = gather(project, graph)
     try:
         text = render(page)
-    except UNDRAWABLE:  # a field of some evidence is of another type than our stages write
+    except UNDRAWABLE:  # an evidence field has an unexpected type
         text = render(_without_undrawable(page))
     write_text(path, text)
     return path
 
 
 def _without_undrawable(page: Page) -> Page:
-    """The page with stages left out that alone make it impossible to draw; each is said on it."""
+    """The page without the stages that make rendering fail; each is listed as a problem."""
     bare = {stage.shown: Stage(stage.node, stage.shown, None, stage.problem) for stage in page.stages}
     stages, problems = [], list(page.problems)
     for stage in page.stages:
@@ -280,8 +279,8 @@ def _without_undrawable(page: Page) -> Page:
             render(Page(page.graph_, [stage if other is stage else bare[other.shown] for other in page.stages]))
             stages.append(stage)
         except UNDRAWABLE as error:
-            said = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
-            problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({said}): ask `pedigree verify`")
+            reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+            problems.append(f"{stage.shown}: its metrics or evidence cannot be shown ({reason}); run `pedigree verify`")
             stages.append(Stage(stage.node, stage.shown, None, problems[-1]))
     return Page(page.graph_, stages, problems=problems, outcomes=page.outcomes)
 
@@ -297,10 +296,10 @@ def gather(project: Project, graph: Graph) -> Page:
 
 
 def outcomes(project: Project, graph: Graph) -> dict[str, Outcome]:
-    """Address → what was planned and what it took, of stages that have run with a model."""
+    """Address → planned and measured resources, of finished stages that use a model."""
     try:
         execution = load_execution(project, graph.execution)
-    except ConfigError:  # a profile that somebody is editing
+    except ConfigError:  # the profile may be in the middle of an edit
         execution = Execution(slots=1)
     return outcomes_of(project, graph, execution)
 
@@ -311,7 +310,7 @@ def render(page: Page) -> str:
 
 
 def filled(template: str, **given: Any) -> str:
-    """A page in the clothes of the report, as HTML; every text from data is escaped by the template."""
+    """Render a template with the report's styles; the template escapes all text from data."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -321,14 +320,16 @@ def filled(template: str, **given: Any) -> str:
 
 
 def scores_of(project: Project, graph: Graph) -> dict[str, dict[str, Any]]:
-    """Name of each evaluation of the recipe that has run → its scores."""
+    """Name → scores of the recipe's finished evaluations."""
     stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.kind == "evaluate"]
     return {stage.shown: scores for stage in stages if (scores := _scores(stage))}
 
 
 def waived_in(project: Project, graph: Graph) -> dict[str, list[Split]]:
-    """Name of each evaluation of the recipe that has scores which a waiver touches → those, taken apart. Damaged evaluations are left out:
-    the report says what is wrong with them."""
+    """Name of an evaluation → its scores affected by waivers, split into contaminated and clean items.
+
+    Damaged evaluations are omitted; the report describes their problems.
+    """
     stages = [_stage(project, graph, node) for node in graph.nodes.values() if node.kind == "evaluate"]
     found: dict[str, list[Split]] = {}
     for stage in stages:
@@ -338,7 +339,7 @@ def waived_in(project: Project, graph: Graph) -> dict[str, list[Split]]:
 
 
 def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[str, Any]]]:
-    """What a finished stage has to show as tables, for dashboards: name → rows."""
+    """Tables of a finished stage for dashboards: name → rows."""
     stage = _stage(project, graph, node)
     found: dict[str, list[dict[str, Any]]] = {}
     scores = _scores(stage)
@@ -360,7 +361,7 @@ def tables(project: Project, graph: Graph, node: Node) -> dict[str, list[dict[st
 
 
 def numerics_text(run: Run | None) -> str:
-    """Device, ranks and what else can change rounding, in short."""
+    """Short summary of device, ranks, and other settings that can change rounding."""
     numerics = run.numerics if run else {}
     if not numerics:
         return ""
@@ -379,8 +380,8 @@ def _stage(project: Project, graph: Graph, node: Node) -> Stage:
         return Stage(node, shown, None, "not built yet" if missing else text)
 
 
-def _told(value: Any, words: Callable[[Any], str]) -> str:
-    return "" if value is None else words(value)
+def _formatted(value: Any, form: Callable[[Any], str]) -> str:
+    return "" if value is None else form(value)
 
 
 def _hover(stage: Stage) -> str:
@@ -393,7 +394,7 @@ def _hover(stage: Stage) -> str:
 
 
 def _scores(stage: Stage) -> dict[str, Any]:
-    """The scores of an evaluation, its policies in the order of the recipe."""
+    """Scores of an evaluation, with policies in recipe order."""
     scores = stage.json(stage.artifact.payload / "scores.json") if stage.artifact else {}
     if scores:
         order = [edge.label for edge in stage.node.edges if edge.port == "policies"]
@@ -410,7 +411,7 @@ def _estimate(label: str, value: Mapping[str, Any]) -> Estimate:
 
 
 def _how(task: Mapping[str, Any] | None) -> str:
-    """By which metric and average a task is scored, and its hash: scores with equal hashes are scores of the same thing."""
+    """Metric, average, and hash of a task; scores with equal hashes are comparable."""
     return f"{task['metric']} ({task['average']} average, task {task['hash'][:12]})" if task else "mean score"
 
 
@@ -423,7 +424,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
     for task in tasks:
         measured = [(label, policies[label]["tasks"][task]) for label in labels if task in policies[label]["tasks"]]
         counts = {value["n"] for _, value in measured}
-        note = f"{min(counts)} items, {_how(scores.get('tasks', {}).get(task))} with 95 % interval" if counts else ""
+        note = f"{min(counts)} items, {_how(scores.get('tasks', {}).get(task))} with 95% interval" if counts else ""
         charts.append(Chart(task, intervals_svg([_estimate(label, value) for label, value in measured], f"Scores on {task}"), note))
     waived = _splits(stage)
     return {
@@ -446,7 +447,7 @@ def _evaluation(stage: Stage, looks: Mapping[str, Sequence[Any]]) -> dict[str, A
 
 
 def _differences(differences: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """One chart per task: each compared pair of policies with the interval of the mean difference."""
+    """One chart per task: the mean difference and its interval for each compared pair of policies."""
     by_task: dict[str, list[Estimate]] = {}
     for row in differences:
         name = f"{row['candidate']} − {row['baseline']}"
@@ -467,7 +468,7 @@ def _curves(stage: Stage) -> dict[str, Any]:
             "note": note,
             "charts": [],
             "more": [],
-            "problem": stage.problem or "the artifact holds no evidence/curve.csv",
+            "problem": stage.problem or "the artifact has no evidence/curve.csv",
         }
     columns = _columns(path)
     steps_column = columns.pop("step", [])
@@ -482,7 +483,7 @@ def _curves(stage: Stage) -> dict[str, Any]:
 
 
 def _columns(path: Path) -> dict[str, list[float | None]]:
-    """Numeric columns of a CSV file; cells that are no numbers are None."""
+    """Columns of a CSV file as numbers; None for non-numeric cells."""
     columns: dict[str, list[float | None]] = {}
     with path.open(newline="") as stream:
         for row in csv.DictReader(stream):
@@ -496,7 +497,7 @@ def _columns(path: Path) -> dict[str, list[float | None]]:
 
 
 def _samples(stage: Stage) -> list[dict[str, Any]]:
-    """Items answered by the first and the last policy, those first whose score changed."""
+    """Items answered by both the first and the last policy, with gains and losses among the first."""
     rows = stage.evidence_rows("samples.jsonl")
     order = [edge.label for edge in stage.node.edges if edge.port == "policies"]
     if not rows or len(order) < 2:
@@ -523,7 +524,7 @@ def _samples(stage: Stage) -> list[dict[str, Any]]:
 
 
 def _telling(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Gains, losses and ties in turn, so that nobody sees only what went well."""
+    """Pick gains, losses, and ties in turn, so that the selection is not biased toward gains."""
     piles = [
         [item for item in items if item["change"] > 0],
         [item for item in items if item["change"] < 0],
@@ -539,7 +540,7 @@ def _telling(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _shown_answer(text: str) -> str:
     if not text.strip():
-        return "(only white space)" if text else "(empty)"
+        return "(only whitespace)" if text else "(empty)"
     return text.strip() if len(text) <= LONGEST_ANSWER else f"{text.strip()[:LONGEST_ANSWER]} …"
 
 
@@ -568,7 +569,7 @@ def _counts(stage: Stage) -> dict[str, Any]:
 
 
 def _win_rates(stage: Stage) -> dict[str, Any] | None:
-    """A row for each policy, with a cell for each that it is compared with; None where there are none, or too many."""
+    """Win-rate matrix with one row and one column per policy; None if there are no or too many policies."""
     found = stage.evidence("win_rates.json") or []
     cells = {(one["policy"], one["against"]): one for one in found}
     policies = list(dict.fromkeys(policy for one in found for policy in (one["policy"], one["against"])))
@@ -579,13 +580,13 @@ def _win_rates(stage: Stage) -> dict[str, Any] | None:
 
 
 def _lengths_text(statistics: Mapping[str, Any], unit: str) -> str:
-    """Characters or tokens of a row: the median, what 99 % do not exceed, and the most; empty where nobody counted them."""
+    """Median, 99th percentile, and maximum characters or tokens per row; empty if not counted."""
     found = statistics.get("all", {}).get(unit, {})
     return f"{found['p50']:,} / {found['p99']:,} / {found['max']:,}" if "p50" in found else ""
 
 
 def _origin(config: Frozen, name: str) -> str:
-    """Licence and writers of rows of one name, in brackets; nothing of rows that a rule made."""
+    """License and generators of the rows with one source name, in parentheses; empty for procedural rows."""
     sources = [source.model_dump() for source in config.sources] if isinstance(config, PrepareData) else []
     titles = sorted({str(title(source)) for source in brought(sources, name)})
     licences, generators = licences_of(config), generators_of(config)
@@ -601,7 +602,7 @@ def _read_text(counts: Mapping[str, Any]) -> str:
 
 
 def _contamination(stage: Stage) -> dict[str, Any]:
-    """Per benchmark what was found, and the removed rows with the text that gave them away."""
+    """Overlap counts per benchmark, and the removed rows with their matching text."""
     report = stage.evidence("report.json")
     rows = [
         [
@@ -614,22 +615,22 @@ def _contamination(stage: Stage) -> dict[str, Any]:
         ]
         for label, found in report.get("benchmarks", {}).items()
     ]
-    told = [{"verdict": "removed", **row} for row in stage.evidence_rows("manifest.jsonl")]
+    examples = [{"verdict": "removed", **row} for row in stage.evidence_rows("manifest.jsonl")]
     note = f"{report['removed']} of {report['read']} rows removed" if report else "evidence/report.json is missing"
     if report.get("planted_leaks"):
         note += f"; {report['leaks_found']} of {report['planted_leaks']} planted leaks found"
     if "paraphrases" in report:
         alike = sum(found["rows"] for found in report["paraphrases"].values())
-        note += f"; {alike} rows are like an item by their vectors, which need not be copies (evidence/paraphrases.jsonl)"
+        note += f"; {alike} rows resemble an item by embedding and may not be copies (evidence/paraphrases.jsonl)"
     if "questions" in report:
-        note += f"; {report['pairs']} rows and items were asked about in {report['questions']} questions"
+        note += f"; a judge compared {report['pairs']} row-item pairs in {report['questions']} questions"
         note += f", {sum(report['unanswered'].values())} of them without a verdict (evidence/rephrased.jsonl)"
     return {
         "name": stage.shown,
         "note": note,
         "columns": ["benchmark", "items", "items overlapped", "share", "rows removed", "items waived"],
         "rows": rows,
-        "examples": sorted(told, key=lambda row: row["verdict"] not in ("removed", "waived")),
+        "examples": sorted(examples, key=lambda row: row["verdict"] not in ("removed", "waived")),
     }
 
 
@@ -651,7 +652,7 @@ def _verdict(stage: Stage) -> dict[str, Any] | None:
 
 
 def _held(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An expectation of a recipe, what was found, and rows that are not as expected."""
+    """An expectation of a recipe, its result, and examples of failing rows."""
     examples = [[example["id"], example["place"], example["value"]] for example in entry.get("examples", [])]
     return {"title": results.title(entry), "found": finding(entry), "success": entry["success"], "examples": examples[:EXAMPLES_SHOWN]}
 
@@ -675,7 +676,7 @@ def _lineage(stage: Stage) -> dict[str, Any]:
 
 
 def _environment(run: Run) -> list[tuple[str, str]]:
-    """What a job ran in: code, hardware, libraries."""
+    """Code, hardware, and libraries of a run."""
     environment, hardware = run.environment, run.hardware
     shown: list[tuple[str, str]] = []
     if run.code:

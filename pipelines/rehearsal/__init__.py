@@ -1,1 +1,1 @@
-"""Rehearsals: a recipe with made rows and tiny models, in a project of its own."""
+"""Rehearsals: run a recipe with generated rows and tiny models in a separate project."""

@@ -1,5 +1,8 @@
-"""A judge and writer on loopback for the rehearsal of recipes that ask an endpoint: it speaks as much of OpenAI's protocol as it is asked
-by, and what it says follows from what it is asked, so that the same rehearsal ends in the same bytes."""
+"""Local stand-in for the endpoint of a judge or writer in rehearsals.
+
+Implements the part of OpenAI's protocol that Pedigree uses. Responses are a deterministic function of the request, so that rehearsals are
+reproducible.
+"""
 
 import json
 import threading
@@ -17,17 +20,16 @@ from data.artifacts.artifacts import write_text
 
 PORT = "judge.port"
 LONGEST = 4 << 20
-"""Bytes of a request."""
+"""Maximum bytes read of a request."""
 
 
 def rating(messages: Any) -> int:
-    """From 1 on, the same for the same question."""
+    """Deterministic rating, starting at 1."""
     return 1 + int(digest(messages)[:8], 16) % HIGHEST
 
 
 def answer(messages: Any) -> str:
-    """A prompt where one is asked for, in words that no other one has; that two tasks differ where that is asked; else a line with a
-    rating."""
+    """Respond to a writing request with a unique prompt, to a same-task question with no, and to anything else with a rating."""
     if f"{SAME}: no" in str(messages):
         return f"{SAME}: no"
     if OPEN not in str(messages):
@@ -37,7 +39,7 @@ def answer(messages: Any) -> str:
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Whatever is asked is answered."""
+    """Answers every request."""
 
     def do_POST(self) -> None:
         length = min(int(self.headers.get("Content-Length") or 0), LONGEST)
@@ -56,18 +58,18 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(sent)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Tells nobody."""
+        """Suppress request logs."""
 
 
 def serve(folder: Path) -> str:
-    """Starts the judge in this process; returns its URL, which stays the same from one rehearsal to the next where its port is free."""
-    kept, known = folder / PORT, 0
+    """Start the judge in this process; returns its URL, which is stable across rehearsals if the port is free."""
+    port_file, known = folder / PORT, 0
     with suppress(OSError, ValueError):
-        known = int(kept.read_text())
+        known = int(port_file.read_text())
     try:
         server = ThreadingHTTPServer(("127.0.0.1", known if 0 < known < 1 << 16 else 0), Answering)
-    except OSError:  # another rehearsal has it
+    except OSError:  # the port is in use, e.g. by another rehearsal
         server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    write_text(kept, str(server.server_port))
+    write_text(port_file, str(server.server_port))
     threading.Thread(target=server.serve_forever, daemon=True, name="judge").start()
     return f"http://127.0.0.1:{server.server_port}/v1"

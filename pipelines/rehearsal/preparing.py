@@ -1,8 +1,8 @@
-"""Before a rehearsal: its project, the made repositories, and the recipes and the profile as they are rehearsed.
+"""Prepare a rehearsal: its project, the generated repositories, and the reduced recipes and profile.
 
-The project lies in `.pedigree/rehearsals/PROFILE/` of the real one, with a DVC of its own that has no remote, so that nothing of a
-rehearsal meets anything real. Recipes that refer to each other lie there side by side. Every file is written whole or not at all, and
-what is made follows from its contents, so that a rehearsal that was killed goes on when it is typed again.
+The project is `.pedigree/rehearsals/PROFILE/` in the real one and has its own DVC without a remote, so a rehearsal cannot affect real
+artifacts. Recipes that refer to each other share it. Files are written atomically and generated content is deterministic, so an
+interrupted rehearsal resumes when rerun.
 """
 
 import json
@@ -64,34 +64,37 @@ DVC_CONFIG = """[core]
 
 
 TRAINED, SAMPLED, JUDGE = (2, 300), (1, 60), (1, 200)
-"""Layers of a made model, and its steps of learning. Where reinforcement learning may begin with it, some answers must be right; of a pool
-that is sampled from it is enough that they come to an end, and a judge reads many long questions that its answers do not depend on."""
+"""(layers, training steps) of a tiny model, by use.
+
+A model that may start reinforcement learning must give some correct answers. A model that is only sampled needs only to end its answers.
+A judge reads many long questions, and its answers need not depend on them.
+"""
 
 Tell = Callable[[str], None]
 
 
 def nobody(words: str) -> None:
-    """Is told nothing."""
+    """Ignore progress messages."""
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A recipe, ready to be rehearsed."""
+    """A recipe prepared for rehearsal."""
 
     real: Graph
     project: Project
-    """Of the rehearsal."""
+    """Project of the rehearsal."""
     recipe: str
     """Name of the recipe in that project."""
     profile: str
-    """Name of the profile there."""
+    """Name of the profile in that project."""
     mirror: Path
-    """What stands for the hub."""
+    """Folder that replaces the hub."""
     changes: tuple[Reduced, ...]
-    """All that is otherwise than in the recipe and its profile, of the stages of this recipe's graph."""
+    """All changes to the recipe and its profile, for the stages of this recipe's graph."""
 
     def opened(self, watch: Watch = unwatched) -> RunContext:
-        """Its run. From here on this process and its jobs take the mirror for the hub.
+        """Open the run. From now on, this process and its jobs use the mirror as the hub.
 
         Raises:
             ConfigError: problems of the recipe or of the profile.
@@ -103,18 +106,18 @@ class Rehearsal:
 
 
 class Unmade(PedigreeError):
-    """The process that makes tiny models ended before it could say what is wrong; the message has its last words."""
+    """The process that builds tiny models crashed; the message has the end of its stderr."""
 
 
 class CannotRehearse(ConfigError):
-    """Something that the recipe takes from outside has nothing that could stand for it."""
+    """An external source of the recipe has no replacement."""
 
 
 def check(real: Project, graphs: Sequence[Graph]) -> None:
-    """Looks whether everything from outside has something that stands for it.
+    """Check that every external source has a replacement.
 
     Raises:
-        CannotRehearse: with all that has not, and where it belongs.
+        CannotRehearse: lists all sources without one, and where to add it.
     """
     folders, problems = rehearsal_hub.places(real.root), []
     known = families([folder / "models" for folder in folders])
@@ -129,10 +132,10 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
 
 
 def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: Tell = nobody) -> Rehearsal:
-    """Makes what a rehearsal needs, or finds it made.
+    """Prepare a rehearsal, reusing existing files.
 
     Raises:
-        ConfigError: problems of the recipe or of the profile; something from outside has nothing that stands for it.
+        ConfigError: problems of the recipe or the profile, or an external source has no replacement.
     """
     graphs = load_recipes(real.recipes, recipe, overrides)
     graph = graphs[-1]
@@ -154,7 +157,7 @@ def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: 
 
 
 def lay_project(project: Project) -> None:
-    """The folders and settings of a project, where they are not there yet."""
+    """Create the folders and settings of a project if missing."""
     for folder in (project.recipes, project.executions):
         folder.mkdir(parents=True, exist_ok=True)
     config = project.root / ".dvc" / "config"
@@ -163,7 +166,7 @@ def lay_project(project: Project) -> None:
         write_text(config, DVC_CONFIG)
 
 
-# --- the outside -------------------------------------------------------------------------------------------------------
+# --- external sources --------------------------------------------------------------------------------------------------
 
 
 def _sources(node: Node) -> list[Any]:
@@ -171,7 +174,7 @@ def _sources(node: Node) -> list[Any]:
 
 
 def _placed_sources(node: Node) -> Iterator[tuple[str, Any]]:
-    """(path of the field, source) of whatever a stage takes from outside."""
+    """(field path, source) of each external source of a stage."""
     if isinstance(node.config, PrepareData):
         yield from ((f"sources.{number}", source) for number, source in enumerate(node.config.sources))
         if node.config.shots:
@@ -187,11 +190,11 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
         elif isinstance(source, Stored):
             rehearsal_hub.stored_rows(source, folders)
         elif isinstance(source, Files | RowProgram) and not (root / source.path).exists():
-            return f"{source.path} does not exist in the project: put it there, or change the config that names it"
+            return f"{source.path} does not exist in the project: add it, or change the config that refers to it"
         elif isinstance(node.config, SourceModel) and family_of(_family_name(source), known) is None:
             return (
-                f"nobody has described the model {_family_name(source)}, so that none of its kind can be made: write its architecture and "
-                f"tokenizer into {folders[0] / 'models' / 'NAME.yaml'}; docs/rehearse.md says how"
+                f"the model {_family_name(source)} has no description, so no tiny model can replace it: describe its architecture and "
+                f"tokenizer in {folders[0] / 'models' / 'NAME.yaml'} (see docs/rehearse.md)"
             )
     except hub.HubError as error:
         return str(error)
@@ -199,7 +202,7 @@ def _missing(root: Path, node: Node, source: Any, folders: Sequence[Path], known
 
 
 def _family_name(source: Any) -> str:
-    """By what the family of a model is looked up."""
+    """Name by which a model's family is looked up."""
     match source:
         case HubModel():
             return source.repo
@@ -218,7 +221,7 @@ def _repo(node: Node) -> str:
 
 
 def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[StandIns, Path]:
-    """What stands for the outside of these recipes, and the mirror that it lies in."""
+    """Replacements for the external sources of these recipes, and the mirror that holds them."""
     folders = rehearsal_hub.places(real.root)
     nodes = {node.address: node for graph in graphs for node in graph.own}
     repositories, files = {}, {}
@@ -237,24 +240,24 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
 
 
 def _is_answered_here(node: Node) -> bool:
-    """Whether what the stage asks is asked of the made endpoint."""
+    """Whether the stage's requests go to the stand-in endpoint."""
     match node.config:
         case Scorers(rating=rating):
             return rating is not None and isinstance(rating.by, ByEndpoint)
-        case Synthesize() | FindRephrased():  # whoever is asked in the recipe
+        case Synthesize() | FindRephrased():  # whether the recipe uses a policy or an endpoint
             return True
     return False
 
 
 def _ruled(nodes: Iterable[Node]) -> list[Arithmetic | Constraints]:
-    """The rules by which the recipe makes training rows, as many as are rehearsed."""
+    """Procedural sources of training rows, with counts reduced for the rehearsal."""
     configs = [node.config for node in nodes if isinstance(node.config, PrepareData) and node.config.record != "item"]
     found = [source for config in configs for source in config.sources if isinstance(source, Arithmetic | Constraints)]
     return [source.model_copy(update={"count": min(source.count, RULE_ROWS)}) for source in found]
 
 
 def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
-    """Of a model that comes from outside; its heads are those of its own size, where that is known."""
+    """Family of an external model, with the heads of its actual size if known."""
     assert isinstance(node.config, SourceModel)
     name = _family_name(node.config.source)
     family = family_of(name, families([folder / "models" for folder in folders]))
@@ -265,7 +268,7 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
 
 
 def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
-    """Place in a mirror → folder, of a small model for each that the recipes bring in."""
+    """Path in the mirror → folder of a tiny model, for each model that the recipes import."""
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
     asked = {edge.source for node in nodes.values() for edge in node.edges if edge.port == "judge"}
@@ -282,16 +285,20 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
     def make(building: dict[str, Path]) -> None:
         places: list[str] = []
         for name, folder in building.items():
-            tell(f"making a tiny model in the place of {of[name]}, once for all rehearsals")
+            tell(f"building a tiny model to replace {of[name]}, once for all rehearsals")
             file = folder.with_name("plan.json")
             write_text(file, plans[of[name]])
             places += [str(file), str(folder)]
         paths = os.pathsep.join([str(CODE_ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}  # our code, and no folder's here
+        environment = os.environ | {
+            "PYTHONPATH": paths,
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": "1",
+        }  # ignore the current folder
         words = [sys.executable, "-m", "stages.training.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Unmade(f"the process that makes tiny models ended with exit code {done.returncode}: {done.stderr[-2000:]}")
+            raise Unmade(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")
         found = zip(building, json.loads(done.stdout.splitlines()[-1]), strict=True)
         problems = [Problem(wanted[of[name]].recipe, None, _unmade(of[name], problem)) for name, problem in found if problem is not None]
         if problems:
@@ -302,16 +309,16 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
 
 
 def _unmade(repo: str, problem: str) -> str:
-    return f"no tiny model could be made in the place of {repo}: {problem}; mend what configs/rehearsal/models says of its family"
+    return f"cannot build a tiny model to replace {repo}: {problem}; fix the description of its family in configs/rehearsal/models"
 
 
 def not_only_sampled(nodes: Iterable[Node]) -> set[str]:
-    """Addresses of what serves as more than one of the policies that a pool is sampled from."""
+    """Addresses of stages with a use other than as a policy of a `sample` stage."""
     return {edge.source for node in nodes for edge in node.edges if not (node.kind == "sample" and edge.port == "policies")}
 
 
 def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dict[str, Any]] | None, layers: int, steps: int) -> str:
-    """Of a small model in the place of a real one, which learns these dialogues; without any it learns to rate."""
+    """Plan of a tiny model that is trained on these dialogues; None: on ratings."""
     config = node.config
     assert isinstance(config, SourceModel)
     named = family.template or "chatml" if config.chat_template == OWN else config.chat_template
@@ -328,14 +335,14 @@ def _plan(node: Node, family: ModelFamily, texts: list[str], dialogues: list[dic
 
 
 def _lay_files(real: Project, project: Project, node: Node) -> Iterator[Reduced]:
-    """Puts the project's own files there, cut to a few rows; gives the sources that lost some."""
+    """Copy the project's own files, truncated to a few rows; yields a change for each truncated source."""
     for place, source in _placed_sources(node):
         if isinstance(source, Files | RowProgram) and _cut(real.root / source.path, project.root / source.path):
             yield Reduced(node.address, f"{place}.path", source.path, f"the first {FILE_ROWS} rows of {source.path}", "data")
 
 
 def _cut(source: Path, target: Path) -> bool:
-    """Whether something was left out."""
+    """Copy a truncated file or folder; returns whether anything was cut."""
     if source.is_dir():
         return any([_cut(file, target / file.relative_to(source)) for file in source.rglob("*.*") if file.is_file()])
     rows = row_files.first_rows(source, FILE_ROWS)

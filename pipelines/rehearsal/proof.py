@@ -1,4 +1,4 @@
-"""What a rehearsal has proved, in numbers out of the records of its stages, and what it could not prove."""
+"""Summarize what a rehearsal proved, from the records of its stages, and what it could not prove."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,46 +16,46 @@ from pipelines.lineage.ancestry import opened
 
 TEMPLATE = "chat_template.jinja"
 UNPROVED: dict[Reason, str] = {
-    "weights": "what the real models know, the ids of their tokenizers, and that their files are what is written of their family",
-    "data": "that the real data has no other quirks than the made rows, and that there is enough of it",
-    "batches": "that the recipe learns: its batches, steps and learning rates are others",
+    "weights": "the real models' weights and token ids, and that their files match the description of their family",
+    "data": "that the real data has no quirks beyond those of the generated rows, and that there is enough of it",
+    "batches": "that the recipe learns: batches, steps, and learning rates differ",
     "lengths": "long answers",
-    "samples": "the numbers of samples: statistics and shares come from very few",
-    "thresholds": "that the real data keeps within the bounds of what may be bad, unknown or contaminated, and is as the recipe expects",
-    "judges": "what the real judges say, and that they can be reached",
-    "machine": "what only GPUs do: their kernels, NCCL, tensor parallel engines, offloading, and whether all fits into their memory",
+    "samples": "sample counts: statistics and shares are based on very few samples",
+    "thresholds": "that the real data stays within the limits for bad, unknown, or contaminated rows and meets the recipe's expectations",
+    "judges": "the real judges' answers, and that they are reachable",
+    "machine": "GPU behavior: kernels, NCCL, tensor-parallel engines, offloading, and whether everything fits in memory",
 }
-"""Reason for a change → what is unproved by it."""
-ALWAYS = "that scores come out: those of a rehearsal mean nothing"
+"""Reason for a change → what remains unproved because of it."""
+ALWAYS = "model quality: the scores of a rehearsal are meaningless"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Of one rehearsal, from the stages that came through."""
+    """Results of a rehearsal, from its completed stages."""
 
     rows: tuple[dict[str, Any], ...]
-    """Sets of rows: `stage`, `read`, `kept`, `refused` (reason → rows)."""
+    """Datasets: `stage`, `read`, `kept`, `refused` (reason → rows)."""
     removed: tuple[dict[str, Any], ...]
-    """By decontamination: `stage`, `rows`, `by` (suite → rows)."""
+    """Decontamination: `stage`, `rows`, `by` (suite → rows)."""
     models: tuple[dict[str, Any], ...]
-    """`stage`, `template` (its hash), `added_tokens` of those from outside."""
+    """`stage`, `template` (its hash), `added_tokens` of external models."""
     training: tuple[dict[str, Any], ...]
     """`stage`, `steps`, `ranks`, `zero_stage`, `tokens`."""
     verifiers: Mapping[str, Mapping[str, int]]
-    """Name → `right`, `wrong` and `unknown` answers, of RLVR and of suites."""
+    """Name → counts of `right`, `wrong`, and `unknown` answers in RLVR and suites."""
     suites: tuple[dict[str, Any], ...]
     """`task`, `hash`, `items`, `split`."""
     changes: tuple[Reduced, ...]
 
     def unproved(self) -> dict[str, list[Reduced]]:
-        """What could not be proved → the changes that it follows from."""
+        """Unproved statement → the changes that cause it."""
         found: dict[str, list[Reduced]] = {}
         for change in self.changes:
             found.setdefault(UNPROVED[change.reason], []).append(change)
         return found | {ALWAYS: []}
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The proof as JSON values."""
         unproved = [{"what": what, "changes": [change._asdict() for change in changes]} for what, changes in self.unproved().items()]
         return {
             "rows": list(self.rows), "decontamination": list(self.removed), "models": list(self.models), "training": list(self.training),
@@ -64,7 +64,7 @@ class Proof:
 
 
 def proof_of(project: Project, graph: Graph, changes: Sequence[Reduced]) -> Proof:
-    """What the stages of a rehearsal say that they did; those that failed say nothing."""
+    """Collect the results of a rehearsal's stages; failed stages are omitted."""
     made = [(node, artifact) for node in graph.nodes.values() if (artifact := opened(project, node)) is not None]
     verifiers: dict[str, Counter[str]] = {}
     for node, artifact in made:
@@ -126,7 +126,7 @@ def _suites(artifact: Artifact) -> Iterator[dict[str, Any]]:
 
 
 def _verified(project: Project, graph: Graph, node: Node, artifact: Artifact) -> Iterator[tuple[str, str]]:
-    """(name of the verifier, outcome) of every answer of RLVR, and of every item of a suite."""
+    """(verifier name, outcome) of every RLVR answer and every suite item."""
     if node.kind == "rlvr":
         names = _verifiers(project, graph, node, "prompts")
         for row in _rows_in(artifact, "evidence/rollouts.jsonl"):
@@ -141,7 +141,7 @@ def _outcome(score: Any) -> str:
 
 
 def _verifiers(project: Project, graph: Graph, node: Node, port: str) -> dict[str, str]:
-    """Id of a prompt or an item → the name of its verifier."""
+    """Prompt or item id → verifier name."""
     found: dict[str, str] = {}
     for edge in node.edges:
         source = opened(project, graph.nodes[edge.source]) if edge.port == port else None
@@ -172,9 +172,9 @@ def _rows_in(artifact: Artifact, name: str) -> list[dict[str, Any]]:
 
 
 def said(proof: Proof) -> Iterator[str]:
-    """The proof in sentences."""
+    """The proof as lines of text."""
     yield "Proved:"
-    yield from (f"  {line}" for line in _said_proved(proof))
+    yield from (f"  {line}" for line in _proved_lines(proof))
     yield "Not proved:"
     for what, changes in proof.unproved().items():
         fields = Counter(change.setting.rpartition(".")[2] for change in changes)
@@ -182,25 +182,25 @@ def said(proof: Proof) -> Iterator[str]:
         yield f"  {what}" + (f"; changed: {shown}" if shown else "")
 
 
-def _said_of_models(models: Sequence[Mapping[str, Any]]) -> str:
+def _models_line(models: Sequence[Mapping[str, Any]]) -> str:
     templates = sorted({str(one["template"])[:12] for one in models})
     added = sorted({token for one in models for token in one["added_tokens"]})
     same = "one chat template" if len(templates) == 1 else f"{len(templates)} chat templates"
     return f"models: {len(models)} with {same} ({', '.join(templates)})" + (f"; tokens added: {', '.join(added)}" if added else "")
 
 
-def _said_proved(proof: Proof) -> Iterator[str]:
+def _proved_lines(proof: Proof) -> Iterator[str]:
     refused = Counter[str]()
     for one in proof.rows:
         refused.update(one["refused"])
     read, kept = sum(one["read"] for one in proof.rows), sum(one["kept"] for one in proof.rows)
-    yield f"rows: {len(proof.rows)} sets, {read} rows read, {kept} kept, {sum(refused.values())} refused"
-    yield from (f"  {count} refused: {reason}" for reason, count in refused.most_common())
+    yield f"rows: {len(proof.rows)} datasets, {read} rows read, {kept} kept, {sum(refused.values())} rejected"
+    yield from (f"  {count} rejected: {reason}" for reason, count in refused.most_common())
     for one in proof.removed:
         by = ", ".join(f"{count} by {suite}" for suite, count in one["by"].items())
         yield f"decontamination: {one['stage']} against {one['suites']} suites, {one['rows']} rows removed" + (f" ({by})" if by else "")
     if proof.models:
-        yield _said_of_models(proof.models)
+        yield _models_line(proof.models)
     for one in proof.training:
         yield f"training: {one['stage']} ({one['kind']}), {one['steps']} steps on {one['ranks']} ranks at ZeRO stage {one['zero_stage']}"
     for name, counts in proof.verifiers.items():

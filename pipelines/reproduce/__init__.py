@@ -1,1 +1,1 @@
-"""Making an artifact again from its records alone, and comparing."""
+"""Rebuild an artifact from its records and compare it with the original."""

@@ -1,6 +1,6 @@
-"""From the records of an ancestry back to a recipe, a profile and a small project that makes it again.
+"""Rebuild a recipe, a profile, and a small project from the records of an ancestry.
 
-Nothing is taken from today's recipe: kinds, configs, inputs and labels stand in the records, numerics and placement in the runs.
+The current recipe is not used: kinds, configs, inputs, and labels come from the records, numerics and placement from the runs.
 """
 
 import json
@@ -26,13 +26,13 @@ from pipelines.lineage.ancestry import parents_first
 from pipelines.reproduce.work_tree import RecordedCode
 
 RECIPE = "reproduction"
-"""The recipe that is written from the records."""
+"""Name of the rebuilt recipe."""
 PROFILE = "recorded"
 PROCESSES = ("world_size", "threads", "tensor_parallel")
 MOST_PROCESSES = 4096
-"""Of each: a record must not make a machine start processes without end."""
+"""Upper bound for each of `PROCESSES`, so that a malicious record cannot start unlimited processes."""
 OURS = ("artifacts", "configs", "dvc.lock", "dvc.yaml")
-"""Where the rebuilt project has files of its own; no source file is laid there, nor under a name that begins with a dot."""
+"""Top-level names reserved by the rebuilt project; source files must not use these or names starting with a dot."""
 DVC_CONFIG = """\
 [core]
     analytics = false
@@ -48,19 +48,19 @@ DVC_CONFIG = """\
 
 
 class ReproduceError(UsageProblem):
-    """The reproduction cannot begin: the records, the sources or the request do not allow it."""
+    """The reproduction cannot start because of its records, sources, or options."""
 
 
 @dataclass(frozen=True)
 class RebuiltStage:
-    """One artifact of the ancestry, as a stage of the rebuilt recipe."""
+    """An artifact of the ancestry as a stage of the rebuilt recipe."""
 
     name: str
-    """Of the stage in the rebuilt recipe."""
+    """Name in the rebuilt recipe."""
     record: Record
     run: Run
     patches: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Those of the whole ancestry, by sha256."""
+    """sha256 → patch, for the whole ancestry."""
 
     @property
     def id(self) -> str:
@@ -68,7 +68,7 @@ class RebuiltStage:
 
     @property
     def address(self) -> str:
-        """Where it was made: `RECIPE/STAGE`."""
+        """`RECIPE/STAGE` that produced it."""
         return self.run.address or f"unknown/{self.id[:12]}"
 
     @property
@@ -77,26 +77,26 @@ class RebuiltStage:
 
     @property
     def parents(self) -> tuple[str, ...]:
-        """Ids of the artifacts that it read, each once."""
+        """Distinct ids of its input artifacts."""
         return tuple(dict.fromkeys(given.producer for given in self.record.inputs))
 
 
 def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]], patches: Mapping[str, str]) -> dict[str, RebuiltStage]:
-    """All artifacts of an ancestry by id, parents before children, the root last.
+    """All artifacts of an ancestry by id in topological order, the root last.
 
     Args:
         root: record of the artifact itself.
         run: its `run.json`.
         lineage: id → record and run of its ancestors.
-        patches: sha256 → text, of itself and its ancestors.
+        patches: sha256 → text, of the artifact and its ancestors.
 
     Raises:
-        ReproduceError: a record contradicts itself or its children; each is named.
+        ReproduceError: records contradict themselves or each other; the message lists all contradictions.
     """
     known = {**lineage, root.id: (root, run)}
     problems = [problem for identifier, entry in known.items() for problem in _contradictions(identifier, *entry, known)]
     if problems:
-        raise ReproduceError("the records have been changed after they were written: " + "; ".join(problems))
+        raise ReproduceError("the records were modified after they were written: " + "; ".join(problems))
     try:
         order = parents_first(root.id, {identifier: record for identifier, (record, _) in known.items()})
     except ArtifactError as error:
@@ -106,7 +106,7 @@ def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]]
 
 
 def data_alone(members: Mapping[str, RebuiltStage]) -> set[str]:
-    """Ids of those that are data stages, and made from data stages alone: no model and no engine has touched them."""
+    """Ids of data stages whose ancestors are all data stages, so that no model or engine is involved."""
     found: set[str] = set()
     for member in members.values():  # parents come first
         declaration = KINDS.get(member.record.kind)
@@ -116,10 +116,10 @@ def data_alone(members: Mapping[str, RebuiltStage]) -> set[str]:
 
 
 def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
-    """A stage of the ancestry by address, stage name, or the start of its id.
+    """Find a stage of the ancestry by address, stage name, or id prefix.
 
     Raises:
-        ReproduceError: none or several; the message lists them.
+        ReproduceError: no match or several; the message lists all stages.
     """
     for matches in (
         [member for member in members.values() if name in (member.address, member.id)],
@@ -129,23 +129,23 @@ def find_member(members: Mapping[str, RebuiltStage], name: str) -> RebuiltStage:
         if len(matches) == 1:
             return matches[0]
     known = ", ".join(member.address for member in members.values())
-    raise ReproduceError(f"--stage {name} names no one stage of the ancestry: there are {known}")
+    raise ReproduceError(f"--stage {name} does not match exactly one stage of the ancestry; its stages are {known}")
 
 
 def write_project(
     home: Path, members: Mapping[str, RebuiltStage], places: Sequence[Path], wanted: Collection[str], *, here: bool = False
 ) -> Project:
-    """A project with the rebuilt recipe, the recorded profile, the source files, and a DVC cache of its own.
+    """Write a project with the rebuilt recipe, the recorded profile, the source files, and its own DVC cache.
 
     Args:
-        home: its folder; what is there is kept, so that an interrupted reproduction goes on.
+        home: its folder; existing files are retained, so that an interrupted reproduction resumes.
         members: the ancestry.
-        places: where source files may lie, the likeliest first; only a file of the recorded hash is taken.
-        wanted: ids of those that will run.
-        here: with the code of this clone, not the recorded one.
+        places: where to look for source files, in order; only files with the recorded hash are used.
+        wanted: ids of the stages that will run.
+        here: use the code of this clone instead of the recorded code.
 
     Raises:
-        ReproduceError: a source file is nowhere with its recorded hash.
+        ReproduceError: no file with the recorded hash of a source file exists.
     """
     project = Project(home)
     config = home / ".dvc" / "config"
@@ -156,7 +156,7 @@ def write_project(
         (project.recipes / f"{RECIPE}.yaml", recipe(members)),
         (project.executions / f"{PROFILE}.yaml", profile(members, here=here)),
     ):
-        write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")  # in this order: that of inputs counts
+        write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")  # preserve the order of inputs
     for member in members.values():
         if member.id in wanted:
             for name, sha256 in member.record.source_files.items():
@@ -165,7 +165,7 @@ def write_project(
 
 
 def recipe(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
-    """The recipe that the records spell: every field of every config is written out, every input has its label."""
+    """The recipe in the records, with every config field and input label explicit."""
     stages = {}
     for member in members.values():
         ports: dict[str, dict[str, str]] = {}
@@ -176,8 +176,11 @@ def recipe(members: Mapping[str, RebuiltStage]) -> dict[str, Any]:
 
 
 def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[str, Any]:
-    """The recorded numerics and placement of every stage; as many slots as this machine has, of cores also as many as were asked for:
-    engines that may share them need a slot for each of their threads. `here`: for the code of this clone."""
+    """Profile with the recorded numerics and placement of every stage, and the slots of this machine.
+
+    On a CPU, slots are at least the recorded number, since engines that share cores need a slot for each of their threads.
+    `here`: for the code of this clone.
+    """
     hardware = provenance.hardware()
     on_gpu = any(member.run.numerics.get("device") == "cuda" for member in members.values())
     asked = {address: _slots(member.run.placement.get("slots")) for address, member in members.items()}
@@ -187,11 +190,11 @@ def profile(members: Mapping[str, RebuiltStage], *, here: bool = False) -> dict[
         for name in PROCESSES:
             count = member.run.numerics.get(name, 1)
             if not isinstance(count, int) or not 0 < count <= MOST_PROCESSES:
-                raise ReproduceError(f"the run of {member.address} says {name} {count!r}, which is not from 1 to {MOST_PROCESSES}")
+                raise ReproduceError(f"the run of {member.address} has {name} {count!r}; it must be from 1 to {MOST_PROCESSES}")
         placement = {**member.run.placement, "slots": min(asked[address], slots)}
-        numerics = {**(FORMERLY if here else {}), **member.run.numerics}  # older code is given no setting that it does not know
+        numerics = {**(FORMERLY if here else {}), **member.run.numerics}  # recorded code may not know newer settings
         if numerics.get("bf16_products") == "units" and member.run.hardware.cpu != hardware.get("cpu"):
-            numerics["bf16_products"] = "auto"  # a CPU without units would need days for what took another one minutes
+            numerics["bf16_products"] = "auto"  # emulating bf16 units on another CPU would be prohibitively slow
         stages[member.name] = {"numerics": numerics, "placement": placement}
     return {"slots": slots, "stages": stages}
 
@@ -201,7 +204,7 @@ def _slots(recorded: object) -> int:
 
 
 def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
-    """What the code makes of a stage, once compiled, that is not what the record says: version, fields, labels."""
+    """Differences in version, config fields, and labels between a compiled stage and its record."""
     compiled = yaml.safe_load((project.root / params_file(RECIPE)).read_text())[member.name]
     labels: dict[str, list[str]] = {}
     for given in member.record.inputs:
@@ -219,19 +222,19 @@ def identity_differences(project: Project, member: RebuiltStage) -> list[str]:
 def _contradictions(identifier: str, record: Record, run: Run, known: Mapping[str, tuple[Record, Run]]) -> Iterator[str]:
     shown = run.address or identifier[:12]
     if record.id != identifier:
-        yield f"{shown} stands under id {identifier[:12]}, but its record has {record.id[:12]}"
+        yield f"{shown} is stored under id {identifier[:12]}, but its record has {record.id[:12]}"
     inputs = [(given.port, given.label, given.content) for given in record.inputs]
     if stage_key(record.kind, record.version, record.config, inputs, record.source_files) != record.key:
-        yield f"the key of {shown} is not that of its kind, version, config, inputs and source files"
+        yield f"the key of {shown} does not match its kind, version, config, inputs, and source files"
     for given in record.inputs:
         if given.producer not in known:
             yield f"the {given.port} {given.label} of {shown}, {given.producer[:12]}, is missing"
         elif known[given.producer][0].content != given.content:
-            yield f"{shown} read another content as {given.port} {given.label} than that of {given.producer[:12]}"
+            yield f"{shown} read different content as {given.port} {given.label} than {given.producer[:12]} has"
 
 
 def _names(addresses: Mapping[str, str]) -> dict[str, str]:
-    """A stage name per id: that of its address where only one has it, else with its recipe, else with its id."""
+    """A unique stage name per id: the stage name of its address if unique, else the whole address, else one from the id."""
     short = {identifier: address.partition("/")[2] for identifier, address in addresses.items()}
     found = {}
     for identifier, address in addresses.items():
@@ -246,15 +249,15 @@ def _names(addresses: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], member: RebuiltStage) -> None:
-    """Lays a source file of the recorded hash into the project; nothing outside of it is written or removed, and no link is followed.
+    """Copy a source file with the recorded hash into the project, without following links or writing outside it.
 
     Raises:
-        ReproduceError: the name is none that a source file may have, or the file is nowhere with this hash.
+        ReproduceError: the name is not allowed for a source file, or no file with this hash exists.
     """
     first = name.split("/")[0]
     if first in OURS or first.startswith("."):
-        problem = f"{member.address} names {name} among its source_files, where the project itself has its files: it is forged"
-        raise ReproduceError(f"{problem}, and cannot be reproduced; ask whoever gave it to you for a sound copy")
+        problem = f"{member.address} lists {name} in source_files, a name reserved by the project, so it is forged"
+        raise ReproduceError(f"{problem} and cannot be reproduced; request a valid copy from its source")
     try:
         target = inside(home, name)
         if _has(target, sha256):
@@ -264,8 +267,8 @@ def _take_source(home: Path, name: str, sha256: str, places: Sequence[Path], mem
         raise ReproduceError(f"{member.address}, source_files: {error}") from error
     if source is None:
         raise ReproduceError(
-            f"{member.address} was made from {name} with sha256 {sha256[:12]}, which is neither in its commit nor in this project: "
-            f"put that file at {name}, or take its result with --from-cache"
+            f"{member.address} was made from {name} with sha256 {sha256[:12]}, which is in neither its commit nor this project: "
+            f"place that file at {name}, or use --from-cache"
         )
     if target.exists():
         shutil.rmtree(target) if target.is_dir() else os.unlink(target)

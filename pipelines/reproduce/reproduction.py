@@ -1,11 +1,11 @@
-"""`pedigree reproduce`: make an artifact again from its records alone, and compare.
+"""`pedigree reproduce`: rebuild an artifact from its records and compare.
 
-1. Read the records of the whole ancestry; refuse those that contradict themselves.
-2. Check out the recorded code, commit and patch, in work trees of its own (or use this clone's, `--here`).
-3. Write a small project with the recipe that the records spell, the recorded numerics, and a cache of its own.
-4. Compile it with that code, and compare what comes out with every record, before anything runs.
-5. Make every stage current by `pedigree run` of that code, or take ancestors from the cache or the remote (`--from-cache`).
-6. Compare every artifact with its record; write down what was found.
+1. Read the records of the whole ancestry; reject contradictory ones.
+2. Check out the recorded code (commit and patch) in separate work trees, or use this clone's code (`--here`).
+3. Write a small project with the recipe in the records, the recorded numerics, and its own cache.
+4. Compile it with that code and compare the result with every record before anything runs.
+5. Run every stage with `pedigree run` of that code, or take ancestors from the cache or the remote (`--from-cache`).
+6. Compare every artifact with its record and write a report.
 """
 
 import hashlib
@@ -64,44 +64,44 @@ from pipelines.reproduce.work_tree import RecordedCode
 SCHEMA = 1
 RECORDS = ("record.json", "run.json", "lineage.json")
 FINISHED = "finished"
-"""A work folder with this file has served its turn; the next reproduction begins afresh."""
-ABOVE_FAILED = "a stage above it failed"
+"""Marks a completed work folder; the next reproduction starts over."""
+ABOVE_FAILED = "an upstream stage failed"
 Action = Literal["run", "restore", "restore or run", "leave out"]
 
 
 @dataclass(frozen=True)
 class ReproductionRequest:
-    """What is asked for."""
+    """Options of a reproduction."""
 
     model: str
-    """`RECIPE/STAGE`, the start of an id, a folder of an artifact, or an exported folder."""
+    """`RECIPE/STAGE`, an id prefix, an artifact folder, or an exported folder."""
     from_cache: bool = False
-    """Ancestors are taken from the project, the cache or the remote where these hold them; the model itself is always run."""
+    """Take ancestors from the project, the cache, or the remote if available; the model itself is always run."""
     only_data: bool = False
-    """Data stages that no model stands above."""
+    """Run only data stages without a model upstream."""
     stage: str | None = None
-    """This stage of the ancestry alone, from its recorded inputs."""
+    """Run only this stage of the ancestry, from its recorded inputs."""
     here: bool = False
-    """With the code of this clone instead of the recorded one."""
+    """Use the code of this clone instead of the recorded code."""
     strict: bool = False
-    """Refuse another environment than the recorded one."""
+    """Require the recorded environment."""
     execution: str | None = None
-    """Name or path of a profile whose numerics take the place of the recorded ones."""
+    """Name or path of a profile whose numerics replace the recorded ones."""
     trust: bool = False
-    """Run what this project did not make, without asking."""
+    """Run artifacts of other projects without asking."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The model that is reproduced, as its records tell."""
+    """The model to reproduce, from its records."""
 
     records: Path
-    """Folder with record.json, run.json and lineage.json."""
+    """Folder with record.json, run.json, and lineage.json."""
     payload: Path | None
     evidence: Path | None
     members: dict[str, RebuiltStage]
     md5: Mapping[str, str]
-    """Of the three files, as they were read."""
+    """File name → md5 of the three record files as read."""
 
     @property
     def root(self) -> RebuiltStage:
@@ -110,7 +110,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Intent:
-    """What will be done about one artifact of the ancestry."""
+    """Planned action for one artifact of the ancestry."""
 
     member: RebuiltStage
     action: Action
@@ -122,9 +122,9 @@ class Outcome:
 
     findings: tuple[Finding, ...]
     differences: tuple[str, ...]
-    """Of the environment, recorded -> now."""
+    """Environment differences, recorded -> now."""
     report: Path
-    """The reproduction's own record."""
+    """Path of the reproduction report."""
 
     @property
     def passed(self) -> bool:
@@ -132,11 +132,11 @@ class Outcome:
 
 
 def read_subject(project: Project, name: str) -> Subject:
-    """Finds the records of a model; in a clone without its files they come out of the cache or the remote.
+    """Find the records of a model, fetching them from the cache or the remote if not in the project.
 
     Raises:
         ArtifactError: there is no such artifact.
-        ReproduceError: its records contradict each other.
+        ReproduceError: its records are unreadable or contradictory.
     """
     folder = Path(name)
     if not (folder / "record.json").is_file() and (folder / "pedigree" / "record.json").is_file():
@@ -160,10 +160,10 @@ def read_subject(project: Project, name: str) -> Subject:
 
 
 def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
-    """What will be done about every artifact of the ancestry, parents first.
+    """Planned actions for every artifact of the ancestry, parents first.
 
     Raises:
-        ReproduceError: `--stage` names no stage, or the options leave nothing to run.
+        ReproduceError: `--stage` is ambiguous or unknown, options conflict, or nothing is left to run.
     """
     members = subject.members
     target = find_member(members, request.stage) if request.stage else None
@@ -178,14 +178,14 @@ def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
 
     found = [Intent(member, action(member)) for member in members.values()]
     if request.stage and (request.only_data or request.from_cache):
-        raise ReproduceError("--stage takes its inputs from the cache and runs nothing else: leave out --only and --from-cache")
+        raise ReproduceError("--stage always takes its inputs from the cache; omit --only and --from-cache")
     if all(intent.action == "leave out" for intent in found):
-        raise ReproduceError(f"--only data leaves nothing to do: {subject.root.address} has no data stage above it")
+        raise ReproduceError(f"--only data leaves nothing to run: {subject.root.address} has no data stage upstream")
     return found
 
 
 def environment_changes(subject: Subject, wanted: Sequence[Intent]) -> list[str]:
-    """Differences between the environments that the runs record and the one here, each once."""
+    """Distinct differences between the recorded environments and the current one."""
     now = Environment.model_validate(provenance.environment())
     found: dict[str, None] = {}
     for intent in wanted:
@@ -203,25 +203,25 @@ def environment_text(differences: Sequence[str]) -> str:
 def reproduce(
     project: Project, request: ReproductionRequest, tell: Callable[[str], None] = print, ask: Callable[[], bool] | None = None
 ) -> Outcome:
-    """Does it.
+    """Reproduce a model.
 
     Args:
-        project: in whose private folder it is done.
-        request: what is asked for.
-        tell: told what is found on the way.
-        ask: asks whether to go on with a model that this project did not make, after it was told what would run; None: nobody is there.
+        project: its private folder holds the work folder.
+        request: the options.
+        tell: receives progress messages.
+        ask: asks the user, after a review of what would run, whether to run a model of another project; None if not interactive.
 
     Raises:
-        ReproduceError: it cannot begin (see `rebuild`), `strict` and the environment is another one, or nobody vouches for the model.
-        CodeUnavailable: the recorded code cannot be had.
+        ReproduceError: it cannot start (see `rebuild`), `strict` is set and the environment differs, or the model is not trusted.
+        CodeUnavailable: the recorded code is unavailable.
         ArtifactError: there is no such artifact.
     """
     subject = read_subject(project, request.model)
     wanted = intents(subject, request)
     differences = environment_changes(subject, wanted)
     if request.strict and differences:
-        remedy = "install what was recorded, or leave out --strict to run here all the same"
-        raise ReproduceError(f"--strict: this environment is not the recorded one: {'; '.join(differences)}: {remedy}")
+        remedy = "install the recorded versions, or omit --strict"
+        raise ReproduceError(f"--strict: this environment differs from the recorded one: {'; '.join(differences)}: {remedy}")
     tell(environment_text(differences))
     ledger = Ledger(project)
     if not request.trust and not is_own(ledger, subject.md5):
@@ -245,7 +245,7 @@ def reproduce(
 
 @dataclass
 class _Attempt:
-    """One reproduction at work in its folder."""
+    """A reproduction in its work folder."""
 
     project: Project
     subject: Subject
@@ -259,11 +259,11 @@ class _Attempt:
         self.home = Project(self.work / "project")
 
     def findings(self, wanted: Sequence[Intent]) -> list[Finding]:
-        """Checks out, compiles, restores, runs and compares.
+        """Check out, compile, restore, run, and compare.
 
         Raises:
-            ReproduceError: a source or a needed input is missing.
-            CodeUnavailable: the recorded code cannot be had.
+            ReproduceError: a source file or an input is missing.
+            CodeUnavailable: the recorded code is unavailable.
         """
         members = self.subject.members
         (self.work / "project").mkdir(parents=True, exist_ok=True)
@@ -279,9 +279,9 @@ class _Attempt:
         for intent in wanted:
             member = intent.member
             if member.id in restored:
-                found.append(_finding(member, "restored", "its recorded files, every hash checked", member.record.content))
+                found.append(_finding(member, "restored", "recorded files, all hashes verified", member.record.content))
             elif member.id in changed:
-                found.append(_finding(member, "different", f"the code makes another stage of it: {', '.join(changed[member.id])}"))
+                found.append(_finding(member, "different", f"the code compiles it to a different stage: {', '.join(changed[member.id])}"))
             elif intent.action != "leave out":
                 found.append(self._compare(member, ended.get(member.id, "")))
         return found
@@ -296,18 +296,18 @@ class _Attempt:
         return codetree.check_out(code, self.work / "code" / code.folder, self.ledger.store.get)
 
     def _restore(self, intent: Intent) -> bool:
-        """Puts the recorded artifact into the new project: a sound copy from here, or out of the cache or the remote.
+        """Copy the recorded artifact from the project, the cache, or the remote into the new project.
 
         Raises:
-            ReproduceError: there is none, and the stage is not to be run either.
+            ReproduceError: it is unavailable, and the stage must not be run instead.
         """
         member, target = intent.member, self.home.artifact(f"{RECIPE}/{intent.member.name}")
-        self.tell(f"restoring {member.address}, every file hashed")
+        self.tell(f"restoring {member.address}, verifying all hashes")
         found = _is_recorded(target, member) or self._bring(member, target)
         if not found and intent.action == "restore":
             raise ReproduceError(
-                f"{member.address} {member.id[:12]} is an input of the stage, and neither this project nor its cache and remote hold it: "
-                "fetch it, or reproduce without --stage"
+                f"{member.address} {member.id[:12]} is an input of the stage, but it is not in this project, its cache, or its remote: "
+                "fetch it, or omit --stage"
             )
         return found
 
@@ -325,18 +325,18 @@ class _Attempt:
         return False
 
     def _changed(self, run: Sequence[RebuiltStage]) -> dict[str, list[str]]:
-        """Stages that the code would make under another key than the recorded one, with what differs."""
+        """Stages whose compiled identity differs from their record, with the differences."""
         found: dict[str, list[str]] = {}
         for code, tree in self.trees.items():
             own = [member for member in run if self._code(member) == code]
             done = self._pedigree(tree, "compile", RECIPE, quiet=True)
             if done.returncode:
-                raise ReproduceError(f"the code cannot read the rebuilt recipe: {(done.stderr or done.stdout).strip()}")
-            found |= {member.id: said for member in own if (said := identity_differences(self.home, member))}
+                raise ReproduceError(f"the code cannot compile the rebuilt recipe: {(done.stderr or done.stdout).strip()}")
+            found |= {member.id: differences for member in own if (differences := identity_differences(self.home, member))}
         return found
 
     def _run_all(self, run: Sequence[RebuiltStage], restored: set[str]) -> dict[str, str]:
-        """Runs the stages, each under its own code, as many at once as share one; returns id → why it was not made."""
+        """Run the stages in batches that share the same code; returns id → reason for each stage that failed."""
         done, failed, left = set(restored), dict[str, str](), list(run)
         while left:
             lost = next((member for member in left if failed.keys() & set(member.parents)), None)
@@ -365,17 +365,17 @@ class _Attempt:
         return str(profile_path(folder, self.request.execution or PROFILE).resolve())
 
     def _pedigree(self, tree: Path, *arguments: str, quiet: bool = False) -> subprocess.CompletedProcess[str]:
-        """A `pedigree` command of the code in `tree`, in the new project; its words are ours unless `quiet`."""
+        """Run a `pedigree` command with the code in `tree` in the new project; `quiet` captures its output."""
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         environment["PYTHONPATH"] = os.pathsep.join([str(tree), *filter(None, [os.environ.get("PYTHONPATH")])])
-        environment["PEDIGREE_PREFECT"] = "never"  # no option: recorded code knows those of its own day
+        environment["PEDIGREE_PREFECT"] = "never"  # not an option, since recorded code may not know it
         pipe = subprocess.PIPE if quiet else None
         command = [sys.executable, "-P", "-m", "pipelines.cli", *arguments]
         sys.stdout.flush()
         child = subprocess.Popen(command, cwd=self.home.root, env=environment, text=True, stdout=pipe, stderr=pipe)
         try:
             out, err = child.communicate()
-        except BaseException:  # it ends its jobs and keeps their checkpoints, as on Ctrl-C
+        except BaseException:  # on SIGTERM the child stops its jobs and retains their checkpoints
             child.terminate()
             child.wait()
             raise
@@ -388,7 +388,7 @@ class _Attempt:
             return None
 
     def _compare(self, member: RebuiltStage, why_not: str) -> Finding:
-        self.tell(f"comparing {member.address}, every file hashed")
+        self.tell(f"comparing {member.address}, verifying all hashes")
         made = self._made(member)
         if made is None or why_not:
             return _finding(member, "failed" if why_not and why_not != ABOVE_FAILED else "not run", why_not)
@@ -397,7 +397,7 @@ class _Attempt:
         return _finding(member, verdict, detail, made.record.content, measures=measures, conditions=other)
 
     def _original(self, member: RebuiltStage) -> Original | None:
-        """The recorded artifact's files: of the subject itself, of this project, of the cache or the remote."""
+        """The recorded artifact's files, from the subject, the project, the cache, or the remote."""
         subject, target = self.subject, self.work / "originals" / member.name
         if member is subject.root and subject.payload:
             return Original(subject.payload, subject.evidence or self._evidence(member, target))
@@ -406,7 +406,7 @@ class _Attempt:
         return None
 
     def _evidence(self, member: RebuiltStage, target: Path) -> Path | None:
-        """The recorded evidence of an exported artifact, which travels without it."""
+        """The recorded evidence of an exported artifact, which does not include it."""
         here = self.project.artifact(member.address)
         if _is_recorded(here, member):
             return here / "evidence"
@@ -416,7 +416,7 @@ class _Attempt:
         return target / "evidence" if found else None
 
     def _tolerance(self, member: RebuiltStage) -> float | None:
-        """What the recipe says, as it stands in the code that runs."""
+        """Score tolerance of the recipe in the code that runs, else in this project."""
         tree = self.trees.get(self._code(member), self.project.root)
         for root in (tree, self.project.root):
             try:
@@ -429,14 +429,14 @@ class _Attempt:
 
 
 def push_code(project: Project, records: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Stores a git bundle in the remote of every commit that these artifacts and their ancestries name.
+    """Store a git bundle in the remote for every commit in the records of these artifacts and their ancestors.
 
     Args:
-        project: whose DVC remote it is.
+        project: whose DVC remote is used.
         records: folders with run.json and lineage.json.
 
     Yields:
-        (commit, `sent`, `there already`, or why not)
+        (commit, `sent`, `there already`, or the reason why not)
     """
     ledger, seen = Ledger(project), set[str]()
     for folder in records:
@@ -460,10 +460,10 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
         data = {name: read_plain(inside(records, name), limit) for name, limit in limits.items()}
         shown = {name: str(records / name) for name in data}
         record = parse_record(data["record.json"], shown["record.json"])
-        told = {name: parse_json(data[name], shown[name]) for name in ("run.json", "lineage.json")}
-        run = parse_run(told["run.json"], shown["run.json"])
-        lineage = parse_lineage(told["lineage.json"], shown["lineage.json"])
-        patches = parse_patches(told["run.json"], told["lineage.json"], shown["lineage.json"])
+        parsed = {name: parse_json(data[name], shown[name]) for name in ("run.json", "lineage.json")}
+        run = parse_run(parsed["run.json"], shown["run.json"])
+        lineage = parse_lineage(parsed["lineage.json"], shown["lineage.json"])
+        patches = parse_patches(parsed["run.json"], parsed["lineage.json"], shown["lineage.json"])
     except ArtifactError as error:
         raise ReproduceError(f"the records in {records} cannot be read: {error}; or export it again") from error
     md5 = {name: hashlib.md5(text, usedforsecurity=False).hexdigest() for name, text in data.items()}
@@ -471,7 +471,7 @@ def _subject(records: Path, payload: Path | None, evidence: Path | None) -> Subj
 
 
 def _is_recorded(folder: Path, member: RebuiltStage) -> bool:
-    """Whether a folder holds exactly this artifact, every file hashed."""
+    """Whether a folder contains exactly this artifact, verifying all hashes."""
     try:
         return open_artifact(folder, verify=True).record.id == member.id
     except ArtifactError:
@@ -491,7 +491,7 @@ def _write_report(
     trees: dict[RecordedCode, Path],
     started: str,
 ) -> Path:
-    """The reproduction's own record: no user, host or path outside the project in it."""
+    """Write the reproduction report, without user names, host names, or paths outside the project."""
     root = subject.root
     options = {"from_cache": request.from_cache, "only_data": request.only_data, "stage": request.stage, "here": request.here}
     now = {"environment": provenance.environment(), "hardware": provenance.hardware()}

@@ -1,4 +1,4 @@
-"""How a reproduced artifact compares with the recorded one: equal bytes, or how far off and under what other conditions."""
+"""Compare a reproduced artifact with the recorded one: equality, distance, and changed conditions."""
 
 import csv
 import io
@@ -21,13 +21,13 @@ from pipelines.lineage.git_state import CODE_ROOT
 
 Verdict = Literal["identical", "restored", "within tolerance", "drifted", "different", "failed", "not run"]
 CLOCKED = ("per_second", "seconds")
-"""Ends of the names of curve columns that measure time: no two runs agree in them."""
+"""Suffixes of curve columns that measure time, which are not compared."""
 WEIGHTS_TIMEOUT_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one stage of a reproduction."""
+    """Result for one stage of a reproduction."""
 
     address: str
     id: str
@@ -38,9 +38,9 @@ class Finding:
     reproduced: str | None = None
     """Content hash of the new artifact."""
     conditions: tuple[str, ...] = ()
-    """What was not as recorded when it was made again."""
+    """Conditions of the new run that differ from the recorded ones."""
     measures: Mapping[str, Any] = field(default_factory=dict)
-    """`first_divergence`, `weights_relative_l2`, `scores`: as far as they could be measured."""
+    """`first_divergence`, `weights_relative_l2`, `scores`, if measurable."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Original:
-    """Where the recorded artifact's files lie, if they are at hand."""
+    """Paths of the recorded artifact's files."""
 
     payload: Path
     evidence: Path | None
@@ -57,44 +57,42 @@ class Original:
 def judge(
     record: Record, run: Run, made: Artifact, original: Original | None, tolerance: float | None
 ) -> tuple[Verdict, str, dict[str, Any], tuple[str, ...]]:
-    """Compares a new artifact with the record of the old one.
+    """Compare a new artifact with the record of the old one.
 
-    Equal content is `identical`. Otherwise a stage whose inputs, numerics, hardware or libraries are other ones has `drifted`, and
-    an evaluation is `within tolerance` when no mean score is further off than that. What differs without such a reason is
-    `different`: the code, the data or the machine has done something that the record does not explain. Stages without an engine
-    give the same bytes from the same inputs on any machine, so nothing excuses those.
+    Equal content is `identical`. Otherwise a stage has `drifted` if its inputs, numerics, hardware, or libraries differ, and an
+    evaluation is `within tolerance` if no mean score differs by more than that. A difference without such a cause is `different`.
+    Stages without an engine must give the same bytes from the same inputs on any machine, so only changed inputs excuse them.
 
     Returns:
-        verdict, one line of detail, measures, other conditions.
+        verdict, one line of detail, measures, changed conditions.
     """
     other = tuple(conditions(run, read_run(made.path / "run.json")))
     if made.record.content == record.content:
-        return "identical", f"in spite of {'; '.join(other)}" if other else "", {}, other
+        return "identical", f"despite {'; '.join(other)}" if other else "", {}, other
     before = {(given.port, given.label): given.content for given in record.inputs}
     inputs = [f"{given.port} {given.label}" for given in made.record.inputs if before.get((given.port, given.label)) != given.content]
-    said = [_files(record, made.record)]
+    details = [_files(record, made.record)]
     measures = measure(record, made, original)
     if "first_divergence" in measures:
-        said.append(measures["first_divergence"])
+        details.append(measures["first_divergence"])
     if "weights_relative_l2" in measures:
-        said.append(f"weights off by {measures['weights_relative_l2']:.3g} (relative L2)")
+        details.append(f"weights differ by {measures['weights_relative_l2']:.3g} (relative L2)")
     if inputs:
-        said.append(f"its inputs differ: {', '.join(inputs)}")
+        details.append(f"inputs differ: {', '.join(inputs)}")
     exact = record.kind in KINDS and KINDS[record.kind].engine == "none"
     verdict: Verdict = "drifted" if inputs or (other and not exact) else "different"
     if measures.get("scores"):
         worst = max(measures["scores"], key=lambda row: abs(row["difference"]))
-        said.append(f"largest score difference {score_text(worst)}")
+        details.append(f"largest score difference {score_text(worst)}")
         if tolerance is not None:
             far = abs(worst["difference"]) > tolerance
-            said[-1] += f", tolerance {tolerance:g}"
+            details[-1] += f", tolerance {tolerance:g}"
             verdict = "different" if far else "within tolerance"
-    return verdict, "; ".join(said + list(other)), measures, other
+    return verdict, "; ".join(details + list(other)), measures, other
 
 
 def passes(findings: Sequence[Finding]) -> bool:
-    """Whether the whole is reproduced: every stage identical or taken from the cache, or an evaluation within tolerance vouches
-    for those that have drifted under other conditions."""
+    """Whether the reproduction passes: no stage is different, failed, or not run, and if any drifted, an evaluation is within tolerance."""
     verdicts = [finding.verdict for finding in findings]
     if not verdicts or any(verdict in ("different", "failed", "not run") for verdict in verdicts):
         return False
@@ -102,7 +100,7 @@ def passes(findings: Sequence[Finding]) -> bool:
 
 
 def conditions(before: Run, now: Run) -> list[str]:
-    """What of numerics, hardware, libraries and code differs between two runs, one phrase each."""
+    """Differences in numerics, hardware, libraries, and code between two runs, one phrase each."""
     found = []
     then, today = _named(before), _named(now)
     for name in sorted(then.keys() | today.keys()):
@@ -111,7 +109,7 @@ def conditions(before: Run, now: Run) -> list[str]:
             found.append(f"numerics {name} {old} -> {new}")
     for name in ("machine", "cpu", "instruction_sets", "gpus"):
         old, new = getattr(before.hardware, name), getattr(now.hardware, name)
-        if old != new and not (name == "instruction_sets" and old is None):  # older records do not name them
+        if old != new and not (name == "instruction_sets" and old is None):  # older records lack it
             found.append(f"{name} {_plain(old)} -> {_plain(new)}")
     found += environment_differences(before.environment, now.environment, locks=False)
     old, new = before.fingerprint.files, now.fingerprint.files
@@ -120,12 +118,12 @@ def conditions(before: Run, now: Run) -> list[str]:
 
 
 def _named(run: Run) -> dict[str, Any]:
-    """Numerics that a stage computed with: what still says `auto` it had no use for."""
+    """Numerics that the stage used; a value still at `auto` was not used."""
     return FORMERLY | {name: value for name, value in run.numerics.items() if value != "auto"}
 
 
 def environment_differences(before: Environment, now: Environment, *, locks: bool = True) -> list[str]:
-    """Python, libraries and (by hash) lock files that are not the same."""
+    """Differences in Python, libraries, and lock files (by hash)."""
     pairs: list[tuple[str, str | None, str | None]] = [("python", before.python, now.python)]
     for part in ("libraries", "locks") if locks else ("libraries",):
         old, new = getattr(before, part), getattr(now, part)
@@ -135,7 +133,7 @@ def environment_differences(before: Environment, now: Environment, *, locks: boo
 
 
 def measure(record: Record, made: Artifact, original: Original | None) -> dict[str, Any]:
-    """How far a new artifact is from the old one, as far as the old one's files are at hand."""
+    """Measure the distance between the new and the old artifact, if the old files are available."""
     found: dict[str, Any] = {}
     if original and original.evidence:
         step = first_divergence(original.evidence / "curve.csv", made.evidence / "curve.csv")
@@ -149,19 +147,19 @@ def measure(record: Record, made: Artifact, original: Original | None) -> dict[s
 
 
 def first_divergence(before: Path, after: Path) -> str | None:
-    """The first step at which two curves differ, and in what; columns that measure time do not count."""
+    """First step and column where two curves differ, ignoring columns that measure time."""
     if not (before.exists() and after.exists()):
         return None
     try:
         old, new = _rows(before), _rows(after)
-    except (ArtifactError, csv.Error, UnicodeDecodeError) as error:  # the artifact may be others' work
+    except (ArtifactError, csv.Error, UnicodeDecodeError) as error:  # the artifact may be from another project
         return f"curves cannot be compared: {error}"
     for first, second in zip(old, new, strict=False):
         for name in dict.fromkeys([*first, *second]):
             if not name.endswith(CLOCKED) and first.get(name) != second.get(name):
-                return f"curves part at step {first.get('step', '?')}: {name} {first.get(name)} -> {second.get(name)}"
+                return f"curves diverge at step {first.get('step', '?')}: {name} {first.get(name)} -> {second.get(name)}"
     if len(old) != len(new):
-        return f"curves agree for {min(len(old), len(new))} steps, then one ends: {len(old)} -> {len(new)} steps"
+        return f"curves agree for {min(len(old), len(new))} steps but differ in length: {len(old)} -> {len(new)} steps"
     return None
 
 
@@ -170,7 +168,7 @@ def _rows(curve: Path) -> list[dict[str, str]]:
 
 
 def weights_distance(before: Path, after: Path) -> float | None:
-    """‖after - before‖ / ‖before‖ over all weights of two folders; None when they are not the same tensors or cannot be read."""
+    """‖after - before‖ / ‖before‖ over all weights of two folders; None if the tensors do not correspond or cannot be read."""
     command = [sys.executable, "-P", "-m", "stages.merge.distance", str(before), str(after)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CODE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=WEIGHTS_TIMEOUT_S)
@@ -178,9 +176,9 @@ def weights_distance(before: Path, after: Path) -> float | None:
 
 
 def score_differences(record: Record, made: Artifact, original: Original | None) -> list[dict[str, Any]]:
-    """New minus old mean score per policy and task; paired by item with a 95 % interval when the old answers are at hand.
+    """New minus old mean score per policy and task, paired by item with a 95% interval if the old scores are available.
 
-    The interval is the normal one of a mean of paired differences, mean ± 1.96 s/√n.
+    The interval is the normal approximation for a mean of paired differences, mean ± 1.96 s/√n.
     """
     rows = original.payload / "rows.jsonl" if original else None
     if rows is None or not rows.exists():
@@ -208,7 +206,7 @@ def _scores(rows: Path) -> dict[str, dict[str, float]]:
     with open_plain(rows) as stream:
         for row in read_lines(stream, rows.name):
             if not isinstance(row.get("score"), int | float):
-                raise ArtifactError(f"{rows.name} holds a row whose score is no number")
+                raise ArtifactError(f"{rows.name} has a row with a non-numeric score")
             found.setdefault(f"{row.get('policy')}/{row.get('task')}", {})[str(row.get("id"))] = row["score"]
     return found
 
@@ -219,7 +217,7 @@ def _means(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _files(old: Record, new: Record) -> str:
-    """Which files differ, at most three by name."""
+    """Names of differing files, at most three."""
     before, after = ({entry.path: entry.sha256 for entry in record.files} for record in (old, new))
     names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -1,4 +1,4 @@
-"""Our code as it was: a work tree at a recorded commit with its recorded patch, and bundles for commits that a clone lacks."""
+"""Check out recorded code in a git work tree with its patch, using bundles for commits that the clone lacks."""
 
 import shutil
 import subprocess
@@ -15,34 +15,34 @@ from pipelines.ledger.git import ABSENT, run_git
 from pipelines.lineage.git_state import CODE_ROOT, code_state
 
 SOUND = ("-c", "fetch.fsckObjects=true", "-c", "protocol.ext.allow=never")
-"""Settings of git for what comes from outside."""
+"""Git settings for fetching untrusted objects."""
 Fetch = Callable[[str, Path], bool]
-"""(name, target): brings a file of the remote; False when it has none of that name."""
+"""(name, target): fetches a file from the remote; False if it does not exist."""
 
 
 class CodeUnavailable(UsageProblem):
-    """The code that made an artifact cannot be had; the message names the remedy."""
+    """The code that made an artifact is unavailable; the message gives the remedy."""
 
 
 @dataclass(frozen=True)
 class RecordedCode:
-    """The code of one run, as its `run.json` records it."""
+    """The code of one run, from its `run.json`."""
 
     commit: str | None
     patch_sha256: str | None = None
-    """Of the patch's text."""
+    """Hash of the patch text."""
     patch: str | None = None
     left_out: str = ""
-    """Why a dirty tree's patch was not kept."""
+    """Why a dirty tree's patch was not stored."""
     new_files: int = field(default=0, compare=False)
-    """Files that git did not know and the record does not hold."""
+    """Number of untracked files missing from the record."""
 
     @classmethod
     def of(cls, run: Run, patches: Mapping[str, str]) -> "RecordedCode":
-        """That of the run's last attempt, which finished the artifact.
+        """The code of the run's last attempt, which completed the artifact.
 
         Args:
-            run: as `run.json` holds it.
+            run: from `run.json`.
             patches: sha256 → text, from the lineage.
         """
         state = (run.attempts[-1].code if run.attempts else None) or CodeState()
@@ -54,7 +54,7 @@ class RecordedCode:
         if self.commit is None:
             return "no commit"
         patch = f" with patch {self.patch_sha256[:8]}" if self.patch_sha256 else ""
-        lost = f" without {self.new_files} new file{'s' * (self.new_files != 1)} that the record does not hold" if self.new_files else ""
+        lost = f" without {self.new_files} unrecorded new file{'s' * (self.new_files != 1)}" if self.new_files else ""
         return self.commit[:12] + patch + lost
 
     @property
@@ -63,33 +63,33 @@ class RecordedCode:
 
 
 def bundle_name(commit: str) -> str:
-    """Where the remote keeps a commit with all it stands on."""
+    """Name in the remote of the bundle of a commit and its history."""
     return f"pedigree/code/{commit}.bundle"
 
 
 def obstacle(code: RecordedCode) -> str | None:
-    """Why the code can never be checked out, as far as the record alone tells."""
-    here = "with --here the stages run with the code of this clone"
+    """Why the code cannot be checked out, judging by the record alone."""
+    here = "use --here to run with the code of this clone"
     if code.commit is None:
-        return f"the record names no commit (it was made outside git): {here}"
+        return f"the record has no commit (it was made outside git): {here}"
     if code.patch is None and code.left_out:
-        return f"it was made by a changed working tree of {code.commit[:12]}, whose patch was not kept ({code.left_out}): {here}"
+        return f"it was made from a modified working tree of {code.commit[:12]}, whose patch was not stored ({code.left_out}): {here}"
     if code.patch is not None and text_sha256(code.patch) != code.patch_sha256:
-        return f"the patch of {code.commit[:12]} has another sha256 than the recorded {str(code.patch_sha256)[:12]}: {here}"
+        return f"the sha256 of the patch of {code.commit[:12]} differs from the recorded {str(code.patch_sha256)[:12]}: {here}"
     return None
 
 
 def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_ROOT) -> Path:
-    """A work tree of the recorded code at `target`; one that is there already is taken when it is that very code.
+    """Check out the recorded code at `target`, reusing an existing work tree with exactly this code.
 
     Args:
         code: what to check out.
         target: a folder; its parent is created.
-        fetch: asked for a bundle when neither the clone nor its git remotes have the commit.
+        fetch: fetches a bundle if neither the clone nor its git remotes have the commit.
         root: the clone.
 
     Raises:
-        CodeUnavailable: the commit or its patch cannot be had, or the patch is not the recorded one.
+        CodeUnavailable: the commit or its patch is unavailable, or the patch does not match its hash.
     """
     problem = obstacle(code)
     if problem:
@@ -103,11 +103,11 @@ def check_out(code: RecordedCode, target: Path, fetch: Fetch, root: Path = CODE_
     _must(root, "worktree", "add", "--quiet", "--detach", "--force", "--end-of-options", str(target), str(code.commit))
     if code.patch:
         _must(target, "apply", "--whitespace=nowarn", "-", stdin=code.patch.encode())
-    return target  # a commit and a patch, both known by their hashes, make one tree
+    return target  # commit and patch hashes determine the tree, so it need not be verified
 
 
 def remove(target: Path, root: Path = CODE_ROOT) -> None:
-    """Removes a work tree, also one that git has forgotten."""
+    """Remove a work tree, even if git no longer tracks it."""
     _git(root, "worktree", "remove", "--force", "--end-of-options", str(target))
     shutil.rmtree(target, ignore_errors=True)
     _git(root, "worktree", "prune")
@@ -115,7 +115,7 @@ def remove(target: Path, root: Path = CODE_ROOT) -> None:
 
 @contextmanager
 def bundle(commit: str, root: Path = CODE_ROOT) -> Iterator[Path | None]:
-    """A temporary file with a commit and its whole history; None when the clone lacks the commit."""
+    """A temporary bundle of a commit and its history; None if the clone lacks the commit."""
     if not has(commit, root):
         yield None
         return
@@ -132,29 +132,29 @@ def has(commit: str, root: Path = CODE_ROOT) -> bool:
 
 
 def _bring(commit: str, fetch: Fetch, root: Path) -> None:
-    """Makes sure that the clone has the commit: its own, one of its git remotes', or a bundle's."""
+    """Ensure that the clone has the commit, fetching it from its git remotes or from a bundle."""
     if has(commit, root):
         return
     for remote in _git(root, "remote").stdout.decode().split():
-        for wanted in ([commit], []):  # a server may refuse a commit that no branch reaches
+        for wanted in ([commit], []):  # a server may refuse unreachable commits
             _git(root, *SOUND, "fetch", "--quiet", "--no-recurse-submodules", "--end-of-options", remote, *wanted)
             if has(commit, root):
                 return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "code.bundle"
         if fetch(bundle_name(commit), file):
-            reference = f"refs/pedigree/{commit}"  # without a name git would throw it away some day
+            reference = f"refs/pedigree/{commit}"  # without a ref, git would eventually prune it
             options = ("--quiet", "--no-tags", "--no-recurse-submodules", "--no-write-fetch-head", "--end-of-options")
             _must(root, *SOUND, "fetch", *options, str(file), f"{reference}:{reference}")
             if not _is_at(root, reference, commit):
                 _git(root, "update-ref", "-d", reference)
-                problem = f"the bundle of commit {commit} in the DVC remote holds another commit under its name: it is forged"
-                remedy = "type `pedigree push` where the artifact was made, or add --here to run with the code of this clone"
+                problem = f"the bundle of commit {commit} in the DVC remote contains a different commit, so it is forged"
+                remedy = "run `pedigree push` where the artifact was made, or use --here to run with the code of this clone"
                 raise CodeUnavailable(f"{problem}; delete {bundle_name(commit)} there and {remedy}")
     if not has(commit, root):
         raise CodeUnavailable(
-            f"commit {commit} is neither in this clone nor in its git remotes, and the DVC remote holds no bundle of it: type "
-            "`pedigree push` where the artifact was made, or add --here to run with the code of this clone"
+            f"commit {commit} is not in this clone, its git remotes, or the DVC remote: run `pedigree push` where the artifact was made, "
+            "or use --here to run with the code of this clone"
         )
 
 
@@ -172,12 +172,11 @@ def _is(code: RecordedCode, target: Path) -> bool:
 def _must(folder: Path, *arguments: str, stdin: bytes | None = None) -> None:
     answer = _git(folder, *arguments, stdin=stdin)
     if answer.returncode:
-        said = answer.stderr.decode(errors="replace").strip()
-        raise CodeUnavailable(f"`git {' '.join(arguments[:2])}` failed: {said}")
+        raise CodeUnavailable(f"`git {' '.join(arguments[:2])}` failed: {answer.stderr.decode(errors='replace').strip()}")
 
 
 def _git(folder: Path, *arguments: str, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
     answer = run_git(folder, *arguments, given=stdin, timeout_s=None)  # a large clone is fetched or checked out
     if answer.returncode == ABSENT:
-        raise CodeUnavailable("git cannot be run: install it, or add --here")
+        raise CodeUnavailable("git is not available: install it, or use --here")
     return answer

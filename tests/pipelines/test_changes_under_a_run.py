@@ -161,7 +161,7 @@ def test_what_dvc_takes_for_current_is_made_again_where_its_key_says_otherwise(l
     lock.write_text(lock.read_text().replace("ngram: 5", "ngram: 6"))
     assert status(lab) == CLEAN  # all that DVC can see
     (problem,) = verify_project(lab.project, remote=False).problems
-    assert problem.file == "artifacts/lab/dvc.lock" and "names other parameters for cleaner" in problem.what
+    assert problem.file == "artifacts/lab/dvc.lock" and "different parameters for cleaner" in problem.what
     assert list(stale(lab)) == ["cleaner"] and "was made under key" in stale(lab)["cleaner"][0]
     assert outcomes(lab)["cleaner"] == "ran" and read(lab, "cleaner", "record.json")["config"]["ngram"] == 6
     assert stale(lab) == {} and status(lab) == CLEAN

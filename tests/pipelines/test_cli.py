@@ -258,7 +258,7 @@ def test_lineage_goes_back_to_the_sources(shared):
     assert "data: lab/raw prepare_data" in text and "benchmarks: lab/suite" in text and "shown above" in text
     entries = json.loads(shared("lineage", "lab/cleaner", "--json"))["artifacts"]
     assert {entry["run"]["address"] for entry in entries.values()} == {"lab/raw", "lab/suite", "lab/clean"}
-    assert "there are: lab" in shared("lineage", "lab/nothing", code=1)
+    assert "available artifacts: lab" in shared("lineage", "lab/nothing", code=1)
 
 
 def test_lineage_speaks_standards_and_writes_a_page(shared, tmp_path):
@@ -267,7 +267,7 @@ def test_lineage_speaks_standards_and_writes_a_page(shared, tmp_path):
     assert json.loads(shared("lineage", "lab/raw", "--format", "croissant"))["distribution"][0]["@id"] == "rows.jsonl"
     assert json.loads(shared("lineage", "lab/raw", "--format", "slsa"))["subject"][0]["name"] == "rows.jsonl"
     assert "# lab/raw" in shared("lineage", "lab/raw", "--format", "card")
-    assert "none of openlineage, slsa, card, croissant" in shared("lineage", "lab/raw", "--format", "prov", code=2)
+    assert "choose from openlineage, slsa, card, croissant" in shared("lineage", "lab/raw", "--format", "prov", code=2)
     page = tmp_path / "page.html"
     assert shared("lineage", "lab/cleaner", "--html", str(page)) == f"{page}\n" and "lab/cleaner" in page.read_text()
 
@@ -278,7 +278,7 @@ def test_diff_says_how_and_its_exit_code_whether(shared):
     assert "same content" in text and "config\n  ngram: 8 -> 5" in text
     found = json.loads(shared("diff", "lab/raw", "lab/suite", "--json", code=1))
     assert not found["same"] and (found["rows"]["before"], found["rows"]["after"]) == (5, 3)
-    assert "there are: lab" in shared("diff", "lab/raw", "lab/nothing", code=1)
+    assert "available artifacts: lab" in shared("diff", "lab/raw", "lab/nothing", code=1)
 
 
 def test_report_is_written_where_it_says(shared):
@@ -297,7 +297,7 @@ def test_export_travels_and_refuses_to_mix(shared, tmp_path):
     names = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
     records = {f"pedigree/{name}" for name in ("record.json", "run.json", "lineage.json", "SHA256SUMS")}
     assert names == {"rows.jsonl", "README.md", "croissant.json"} | records
-    assert "is not empty" in shared("export", "lab/cleaner", str(target), code=2)
+    assert "is not an empty folder" in shared("export", "lab/cleaner", str(target), code=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 

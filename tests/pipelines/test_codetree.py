@@ -73,7 +73,7 @@ def test_a_patch_that_is_not_the_recorded_one_is_refused(repository, tmp_path):
     (repository / "a.py").write_text("one\nthree\n")
     recorded = code(repository)
     forged = RecordedCode(recorded.commit, recorded.patch_sha256, str(recorded.patch).replace("+three", "+seven"))
-    with pytest.raises(CodeUnavailable, match=f"another sha256 than the recorded {str(recorded.patch_sha256)[:12]}"):
+    with pytest.raises(CodeUnavailable, match=f"differs from the recorded {str(recorded.patch_sha256)[:12]}"):
         check_out(forged, tmp_path / "tree", nowhere, repository)
     assert not (tmp_path / "tree").exists()
 
@@ -83,7 +83,7 @@ def test_new_files_are_counted_and_neither_named_nor_kept_unless_asked(repositor
     (repository / "notes.md").write_text("dear diary\n")
     state = code_state(repository)
     assert state == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False, "patch_sha256": None, "new_files": 2}
-    assert str(code(repository, new_files=False)).endswith("without 2 new files that the record does not hold")
+    assert str(code(repository, new_files=False)).endswith("without 2 unrecorded new files")
     (repository / "a.py").write_text("one\n")
     state = code_state(repository)
     assert "diary" not in str(state) and "notes" not in str(state) and state["dirty"] and state["new_files"] == 2

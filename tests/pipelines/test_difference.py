@@ -69,7 +69,7 @@ def test_an_artifact_is_identical_to_itself_whoever_made_it(project, diff):
     found = diff("one/sft", "again/sft")
     assert found.same and not (found.config or found.rows or found.files or found.parents or found.origins or found.scores)
     words = text(found, "one/sft", "again/sft")
-    assert words == f"identical: one/sft and again/sft are {found.ids[0][:12]} (made with other environment and numerics)"
+    assert words == f"identical: one/sft and again/sft are {found.ids[0][:12]} (made with different environment and numerics)"
     assert text(diff("one/sft", "one/sft"), "a", "b") == f"identical: a and b are {found.ids[0][:12]}"
 
 
@@ -132,7 +132,7 @@ def test_scores_under_other_settings_are_not_compared(project, diff, monkeypatch
 def test_another_kind_of_stage_is_where_an_ancestry_parts(diff):
     """`sft` reads clean rows, `clean` raw ones."""
     (origin,) = [origin for origin in diff("one/sft", "two/clean").origins if origin.path.startswith("data")]
-    assert (origin.path, origin.why) == ("data", ["another stage: prepare_data, not decontaminate"])
+    assert (origin.path, origin.why) == ("data", ["different stage kinds: decontaminate -> prepare_data"])
 
 
 def rows_of(*rows: dict[str, Any]) -> Callable[[], Any]:

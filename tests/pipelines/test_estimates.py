@@ -232,8 +232,8 @@ def test_a_refusal_says_what_by_how_much_and_what_would_fit():
     (lack,) = found.lacks
     needs = needs_of(Facts(sft(), LLAMA), on_gpus(world_size=1, zero_stage=1), Placement(), one.gpu_bytes)
     assert (lack.needed, lack.bound) == (needs.peak, int(79.6 * GIB)) and lack.largest[0] == ("optimizer", 12 * PARAMETERS)
-    assert found.remedies == ("set numerics.offload_optimizer: true", "train adapters instead: the recipe's `lora: {rank: 16}`")
-    told = r"each GPU needs 1\d\d\.\d GB \(optimizer 96\.4 GB, gradients 33\.2 GB, .*\) and has 85\.5 GB, \d\d\.\d GB too little: set "
+    assert found.remedies == ("set numerics.offload_optimizer: true", "train adapters instead: `lora: {rank: 16}` in the recipe")
+    told = r"each GPU needs 1\d\d\.\d GB \(optimizer 96\.4 GB, gradients 33\.2 GB, .*\) but has 85\.5 GB, \d\d\.\d GB too little: set "
     assert re.match(told, str(found))
 
 
@@ -320,7 +320,7 @@ def test_the_host_must_hold_what_every_rank_reads():
     # eight ranks read 4 Ψ each: 257 GB
     small = Hardware("cuda", gpu_bytes=80 * GIB, gpus_per_node=8, host_bytes=200 * GIB)
     found = misfit(trial(sft(), on_gpus(), small))
-    assert found is not None and found.lacks[0].resource == "host memory of a machine" and found.lacks[0].needed == 8 * 4 * PARAMETERS
+    assert found is not None and found.lacks[0].resource == "host memory of a node" and found.lacks[0].needed == 8 * 4 * PARAMETERS
 
 
 def test_a_model_that_no_gpu_can_hold_whole_is_refused_while_it_is_loaded():
@@ -388,7 +388,7 @@ def test_a_reward_model_is_read_by_one_process_however_many_engines_rate_after_i
         given = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": engines, "slots": engines})
         assert misfit(given) is None and given.needs.gpus == engines
         (lack,) = lacks(replace(given, hardware=replace(hardware, host_bytes=16 * GIB)))
-        assert (lack.resource, lack.needed) == ("host memory of a machine", 4 * PARAMETERS)
+        assert (lack.resource, lack.needed) == ("host memory of a node", 4 * PARAMETERS)
     # with 17 GB for each engine it is the reward model that a GPU must hold, and still there are eight GPUs
     least = trial(BOTH, on_gpus(), hardware, judge=SMALL, placement={"engines": 8, "slots": 8, "gpu_memory_utilization": 0.2}).needs
     assert (least.ranks, least.gpus, least.peak) == (1, 8, needs_of(Facts(Judge(reward_weight=1), LLAMA), on_gpus(), Placement()).peak)

@@ -31,7 +31,7 @@ def test_a_model_has_a_card_that_names_its_base(project, tmp_path):
         "datasets": ["alpaca-en-demo", "dpo-en-demo"],
         "library_name": "transformers",
         "license": "other",
-        "license_link": "README.md#licences",
+        "license_link": "README.md#licenses",
         "license_name": "apache-2.0 AND cc-by-nc-4.0 AND unknown",
         "pipeline_tag": "text-generation",
         "tags": ["pedigree", "rlvr"],

@@ -23,7 +23,7 @@ def test_a_score_below_the_interval_of_the_one_before_fell():
     before = scores(0.50, 0.45, 0.55)
     (fall,) = fallen(before, scores(0.44, 0.39, 0.49))
     assert fall == Fall("evaluate", "rlvr", "gsm8k", mean=0.44, before=0.50, before_low=0.45)
-    assert str(fall) == "rlvr on gsm8k: 0.440, below 0.450, where the interval of 0.500 ends"
+    assert str(fall) == "rlvr on gsm8k: 0.440, previously 0.500 (interval from 0.450)"
 
 
 def test_a_score_within_the_interval_or_above_did_not_fall():

@@ -218,7 +218,7 @@ def test_how_long_a_download_takes_nobody_knows(tmp_path):
     base = next(node for node in estimates.graph.nodes.values() if node.kind == "source_model")
     source = HubModel(type="hub", repo="meta-llama/Llama-3.1-8B", revision="0" * 40)
     there = replace(base, config=base.config.model_copy(update={"source": source}))
-    assert estimates.of(base).time == Time(CPU_START_S["torch"], "the time to start")
+    assert estimates.of(base).time == Time(CPU_START_S["torch"], "the startup time")
     assert estimates.under(replace(there, name="other"), *estimates.execution.of("source_model", "other")).time is None
 
 
@@ -263,7 +263,7 @@ def test_rows_that_a_judge_without_a_model_read_say_nothing_of_one_with_a_model(
     ran_here(project, execution, monkeypatch)
     estimates = Estimates(project, graph, execution)
     found = estimates.anew(graph.find("judge_1")).time
-    assert found is not None and found.how.startswith("finished stages")
+    assert found is not None and found.how == "finished judge stages on the same hardware"
     assert found.seconds == pytest.approx(125.0, rel=0.2)  # nearly as judge_2
 
 

@@ -86,15 +86,15 @@ def test_a_hook_that_refuses_leaves_the_index_as_it_was(made: Clone) -> None:
     hook.chmod(0o755)
     before, commit = made.shell("git status --porcelain").stdout, head(made)
     said = made.pedigree("run", "lab", "--commit", code=2)
-    assert "only on weekdays" in said and "kept" in said
+    assert "only on weekdays" in said and "results are stored" in said
     assert made.shell("git status --porcelain").stdout == before and head(made) == commit
 
 
 REFUSALS = {
-    "git does not know who you are": "git config user.useConfigOnly true && git config --unset user.name && git config --unset user.email",
-    "a merge is under way": "git rev-parse HEAD > .git/MERGE_HEAD",
-    "a rebase is under way": "mkdir .git/rebase-merge",
-    "configs/recipes/lab.yaml is unmerged": "B=$(git rev-parse :configs/recipes/lab.yaml) && "
+    "git has no user name or email": "git config user.useConfigOnly true && git config --unset user.name && git config --unset user.email",
+    "a merge is in progress": "git rev-parse HEAD > .git/MERGE_HEAD",
+    "a rebase is in progress": "mkdir .git/rebase-merge",
+    "unmerged files: configs/recipes/lab.yaml": "B=$(git rev-parse :configs/recipes/lab.yaml) && "
     'for s in 1 2 3; do printf "100644 $B $s\\tconfigs/recipes/lab.yaml\\n"; done | '
     "(git rm -q --cached configs/recipes/lab.yaml && git update-index --index-info)",
     "needs a git repository": "rm -rf .git",

@@ -30,7 +30,7 @@ HUGE = "shared-values-that-fill-the-memory"
 """Takes as long as many others together."""
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What a terminal would obey."""
-MISTYPED = "No such option|No such command|Missing argument|unexpected extra argument|leave out --only"
+MISTYPED = "No such option|No such command|Missing argument|unexpected extra argument|omit --only"
 """A command of the corpus that ends so has met nothing hostile."""
 
 
@@ -138,7 +138,7 @@ def test_a_sound_folder_is_taken_by_every_command(tmp_path: Path, canary: Path, 
         said = pedigree(*command)
         assert said.code == 0, said.err
     said = pedigree("reproduce", gift, "--trust", "--stage", "raw")
-    assert said.code and f"commit {COMMIT} is neither in this clone" in said.err, "it comes as far as the code"
+    assert said.code and f"commit {COMMIT} is not in this clone" in said.err, "it comes as far as the code"
 
 
 def test_a_record_that_names_a_file_outside_deletes_nothing(tmp_path: Path, canary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +177,9 @@ def test_a_stranger_s_model_is_shown_and_asked_about_once_and_a_no_runs_nothing(
     with pytest.raises(ReproduceError, match="nothing was run"):
         reproduce(Project(root), ReproductionRequest(str(gift)), told.append, lambda: bool(asked.append(True)))
     words = "\n".join(told)
-    assert asked == [True] and f"code {COMMIT}" in words and "this clone lacks it" in words
+    assert asked == [True] and f"code {COMMIT}" in words and "not in this clone" in words
     assert "stages/x.py +1 -0" in words and "lab/raw: prepare_data (device cpu, world_size 1)" in words
-    with pytest.raises(ReproduceError, match="nobody is here to ask"):
+    with pytest.raises(ReproduceError, match="the session is not interactive"):
         reproduce(Project(root), ReproductionRequest(str(gift)), told.append)
     subject = read_subject(Project(root), str(gift))
     shown = review(list(subject.members.values()), here=False, show_patch=True)

@@ -324,7 +324,7 @@ def test_a_hostile_branch_that_was_fetched_does_no_harm(
     theirs = "lab/raw@fork/theirs"
     commands = ("gc --remote", "models", f"lineage {theirs}", f"export {theirs} out", f"reproduce {theirs} --dry-run")
     said = harmless(place, commands, monkeypatch, capfd)
-    assert hidden or "is in no dvc.lock" not in said[f"lineage {theirs}"], "it was met"
+    assert hidden or "is not in any dvc.lock" not in said[f"lineage {theirs}"], "it was met"
     assert "errors.pydantic.dev" not in said["gc --remote"]
     if not hidden and (name.startswith("lock-that") or name in ("lock-with-a-tag", "object-above", "object-that-is-an-option")):
         assert "nothing is deleted" in said["gc --remote"] and "--workspace" in said["gc --remote"], said["gc --remote"]
@@ -557,7 +557,7 @@ def test_a_source_file_takes_no_place_of_the_projects_own(tmp_path: Path, name: 
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(b"")
-    with pytest.raises(ReproduceError, match="among its source_files"):
+    with pytest.raises(ReproduceError, match="in source_files, a name reserved"):
         write_project(tmp_path / "home", members, [project.root], set(members))
     assert not (tmp_path / "home" / name).exists() or name in (".dvc/config", "configs/execution/recorded.yaml")
 

@@ -116,9 +116,9 @@ def test_licences_travel_in_the_records_and_the_card_says_what_all_of_them_ask(t
     text = (folder / "README.md").read_text()
     head = yaml.safe_load(text.split("---\n")[1])
     assert head["license"] == "other" and head["license_name"] == "cc-by-nc-4.0 AND llama3.1 AND unknown"
-    assert "no legal advice" in text and "no commercial use (lab/rows)" in text and "Built with Llama" in text
-    assert "whatever the unknown or unlisted licences ask: sayings" in text
-    assert "| suite.jsonl | measured against only | odc-by |  |" in text
+    assert "not legal advice" in text and "no commercial use (lab/rows)" in text and "Built with Llama" in text
+    assert "the conditions of unknown or unlisted licenses: sayings" in text
+    assert "| suite.jsonl | evaluation only | odc-by |  |" in text
     assert data_card(read_pedigree(project.artifact("lab/clean")))["license"] == ["cc-by-nc-4.0", "unknown"]
 
 
@@ -148,7 +148,7 @@ def test_who_wrote_the_rows_of_a_source_is_no_identity_and_travels_with_its_rows
     found = {origin.name: (origin.rows, origin.generators) for origin in origins(read_pedigree(folder))}
     assert found["lab/rows"] == (1200, ("gpt-4o", "o1 (preview)")) and found["sayings"] == (30, ())
     text = (folder / "README.md").read_text()
-    assert "| lab/rows | rows | unknown | **unknown**: find out before you hand this on | 1,200 | gpt-4o, o1 (preview) |" in text
+    assert "| lab/rows | rows | unknown | **unknown**: find out before you redistribute this | 1,200 | gpt-4o, o1 (preview) |" in text
     counts = {"read": 1230, "kept": 1230, "drops": {}, "sources": {"rows": 1200, "sayings": 30}, "per_source": []}
     (project.artifact("lab/theirs") / "evidence/counts.json").write_text(json.dumps(counts))
     page = write_report(project, second).read_text()
@@ -184,7 +184,7 @@ def test_what_the_recipe_says_later_counts_beside_what_was_recorded(tmp_path):
     (again.recipes / "lab.yaml").write_text(recipe("mit", "cc-by-nc-4.0", "mit", "mit"))
     found = origins(read_pedigree(again.artifact("lab/sft")), again)
     assert combined(found) == "cc-by-nc-4.0 AND mit"
-    assert "| lab/rows | rows | cc-by-nc-4.0, mit | it is stated in more than one way: find out which holds |" in section(found)
+    assert "| lab/rows | rows | cc-by-nc-4.0, mit | conflicting licenses are stated: find out which one applies |" in section(found)
     assert "no commercial use (lab/rows)" in section(found)
 
 
@@ -197,4 +197,4 @@ def test_records_of_before_name_what_packages_hold_and_nothing_is_guessed(tmp_pa
 
 def test_texts_of_records_cannot_break_the_table():
     assert "\n| a \\| b &lt;script> \\`c\\` | rows |" in section([Origin("a | b\n<script> `c`", "data", ("mit",))])
-    assert "come from formulas" in section([])
+    assert "are generated procedurally" in section([])

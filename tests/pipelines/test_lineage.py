@@ -42,9 +42,9 @@ def test_artifacts_are_found_by_folder_address_name_id_and_content(lab: Lab) -> 
     assert find_artifact(None, str(clean.path)) == clean
     assert find_artifact(project, clean.record.id[:12]) == clean
     assert len(list(published(project))) == 4
-    with pytest.raises(ArtifactError, match="stands for several artifacts: lab/clean, lab/cleaner, lab/raw"):
+    with pytest.raises(ArtifactError, match="matches several artifacts: lab/clean, lab/cleaner, lab/raw"):
         find_artifact(project, clean.record.content[:12])  # the stages pass the same rows on
-    with pytest.raises(ArtifactError, match="no artifact folder"):
+    with pytest.raises(ArtifactError, match="not an artifact folder"):
         find_artifact(project, "zzzz")
 
 

@@ -89,7 +89,7 @@ def test_a_lineage_that_leads_in_a_circle_is_refused(tmp_path):
     first = made[0].model_copy(update={"inputs": (looped,)})
     assert first.id == made[0].id and first.inputs[0].content == other.content
     records = {first.id: first, made[1].id: made[1]}
-    with pytest.raises(ArtifactError, match="leads in a circle"):
+    with pytest.raises(ArtifactError, match="the lineage has a cycle"):
         parents_first(first.id, records)
     with pytest.raises(ArtifactError, match="forged"):
         Pedigree(first.id, {name: (record, run_of(0, record)) for name, record in records.items()}).parents_first()

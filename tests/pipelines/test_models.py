@@ -102,7 +102,7 @@ def test_an_artifact_of_a_commit_is_exported_verified_and_reproduced_by_name(lab
 
 
 def test_names_that_lead_nowhere_are_named(lab: Lab) -> None:
-    with pytest.raises(ArtifactError, match=r"at first 'nobody' is in no dvc.lock"):
+    with pytest.raises(ArtifactError, match=r"at first 'nobody' is not in any dvc.lock"):
         find_pedigree(lab.project, "nobody@first")
     with pytest.raises(ArtifactError, match=r"'v9.9.9' is not a commit, branch or tag"):
         find_pedigree(lab.project, "the-end@v9.9.9")
@@ -130,7 +130,7 @@ def test_states_follow_the_artifact(lab: Lab, tmp_path: Path) -> None:
     assert row.state == "recorded" and row.record and row.record.id == find_pedigree(lab.project, "the-end").id
     (copy.root / "artifacts/lab/dvc.lock").unlink()
     assert states() == {"start": "stale", "the-end": "not made"}
-    with pytest.raises(ArtifactError, match="the-end is the model of lab/tuned, which is not here: `pedigree run lab`"):
+    with pytest.raises(ArtifactError, match="the-end is the model of lab/tuned, which is not available: `pedigree run lab`"):
         find_pedigree(copy.project, "the-end")
 
 
@@ -168,7 +168,7 @@ def test_two_recipes_with_one_name_are_told_apart_and_scores_are_shown(tmp_path:
         shutil.copy(REPOSITORY / name, project.root / name)
     subprocess.run(["git", "init", "-q"], cwd=project.root, check=True)
     models = named_models(project)
-    with pytest.raises(ArtifactError, match=r"'rlvr' is the name of several models: say which of longer/rlvr, tiny/rlvr"):
+    with pytest.raises(ArtifactError, match=r"'rlvr' matches several models; choose one of longer/rlvr, tiny/rlvr"):
         find_named(models, "rlvr")
     found = find_named(models, "tiny/rlvr")
     assert found and found.address == "tiny/rlvr" and versions(project, found) == []

@@ -133,7 +133,7 @@ def test_the_document_has_every_term(project):
 
 def test_what_cannot_fit_is_refused_before_anything_starts(project):
     out, err = pedigree(project, "plan", "tiny", "--execution", "narrow", code=1)
-    assert "24 of 24 stages to run" in out and "does not fit: sft: memory needs" in err and "and has 536.9 MB" in err
+    assert "24 of 24 stages to run" in out and "does not fit: sft: memory needs" in err and "but has 536.9 MB" in err
     assert json.loads(pedigree(project, "plan", "tiny", "--execution", "narrow", "--json", code=1)[0])["fits"] is False
     _, err = pedigree(project, "run", "tiny", "--execution", "narrow", code=2)
     assert "stage sft: memory needs" in err and "too little" in err
@@ -181,7 +181,7 @@ def test_a_shape_that_nobody_knows_is_said_and_refuses_nothing(project):
     recipe = LLAMA.replace("meta-llama/Llama-3.1-8B", "somebody/something")
     (project / "configs" / "recipes" / "unheard.yaml").write_text(recipe)
     out, _ = pedigree(project, "plan", "unheard")
-    assert "sft: memory and time are unknown: the shape of somebody/something is not known before it is here" in out
+    assert "sft: memory and time are unknown: the shape of somebody/something is unknown until it is downloaded or built" in out
 
 
 def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_what_has_run_on_such_a_machine_tells_the_time_of_what_will_run(tmp_path
     own = estimates.of(nodes["dpo_1"])
     assert own.time is not None and own.time.seconds == 125 and own.time.how == "its last run"
     other = estimates.under(nodes["dpo_1"], *execution.of("preference_train", "dpo_1"), new=True)
-    assert other.time is not None and other.time.how == "finished stages of kind preference_train on such a machine"
+    assert other.time is not None and other.time.how == "finished preference_train stages on the same hardware"
     # dpo_2, from which the speed is, has rows of its own: time goes with the tokens
     tokens = [amount.value for name in ("dpo_1", "dpo_2") if (amount := estimates.of(nodes[name]).amounts.tokens)]
     assert other.time.seconds == pytest.approx(125 * tokens[0] / tokens[1], rel=0.05)

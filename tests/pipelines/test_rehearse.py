@@ -165,7 +165,7 @@ def bare(tmp_path: Path) -> Path:
         ),
         (
             "base: {kind: source_model, source: {type: hub, repo: some/model, revision: pin me}, chat_template: tulu}",
-            "stage base: nobody has described the model some/model",
+            "stage base: the model some/model has no description",
         ),
     ],
 )
@@ -213,7 +213,7 @@ def test_a_file_of_few_rows_is_taken_as_it_is_and_one_that_lacks_is_named(bare, 
     monkeypatch.setenv("PEDIGREE_CACHE", str(bare / "cache"))
     stage = "rows: {kind: prepare_data, record: conversation, sources: [{type: files, path: few.json}]}"
     (bare / "configs" / "recipes" / "few.yaml").write_text(f"execution: cpu\nstages:\n  {stage}\n")
-    with pytest.raises(CannotRehearse, match=r"stage rows: few.json does not exist in the project: put it there"):
+    with pytest.raises(CannotRehearse, match=r"stage rows: few.json does not exist in the project: add it"):
         prepare(Project(bare), "few")
     (bare / "few.json").write_text('[{"prompt":   "Yes?", "completion": "Yes."}]')
     made = prepare(Project(bare), "few")

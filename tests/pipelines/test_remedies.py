@@ -26,12 +26,12 @@ def test_a_circle_says_where_a_sound_copy_is_to_be_had() -> None:
     record = parse_record(json.dumps(record_of({})).encode(), "record.json")
     given = record_of({}, inputs=[{"port": "leak_from", "label": "x", "content": record.content, "producer": "1" * 64}])
     own = parse_record(json.dumps(given).encode(), "record.json")
-    with pytest.raises(PedigreeError, match="it is forged: ask whoever gave it to you for a sound copy"):
+    with pytest.raises(PedigreeError, match="it is forged: request a valid copy from its source"):
         parents_first("1" * 64, {"1" * 64: own})
 
 
 def test_outside_of_a_project_it_says_to_go_into_one() -> None:
-    with pytest.raises(PedigreeError, match="give a folder that holds one, or type it inside a project"):
+    with pytest.raises(PedigreeError, match="specify an artifact folder, or run the command in a project"):
         find_artifact(None, "nothing")
 
 
@@ -41,13 +41,13 @@ def test_what_dvc_says_comes_with_where_to_look() -> None:
 
 
 def test_a_patch_that_git_cannot_read_can_be_done_without() -> None:
-    with pytest.raises(PedigreeError, match="add --here, which takes no patch"):
+    with pytest.raises(PedigreeError, match="use --here, which ignores it"):
         _patch_lines(RecordedCode(COMMIT, "0" * 64, "no patch"), whole=False)
 
 
 def test_strict_says_how_to_go_on(tmp_path: Path) -> None:
     gift = Folder().write(tmp_path / "gift")
-    with pytest.raises(PedigreeError, match="install what was recorded, or leave out --strict"):
+    with pytest.raises(PedigreeError, match="install the recorded versions, or omit --strict"):
         reproduce(project_at(tmp_path / "project"), ReproductionRequest(str(gift), strict=True))
 
 

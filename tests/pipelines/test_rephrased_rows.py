@@ -72,7 +72,7 @@ def test_a_trace_says_for_which_item_a_row_went_and_who_said_so(made):
     mine = trace(made[0], Wanted(id=GONE))
     (drop,) = mine.dropped
     assert (drop.address, drop.reason, drop.by) == ("lab/clean", "overlap", "")
-    assert drop.detail == f"a language model takes it (cosine 0.7312) for item {ITEM} of suite"
+    assert drop.detail == f"judged by a language model as a rephrasing (cosine 0.7312) of item {ITEM} of suite"
     assert not mine.models
     assert [(one.id, one.by) for one in trace(made[0], Wanted(id=ITEM)).dropped] == [(GONE, ITEM)]
 
@@ -87,8 +87,8 @@ def test_rows_keep_their_ids_on_the_way_to_a_model_and_what_it_takes_to_forget_o
 
 def test_the_report_tells_it_beside_what_shared_text(made):
     page = write_report(*made).read_text()
-    assert "1 of 2 rows removed; 7 rows and items were asked about in 5 questions, 2 of them without a verdict" in page
-    assert "Which &lt;gas&gt;?" in page and "73 %" in page
+    assert "1 of 2 rows removed; a judge compared 7 row-item pairs in 5 questions, 2 of them without a verdict" in page
+    assert "Which &lt;gas&gt;?" in page and "73%" in page
     (row,) = tables(*made, made[1].find("clean"))["contamination"]
     assert {"name": "training rows after decontamination", "value": "1"} in gather(*made).facts  # what `corpus` kept has been read again
     assert (row["items overlapped"], row["rows removed"], row["items waived"]) == (2, 1, 1)

@@ -57,7 +57,7 @@ def test_the_page_is_well_formed_and_every_link_stays_inside(page):
 
 
 def test_looks_at_unseen_suites_are_counted(page):
-    assert page.count('<span class="tag">unseen</span>') == 1 and "This recipe looks at unseen_suite 1 time:" in page
+    assert page.count('<span class="tag">unseen</span>') == 1 and "This recipe evaluates on unseen_suite 1 time, counting" in page
 
 
 def test_nothing_is_loaded_and_nothing_runs(page):
@@ -92,7 +92,7 @@ def test_data_contamination_and_validation_are_told(page):
 
 def test_policies_that_were_judged_are_shown_against_each_other(page):
     text = " ".join(page.split())
-    assert "judge_0: how often a policy's answer beats another's" in text and "<th>against &lt;i&gt;base</th>" in text
+    assert "judge_0: pairwise win rates" in text and "<th>against &lt;i&gt;base</th>" in text
     assert "<td>0.750 [0.650, 0.850] of 40</td>" in text and "<td>0.250 [0.150, 0.350] of 40</td>" in text
 
 
@@ -109,7 +109,7 @@ def test_what_a_recipe_expects_is_told_with_rows_that_are_not_so(tmp_path):
     evidence = {"validation.json": verdict | {"expectations": [plain, mean, told | found | {"examples": rows}]}}
     build(project, graph, graph.find("arithmetic_suite"), {"rows.jsonl": "{}\n"}, evidence, {"rows": 1450, "validation": verdict})
     text = write_report(project, graph).read_text()
-    assert "passed, with warnings" in text and "What the recipe expects of arithmetic_suite" in text
+    assert "passed, with warnings" in text and "Recipe expectations for arithmetic_suite" in text
     assert "column_values_to_not_match_regex(answer, regex &#34;&lt;b&gt;&#34;)" in text
     assert "9 rows unexpected (9 % of 100), in a sample of 100 of 1,450 rows" in text and "2.5 observed" in text
     assert text.count("chat.jsonl:") == 5 and "chat.jsonl:10: <code>&lt;b&gt;10" in text
@@ -130,7 +130,7 @@ def test_what_is_missing_is_said(tmp_path):
     suite = graph.find("arithmetic_suite")
     build(project, graph, suite, {"rows.jsonl": "{}\n"}, {}, {"rows": 1})
     text = write_report(project, graph).read_text()
-    for words in ("not built yet", "No evaluation has run yet", "No sampled answers are kept: no evaluation has run", "not recorded"):
+    for words in ("not built yet", "No evaluation has run yet", "No sampled answers are available: no evaluation has run", "not recorded"):
         assert words in text, words
     assert f"{len(graph.nodes) - 1} of {len(graph.nodes)} stages have no artifact" in text
 

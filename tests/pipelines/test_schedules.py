@@ -348,7 +348,7 @@ def test_a_failure_and_a_score_that_fell_are_told_to_the_block_that_was_named(la
     context = lab.lab.run()
     with temporary_settings({PREFECT_API_URL: lab.server.url}), connected(context, [], UUID(run)) as shown:
         shown._tell_fall(Fall("evaluate", "rlvr", "gsm8k", 0.4, 0.5, 0.45))
-    listener.until_heard("lab: rlvr on gsm8k: 0.400, below 0.450, where the interval of 0.500 ends")
+    listener.until_heard("lab: rlvr on gsm8k: 0.400, previously 0.500 (interval from 0.450)")
     (report,) = lab.server.post("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}, "type": {"any_": ["markdown"]}}})
     assert "artifacts/lab/report.html" in report["data"] and "`pedigree logs lab/raw`" in report["data"]
     assert (lab.lab.root / "artifacts/lab/report.html").exists()

@@ -220,9 +220,9 @@ def test_a_text_is_found_in_other_case_and_space_and_no_other_text_is(lab):
     assert trace(lab, Wanted(text="How many rivers flow into the Aral")).ids == ()
     assert trace(lab, Wanted(text="rivers flow into the Aral", contains=True)).ids == (KEPT, TWIN)
     assert trace(lab, Wanted(text="Two.")).ids == (ALONE, KEPT)  # an answer stands for its prompt
-    with pytest.raises(NoRow, match="at least 20 characters, and the text has 13"):
+    with pytest.raises(NoRow, match="at least 20 characters, but the text has 13"):
         Wanted(text="the  Aral Sea?", contains=True)
-    with pytest.raises(NoRow, match="nothing is asked for"):
+    with pytest.raises(NoRow, match="specify a row id"):
         Wanted(text=" \n")
 
 
@@ -235,7 +235,7 @@ def test_the_start_of_an_id_is_enough_where_one_row_has_it(lab):
     for start in (KEPT, f"{KEPT}-2", f"{KEPT}/sft/0", f"{KEPT}/best_vs_worst"):
         assert trace(lab, Wanted(id=start)).ids == (KEPT,)
     assert trace(lab, Wanted(id="arith")).ids == (ALONE,)
-    with pytest.raises(NoRow, match=f"'asked-' begins 3 ids: {KEPT}, {LEAKED}, {TWIN}"):
+    with pytest.raises(NoRow, match=f"'asked-' is a prefix of 3 ids: {KEPT}, {LEAKED}, {TWIN}"):
         trace(lab, Wanted(id="asked-"))
 
 
@@ -248,7 +248,7 @@ def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_o
     assert models(trace(lab, Wanted(id=name("talks", 8)))) == {}  # which decontamination left out
     assert models(trace(project, Wanted(id=name("talks", 8))))["sft"][2] is False
     ((named, why),) = found.not_looked_in.items()
-    assert named.startswith("lab/corpus ") and "only its records are left" in why
+    assert named.startswith("lab/corpus ") and "only its records remain" in why
     (project.artifact("lab/pair") / "payload" / "rows.jsonl").write_text("{}\n")
     assert "payload" in trace(project, Wanted(id=TALK)).not_looked_in["lab/pair"]
 
@@ -270,7 +270,7 @@ def test_what_a_lock_names_and_is_not_here_is_not_passed_over(lab, tmp_path):
     outs = [{"path": "gone/payload", "md5": f"{'0' * 32}.dir"}, {"path": "raw/payload", "md5": f"{'0' * 32}.dir"}]
     stages = {name: {"cmd": "pedigree", "outs": [out]} for name, out in zip(("gone", "raw"), outs, strict=True)}
     (project.artifacts / "lab/dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
-    assert trace(project, Wanted(id=KEPT)).not_looked_in == {"lab/gone": "not here: `pedigree pull lab` brings what the remote has"}
+    assert trace(project, Wanted(id=KEPT)).not_looked_in == {"lab/gone": "not available locally: try `pedigree pull lab`"}
 
 
 def test_an_artifact_that_lies_in_two_recipes_is_named_twice(lab, tmp_path):

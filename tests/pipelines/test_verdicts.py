@@ -57,7 +57,7 @@ def made(folder: Path, new: Record, run: dict | None = None) -> Artifact:
 def test_equal_content_is_identical_whatever_the_machine(tmp_path):
     other = RUN | {"hardware": {"cpu": "B"}}
     verdict, detail, _, found = judge(record("sft", "x"), TOLD, made(tmp_path, record("sft", "x"), other), None, None)
-    assert (verdict, detail, found) == ("identical", "in spite of cpu A -> B", ("cpu A -> B",))
+    assert (verdict, detail, found) == ("identical", "despite cpu A -> B", ("cpu A -> B",))
 
 
 def test_training_may_drift_on_another_processor_but_not_on_the_same(tmp_path):
@@ -94,9 +94,9 @@ def test_the_first_step_at_which_curves_part_is_found_and_the_clock_does_not_cou
     before, after = tmp_path / "before.csv", tmp_path / "after.csv"
     before.write_text("step,loss,tokens_per_second\n1,3.0,10\n2,2.5,11\n3,2.0,12\n")
     after.write_text("step,loss,tokens_per_second\n1,3.0,99\n2,2.5,98\n3,2.1,97\n")
-    assert first_divergence(before, after) == "curves part at step 3: loss 2.0 -> 2.1"
+    assert first_divergence(before, after) == "curves diverge at step 3: loss 2.0 -> 2.1"
     after.write_text("step,loss,tokens_per_second\n1,3.0,99\n2,2.5,98\n")
-    assert first_divergence(before, after) == "curves agree for 2 steps, then one ends: 3 -> 2 steps"
+    assert first_divergence(before, after) == "curves agree for 2 steps but differ in length: 3 -> 2 steps"
     after.write_text(before.read_text())
     assert first_divergence(before, after) is None and first_divergence(before, tmp_path / "none") is None
 

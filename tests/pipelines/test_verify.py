@@ -118,7 +118,7 @@ def test_an_exported_folder_is_verified_anywhere(lab: Lab, tmp_path: Path) -> No
     assert said(verify_folders([folder])) == []
     flip(folder / "rows.jsonl")
     (line,) = said(verify_folders([folder]))
-    assert line.startswith("out/rows.jsonl has another sha256")
+    assert line.startswith("out/rows.jsonl has a different sha256")
     with pytest.raises(ArtifactError, match="neither an artifact nor an export"):
         verify_folders([tmp_path])
 
@@ -143,7 +143,7 @@ def test_a_forged_ancestor_breaks_the_chain(lab: Lab, tmp_path: Path) -> None:
     path.write_text(json.dumps(lineage))
     lines = said(verify_folders([copied]))
     assert any(f"it lacks {old[:12]}, the data of a decontaminate" in line for line in lines)
-    assert any(f"{forged.id[:12]} is no ancestor" in line for line in lines)
+    assert any(f"{forged.id[:12]} is not an ancestor" in line for line in lines)
 
 
 def test_the_command_names_what_is_wrong_and_fails(lab: Lab) -> None:
@@ -218,8 +218,8 @@ def test_a_file_that_was_laid_into_an_exported_folder_is_named(exported: Path, t
     (folder / "pedigree/more.json").write_text("{}")
     (folder / "modeling.py").write_text("")
     assert [line.split(":")[0] for line in said(verify_folders([folder]))] == [
-        "out/modeling.py is neither in the record nor in pedigree/SHA256SUMS",
-        "out/pedigree/more.json is neither in the record nor in pedigree/SHA256SUMS",
+        "out/modeling.py is in neither the record nor pedigree/SHA256SUMS",
+        "out/pedigree/more.json is in neither the record nor pedigree/SHA256SUMS",
     ]
 
 
@@ -230,7 +230,7 @@ def test_missing_and_foreign_evidence_is_named_and_without_the_cache_at_least_it
     assert lines == ["artifacts/lab/clean/evidence/metrics.json is missing", "artifacts/lab/clean/evidence/other.json is not in dvc.lock"]
     shutil.rmtree(lab.root / ".dvc/cache")
     lines = [line.split(":")[0] for line in said(verify_project(lab.project, ["lab/clean"], remote=False))]
-    assert lines == ["artifacts/lab/clean/evidence holds other files than dvc.lock says"]
+    assert lines == ["artifacts/lab/clean/evidence has different files than in dvc.lock"]
 
 
 @pytest.mark.parametrize("part", ["payload", "evidence", "record.json", "run.json", "lineage.json"])
@@ -250,7 +250,7 @@ def test_an_artifact_that_no_lock_names_yet_is_read_too(lab: Lab) -> None:
     (lab.root / "artifacts/lab/dvc.lock").unlink()
     flip(lab.root / "artifacts/lab/clean/payload/rows.jsonl")
     (line,) = said(verify_project(lab.project))
-    assert line.startswith("artifacts/lab/clean/payload/rows.jsonl has another sha256")
+    assert line.startswith("artifacts/lab/clean/payload/rows.jsonl has a different sha256")
 
 
 def test_a_remote_that_cannot_be_reached_is_one_problem_and_hides_no_other(lab: Lab) -> None:
@@ -285,7 +285,7 @@ def test_a_folder_of_the_project_is_held_against_lock_and_cache_too(lab: Lab, tm
     flip(lab.root / "artifacts/lab/clean/run.json")
     flip(folder / "rows.jsonl")
     done = lab.shell(f"cd artifacts && python -m pipelines.cli verify lab/clean {folder}", check=False)
-    assert done.returncode == 1 and "artifacts/lab/clean/run.json has another md5" in done.stdout and "out/rows.jsonl has" in done.stdout
+    assert done.returncode == 1 and "lab/clean/run.json has a different md5" in done.stdout and "out/rows.jsonl has" in done.stdout
 
 
 @pytest.mark.parametrize("part", ["record.json", "lineage.json", "run.json"])

@@ -78,7 +78,7 @@ def test_of_another_suite_a_waiver_says_nothing(project):
 
 def test_the_report_shows_it_beside_the_score(project):
     page = write_report(*project).read_text()
-    assert "; 7 rows are like an item by their vectors, which need not be copies (evidence/paraphrases.jsonl)" in page
+    assert "; 7 rows resemble an item by embedding and may not be copies (evidence/paraphrases.jsonl)" in page
     assert "licensed &lt;with&gt; the test" in page and page.count('<span class="tag">waiver</span>') == 3
 
 
@@ -88,8 +88,8 @@ def test_a_run_prints_it_beside_the_score_and_below_the_table(project, capsys):
     marked = [line for line in table.splitlines() if "(waiver)" in line]
     assert [line.split()[0] for line in marked] == ["dpo_1", "dpo_2", "rlvr"]
     (told,) = [line for line in table.splitlines() if line.startswith("waiver: rlvr, arithmetic")]
-    assert "1.000 [1.000, 1.000] on 2 items in training, 0.500 [" in told and "on 8 other items" in told
-    assert "; kept 3 rows at " in told and told.endswith(", because: licensed <with> the test")
+    assert "1.000 [1.000, 1.000] on 2 overlapping items, 0.500 [" in told and "on 8 other items" in told
+    assert "; kept 3 rows at " in told and told.endswith(", reason: licensed <with> the test")
 
 
 def test_the_commit_and_the_list_of_models_say_it_too(project):
@@ -108,5 +108,5 @@ def test_what_no_decontaminate_stage_writes_is_refused(project, wrong):
     found = read_pedigree(open_artifact(project[0].artifact("tiny/prompts")).path)
     record = found.record.model_copy(update={"metrics": {"waivers": [WAIVER | wrong]}})
     forged = Pedigree(found.id, {**found.entries, found.id: (record, found.run)})
-    with pytest.raises(ArtifactError, match=r"metrics\.waivers of \w+ are not what"):
+    with pytest.raises(ArtifactError, match=r"metrics\.waivers of \w+ is not in the format"):
         waived_of(forged)
