@@ -21,8 +21,8 @@ def rehearse(
 ) -> None:
     """Test-run a recipe on the CPU with tiny models.
 
-    Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what it checked and what it could not
-    check. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
+    Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what was and was not
+    checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
     from pipelines.cli.documents import rehearse_document
     from pipelines.cli.telling import Telling

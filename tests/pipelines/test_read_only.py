@@ -74,7 +74,7 @@ def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_pat
     before = snapshot(command.lab.root)
     assert "4 of 4 stages to run" in command("plan", "lab")
     assert "not built" in command("status", "lab")
-    assert "no unfinished work" in command("scratch")
+    assert "no scratch folders" in command("scratch")
     assert snapshot(command.lab.root) == before and not (command.lab.root / ".dvc/tmp").exists()
 
 
