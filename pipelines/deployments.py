@@ -229,7 +229,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
         ServerAway: the server is unreachable.
     """
     name = _checked_name(terms.name or name_of(graph, request))
-    with _asking() as client:
+    with _connected() as client:
         there = _deployed(client, project, name)
         pool = _process_pool(client, terms.pool)
         block = _block(client, terms.notify)
@@ -241,7 +241,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
             version=commit_of(project),
             description=f"{graph.description}\n\n`{project.root}`",
             tags=[*tags_of(project, graph.recipe), *([REHEARSAL] if request.rehearse else [])],
-            schedules=[DeploymentScheduleCreate(schedule=terms.schedule, active=not _sleeps(there))] if terms.schedule else [],
+            schedules=[DeploymentScheduleCreate(schedule=terms.schedule, active=not _is_inactive(there))] if terms.schedule else [],
             concurrency_limit=1,
             concurrency_options=ConcurrencyOptions(collision_strategy=WHEN_BUSY[terms.when_busy]),
             parameters=parameters_of(project, graph, request, terms.gpu_pool),
@@ -269,20 +269,20 @@ def name_of(graph: Graph, request: Request) -> str:
 
 def parameters_of(project: Project, graph: Graph, request: Request, gpu_pool: str | None) -> dict[str, Any]:
     """Return the default parameters of `post_train`."""
-    words = _words(graph)
-    lists = {name: _once(words[graph.find(stage).address] for stage in getattr(request, name)) for name in ("start", "until", "force")}
-    lists["overrides"] = _once(request.overrides)
+    words = _form_names(graph)
+    lists = {name: _unique(words[graph.find(stage).address] for stage in getattr(request, name)) for name in ("start", "until", "force")}
+    lists["overrides"] = _unique(request.overrides)
     one = {"recipe": request.recipe, "project": str(project.root), "profile": request.profile, "gpu_pool": gpu_pool,
            "rehearse": request.rehearse}  # fmt: skip
     return one | lists
 
 
-def _once(texts: Iterable[str]) -> list[str]:
+def _unique(texts: Iterable[str]) -> list[str]:
     """Remove duplicates, as the schema requires; the last occurrence wins, as for overrides."""
     return list(dict.fromkeys(reversed(list(texts))))[::-1]
 
 
-def _words(graph: Graph) -> dict[str, str]:
+def _form_names(graph: Graph) -> dict[str, str]:
     """Map each address to its name in the form: the stage name if unique, because it is valid for every variant."""
     names = Counter(node.name for node in graph.nodes.values())
     return {address: node.name if names[node.name] == 1 else address for address, node in graph.nodes.items()}
@@ -294,7 +294,7 @@ def form_of(project: Project, graph: Graph, request: Request) -> dict[str, Any]:
     Prefect renders it as a form, and its API validates parameters against it.
     """
     schema = parameter_schema(post_train).model_dump_for_openapi()
-    stages = list(_words(graph).values())
+    stages = list(_form_names(graph).values())
     profiles = sorted({path.stem for path in project.executions.glob("*.yaml")} | ({request.profile} if request.profile else set()))
     texts = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     narrowed: dict[str, dict[str, Any]] = {
@@ -336,7 +336,7 @@ def _deployed(client: SyncPrefectClient, project: Project, name: str) -> Deploym
     return there
 
 
-def _sleeps(deployment: DeploymentResponse | None) -> bool:
+def _is_inactive(deployment: DeploymentResponse | None) -> bool:
     """Whether all its schedules are inactive, as set in the dashboard; `pause` and the API pause the whole deployment."""
     return deployment is not None and bool(deployment.schedules) and not any(one.active for one in deployment.schedules)
 
@@ -418,7 +418,7 @@ def _crashed(why: str) -> ChangeFlowRunState:
 def own_pool(project: Project) -> str:
     """Return the work pool of `pedigree serve` for this project and machine; create it if needed."""
     name = f"pedigree-serve-{digest([socket.gethostname(), str(project.root)])[:8]}"
-    with _asking() as client:
+    with _connected() as client:
         try:
             client.read_work_pool(name)
         except ObjectNotFound:
@@ -436,7 +436,7 @@ def deployments(project: Project) -> list[Listed]:
     Raises:
         ServerAway: the server is unreachable.
     """
-    with _asking() as client:
+    with _connected() as client:
         return [_listed(client, deployment) for deployment in _of(client, project)]
 
 
@@ -494,7 +494,7 @@ def cancel_runs(project: Project, name: str) -> int:
     Raises:
         ServerAway: the server is unreachable.
     """
-    with _asking() as client:
+    with _connected() as client:
         found = [deployment for deployment in _of(client, project) if _is_called(deployment, name)]
         types = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
         runs = [run for deployment in found for run in _runs(client, deployment, types)]
@@ -525,7 +525,7 @@ def _is_called(deployment: DeploymentResponse, name: str) -> bool:
 
 
 def _change(project: Project, name: str, change: Callable[[SyncPrefectClient, UUID], T]) -> T:
-    with _asking() as client:
+    with _connected() as client:
         known = {deployment.name: deployment.id for deployment in _of(client, project)}
         if name not in known:
             there = ", ".join(known) or "none"
@@ -555,7 +555,7 @@ def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed
     pool = deployment.work_pool_name or ""
     workers = client.read_workers_for_work_pool(pool) if pool else []
     state = next((run.state for run in past if run.run_count), None)  # skipped runs have no run count
-    paused = deployment.paused or _sleeps(deployment)
+    paused = deployment.paused or _is_inactive(deployment)
     return Listed(
         name=deployment.name,
         schedule="; ".join(said(one.schedule) for one in deployment.schedules) or said(None),
@@ -584,7 +584,7 @@ def _runs(
 
 
 @contextmanager
-def _asking() -> Iterator[SyncPrefectClient]:
+def _connected() -> Iterator[SyncPrefectClient]:
     """Open a client for a command: an unreachable server is an immediate error; calls to a busy server are retried.
 
     Raises:

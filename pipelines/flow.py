@@ -332,7 +332,7 @@ class PrefectRun:
             stage.tailed = True
         _set_state(self._client, "task_runs", stage.task, _state(kind, name, _message(view)))
         if view.state in ("ran", "attached", "restored") and not stage.tabled:
-            with _for_show():
+            with _display_only():
                 for title, rows in tables(self.run.project, self.run.graph, self.run.graph.nodes[address]).items():
                     data = json.dumps(finite(rows))
                     self._artifact(stage, key=_slug(f"{address}-{title}"), type="table", description=f"{title} of {address}", data=data)
@@ -353,7 +353,7 @@ class PrefectRun:
         now = time.monotonic()
         if now - stage.since < LONG_STAGE_S or now - stage.bar_updated < ARTIFACT_INTERVAL_S:
             return
-        with _for_show():
+        with _display_only():
             share = _share(folder / "progress.json")
             if stage.bar is None:
                 stage.bar = self._artifact(stage, key=_slug(address), type="progress", description=address, data=share)
@@ -370,7 +370,7 @@ class PrefectRun:
 
     def end(self, end: End) -> None:
         if not self._summed_up:
-            with _for_show():
+            with _display_only():
                 self._sum_up()
             self._summed_up = True
         if self.own:  # otherwise Prefect ends it, or the next run does
@@ -444,7 +444,7 @@ class PrefectRun:
     def _log(self, stage: _Reported, level: int, message: str, when: datetime | None = None) -> None:
         row = LogCreate(name="pedigree", level=level, message=message, timestamp=when or datetime.now(UTC),  # pyright: ignore
                         flow_run_id=self.flow_run_id, task_run_id=stage.task)  # fmt: skip
-        with _for_show():
+        with _display_only():
             self._client.create_logs([row])
 
     def _log_last_lines(self, stage: _Reported, view: StageView) -> None:
@@ -575,7 +575,7 @@ class FlowRecord:
 
 
 @contextmanager
-def _for_show() -> Iterator[None]:
+def _display_only() -> Iterator[None]:
     """Skip display-only data that cannot be made or that Prefect rejects; an unreachable server still raises."""
     try:
         yield

@@ -90,8 +90,8 @@ def selection(
     from pipelines.request import Request, selection
 
     given = (tuple(stages or ()) for stages in (only, start, until, force))
-    wishes = dict(zip(("only", "start", "until", "force"), given, strict=True))
-    return selection(context.graph, Request(context.graph.recipe, **wishes))
+    options = dict(zip(("only", "start", "until", "force"), given, strict=True))
+    return selection(context.graph, Request(context.graph.recipe, **options))
 
 
 def interrupt_on_sigterm() -> None:

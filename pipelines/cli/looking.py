@@ -55,13 +55,13 @@ def plan(
     from pipelines.cli.documents import plan_document
     from pipelines.cli.telling import Telling, measured_by
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         with Telling() as telling:
             context = opened_run(project, recipe, overrides, execution, compiled=False, watch=telling.watch)
             chosen, forced = selection(context, only, start, until, force)
             rows = planning.plan(context, chosen, forced, measured_by(telling))
-        tell(plan_document(context, rows))
+        emit(plan_document(context, rows))
         if not as_json:
             _print_plan(context, recipe, rows)
             _print_published(context.graph, rows)
@@ -163,12 +163,12 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
     from pipelines.cli.telling import Telling
     from pipelines.publish.commits import uncommitted
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         with Telling() as telling:
             context = opened_run(project, recipe, overrides, None, compiled=False, watch=telling.watch)
             stages, dirty = state.stages(context), uncommitted(project, context.graph)
-        tell(status_document(context, stages, dirty))
+        emit(status_document(context, stages, dirty))
         if not as_json:
             _print_status(recipe, stages, dirty)
 
@@ -197,9 +197,9 @@ def jobs(as_json: AsJson = False) -> None:
     from pipelines.jobs.live import jobs_now
     from pipelines.quantities import duration
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         found = jobs_now(project_here())
-        tell(jobs_document(found))
+        emit(jobs_document(found))
         if as_json:
             return
     if not found:

@@ -31,7 +31,7 @@ def rehearse(
     from pipelines.request import refuse_read_only, whose_code_has_changed
 
     began = time.monotonic()
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         refuse_read_only(project)
         with Telling() as telling:
@@ -41,7 +41,7 @@ def rehearse(
         ends = run_what_is_due(rehearsal.project, run, chosen, whose_code_has_changed(run, chosen), prefect)
         seconds = time.monotonic() - began
         proof = proof_of(rehearsal.project, run.graph, rehearsal.changes)
-        tell(rehearse_document(run, rehearsal, ends, proof, seconds))
+        emit(rehearse_document(run, rehearsal, ends, proof, seconds))
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):

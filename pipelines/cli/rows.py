@@ -44,11 +44,11 @@ def trace(
     """
     from pipelines.cli.documents import trace_document
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, within or ())
         origins = _origins(project, found)
-        tell(trace_document(found, origins))
+        emit(trace_document(found, origins))
         if not as_json:
             _print_trace(found, origins)
         if not found.found:
@@ -65,11 +65,11 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
     from pipelines.cli.documents import forget_document
     from pipelines.maintain.forget import forget as without
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, ())
         answer = without(project, found)
-        tell(forget_document(found, answer))
+        emit(forget_document(found, answer))
         if not as_json:
             _print_forgetting(found, answer)
         if not found.found:

@@ -45,7 +45,7 @@ ShowInPrefect = Annotated[
     typer.Option(
         "--prefect",
         envvar="PEDIGREE_PREFECT",
-        help="Report the run to Prefect; `auto` does so if a server is configured.",
+        help="Report the run to Prefect; `auto` does so if a server is configured (PREFECT_API_URL or a profile).",
     ),
 ]
 
@@ -95,7 +95,7 @@ def run(
     from pipelines.request import named, whose_code_has_changed
 
     began = time.monotonic()
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         if commit:
             check_commit(project)
@@ -107,12 +107,12 @@ def run(
             forced |= whose_code_has_changed(context, chosen)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
-            _refuse_beside_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
+            _refuse_with_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
             bring(context, chosen)
             return
         ends = run_what_is_due(project, context, chosen, forced, prefect)
-        made = _commit_or_say_why_not(context, chosen, ends) if commit else None
-        tell(run_document(context, ends, time.monotonic() - began, made))
+        made = _commit_results(context, chosen, ends) if commit else None
+        emit(run_document(context, ends, time.monotonic() - began, made))
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):
@@ -230,7 +230,7 @@ def stage(address: str) -> None:
         stage_under_dvc(project_here(), address, watch=board.tell)
 
 
-def _refuse_beside_pull(others: object) -> None:
+def _refuse_with_pull(others: object) -> None:
     from configs.base.problems import UsageProblem
 
     if others:
@@ -330,7 +330,7 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
     say(f"\nreport: {shown}")
 
 
-def _commit_or_say_why_not(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
+def _commit_results(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
     from pipelines.publish.commits import commit
 
     if ends is None or failed(ends):

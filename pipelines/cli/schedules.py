@@ -96,7 +96,7 @@ def deploy(
 
     project = _with_server()
     if remove:
-        _refuse_beside_remove(context)
+        _refuse_with_remove(context)
         _remove(project, recipe, overrides, name, rehearse)
         return
     if work_pool is None:
@@ -271,7 +271,7 @@ def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
     return name, int(slots) if has else None
 
 
-def _refuse_beside_remove(context: typer.Context) -> None:
+def _refuse_with_remove(context: typer.Context) -> None:
     """Reject options that cannot be combined with `--remove`: all but those that identify the deployment."""
     from configs.base.problems import UsageProblem
 

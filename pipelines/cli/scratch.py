@@ -116,7 +116,7 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
     signs = signs or Signs(project)
     folders = scratch_folders(project)
     graphs, unreadable = _graphs(project) if folders else ([], [])
-    wanted = _Wanted(project, graphs)
+    wanted = _Resumable(project, graphs)
     running: dict[Path, State] = {job.scratch: "elsewhere" if job.elsewhere else "running" for job in live_jobs(project, signs)}
     found = []
     for folder in folders:
@@ -165,7 +165,7 @@ def _leases_of_all(project: "Project") -> list[str]:
     return [name for folder in scratch_folders(project) for name in _leases(folder, _made_for(folder)[1])]
 
 
-class _Wanted:
+class _Resumable:
     """Stages of the current recipes: keys where the inputs are known, configs where inputs are not built yet."""
 
     def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:

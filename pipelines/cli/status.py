@@ -128,9 +128,9 @@ def _end_elsewhere(project: Project, jobs: list[LiveJob], waiting: Callable[[Liv
             Fence.closed(project.lease(job.scratch.name))
         except Overtaken as error:
             raise NotEnded(f"{job.address} was restarted meanwhile and is running; retry to end it") from error
-    heard, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
+    listeners, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
     longest = BEATS_TO_END * heartbeat.BEAT_S
-    while alive := [job for job in jobs if heard[job.address].silent_s(heartbeat.sign(job.scratch / PULSES)) <= longest]:
+    while alive := [job for job in jobs if listeners[job.address].silent_s(heartbeat.sign(job.scratch / PULSES)) <= longest]:
         if time.monotonic() - began > heartbeat.SILENCE_S:
             names = ", ".join(f"{job.address} on {job.place}" for job in alive)
             raise NotEnded(f"{names}: still running after {heartbeat.SILENCE_S:g} s; retry, or end it on that machine")
