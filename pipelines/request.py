@@ -137,5 +137,5 @@ def refuse_read_only(project: Project) -> None:
     """
     for folder in (project.root, project.root / ".dvc", project.private, project.artifacts):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            remedy = "remount it or fix its permissions. `pedigree plan`, `status` and `verify` work read-only"
-            raise UsageProblem(f"{folder} is not writable, so results cannot be stored: {remedy}")
+            remedy = "remount it or fix its permissions. `pedigree plan`, `status` and `verify` work without write access"
+            raise UsageProblem(f"{folder} must be writable: {remedy}")

@@ -156,7 +156,7 @@ def test_cancel_ends_a_job_for_good(fresh):
     _, err = process.communicate(timeout=deadline(30))
     assert process.returncode == 1 and "lab/clean failed (cancelled)" in err
     assert fresh.lab.runs().count("clean") == 1 and not fresh.jobs()
-    assert "no job of 'clean' is running" in fresh("cancel", "clean", code=2)
+    assert "no running job matches 'clean'" in fresh("cancel", "clean", code=2)
 
 
 def test_cancel_of_a_recipe_ends_the_run_too(fresh):
