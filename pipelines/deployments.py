@@ -67,7 +67,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORMS = {
     "--cron": 'five fields: minute, hour, day, month, weekday; for example "0 3 * * *" for 3:00 every night',
     "--interval": "a positive number with a unit: 90s, 15m, 6h, 1d",
-    "--rrule": '"FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0", as in RFC 5545',
+    "--rrule": 'an RFC 5545 rule such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0"',
 }
 SEARCH_S = 10
 """CPU seconds allowed to compute the next dates of a schedule, because the computation blocks Prefect's server."""

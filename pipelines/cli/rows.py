@@ -202,7 +202,7 @@ def _unchanged(found: "Trace", answer: "Forgetting") -> str:
         return f"The artifact that imported it is missing or damaged: {pull}, then retry."
     if answer.again:
         return "No stage imports it, so no filter can exclude it."
-    where = "No recipe stage imports it any more" if found.places else "No artifact contains it"
+    where = "No recipe stage imports it anymore" if found.places else "No artifact contains it"
     return f"{where}, so nothing needs a rebuild. The evidence of dropped rows includes their first characters."
 
 

@@ -23,7 +23,7 @@ STATE_TEXTS = {
     "in use": "in use by another command",
     "would be resumed": "`pedigree run` resumes from it",
     "inputs not made": "`pedigree run` may resume from it once its inputs are built",
-    "abandoned": "no recipe uses it any more",
+    "abandoned": "no recipe uses it anymore",
 }
 HELD: tuple[State, ...] = ("running", "elsewhere", "in use")
 
