@@ -17,27 +17,30 @@ again, so re-running the same command after a crash resumes where it stopped.
 
 \b
 Examples:
-  pedigree recipes                                   list the recipes
-  pedigree plan tiny                                 show what would run, and why
-  pedigree rehearse tiny                             test-run it on the CPU with synthetic rows and tiny models
-  pedigree run tiny                                  run it, or resume it after Ctrl-C or a crash
-  pedigree run tiny --set dpo_2.loss.beta=2.0        run a variant; unaffected stages are shared
-  pedigree run tiny --commit                         commit the results to git, with ids and scores in the message
-  pedigree report tiny                               write an HTML page: scores, curves, samples, data, lineage
-  pedigree lineage tiny/rlvr                         show everything a model was built from
-  pedigree diff tiny/dpo_1 tiny/dpo_2                compare two artifacts and find where their lineages diverge
-  pedigree trace arithmetic-3f2a                     find a row and the models trained on it
-  pedigree export tiny/rlvr ./my-model               export a Hugging Face folder that includes its lineage
-  pedigree verify                                    rehash every file and check the chain of records
-  pedigree reproduce ./my-model                      rebuild a model from its records and compare
-  pedigree deploy tiny --cron "0 3 * * *" --work-pool here   run it every night; unchanged stages are skipped
-  pedigree push tiny                                 upload artifacts to the DVC remote; `pull` downloads them
+  pedigree recipes                             list the recipes
+  pedigree plan tiny                           show what would run, and why
+  pedigree rehearse tiny                       test-run it with tiny models
+  pedigree run tiny                            run it, or resume it
+  pedigree run tiny --set dpo_2.loss.beta=2.0  run a variant
+  pedigree run tiny --commit                   commit the results to git
+  pedigree report tiny                         write an HTML report
+  pedigree lineage tiny/rlvr                   show a model's full ancestry
+  pedigree diff tiny/dpo_1 tiny/dpo_2          compare two artifacts
+  pedigree trace arithmetic-3f2a               find a row and its models
+  pedigree export tiny/rlvr ./my-model         export to Hugging Face format
+  pedigree verify                              rehash and check everything
+  pedigree reproduce ./my-model                rebuild a model and compare
+  pedigree deploy tiny --cron "0 3 * * *" --work-pool here  run it every night
+  pedigree push tiny                           upload to the DVC remote
 
 \b
 Terms:
-  recipe    a YAML file in configs/recipes        variant   a recipe changed with --set: RECIPE+HASH
-  stage     a node of the graph                   artifact  a stage's output: artifacts/RECIPE/STAGE
-  profile   how and where to run (configs/execution); never changes what a result means
+  recipe    a YAML file in configs/recipes
+  variant   a recipe changed with --set: RECIPE+HASH
+  stage     a node of the graph
+  artifact  a stage's output: artifacts/RECIPE/STAGE
+  profile   how and where to run (configs/execution); never affects what a
+            result means
 """
 
 app = typer.Typer(
