@@ -1,4 +1,4 @@
-"""Schedules: deployments of the flow `post_train` on a Prefect server, each for one recipe or variant of one project."""
+"""Schedules: Prefect deployments of the flow `post_train`, each for one recipe or variant of a project."""
 
 import json
 import re
@@ -54,69 +54,69 @@ ENTRYPOINT = "pipelines/flow.py:post_train"
 CALL_S = 30.0
 PAUSES = 3
 PAGE = 200
-"""So many deployments or runs the server tells at once, at most."""
+"""Maximum page size of the server."""
 T = TypeVar("T")
 AWAITS_SLOT = AwaitingConcurrencySlot().name
 Schedule = CronSchedule | IntervalSchedule | RRuleSchedule
 SILENCE = timedelta(minutes=10)
-"""A run gives signs of life every three minutes (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`); one that is silent for so long has died."""
+"""A run without a heartbeat for this long is considered dead; the interval is three minutes (`PREFECT_FLOWS_HEARTBEAT_FREQUENCY`)."""
 ALIVE = "prefect.flow-run.heartbeat"
 ENDED = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry")}
 ENDED_BADLY = {"prefect.flow-run.Failed", "prefect.flow-run.Crashed", "prefect.flow-run.TimedOut"}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 FORMS = {
-    "--cron": 'five fields: minute, hour, day, month, weekday; "0 3 * * *" is 3:00 every night',
+    "--cron": 'five fields: minute, hour, day, month, weekday; for example "0 3 * * *" for 3:00 every night',
     "--interval": "a positive number with a unit: 90s, 15m, 6h, 1d",
-    "--rrule": '"FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0", as in RFC 5545',
+    "--rrule": 'an RFC 5545 rule such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=3;BYMINUTE=0"',
 }
 SEARCH_S = 10
-"""Seconds of a processor within which a schedule has to say when it fires next; Prefect's server stands still while it looks."""
+"""CPU seconds allowed to compute the next dates of a schedule, because the computation blocks Prefect's server."""
 SEARCH = """
 import asyncio, resource, time
 from prefect.server.schemas.actions import DeploymentScheduleCreate
-until = int(time.process_time()) + 1 + {limit}  # the import, which takes many seconds on a slow machine, is not the search
+until = int(time.process_time()) + 1 + {limit}  # excludes the import, which can take many seconds
 resource.setrlimit(resource.RLIMIT_CPU, (until, until + 1))
 try:
-    made = DeploymentScheduleCreate.model_validate_json({made!r})  # a rule that has no begin is given one
+    made = DeploymentScheduleCreate.model_validate_json({made!r})  # adds a start date if the rule has none
     dates = asyncio.run(made.schedule.get_dates(n=3))
-except Exception as error:  # whatever it is, the server would meet it too
+except Exception as error:  # the server would fail in the same way
     print(error)
 else:
-    print("fires" if dates else "there is no date that it fits")
+    print("fires" if dates else "it matches no date")
 """
-"""Looks for as many dates as the server's scheduler wants at least, by the server's code: it may raise, and may go on for ever."""
+"""Computes the minimum number of dates that the server's scheduler requests, using the server's code; may raise or never end."""
 WHEN_BUSY = {"skip": ConcurrencyLimitStrategy.CANCEL_NEW, "wait": ConcurrencyLimitStrategy.ENQUEUE}
 QUIET = {"stream_output": False}
-"""Job variables: a flow run that writes to its worker's pipe would die of a broken one when the worker is killed. Prefect has its log."""
+"""Job variables: without streaming, a flow run survives its worker, whose pipe would break. Prefect still gets the log."""
 
 
 class ServerAway(PedigreeError):
-    """The Prefect server does not answer, or not as it should."""
+    """The Prefect server is unreachable or returns an error."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How a deployment is run."""
+    """Settings of a deployment."""
 
     pool: str
-    """Work pool."""
+    """Name of the work pool."""
     schedule: Schedule | None = None
-    """None: runs are started by hand."""
+    """None if runs are started manually."""
     name: str | None = None
-    """Of the deployment; the recipe's (with its variant) when None."""
+    """Name of the deployment; defaults to the recipe or variant."""
     when_busy: Literal["skip", "wait"] = "skip"
     gpu_pool: str | None = None
     gpu_slots: int | None = None
-    """How many runs may hold a slot of the GPU pool; None: as it is."""
+    """Number of slots of the GPU pool; None leaves it unchanged."""
     notify: str | None = None
-    """Name of the notification block that is told of failures and of scores that fell, `TYPE/NAME`."""
+    """Notification block (`TYPE/NAME`) for failures and score regressions."""
     silence: timedelta = SILENCE
-    """How long a run may give no sign of life before Prefect takes it for crashed, which frees its slot."""
+    """Time without a heartbeat after which Prefect marks a run as crashed and frees its slot."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that has not begun."""
+    """A run that has not started."""
 
     name: str
     id: UUID
@@ -125,37 +125,37 @@ class Planned:
 
 @dataclass(frozen=True)
 class Listed:
-    """A deployment as `pedigree deployments` shows it."""
+    """A deployment as listed by `pedigree deployments`."""
 
     name: str
     schedule: str
     pool: str
     paused: bool
     workers: int
-    """Workers of its pool that give signs of life."""
+    """Number of online workers of its pool."""
     next: datetime | None
     last: str
-    """State of its last run, in words; empty where it has had none."""
+    """State of its last run; empty if there was none."""
     tags: Sequence[str]
 
 
 def schedule_of(cron: str | None, interval: str | None, rrule: str | None, timezone: str | None) -> Schedule | None:
-    """The schedule that options ask for.
+    """Build the schedule from command-line options.
 
     Raises:
-        UsageProblem: more than one, one that cannot be read or never fires; a time zone that does not exist, or without a schedule.
+        UsageProblem: several schedules, an invalid schedule, one that never fires, an unknown time zone, or a time zone without a schedule.
     """
     given = {"--cron": cron, "--interval": interval, "--rrule": rrule}
-    asked = [name for name, value in given.items() if value is not None]
-    if len(asked) > 1:
-        raise UsageProblem(f"{' and '.join(asked)}: a deployment has one schedule; leave out all but one")
-    if not asked:
+    used = [name for name, value in given.items() if value is not None]
+    if len(used) > 1:
+        raise UsageProblem(f"{' and '.join(used)} are mutually exclusive: a deployment has one schedule")
+    if not used:
         if timezone is not None:
-            raise UsageProblem(f"--timezone {timezone}: there is no schedule; add --cron, --interval or --rrule")
+            raise UsageProblem(f"--timezone {timezone} requires --cron, --interval or --rrule")
         return None
-    option = asked[0]
+    option = used[0]
     if rrule is not None and re.search(r"INTERVAL=[+-]?0+\b", rrule, re.IGNORECASE):
-        raise UsageProblem(f"--rrule {rrule!r} never fires (INTERVAL is 0). It is {FORMS['--rrule']}")
+        raise UsageProblem(f"--rrule {rrule!r} never fires (INTERVAL is 0). Expected {FORMS['--rrule']}")
     try:
         if cron is not None:
             schedule = CronSchedule(cron=cron, timezone=timezone or "UTC")
@@ -164,40 +164,40 @@ def schedule_of(cron: str | None, interval: str | None, rrule: str | None, timez
         else:
             schedule = RRuleSchedule(rrule=str(rrule), timezone=timezone or "UTC")
     except ValidationError as error:
-        raise UsageProblem(_said_of_schedule(error, given, option, timezone)) from error
+        raise UsageProblem(_schedule_problem(error, given, option, timezone)) from error
     why = _why_never(schedule)
     if why:
-        raise UsageProblem(f"{option} {given[option]!r} never fires ({why}). It is {FORMS[option]}")
+        raise UsageProblem(f"{option} {given[option]!r} never fires ({why}). Expected {FORMS[option]}")
     return schedule
 
 
-def _said_of_schedule(error: ValidationError, given: dict[str, str | None], option: str, timezone: str | None) -> str:
+def _schedule_problem(error: ValidationError, given: dict[str, str | None], option: str, timezone: str | None) -> str:
     if "timezone" in str(error).lower() and timezone is not None:
-        return f"--timezone {timezone}: no such time zone; the IANA data base has names like Europe/Berlin, America/New_York and UTC"
+        return f"--timezone {timezone}: unknown time zone; use an IANA name such as Europe/Berlin, America/New_York or UTC"
     why = error.errors()[0]["msg"].removeprefix("Value error, ")
-    return f"{option} {given[option]!r} cannot be read ({why}). It is {FORMS[option]}"
+    return f"{option} {given[option]!r} is invalid ({why}). Expected {FORMS[option]}"
 
 
 def _why_never(schedule: Schedule) -> str:
-    """Why a schedule would not fire on the server; empty where it does. What never finds a date is ended in a process of its own."""
+    """Return why a schedule would not fire on the server, or an empty string. Runs in a subprocess with a CPU limit."""
     code = SEARCH.format(limit=SEARCH_S, made=json.dumps({"schedule": schedule.model_dump(mode="json")}))
     done = subprocess.run([sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    if done.returncode < 0:  # ended by its limit
-        return f"{SEARCH_S} s are not enough to find its next dates, and Prefect's server would stand still meanwhile"
-    said = (done.stdout or done.stderr).strip().splitlines() or [f"the search for its next dates ended with {done.returncode}"]
-    return "" if said[-1] == "fires" else said[-1]
+    if done.returncode < 0:  # killed by the CPU limit
+        return f"computing its next dates takes more than {SEARCH_S} s and would block Prefect's server"
+    lines = (done.stdout or done.stderr).strip().splitlines() or [f"computing its next dates failed with exit code {done.returncode}"]
+    return "" if lines[-1] == "fires" else lines[-1]
 
 
 def _span(text: str) -> timedelta:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text.strip())
     seconds = float(match[1]) * UNITS[match[2] or "s"] if match else 0.0
     if not 0 < seconds < timedelta.max.total_seconds():
-        raise UsageProblem(f"--interval {text!r} cannot be read. It is {FORMS['--interval']}")
+        raise UsageProblem(f"--interval {text!r} is invalid. Expected {FORMS['--interval']}")
     return timedelta(seconds=seconds)
 
 
 def said(schedule: Any) -> str:
-    """A schedule in words."""
+    """Describe a schedule."""
     zone = getattr(schedule, "timezone", None) or "UTC"
     if isinstance(schedule, CronSchedule):
         return f"cron {schedule.cron} ({zone})"
@@ -205,31 +205,31 @@ def said(schedule: Any) -> str:
         seconds = schedule.interval.total_seconds()
         unit, size = next((unit, size) for unit, size in reversed(UNITS.items()) if seconds % size == 0 or size == 1)
         return f"every {seconds / size:g} {unit}"
-    return f"rrule {schedule.rrule} ({zone})" if isinstance(schedule, RRuleSchedule) else "by hand"
+    return f"rrule {schedule.rrule} ({zone})" if isinstance(schedule, RRuleSchedule) else "manual"
 
 
 # --- deploying ----------------------------------------------------------------------------------------------------------
 
 
 def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code: Path = CODE_ROOT) -> tuple[Listed, list[str]]:
-    """Makes or changes the deployment of a recipe. A paused one stays paused.
+    """Create or update the deployment of a recipe. A paused deployment stays paused.
 
     Args:
-        project: that of the recipe; its runs work there, so workers need that folder.
-        graph: the recipe, loaded.
-        request: what its runs are asked for, unless the form says otherwise.
-        terms: where and when.
-        code: folder of our packages that its runs load.
+        project: the recipe's project; runs execute there, so workers need access to its folder.
+        graph: the loaded recipe.
+        request: default parameters of its runs.
+        terms: work pool, schedule and other settings.
+        code: folder of the Pedigree packages that its runs import.
 
     Returns:
-        The deployment as it is now, and what its owner should know.
+        The deployment, and notes for the user.
 
     Raises:
-        UsageProblem: the pool, the block or the GPU pool does not exist, or the name is taken.
-        ServerAway: the server does not answer.
+        UsageProblem: the work pool, the block or the GPU pool does not exist, or the name is taken.
+        ServerAway: the server is unreachable.
     """
     name = _checked_name(terms.name or name_of(graph, request))
-    with _asking() as client:
+    with _connected() as client:
         there = _deployed(client, project, name)
         pool = _process_pool(client, terms.pool)
         block = _block(client, terms.notify)
@@ -241,7 +241,7 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
             version=commit_of(project),
             description=f"{graph.description}\n\n`{project.root}`",
             tags=[*tags_of(project, graph.recipe), *([REHEARSAL] if request.rehearse else [])],
-            schedules=[DeploymentScheduleCreate(schedule=terms.schedule, active=not _sleeps(there))] if terms.schedule else [],
+            schedules=[DeploymentScheduleCreate(schedule=terms.schedule, active=not _is_inactive(there))] if terms.schedule else [],
             concurrency_limit=1,
             concurrency_options=ConcurrencyOptions(collision_strategy=WHEN_BUSY[terms.when_busy]),
             parameters=parameters_of(project, graph, request, terms.gpu_pool),
@@ -256,45 +256,45 @@ def deploy(project: Project, graph: Graph, request: Request, terms: Terms, code:
         listed = _listed(client, client.read_deployment(deployment))
     notes = []
     if not listed.workers:
-        notes.append(f"no worker of {pool} gives signs of life: runs wait until `prefect worker start --pool {pool}` has been typed here")
+        notes.append(f"no worker of {pool} is online: start one here with `prefect worker start --pool {pool}`")
     if listed.paused:
-        notes.append(f"{name} is paused and stays so: {command('resume', name)} lets its schedule start runs again")
+        notes.append(f"{name} is still paused; {command('resume', name)} resumes its schedule")
     return listed, notes
 
 
 def name_of(graph: Graph, request: Request) -> str:
-    """What a deployment is called where nobody gives it a name: rehearsals of a recipe stand beside its runs."""
+    """Return the default name of a deployment; rehearsals get a suffix, so that they can coexist with runs."""
     return f"{graph.recipe}-{REHEARSAL}" if request.rehearse else graph.recipe
 
 
 def parameters_of(project: Project, graph: Graph, request: Request, gpu_pool: str | None) -> dict[str, Any]:
-    """What `post_train` is called with, unless the form says otherwise."""
-    words = _words(graph)
-    lists = {name: _once(words[graph.find(stage).address] for stage in getattr(request, name)) for name in ("start", "until", "force")}
-    lists["overrides"] = _once(request.overrides)
+    """Return the default parameters of `post_train`."""
+    words = _form_names(graph)
+    lists = {name: _unique(words[graph.find(stage).address] for stage in getattr(request, name)) for name in ("start", "until", "force")}
+    lists["overrides"] = _unique(request.overrides)
     one = {"recipe": request.recipe, "project": str(project.root), "profile": request.profile, "gpu_pool": gpu_pool,
            "rehearse": request.rehearse}  # fmt: skip
     return one | lists
 
 
-def _once(texts: Iterable[str]) -> list[str]:
-    """Each once, as the form wants them; of two overrides of a field the later one counts."""
+def _unique(texts: Iterable[str]) -> list[str]:
+    """Remove duplicates, as the schema requires; the last occurrence wins, as for overrides."""
     return list(dict.fromkeys(reversed(list(texts))))[::-1]
 
 
-def _words(graph: Graph) -> dict[str, str]:
-    """Address → how the form calls a stage: by name where that is enough, so that it fits every variant."""
+def _form_names(graph: Graph) -> dict[str, str]:
+    """Map each address to its name in the form: the stage name if unique, because it is valid for every variant."""
     names = Counter(node.name for node in graph.nodes.values())
     return {address: node.name if names[node.name] == 1 else address for address, node in graph.nodes.items()}
 
 
 def form_of(project: Project, graph: Graph, request: Request) -> dict[str, Any]:
-    """The parameters of `post_train` as a JSON schema, with what this project and this recipe have to choose from.
+    """Return the JSON schema of `post_train`'s parameters, restricted to the choices of this project and recipe.
 
-    Prefect shows it as a form, and its API refuses what does not fit.
+    Prefect renders it as a form, and its API validates parameters against it.
     """
     schema = parameter_schema(post_train).model_dump_for_openapi()
-    stages = list(_words(graph).values())
+    stages = list(_form_names(graph).values())
     profiles = sorted({path.stem for path in project.executions.glob("*.yaml")} | ({request.profile} if request.profile else set()))
     texts = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
     narrowed: dict[str, dict[str, Any]] = {
@@ -315,16 +315,16 @@ def form_of(project: Project, graph: Graph, request: Request) -> dict[str, Any]:
 def _checked_name(name: str) -> str:
     wrong = sorted(set("/%&<>") & set(name))
     if wrong or not name.strip():
-        why = f"Prefect takes no {' '.join(wrong)} in names of deployments" if wrong else "it is empty"
-        raise UsageProblem(f"--name {name!r}: {why}; give another")
+        why = f"deployment names cannot contain {' '.join(wrong)}" if wrong else "the name is empty"
+        raise UsageProblem(f"--name {name!r}: {why}")
     return name
 
 
 def _deployed(client: SyncPrefectClient, project: Project, name: str) -> DeploymentResponse | None:
-    """What this project has deployed under the name.
+    """Return this project's deployment with a name, if any.
 
     Raises:
-        UsageProblem: the name is taken by another one's.
+        UsageProblem: the name is taken by another project.
     """
     try:
         there = client.read_deployment_by_name(f"{FLOW_NAME}/{name}")
@@ -332,12 +332,12 @@ def _deployed(client: SyncPrefectClient, project: Project, name: str) -> Deploym
         return None
     if there.parameters.get("project") != str(project.root):
         owner = there.parameters.get("project") or "something else"
-        raise UsageProblem(f"{name} is deployed on this server for {owner}: remove it there, or give this one another name with --name")
+        raise UsageProblem(f"{name} is already deployed on this server for {owner}: remove it there, or choose another --name")
     return there
 
 
-def _sleeps(deployment: DeploymentResponse | None) -> bool:
-    """Whether its schedule was switched off, as the dashboard does; `pause` and the API pause the whole deployment."""
+def _is_inactive(deployment: DeploymentResponse | None) -> bool:
+    """Whether all its schedules are inactive, as set in the dashboard; `pause` and the API pause the whole deployment."""
     return deployment is not None and bool(deployment.schedules) and not any(one.active for one in deployment.schedules)
 
 
@@ -346,11 +346,11 @@ def _process_pool(client: SyncPrefectClient, name: str) -> str:
         pool = client.read_work_pool(name)
     except ObjectNotFound as error:
         there = ", ".join(sorted(pool.name for pool in client.read_work_pools())) or "none"
-        made = f"`prefect work-pool create --type process {name}` makes it"
-        raise UsageProblem(f"--work-pool {name}: there is no such work pool (there are: {there}); {made}") from error
+        remedy = f"create it with `prefect work-pool create --type process {name}`"
+        raise UsageProblem(f"--work-pool {name}: no such work pool (existing: {there}); {remedy}") from error
     if pool.type != "process":
-        remedy = "name a pool of type process; what a run starts elsewhere is said by its execution profile"
-        raise UsageProblem(f"--work-pool {name}: it is of type {pool.type}, and runs begin in the folder of this project: {remedy}")
+        remedy = "use a pool of type process; the execution profile controls where jobs run"
+        raise UsageProblem(f"--work-pool {name} is of type {pool.type}, but runs must start in this project's folder: {remedy}")
     return pool.name
 
 
@@ -361,8 +361,8 @@ def _block(client: SyncPrefectClient, name: str | None) -> UUID | None:
     try:
         return client.read_block_document_by_name(own, kind).id
     except ObjectNotFound as error:
-        how = "make it in Prefect's dashboard under Blocks, and name it TYPE/NAME, e.g. slack-webhook/team"
-        raise UsageProblem(f"--notify {name}: there is no such notification block; {how}") from error
+        remedy = "create it in Prefect's dashboard under Blocks and specify TYPE/NAME, e.g. slack-webhook/team"
+        raise UsageProblem(f"--notify {name}: no such notification block; {remedy}") from error
 
 
 def _set_gpu_pool(client: SyncPrefectClient, name: str, slots: int | None) -> None:
@@ -378,14 +378,14 @@ def _set_gpu_pool(client: SyncPrefectClient, name: str, slots: int | None) -> No
     try:
         client.read_global_concurrency_limit_by_name(name)
     except ObjectNotFound as error:
-        raise UsageProblem(f"--gpu-pool {name}: there is no such limit; --gpu-pool {name}=N makes one of N runs at a time") from error
+        raise UsageProblem(f"--gpu-pool {name}: no such pool; --gpu-pool {name}=N creates one with N slots") from error
 
 
 def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, block: UUID | None, silence: timedelta) -> None:
-    """What the server does by itself; it goes when the deployment goes.
+    """Create the server-side automations of a deployment, which are deleted along with it.
 
-    A run that died with its worker (a reboot) would hold the one slot of its deployment for ever where the server was started anew since:
-    it keeps leases in memory. A run that starts and never runs (its worker died in between) holds it as well.
+    Without them, two kinds of runs would hold the deployment's only slot forever: runs that died with their worker (a reboot) if the server
+    restarted too, because it keeps leases in memory, and runs whose worker died before starting them.
     """
     owner = f"prefect.deployment.{deployment}"
     client.delete_resource_owned_automations(owner)
@@ -395,8 +395,8 @@ def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, blo
     silent = EventTrigger(after={ALIVE}, expect={ALIVE, *ENDED}, **absent)
     stuck = EventTrigger(after={"prefect.flow-run.Pending"}, expect={"prefect.flow-run.Running", *ENDED}, **absent)
     found: dict[str, tuple[EventTrigger, Any]] = {
-        "died in silence": (silent, _crashed("no sign of life; the next run takes over")),
-        "never began": (stuck, _crashed("its worker took it and never started it")),
+        "heartbeat lost": (silent, _crashed("no heartbeat; the next run takes over")),
+        "never started": (stuck, _crashed("its worker accepted it but never started it")),
     }
     if block is not None:
         failed = EventTrigger(expect=ENDED_BADLY, **ours)
@@ -404,7 +404,7 @@ def _set_automations(client: SyncPrefectClient, deployment: UUID, name: str, blo
         state, body = "{{ flow_run.name }}: {{ flow_run.state.name }}", "{{ flow_run.state.message }}\n{{ flow_run|ui_url }}"
         score = "{{ event.resource.name }}"
         found["failed"] = failed, SendNotification(block_document_id=block, subject=state, body=body)
-        found["a score fell"] = fell, SendNotification(block_document_id=block, subject=score, body=score + "\n{{ event.payload }}")
+        found["score regression"] = fell, SendNotification(block_document_id=block, subject=score, body=score + "\n{{ event.payload }}")
     for what, (trigger, action) in found.items():
         client.create_automation(
             AutomationCore(name=f"{name}: {what}", trigger=trigger, actions=[action], owner_resource=owner, tags=[TAG])
@@ -416,9 +416,9 @@ def _crashed(why: str) -> ChangeFlowRunState:
 
 
 def own_pool(project: Project) -> str:
-    """The work pool of `pedigree serve` in this project on this machine, made where there is none yet."""
+    """Return the work pool of `pedigree serve` for this project and machine; create it if needed."""
     name = f"pedigree-serve-{digest([socket.gethostname(), str(project.root)])[:8]}"
-    with _asking() as client:
+    with _connected() as client:
         try:
             client.read_work_pool(name)
         except ObjectNotFound:
@@ -427,36 +427,34 @@ def own_pool(project: Project) -> str:
     return name
 
 
-# --- what is deployed ---------------------------------------------------------------------------------------------------
+# --- managing deployments -----------------------------------------------------------------------------------------------
 
 
 def deployments(project: Project) -> list[Listed]:
-    """The deployments of a project, by name.
+    """Return the deployments of a project, sorted by name.
 
     Raises:
-        ServerAway: the server does not answer.
+        ServerAway: the server is unreachable.
     """
-    with _asking() as client:
+    with _connected() as client:
         return [_listed(client, deployment) for deployment in _of(client, project)]
 
 
 def pause(project: Project, name: str) -> list[Planned]:
-    """Its schedule starts no runs any more; those it had planned are forgotten, those that wait for their turn cancelled.
-
-    A run that has begun goes on.
+    """Pause a deployment: delete its scheduled runs and cancel the queued ones. Runs in progress continue.
 
     Returns:
-        What was planned by hand, and begins all the same.
+        Manually planned runs, which will still start.
 
     Raises:
-        UsageProblem: nothing of this project is deployed under this name.
-        ServerAway: the server does not answer.
+        UsageProblem: this project has no such deployment.
+        ServerAway: the server is unreachable.
     """
 
     def stop(client: SyncPrefectClient, deployment: UUID) -> list[Planned]:
         planned: list[FlowRun] = []
         for _ in range(PAUSES):
-            client.pause_deployment(deployment)  # forgets what is planned; the scheduler may have been at work on it
+            client.pause_deployment(deployment)  # deletes scheduled runs, but the scheduler may add more concurrently
             found = _runs(client, client.read_deployment(deployment), (StateType.SCHEDULED,))
             for run in found:
                 if _awaits_slot(run) and not run.run_count:
@@ -470,7 +468,7 @@ def pause(project: Project, name: str) -> list[Planned]:
 
 
 def resume(project: Project, name: str) -> None:
-    """Its schedule starts runs again, also where it was switched off in the dashboard. Raises as `pause`."""
+    """Resume a deployment and reactivate its schedules, even if turned off in the dashboard. Raises as `pause`."""
 
     def start(client: SyncPrefectClient, deployment: UUID) -> None:
         client.resume_deployment(deployment)
@@ -481,7 +479,7 @@ def resume(project: Project, name: str) -> None:
 
 
 def remove(project: Project, name: str) -> None:
-    """Takes the deployment, its planned runs and its automations off the server; artifacts and runs that were stay. Raises as `pause`."""
+    """Delete a deployment, its scheduled runs and its automations; artifacts and past runs are kept. Raises as `pause`."""
 
     def forget(client: SyncPrefectClient, deployment: UUID) -> None:
         client.delete_resource_owned_automations(f"prefect.deployment.{deployment}")
@@ -491,47 +489,47 @@ def remove(project: Project, name: str) -> None:
 
 
 def cancel_runs(project: Project, name: str) -> int:
-    """Cancels the runs of a deployment that run, or are about to; returns how many. Nothing deployed under this name: 0.
+    """Cancel the active and queued runs of a deployment and return their number; 0 if there is no such deployment.
 
     Raises:
-        ServerAway: the server does not answer.
+        ServerAway: the server is unreachable.
     """
-    with _asking() as client:
+    with _connected() as client:
         found = [deployment for deployment in _of(client, project) if _is_called(deployment, name)]
         types = (StateType.RUNNING, StateType.PENDING, StateType.SCHEDULED)
         runs = [run for deployment in found for run in _runs(client, deployment, types)]
         under_way = [run for run in runs if run.state_type != StateType.SCHEDULED or run.run_count or _awaits_slot(run)]
-        return sum(_cancel(client, run) for run in under_way)  # others are merely planned
+        return sum(_cancel(client, run) for run in under_way)  # the rest are only scheduled
 
 
 def _awaits_slot(run: FlowRun) -> bool:
-    """Whether its time has come, and only the run before it keeps it from beginning (`--when-busy wait`)."""
+    """Whether a due run is queued behind the previous one (`--when-busy wait`)."""
     return run.state_name == AWAITS_SLOT
 
 
 def _cancel(client: SyncPrefectClient, run: FlowRun) -> bool:
-    """Cancels a run; returns whether it had not ended by itself meanwhile."""
-    is_between_attempts = run.state_type == StateType.SCHEDULED and run.run_count  # its process is gone: nobody would end the cancelling
+    """Cancel a run; return False if it had already ended."""
+    is_between_attempts = run.state_type == StateType.SCHEDULED and run.run_count  # no process exists that would complete the cancellation
     try:
         answer = client.set_flow_run_state(run.id, Cancelled() if is_between_attempts else Cancelling())
     except ObjectNotFound:
         return False
-    # one that has not begun has nothing that would have to be ended: the server answers that it is cancelled already
+    # a run that has not started needs no cleanup, so the server reports it as canceled immediately
     return answer.status == SetStateStatus.ACCEPT or (answer.state is not None and answer.state.is_cancelled())
 
 
 def _is_called(deployment: DeploymentResponse, name: str) -> bool:
-    """By its own name or by that of its recipe."""
+    """Whether a name is the deployment's or its recipe's."""
     is_other = REHEARSAL in deployment.tags or any(tag.startswith("variant:") for tag in deployment.tags)
     return deployment.name == name or (f"recipe:{name}" in deployment.tags and not is_other)
 
 
 def _change(project: Project, name: str, change: Callable[[SyncPrefectClient, UUID], T]) -> T:
-    with _asking() as client:
+    with _connected() as client:
         known = {deployment.name: deployment.id for deployment in _of(client, project)}
         if name not in known:
             there = ", ".join(known) or "none"
-            raise UsageProblem(f"{name} is not deployed for this project (deployed: {there}); {command('deploy', name)} would deploy it")
+            raise UsageProblem(f"{name} is not deployed for this project (deployed: {there}); deploy it with {command('deploy', name)}")
         return change(client, known[name])
 
 
@@ -556,8 +554,8 @@ def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed
     past = _runs(client, deployment, tuple(set(StateType) - {StateType.SCHEDULED}), FlowRunSort.EXPECTED_START_TIME_DESC, limit=20)
     pool = deployment.work_pool_name or ""
     workers = client.read_workers_for_work_pool(pool) if pool else []
-    state = next((run.state for run in past if run.run_count), None)  # those that were left out have not run
-    paused = deployment.paused or _sleeps(deployment)
+    state = next((run.state for run in past if run.run_count), None)  # skipped runs have no run count
+    paused = deployment.paused or _is_inactive(deployment)
     return Listed(
         name=deployment.name,
         schedule="; ".join(said(one.schedule) for one in deployment.schedules) or said(None),
@@ -586,11 +584,11 @@ def _runs(
 
 
 @contextmanager
-def _asking() -> Iterator[SyncPrefectClient]:
-    """The way to the server, for commands: one that is away is said at once, one that is busy is asked again.
+def _connected() -> Iterator[SyncPrefectClient]:
+    """Open a client for a command: an unreachable server is an immediate error; calls to a busy server are retried.
 
     Raises:
-        ServerAway: it does not answer, or refuses.
+        ServerAway: the server is unreachable or rejects a request.
     """
     address = str(PREFECT_API_URL.value()).rpartition("@")[2]
     try:
@@ -600,7 +598,7 @@ def _asking() -> Iterator[SyncPrefectClient]:
             yield client
     except httpx.HTTPStatusError as error:
         answer = error.response.text.strip()[:300]
-        raise ServerAway(f"the Prefect server {address} refuses ({error.response.status_code}): {answer}") from error
+        raise ServerAway(f"the Prefect server {address} rejected the request ({error.response.status_code}): {answer}") from error
     except (httpx.HTTPError, RuntimeError) as error:
-        remedy = "is it running? `prefect server start` starts one"
-        raise ServerAway(f"the Prefect server {address} does not answer ({error}): {remedy}") from error
+        remedy = "check that it is running; `prefect server start` starts one"
+        raise ServerAway(f"the Prefect server {address} does not respond ({error}): {remedy}") from error

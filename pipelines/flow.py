@@ -1,7 +1,7 @@
-"""A run as Prefect shows it: one flow run, each stage one task run of it; and the flow that schedules start.
+"""Prefect integration: reports a run as one flow run with a task run per stage, and defines the flow that schedules start.
 
-Prefect shows, schedules and cancels; it decides nothing about what is done. Stages are worked off by `runs.run_graph`, with Prefect
-or without; what Prefect is told goes through an observer, so a server that is slow, away or forgetful holds nothing up.
+Prefect displays, schedules and cancels runs. `runs.run_graph` executes the stages, with or without Prefect. All reporting goes through an
+observer, so a slow, unreachable or restarted server never delays a run.
 """
 
 import asyncio
@@ -58,17 +58,17 @@ T = TypeVar("T")
 FLOW_NAME = "post-train"
 TAG, REHEARSAL = "pedigree", "rehearsal"
 FELL = "pedigree.score.fell"
-"""Event: a score lies below the interval of the one before it."""
+"""Event: a score is below the confidence interval of the previous one."""
 RETRIES, RETRY_S = 3, 10.0
-"""A deployment's run whose process died is started again so often, after a pause."""
+"""Maximum restarts of a deployment's run whose process died, and the delay in seconds."""
 CALL_S = 5.0
-"""A call that takes longer has failed: the server hangs."""
+"""Timeout of a call to the server, in seconds."""
 ARTIFACT_INTERVAL_S = 5.0
 LONG_STAGE_S = 10.0
-"""Stages that run longer get a progress artifact."""
+"""Stages that run longer than this get a progress artifact."""
 LAST_LINES = 100
 READ_BYTES = 65536
-"""What is looked at of a log that has grown."""
+"""Maximum bytes read from the end of a log."""
 
 STATES: dict[str, tuple[StateType, str]] = {
     "pending": (StateType.PENDING, "Pending"),
@@ -82,17 +82,17 @@ STATES: dict[str, tuple[StateType, str]] = {
     "remote": (StateType.COMPLETED, "Cached"),
     "restored": (StateType.COMPLETED, "Cached"),
 }
-"""State of a stage → type and name of the state that Prefect shows; all others are running."""
+"""Stage state → type and name of the Prefect state; all other states map to running."""
 RUNNING = (StateType.RUNNING, "Running")
 ENDS = {"completed": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED, "crashed": StateType.CRASHED}
 
 
 class StagesFailed(Exception):
-    """Some stages failed: the state of the whole flow run."""
+    """Some stages failed, so the flow run failed."""
 
 
 def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
-    """Hook: ends the jobs of a cancelled flow run. It runs in the worker's process: that of the flow run may have been killed."""
+    """Hook: end the jobs of a canceled flow run. Runs in the worker's process, because the flow run's may have been killed."""
     real = Project(Path(flow_run.parameters["project"]))
     for project in (real, *real.rehearsals):
         record = FlowRecord.read(project, str(flow_run.id))
@@ -105,7 +105,7 @@ def end_jobs(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
 
 
 def go_on(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
-    """Hook: a flow run whose process died is started again and takes over the jobs that outlived it. It runs in the worker's process."""
+    """Hook: restart a flow run whose process died, which takes over its surviving jobs. Runs in the worker's process."""
     if flow_run.deployment_id is None:
         return
     with get_client(sync_client=True) as client:
@@ -113,7 +113,7 @@ def go_on(flow: Flow[Any, Any], flow_run: FlowRun, state: State) -> None:
         if deaths <= RETRIES:
             when = datetime.now(UTC) + timedelta(seconds=RETRY_S)
             client.set_flow_run_state(
-                flow_run.id, AwaitingRetry(scheduled_time=when, message="its process died; the next one takes its jobs over")
+                flow_run.id, AwaitingRetry(scheduled_time=when, message="the process died; the next one takes over its jobs")
             )
 
 
@@ -129,23 +129,23 @@ def post_train(
     gpu_pool: str | None = None,
     rehearse: bool = False,
 ) -> Any:
-    """Makes the stages of a recipe current: the entry point of deployments and schedules, for `pedigree deploy` to fill in.
+    """Bring the stages of a recipe up to date; the entry point of deployments, with parameters set by `pedigree deploy`.
 
-    Only a cancellation ends its jobs. Whatever else befalls this process or its worker, they go on, and the next attempt re-attaches.
+    Only cancellation ends its jobs. If this process or its worker dies, the jobs keep running and the next attempt re-attaches.
 
     Args:
-        recipe: Name or path.
-        project: Folder of the project, absolute.
-        overrides: STAGE.FIELD=VALUE, as with `--set`: makes a variant.
-        profile: Execution profile; the recipe's own when absent.
-        start: These stages and all below them, as with `--from`.
-        until: These stages and all they need, as with `--until`.
-        force: Stages to run again although they are up to date, as with `--force`.
-        gpu_pool: Global concurrency limit of which this run holds a slot while jobs run.
-        rehearse: Made rows and tiny models on the CPU, in a project of its own, as with `pedigree rehearse`. No slot of a GPU pool is held.
+        recipe: Recipe name or path.
+        project: Absolute path of the project folder.
+        overrides: STAGE.FIELD=VALUE, as with `--set`; makes a variant.
+        profile: Execution profile; defaults to the recipe's.
+        start: These stages and all their descendants, as with `--from`.
+        until: These stages and all their ancestors, as with `--until`.
+        force: Stages to re-run even if they are up to date, as with `--force`.
+        gpu_pool: Global concurrency limit; the run holds one of its slots while jobs run.
+        rehearse: Use synthetic rows and tiny models on the CPU, in a separate project, as with `pedigree rehearse`. Takes no GPU pool slot.
     """
-    wishes = (tuple(names or ()) for names in (start, until, force))
-    request = Request(recipe, tuple(overrides or ()), profile, (), *wishes, rehearse=rehearse)
+    lists = (tuple(names or ()) for names in (start, until, force))
+    request = Request(recipe, tuple(overrides or ()), profile, (), *lists, rehearse=rehearse)
     run = opened(Project(Path(project)), request)
     run.keep_jobs = True
     chosen, forced = wanted(run, request)
@@ -171,18 +171,18 @@ def post_train(
     return _outcome(run, ends)
 
 
-BY_COMMAND = "cancelled by `pedigree cancel`; finished stages and checkpoints are kept"
+BY_COMMAND = "canceled by `pedigree cancel`; finished stages and checkpoints are kept"
 
 
 def _outcome(run: RunContext, ends: Collection[StageEnd]) -> State:
     if run.cancelled.is_set():
-        return Cancelled(message="cancelled in Prefect; finished stages and checkpoints are kept")
+        return Cancelled(message="canceled in Prefect; finished stages and checkpoints are kept")
     failed = [end for end in ends if isinstance(end, StageFailed)]
     if failed and all(end.cause == "cancelled" for end in failed):
         return Cancelled(message=BY_COMMAND)
     if failed:
         raise StagesFailed("; ".join(map(str, failed)))
-    return Completed(message=f"{len(ends)} stages are current")
+    return Completed(message=f"{len(ends)} stages are up to date")
 
 
 def _is_cancelled_by_command(run: RunContext, flow_run_id: UUID) -> bool:
@@ -190,10 +190,10 @@ def _is_cancelled_by_command(run: RunContext, flow_run_id: UUID) -> bool:
 
 
 def _undisturbed(run: RunContext, work: Callable[[], T]) -> T:
-    """Does the work in a thread of its own; what ends this process ends it.
+    """Do the work in a separate thread, so that it survives Prefect's lease errors but not an interruption of this process.
 
-    Prefect throws an error into the flow's thread when it cannot renew the lease of a concurrency limit (its server was away, or has
-    forgotten it). That ends no run here: two runs of a recipe do each other no harm, as stages have leases of their own.
+    Prefect raises an error in the flow's thread if it cannot renew the lease of a concurrency limit, for example after a server restart.
+    The run can safely continue: stages have their own leases, so two runs of a recipe do not conflict.
     """
     future: Future[T] = Future()
     thread = threading.Thread(target=_fulfil, args=(future, copy_context(), work), name="run")
@@ -205,7 +205,7 @@ def _undisturbed(run: RunContext, work: Callable[[], T]) -> T:
                 thread.start()
             return future.result()
         except asyncio.CancelledError:
-            LOG.warning("Prefect has lost the slot of this run, which goes on")
+            LOG.warning("Prefect lost the concurrency slot of this run; the run continues")
         except BaseException:
             run.cancelled.set()
             wait([future])
@@ -215,24 +215,24 @@ def _undisturbed(run: RunContext, work: Callable[[], T]) -> T:
 def _fulfil(future: "Future[T]", context: Context, work: Callable[[], T]) -> None:
     try:
         future.set_result(context.run(work))
-    except BaseException as error:  # whoever waits for it raises it
+    except BaseException as error:  # re-raised by the waiting thread
         future.set_exception(error)
 
 
 @contextmanager
 def _slot_of(pool: str | None) -> Iterator[None]:
-    """Holds a slot of a pool that several recipes share, where one is named."""
+    """Hold a slot of a pool shared by several recipes; no-op if `pool` is None."""
     if pool is None:
         yield
         return
     get_run_logger().info("Waiting for a slot of %s", pool)
     with concurrency(pool, strict=True, raise_on_lease_renewal_failure=False):
-        get_run_logger().info("It has a slot of %s", pool)
+        get_run_logger().info("Acquired a slot of %s", pool)
         yield
 
 
 def tags_of(project: Project, recipe: str) -> list[str]:
-    """By which runs and deployments are found: recipe, variant, and the commit that the project is at."""
+    """Return the tags of a run or deployment: recipe, variant and the project's commit."""
     name, _, variant = recipe.partition("+")
     commit = commit_of(project)
     kind = [REHEARSAL] if project.is_rehearsal else []
@@ -240,12 +240,12 @@ def tags_of(project: Project, recipe: str) -> list[str]:
 
 
 def shown_recipe(run: RunContext) -> str:
-    """What a run is called: a rehearsal has another name than what it rehearses."""
+    """Return the display name of a run; rehearsals get a suffix."""
     return f"{run.graph.recipe}-{REHEARSAL}" if run.project.is_rehearsal else run.graph.recipe
 
 
 def commit_of(project: Project) -> str | None:
-    """The commit that the project is at, in short; None where git does not tell."""
+    """Return the project's abbreviated commit; None if git fails."""
     try:
         return run_git(project.root, "rev-parse", "--short=12", "HEAD", timeout_s=CALL_S).stdout.decode().strip() or None
     except (OSError, GitSilent):
@@ -253,36 +253,36 @@ def commit_of(project: Project) -> str | None:
 
 
 def introduce(run: RunContext, flow_run_id: UUID) -> None:
-    """Gives a flow run that a schedule has made the name and the tags of what it runs now; those of its deployment may be older."""
+    """Update the name and tags of a scheduled flow run, because those of its deployment may be out of date."""
     with suppress(Exception), get_client({"timeout": CALL_S}, sync_client=True) as client:
         about = {"name": shown_recipe(run), "tags": tags_of(run.project, run.graph.recipe)}
         client.request("PATCH", "/flow_runs/{id}", json=about, path_params={"id": flow_run_id})
 
 
 @dataclass
-class _Told:
-    """What Prefect has of a stage."""
+class _Reported:
+    """What was reported to Prefect about a stage."""
 
     task: UUID
     since: float = field(default_factory=time.monotonic)
     offset: int = 0
-    """Bytes of its log that were looked at."""
+    """Bytes of its log read so far."""
     bar: UUID | None = None
-    bar_told: float = 0.0
+    bar_updated: float = 0.0
     tabled: bool = False
     tailed: bool = False
 
 
 @contextmanager
 def connected(run: RunContext, addresses: Collection[str], flow_run_id: UUID | None = None) -> Iterator["PrefectRun"]:
-    """A run for Prefect to show. Works in the thread that opens it.
+    """Connect a run to Prefect. Use it only in the thread that opened it.
 
     Args:
         run: the run.
-        addresses: its stages, in the order of the graph.
-        flow_run_id: the flow run that Prefect has started and will end itself; None: one is made.
+        addresses: its stages, in graph order.
+        flow_run_id: a flow run that Prefect started and will end itself; None creates one.
     """
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # the observer tries again, and knows more by then
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # the observer retries with newer state
         with get_client({"timeout": CALL_S}, sync_client=True) as client:
             shown = PrefectRun(client, run, addresses, flow_run_id)
             with shown.record.beating():
@@ -290,15 +290,15 @@ def connected(run: RunContext, addresses: Collection[str], flow_run_id: UUID | N
 
 
 class PrefectRun:
-    """A run as Prefect shows it: the `Audience` of an observer. Calls may raise anything, and can be made again."""
+    """Reports a run to Prefect; the `Audience` of an observer. Calls may raise anything and can be retried."""
 
     def __init__(self, client: SyncPrefectClient, run: RunContext, addresses: Collection[str], flow_run_id: UUID | None) -> None:
         self._client, self.run, self.addresses = client, run, addresses
         self.own = flow_run_id is None
         self.record = FlowRecord(run.project, str(flow_run_id or uuid4()), flow_run_id)
-        self._stages: dict[str, _Told] = {}
+        self._stages: dict[str, _Reported] = {}
         self._heard: dict[str, Listener] = {}
-        """Name of a flow run of another machine → who listens to its runner."""
+        """Record name of a flow run → heartbeat listener of its runner."""
         self._begun = self._summed_up = False
 
     @property
@@ -309,15 +309,15 @@ class PrefectRun:
     def begin(self) -> None:
         if self._begun:
             return
-        self.record.write()  # first of all: a kill from here on is found by the next run
+        self.record.write()  # first, so that the next run finds this one if it is killed
         if self.record.flow_run_id is None:
             self.record.flow_run_id = self._create()
             self.record.write()
         else:
-            self._flow_run()  # an attempt that failed may have made it, and the server may have lost it since
+            self._flow_run()  # raises if the server has lost the flow run made by an earlier attempt
         self.sweep()
         for address in self.addresses:
-            self._stages[address] = _Told(self._create_task(self.run.graph.nodes[address]))
+            self._stages[address] = _Reported(self._create_task(self.run.graph.nodes[address]))
         self._begun = True
 
     def keep(self, views: dict[str, StageView], end: End | None) -> None:
@@ -325,41 +325,41 @@ class PrefectRun:
         self.record.write()
 
     def tell(self, address: str, view: StageView) -> None:
-        told = self._stages[address]
+        stage = self._stages[address]
         kind, name = STATES.get(view.state, RUNNING)
-        if view.state in ("failed", "cancelled") and not told.tailed:
-            self._log_last_lines(told, view)
-            told.tailed = True
-        _set_state(self._client, "task_runs", told.task, _state(kind, name, _message(view)))
-        if view.state in ("ran", "attached", "restored") and not told.tabled:
-            with _for_show():
+        if view.state in ("failed", "cancelled") and not stage.tailed:
+            self._log_last_lines(stage, view)
+            stage.tailed = True
+        _set_state(self._client, "task_runs", stage.task, _state(kind, name, _message(view)))
+        if view.state in ("ran", "attached", "restored") and not stage.tabled:
+            with _display_only():
                 for title, rows in tables(self.run.project, self.run.graph, self.run.graph.nodes[address]).items():
                     data = json.dumps(finite(rows))
-                    self._artifact(told, key=_slug(f"{address}-{title}"), type="table", description=f"{title} of {address}", data=data)
-            told.tabled = True
-        if kind == StateType.COMPLETED and told.bar is not None:
-            self._move_bar(told.bar, 100.0)
+                    self._artifact(stage, key=_slug(f"{address}-{title}"), type="table", description=f"{title} of {address}", data=data)
+            stage.tabled = True
+        if kind == StateType.COMPLETED and stage.bar is not None:
+            self._move_bar(stage.bar, 100.0)
 
     def note(self, note: Note) -> None:
         self._log(self._stages[note.address], logging.WARNING, note.text, note.when)
 
     def follow(self, address: str, folder: Path) -> None:
-        """The last new line of its log, one a second at most (Prefect stores each as a row), and a progress bar."""
-        told = self._stages[address]
-        line, offset = _last_line(folder / "log.txt", told.offset)
+        """Send the newest log line (at most one per call, because Prefect stores each as a row) and update the progress bar."""
+        stage = self._stages[address]
+        line, offset = _last_line(folder / "log.txt", stage.offset)
         if line:
-            self._log(told, logging.INFO, line)
-        told.offset = offset
+            self._log(stage, logging.INFO, line)
+        stage.offset = offset
         now = time.monotonic()
-        if now - told.since < LONG_STAGE_S or now - told.bar_told < ARTIFACT_INTERVAL_S:
+        if now - stage.since < LONG_STAGE_S or now - stage.bar_updated < ARTIFACT_INTERVAL_S:
             return
-        with _for_show():
+        with _display_only():
             share = _share(folder / "progress.json")
-            if told.bar is None:
-                told.bar = self._artifact(told, key=_slug(address), type="progress", description=address, data=share)
+            if stage.bar is None:
+                stage.bar = self._artifact(stage, key=_slug(address), type="progress", description=address, data=share)
             else:
-                self._move_bar(told.bar, share)
-        told.bar_told = now
+                self._move_bar(stage.bar, share)
+        stage.bar_updated = now
 
     def cancelling(self) -> bool:
         state = self._flow_run().state
@@ -370,15 +370,15 @@ class PrefectRun:
 
     def end(self, end: End) -> None:
         if not self._summed_up:
-            with _for_show():
+            with _display_only():
                 self._sum_up()
             self._summed_up = True
-        if self.own:  # else Prefect ends it; should it fail to, the next run does
+        if self.own:  # otherwise Prefect ends it, or the next run does
             _set_state(self._client, "flow_runs", self.flow_run_id, _state(ENDS[end[0]], None, end[1]))
             self.record.remove()
 
     def _sum_up(self) -> None:
-        """Where to read on, and which scores fell since the last run. Those of a rehearsal say nothing, and fall as chance has it."""
+        """Publish links to report and logs, and score regressions since the last run. Rehearsal scores are random and are not compared."""
         project, recipe = self.run.project, self.run.graph.recipe
         now, before = measured(project, self.run.graph), remembered(project, recipe)
         falls = [] if project.is_rehearsal else fallen(before or {}, now)
@@ -396,7 +396,7 @@ class PrefectRun:
         related = {"flow-run": flow_run.id, "flow": flow_run.flow_id, "deployment": flow_run.deployment_id}
         name = f"{recipe}.{fall.evaluation}.{fall.policy}.{fall.task}"
         event = {
-            "id": str(uuid5(NAMESPACE_URL, f"{flow_run.id}/{name}")),  # told again after an answer that was lost, it is the same event
+            "id": str(uuid5(NAMESPACE_URL, f"{flow_run.id}/{name}")),  # deterministic, so a retry sends the same event
             "occurred": datetime.now(UTC).isoformat(),
             "event": FELL,
             "resource": {"prefect.resource.id": f"pedigree.score.{name}", "prefect.resource.name": f"{recipe}: {fall}"},
@@ -407,7 +407,7 @@ class PrefectRun:
         }
         self._client.request("POST", "/events", json=[event])  # pyright: ignore[reportArgumentType]
 
-    # --- requests that can be made again ---------------------------------------------------------------------------------
+    # --- retryable requests -----------------------------------------------------------------------------------------------
 
     def _flow_run(self) -> FlowRun:
         try:
@@ -424,7 +424,7 @@ class PrefectRun:
             parameters=parameters | {"project": str(self.run.project.root)},
             tags=tags_of(self.run.project, self.run.graph.recipe),
             state=_state(*RUNNING),
-            idempotency_key=self.record.name,  # a request that was answered too late, made again, makes no second flow run
+            idempotency_key=self.record.name,  # a retry after a timeout makes no second flow run
         )
         return UUID(_post(self._client, "/flow_runs/", made.model_dump(mode="json", exclude_unset=True))["id"])
 
@@ -441,22 +441,22 @@ class PrefectRun:
         )
         return UUID(_post(self._client, "/task_runs/", made.model_dump(mode="json", exclude={"id"}))["id"])
 
-    def _log(self, told: _Told, level: int, message: str, when: datetime | None = None) -> None:
+    def _log(self, stage: _Reported, level: int, message: str, when: datetime | None = None) -> None:
         row = LogCreate(name="pedigree", level=level, message=message, timestamp=when or datetime.now(UTC),  # pyright: ignore
-                        flow_run_id=self.flow_run_id, task_run_id=told.task)  # fmt: skip
-        with _for_show():
+                        flow_run_id=self.flow_run_id, task_run_id=stage.task)  # fmt: skip
+        with _display_only():
             self._client.create_logs([row])
 
-    def _log_last_lines(self, told: _Told, view: StageView) -> None:
+    def _log_last_lines(self, stage: _Reported, view: StageView) -> None:
         log = view.folder / "log.txt" if view.folder else None
         if log is not None and log.is_file():
             lines = log.read_text(errors="replace").splitlines()
-            self._log(told, logging.ERROR, "last lines of its log:\n" + "\n".join(lines[-LAST_LINES:]))
+            self._log(stage, logging.ERROR, "last lines of its log:\n" + "\n".join(lines[-LAST_LINES:]))
 
-    # Prefect's own calls for artifacts send an event besides, over a connection for which the process waits when it ends.
+    # Prefect's own artifact calls also send an event, over a connection that delays process exit.
 
-    def _artifact(self, told: _Told, **fields: Any) -> UUID:
-        made = ArtifactCreate(flow_run_id=self.flow_run_id, task_run_id=told.task, **fields)
+    def _artifact(self, stage: _Reported, **fields: Any) -> UUID:
+        made = ArtifactCreate(flow_run_id=self.flow_run_id, task_run_id=stage.task, **fields)
         return UUID(_post(self._client, "/artifacts/", made.model_dump(mode="json", exclude_unset=True))["id"])
 
     def _move_bar(self, bar: UUID, share: float) -> None:
@@ -464,37 +464,37 @@ class PrefectRun:
 
 
 def _summary(run: RunContext, addresses: Collection[str], falls: Collection[Fall]) -> str:
-    """Markdown: scores that fell, and where report and logs lie."""
+    """Return a Markdown summary: score regressions, and the paths of the report and logs."""
     lines = [f"**{run.graph.recipe}** at commit `{commit_of(run.project) or 'unknown'}`, in `{run.project.root}`", ""]
-    lines += [f"- fell: {fall}" for fall in falls]
-    lines += ["", f"Report: `{report_path(run.project, run.graph.recipe)}`", "", "| stage | log | prints it |", "|---|---|---|"]
+    lines += [f"- regression: {fall}" for fall in falls]
+    lines += ["", f"Report: `{report_path(run.project, run.graph.recipe)}`", "", "| stage | log | command |", "|---|---|---|"]
     lines += [f"| {address} | `{log_file(run.project, address)}` | {command('logs', address)} |" for address in addresses]
     return "\n".join(lines)
 
 
 def sweep(project: Project, client: SyncPrefectClient, heard: dict[str, Listener]) -> None:
-    """Tells Prefect how those of our flow runs ended which it shows as running, although their process is gone.
+    """End flow runs of this project that Prefect shows as running although their process is dead.
 
     Args:
-        project: theirs.
-        client: the way to Prefect.
-        heard: listeners to the runners of other machines, by name of the record; kept by the caller between two sweeps.
+        project: the project of the flow runs.
+        client: the Prefect client.
+        heard: heartbeat listeners by record name, which the caller keeps between sweeps.
     """
     for record in FlowRecord.all(project):
         if record.lives(heard.setdefault(record.name, Listener())):
             continue
         made = FlowRunFilterIdempotencyKey(any_=[record.name]) if record.flow_run_id is None else None
         known = FlowRunFilterId(any_=[record.flow_run_id]) if record.flow_run_id is not None else None
-        for found in client.read_flow_runs(flow_run_filter=FlowRunFilter(id=known, idempotency_key=made)):  # none: on another server
+        for found in client.read_flow_runs(flow_run_filter=FlowRunFilter(id=known, idempotency_key=made)):  # empty: another server
             state = found.state
-            if state is None or not (state.is_final() or state.is_scheduled() or state.is_pending()):  # those are about to be tried again
+            if state is None or not (state.is_final() or state.is_scheduled() or state.is_pending()):  # else about to be retried
                 _end_for(client, found.id, record)
         record.remove()
 
 
 def _end_for(client: SyncPrefectClient, flow_run_id: UUID, record: "FlowRecord") -> None:
-    """The end of a flow run, told by another process than its own."""
-    end: End = record.end or ("crashed", "its process died without a word; found by the next run")
+    """End a flow run and its tasks on behalf of its dead process."""
+    end: End = record.end or ("crashed", "its process died unexpectedly; detected by a later run")
     for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id]))):
         if task.state is None or not task.state.is_final():
             kind, name, message = record.states.get(task.dynamic_key, (StateType.CRASHED, "Crashed", end[1]))
@@ -503,10 +503,10 @@ def _end_for(client: SyncPrefectClient, flow_run_id: UUID, record: "FlowRecord")
 
 
 class FlowRecord:
-    """What outlives the process of a flow run, on disk: who it was, the scratch folders of its jobs, and how it ended."""
+    """On-disk record that outlives a flow run's process: its process, the scratch folders of its jobs, and its outcome."""
 
     def __init__(self, project: Project, name: str, flow_run_id: UUID | None = None) -> None:
-        """`flow_run_id` is None until Prefect has made one under `name`."""
+        """`flow_run_id` is None until Prefect has created the flow run with idempotency key `name`."""
         self.path, self.name, self.flow_run_id = project.private / "flows" / f"{name}.json", name, flow_run_id
         self._beat = self.path.with_suffix(".beat")
         self.process: Process | None = Process.here()
@@ -514,14 +514,14 @@ class FlowRecord:
         self.end: End | None = None
         self.folders: list[Path] = []
         self.states: dict[str, tuple[str, str, str]] = {}
-        """Address → type, name and message of the state in which a stage ended, as read from disk."""
+        """Address → type, name and message of a stage's final state, as read from disk."""
         self._removed, self._writing = False, threading.Lock()
 
     @classmethod
     def all(cls, project: Project) -> "list[FlowRecord]":
         folder = project.private / "flows"
         for beat in folder.glob("[!.]*.beat"):
-            if not beat.with_suffix(".json").exists():  # raised once more after its record was removed
+            if not beat.with_suffix(".json").exists():  # a last heartbeat was written after the record was removed
                 beat.unlink(missing_ok=True)
         return [cls.read(project, path.stem) for path in sorted(folder.glob("[!.]*.json"))]
 
@@ -529,7 +529,7 @@ class FlowRecord:
     def read(cls, project: Project, name: str) -> "FlowRecord":
         record = cls(project, name)
         record.process = None
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # removed meanwhile, or of another version
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # removed meanwhile, or written by another version
             raw = json.loads(record.path.read_text())
             record.flow_run_id = UUID(raw["flow_run"]) if raw["flow_run"] else None
             record.folders = [Path(folder) for folder in raw["folders"]]
@@ -540,7 +540,7 @@ class FlowRecord:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Lets other machines hear that the runner of this flow run lives, while the block runs."""
+        """Write heartbeats of this flow run's runner for other machines while the block runs."""
         try:
             with Pulse(self._beat):
                 yield
@@ -549,23 +549,23 @@ class FlowRecord:
                 self._beat.unlink(missing_ok=True)
 
     def lives(self, listener: Listener) -> bool:
-        """Whether its runner lives: the process table of this machine tells at once, of a runner elsewhere only silence tells."""
+        """Whether its runner is alive: from the process table for local runners, from heartbeats for remote ones."""
         if self.process is not None and self.process.is_local:
             return self.process.alive
         return listener.silent_s(heartbeat.sign(self._beat)) <= heartbeat.SILENCE_S
 
     def write(self) -> None:
-        """Safe to call from several threads."""
+        """Write the record; thread-safe."""
         with self._writing:
             if self._removed:
                 return
             states = {address: (*STATES.get(view.state, RUNNING), _message(view)) for address, view in self.views.items()}
             done = {address for address, state in states.items() if state[0] == StateType.COMPLETED}
             folders = [str(view.folder) for address, view in self.views.items() if view.folder and address not in done]
-            told = {"flow_run": str(self.flow_run_id) if self.flow_run_id else None, "end": self.end}
-            # a stage may end before its job: folders are those of all that are not done
+            outcome = {"flow_run": str(self.flow_run_id) if self.flow_run_id else None, "end": self.end}
+            # a stage may end before its job, so folders of all stages that are not done are included
             process = asdict(self.process) if self.process else None
-            write_json(self.path, {"process": process, "folders": folders, "states": states if self.end else {}} | told)
+            write_json(self.path, {"process": process, "folders": folders, "states": states if self.end else {}} | outcome)
 
     def remove(self) -> None:
         with self._writing:
@@ -575,14 +575,14 @@ class FlowRecord:
 
 
 @contextmanager
-def _for_show() -> Iterator[None]:
-    """What is only to look at is left out when it cannot be made or Prefect refuses it; a server that is away is still an error."""
+def _display_only() -> Iterator[None]:
+    """Skip display-only data that cannot be made or that Prefect rejects; an unreachable server still raises."""
     try:
         yield
     except PrefectHTTPStatusError as error:
         if error.response.status_code not in (400, 409, 413, 422):
             raise
-        LOG.warning("Prefect refuses a log line or an artifact: %s", error)
+        LOG.warning("Prefect rejected a log line or an artifact: %s", error)
     except (ArtifactError, KeyError, TypeError, ValueError) as error:
         LOG.warning("not shown in Prefect: %s", error)
 
@@ -604,11 +604,11 @@ def _message(view: StageView) -> str:
 
 
 def _last_line(log: Path, offset: int) -> tuple[str, int]:
-    """The last line of what a log has grown by, and its size."""
+    """Return the last line that a log gained since `offset`, and the log's size."""
     try:
         with log.open("rb") as stream:
             size = stream.seek(0, 2)
-            begin = offset if offset <= size else 0  # a new attempt may have begun it anew
+            begin = offset if offset <= size else 0  # a new attempt may have truncated it
             stream.seek(max(begin, size - READ_BYTES))
             lines = stream.read(READ_BYTES).decode(errors="replace").strip().splitlines()
     except OSError:
@@ -619,11 +619,11 @@ def _last_line(log: Path, offset: int) -> tuple[str, int]:
 def _share(path: Path) -> float:
     try:
         beat = json.loads(path.read_text())
-    except (OSError, ValueError):  # not there yet, or of a job that is being replaced
+    except (OSError, ValueError):  # not written yet, or being replaced by a new attempt
         return 0.0
     return 100.0 * beat["step"] / beat["total"] if beat["total"] else 0.0
 
 
 def _slug(text: str) -> str:
-    """A key as Prefect's artifacts want it: lowercase letters, digits and dashes."""
+    """Convert text to a Prefect artifact key: lowercase letters, digits and dashes."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in text.lower()).strip("-")

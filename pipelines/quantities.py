@@ -1,4 +1,4 @@
-"""Sizes, times and numbers as people read them."""
+"""Human-readable sizes, durations and numbers."""
 
 import math
 
@@ -7,21 +7,21 @@ from rich import filesize
 DAY = 86_400
 YEAR = 365 * DAY
 LONG_UNITS = (("hours", 3600, 3 * DAY), ("days", DAY, 2 * YEAR), ("years", YEAR, math.inf))
-"""Name, seconds of one, and until when it is used."""
+"""Unit name, its length in seconds, and the upper bound for using it, in seconds."""
 
 
 def size(count: int) -> str:
-    """`512 bytes`, `1.4 MB`."""
+    """Format a byte count: `512 bytes`, `1.4 MB`."""
     return filesize.decimal(count)
 
 
 def transferred(done: int, total: int) -> str:
-    """How far a transfer is: `3.0 MB of 12.5 MB`."""
+    """Format transfer progress: `3.0 MB of 12.5 MB`."""
     return f"{size(done)} of {size(total)}"
 
 
 def duration(seconds: float) -> str:
-    """`8s`, `3m 05s`, `2h 07m`."""
+    """Format a duration: `8s`, `3m 05s`, `2h 07m`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
 
 
 def rough(seconds: float) -> str:
-    """An estimate of a time: `less than a minute`, `about 14 minutes`, `about 2.5 hours`, `about 12 days`, `about 3.4 years`."""
+    """Format an estimated duration: `less than a minute`, `about 14 minutes`, `about 2.5 hours`, `about 12 days`, `about 3.4 years`."""
     if seconds < 45:
         return "less than a minute"
     minutes = round(seconds / 60)
@@ -43,7 +43,7 @@ def rough(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number in at most about six characters."""
+    """Format a number in about six characters or fewer."""
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if value == 0:
@@ -59,11 +59,11 @@ def number(value: float) -> str:
 
 
 def reported(numbers: object) -> dict[str, float]:
-    """The numbers of a heartbeat; NaN where the job had none to report."""
+    """Parse a heartbeat's metrics; null becomes NaN."""
     given = numbers.items() if isinstance(numbers, dict) else ()
     return {str(name): math.nan if value is None else float(value) for name, value in given}
 
 
 def counted(count: int, what: str) -> str:
-    """`1 stage`, `2 stages`."""
+    """Format a count with its noun: `1 stage`, `2 stages`."""
     return f"{count} {what}{'s' * (count != 1)}"

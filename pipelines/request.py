@@ -1,4 +1,4 @@
-"""What is asked of a run, and what comes before its first job: one path for the command line and for schedules."""
+"""Run requests and the checks before a run's first job; shared by the command line and schedules."""
 
 import logging
 import os
@@ -24,29 +24,29 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody wants to be made. A further wish is a further field here, an option of `pedigree run`, and a parameter of the flow."""
+    """What to run. A new field here also needs an option of `pedigree run` and a parameter of the flow."""
 
     recipe: str
     """Name or path."""
     overrides: tuple[str, ...] = ()
-    """As `--set` has them."""
+    """`--set` values."""
     profile: str | None = None
-    """Another execution profile than the recipe's."""
+    """Execution profile; the recipe's if None."""
     only: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
-    """These stages and all below them: `--from`."""
+    """These stages and all their descendants: `--from`."""
     until: tuple[str, ...] = ()
     force: tuple[str, ...] = ()
     rehearse: bool = False
-    """The recipe with made rows and tiny models, in a project of its own."""
+    """Rehearse the recipe with synthetic rows and tiny models, in a separate project."""
 
 
 def opened(project: Project, request: Request, *, compiled: bool = True, watch: Watch = unwatched) -> RunContext:
-    """The run of a recipe; `compiled=False` for those who only look: they write nothing. `watch` is told what takes long.
+    """Open the run of a recipe. `compiled=False` writes nothing, for read-only callers; `watch` receives progress of slow operations.
 
     Raises:
-        ConfigError: problems of the recipe or of the profile.
-        UsageProblem: another would have to write, and cannot.
+        ConfigError: the recipe or the profile is invalid.
+        UsageProblem: `compiled`, but the project is not writable.
     """
     if compiled:
         refuse_read_only(project)
@@ -58,7 +58,7 @@ def opened(project: Project, request: Request, *, compiled: bool = True, watch: 
 
 
 def _opened_rehearsal(project: Project, request: Request, compiled: bool, watch: Watch) -> RunContext:
-    """The run of a rehearsal; of those who only look the real one, once it is clear that it can be rehearsed."""
+    """Open a rehearsal; for read-only callers, check that the recipe can be rehearsed and open the real run."""
     if not compiled:
         check_rehearsal(project, load_recipes(project.recipes, request.recipe, request.overrides))
         return load_run(project, request.recipe, request.overrides, profile=request.profile, watch=watch)
@@ -66,51 +66,50 @@ def _opened_rehearsal(project: Project, request: Request, compiled: bool, watch:
 
 
 def selection(graph: Graph, request: Request) -> tuple[frozenset[str], frozenset[str]]:
-    """Addresses of the stages that are asked for, and of those to run again.
+    """Return the addresses of the selected stages and of the stages to re-run.
 
     Raises:
-        UsageProblem: there is no such stage, or one to run again is not among the chosen ones.
+        UsageProblem: a stage does not exist, or a stage to re-run is not selected.
     """
     chosen = selected(graph, only=request.only, start=request.start, until=request.until)
     return chosen, named("--force", graph, request.force, chosen)
 
 
 def wanted(run: RunContext, request: Request) -> tuple[frozenset[str], frozenset[str]]:
-    """As `selection`, of a run: those to run again are also those whose code has changed, where the run is to make them again.
+    """Like `selection`, but with `on_code_change="rerun"` also re-run stages whose code changed.
 
     Raises:
-        UsageProblem: as `selection`.
+        UsageProblem: see `selection`.
     """
     chosen, forced = selection(run.graph, request)
     return chosen, forced | (whose_code_has_changed(run, chosen) if run.on_code_change == "rerun" else frozenset())
 
 
 def whose_code_has_changed(run: RunContext, chosen: Collection[str]) -> frozenset[str]:
-    """Addresses of the finished stages that other code has made than that of now."""
+    """Return the addresses of finished stages whose code changed since."""
     return frozenset(address for address in chosen if drift(run, run.graph.nodes[address]))
 
 
 def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[str]) -> frozenset[str]:
-    """Addresses of the stages that an option names.
+    """Return the addresses of the stages named by an option.
 
     Raises:
-        UsageProblem: there is no such stage, or it is not among the chosen ones.
+        UsageProblem: a stage does not exist or is not selected.
     """
     found = frozenset(graph.find(name).address for name in names)
     left = sorted(found - set(chosen))
     if left:
-        remedy = f"leave out {option} for it, or widen the selection"
-        raise UsageProblem(f"{option} names {', '.join(left)}, which --only, --from and --until leave out: {remedy}")
+        remedy = f"drop {option} or widen the selection"
+        raise UsageProblem(f"{option} names {', '.join(left)}, which --only, --from and --until exclude: {remedy}")
     return found
 
 
 def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Result] | None:
-    """The results where all that is asked for is up to date. Else None: jobs have to run, and nothing that is known now stands in
-    their way.
+    """Return the results if all selected stages are up to date. Else check that the required jobs can run, and return None.
 
     Raises:
-        ConfigError: a revision is not chosen yet, a package is not installed, a repository or an asset cannot be had, or a stage needs more
-            memory than there is; the stages are named.
+        ConfigError: a revision is not pinned, a package is missing, a repository or an asset is unavailable, or a stage does not fit into
+            memory; the message names the stages.
     """
     refuse_unpinned(run.graph, chosen)
     done = unchanged(run, chosen, forced)
@@ -125,18 +124,18 @@ def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]
 
 
 def all_done(count: int, away: int, recipe: str) -> str:
-    """One line on a recipe that needs no run."""
-    said = f"{counted(count, 'stage')} up to date, nothing to do"
-    return f"{said}; the files of {away} are in the remote: {command('pull', recipe)} brings them" if away else said
+    """Summary line of a recipe that is up to date."""
+    text = f"{counted(count, 'stage')} up to date, nothing to do"
+    return f"{text}; the files of {away} are only in the remote; {command('pull', recipe)} downloads them" if away else text
 
 
 def refuse_read_only(project: Project) -> None:
-    """Says before any work which folder must be writable; the bug reports and temporary files that could not be written tell nobody.
+    """Check early that the project is writable, because later failures to write would be silent or look like bugs.
 
     Raises:
-        UsageProblem: one is not.
+        UsageProblem: a folder is not writable.
     """
     for folder in (project.root, project.root / ".dvc", project.private, project.artifacts):
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
-            remedy = "mount it so, or mend its permissions; `pedigree plan`, `status` and `verify` work all the same"
-            raise UsageProblem(f"{folder} must be writable, for results and for what is known of them: {remedy}")
+            remedy = "remount it or fix its permissions. `pedigree plan`, `status` and `verify` work without write access"
+            raise UsageProblem(f"{folder} must be writable: {remedy}")

@@ -1,1 +1,1 @@
-"""The command `pedigree`: what a person types and sees."""
+"""The `pedigree` command line."""

@@ -1,4 +1,4 @@
-"""`python -m pipelines.cli`, where the command is not installed."""
+"""Entry point of `python -m pipelines.cli`, for use without an installed command."""
 
 from pipelines.cli.main import main
 

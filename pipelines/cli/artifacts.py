@@ -1,4 +1,4 @@
-"""The commands on artifacts and their records: lineage, diff, verify, export, reproduce, push, pull."""
+"""Artifact commands: lineage, diff, verify, export, reproduce, push, pull."""
 
 import sys
 from collections.abc import Collection
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from pipelines.lineage.ancestry import Ancestor, Pedigree
 
 commands = typer.Typer()
-NAMES = "RECIPE/STAGE, a stage, a named model, a folder (also an exported one), the start of an id; NAME@REVISION of git."
+NAMES = "RECIPE/STAGE, a stage, a named model, an artifact or export folder, an id prefix, or NAME@REVISION (of git)."
 Named = Annotated[str, typer.Argument(help=NAMES, show_default=False, autocompletion=completion.artifacts)]
 
 
 @commands.command()
 def lineage(
     artifact: Named,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all records and runs of the ancestry as JSON.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all records and runs in the ancestry as JSON.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page to this file.")] = None,
     form: Annotated[
-        str | None, typer.Option("--format", metavar="openlineage|slsa|card|croissant", help="Print it in the format of a standard.")
+        str | None, typer.Option("--format", metavar="openlineage|slsa|card|croissant", help="Print the lineage in a standard format.")
     ] = None,
 ) -> None:
-    """Show all that an artifact was made from, back to the raw sources.
+    """Show an artifact's full ancestry, back to the raw sources.
 
-    --format openlineage sends the events to OPENLINEAGE_URL, where that is set.
+    With --format openlineage, events are sent to OPENLINEAGE_URL if it is set, and printed otherwise.
     """
     from pipelines.lineage import ancestry as records
     from pipelines.publish.export import in_standard
@@ -73,11 +73,14 @@ def lineage(
 def diff(
     first: Annotated[str, typer.Argument(metavar="A", help=NAMES, show_default=False, autocompletion=completion.artifacts)],
     second: Annotated[
-        str, typer.Argument(metavar="B", help="What to compare it with.", show_default=False, autocompletion=completion.artifacts)
+        str, typer.Argument(metavar="B", help="Artifact to compare it with.", show_default=False, autocompletion=completion.artifacts)
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
-    """Show how two artifacts differ: config, rows, code, environment, numerics, parents, scores. Exit code 1 if they do."""
+    """Compare two artifacts.
+
+    Shows differences in config, rows, code, environment, numerics, parents and scores. Exit code 1 if the artifacts differ.
+    """
     from pipelines.lineage.difference import compare, text
 
     project = _project_or_none()
@@ -95,16 +98,19 @@ def verify(
     artifacts: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Artifacts or folders; all of the project when none is named.", show_default=False, autocompletion=completion.artifacts
+            help="Artifacts or folders; defaults to the whole project.", show_default=False, autocompletion=completion.artifacts
         ),
     ] = None,
-    no_remote: Annotated[bool, typer.Option("--no-remote", help="Leave the DVC remote alone.")] = False,
+    no_remote: Annotated[bool, typer.Option("--no-remote", help="Skip the DVC remote.")] = False,
     signer: Annotated[
-        Path | None, typer.Option("--signer", metavar="KEY", help="Public key whose signature every exported folder must have.")
+        Path | None, typer.Option("--signer", metavar="KEY", help="Public key that must have signed every exported folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Hash everything again and check the chain of records and the signatures: artifacts, exports, DVC's cache and remote."""
+    """Rehash all files and check the chain of records.
+
+    Checks artifacts, exported folders and their signatures, and DVC's cache and remote. Exit code 1 if a check fails.
+    """
     import contextlib
     import dataclasses
 
@@ -115,24 +121,24 @@ def verify(
 
     with contextlib.ExitStack() as stack, Telling() as telling:
 
-        def told(count: int) -> None:
+        def show_bytes(count: int) -> None:
             telling(f"verifying: {size(count)} read")
 
         project, addresses, folders = _named_artifacts(artifacts or [], stack)
         exports = [folder for folder in folders if (folder / "pedigree").is_dir()]
         if signer is not None and (len(exports) != len(artifacts or []) or not exports):
-            raise UsageProblem("--signer checks signatures, which exported folders have: name those and nothing else")
+            raise UsageProblem("--signer checks the signatures of exported folders: name only exported folders, at least one")
         signatures, forged = _signatures(exports, signer)
         if project is None:
-            verdict = verify_folders(folders, told)
+            verdict = verify_folders(folders, show_bytes)
         else:
-            verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote, told=told)
+            verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote, told=show_bytes)
     if as_json:
         found = [dataclasses.asdict(problem) for problem in verdict.problems]
         say_json({"problems": found, "signatures": signatures, "summary": verdict.summary()})
     else:
-        said = [f"{folder}: {words}" for folder, words in signatures.items()]
-        say("\n".join([*map(str, verdict.problems), *said, verdict.summary()]))
+        lines = [f"{folder}: {text}" for folder, text in signatures.items()]
+        say("\n".join([*map(str, verdict.problems), *lines, verdict.summary()]))
     if verdict.problems or forged:
         raise typer.Exit(1)
 
@@ -140,10 +146,13 @@ def verify(
 @commands.command()
 def export(
     artifact: Named,
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist yet, or is empty.", show_default=False)],
-    sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign it with this private key (PEM, elliptic curve).")] = None,
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.", show_default=False)],
+    sign: Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="Sign with this private key (PEM, elliptic curve).")] = None,
 ) -> None:
-    """Write an artifact as a flat Hugging Face folder, with a model card and its pedigree inside."""
+    """Export an artifact as a Hugging Face folder.
+
+    The folder includes a model card and the records of the artifact's whole ancestry.
+    """
     from data.artifacts.artifacts import SIGNATURE, open_artifact
     from pipelines.cli.telling import Telling
     from pipelines.lineage.evaluations import evaluations_of
@@ -156,42 +165,42 @@ def export(
     with artifact_folder(project, artifact) as (path, name), Telling() as telling:
         record, scored = open_artifact(path).record, evaluations_of(project, open_artifact(path).record.content)
         written = export_artifact(path, name, folder, scored, project=project, signer=signer, told=telling.far)
-    signed = f"the signature is {SIGNATURE}" if signer else "it is unsigned"
-    say(f"{written}: {len(record.files)} files, every hash checked; the records are in {written / 'pedigree'}; {signed}.")
-    say(f"{command('verify', written)} checks it again, on any machine.")
+    signed = f"signature: {SIGNATURE}" if signer else "unsigned"
+    say(f"exported {len(record.files)} files to {written}, all hashes verified; records: {written / 'pedigree'}; {signed}.")
+    say(f"Run {command('verify', written)} to check the folder on any machine.")
 
 
 @commands.command()
 def reproduce(
     model: Named,
     from_cache: Annotated[
-        bool, typer.Option("--from-cache", help="Take ancestors that the cache or remote holds, verified; run the rest and MODEL.")
+        bool, typer.Option("--from-cache", help="Restore ancestors from the cache or remote, verified; run the rest and MODEL.")
     ] = False,
-    only: Annotated[str | None, typer.Option("--only", metavar="data", help="Only the data stages that were made without a model.")] = None,
+    only: Annotated[str | None, typer.Option("--only", metavar="data", help="Rebuild only the data stages that used no model.")] = None,
     stage: Annotated[
-        str | None, typer.Option("--stage", metavar="STAGE", help="This stage of the ancestry alone, from its recorded inputs.")
+        str | None, typer.Option("--stage", metavar="STAGE", help="Rebuild only this stage of the ancestry, from its recorded inputs.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done; do nothing.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse another environment than the recorded one.")] = False,
-    here: Annotated[bool, typer.Option("--here", help="Run this clone's code, not the recorded commit and patch.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, without running it.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail unless the environment matches the recorded one.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Run this clone's code instead of the recorded commit and patch.")] = False,
     execution: Profile = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Run what this project did not make, without asking.")] = False,
-    show_patch: Annotated[bool, typer.Option("--show-patch", help="With --dry-run: the text of the patches that would run.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run code from outside this project without asking.")] = False,
+    show_patch: Annotated[bool, typer.Option("--show-patch", help="With --dry-run, print the patches that would be applied.")] = False,
 ) -> None:
-    """Make an artifact again from its records alone, and compare every stage with what was recorded.
+    """Rebuild an artifact from its records and compare every stage.
 
-    A model that this project did not make is shown first (code, patch, commands), and runs on a typed yes or with --trust.
-    Exit code 0: all identical, or scores within the recipe's tolerance. 1: something is different. 2: it cannot begin.
+    For an artifact that this project did not make, the code, patch and commands are shown first; they run only after you type yes or
+    with --trust. Exit code 0: all identical, or scores within the recipe's tolerance. 1: a stage differs. 2: cannot start.
     """
     from configs.base.problems import UsageProblem
     from pipelines.reproduce import reproduction as again
 
     if only not in (None, "data"):
-        raise UsageProblem(f"--only {only}: the one choice is `data`; `--stage {only}` makes a single stage again")
+        raise UsageProblem(f"--only {only}: the only valid value is `data`; use `--stage {only}` to rebuild a single stage")
     request = again.ReproductionRequest(model, from_cache, only == "data", stage, here, strict, execution, trust)
     project = project_here()
     if show_patch and not dry_run:
-        raise UsageProblem("--show-patch shows and runs nothing: add --dry-run")
+        raise UsageProblem("--show-patch requires --dry-run")
     if dry_run:
         _print_intents(project, request, show_patch)
         return
@@ -199,18 +208,21 @@ def reproduce(
     try:
         outcome = again.reproduce(project, request, say, _ask if sys.stdin.isatty() and sys.stdout.isatty() else None)
     except KeyboardInterrupt:
-        say("interrupted. Checkpoints are kept: type the same command again to go on.")
+        say("interrupted; checkpoints are kept. Run the same command again to resume.")
         raise typer.Exit(130) from None
     say()
     print_table(("stage", "verdict", "detail"), [(finding.address, finding.verdict, finding.detail) for finding in outcome.findings])
-    say(f"\n{'reproduced' if outcome.passed else 'not reproduced'}; the record of it is {outcome.report.relative_to(project.root)}")
+    say(f"\n{'reproduced' if outcome.passed else 'not reproduced'}; report: {outcome.report.relative_to(project.root)}")
     if not outcome.passed:
         raise typer.Exit(1)
 
 
 @commands.command()
 def push(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Send a recipe's artifacts, the run cache and the code that made them to the DVC remote."""
+    """Upload a recipe's artifacts to the DVC remote.
+
+    Also uploads the run cache and the code that produced the artifacts.
+    """
     from pipelines.cli.progress import Display, watching
     from pipelines.lineage.ancestry import opened
     from pipelines.reproduce.reproduction import push_code
@@ -221,15 +233,18 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
-    say(f"{objects} objects and {entries} entries of the run cache sent")
+    say(f"sent {objects} objects and {entries} run-cache entries")
     made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
-    for commit, said in push_code(project, made):
-        say(f"code {commit[:12]}: {said}")
+    for commit, outcome in push_code(project, made):
+        say(f"code {commit[:12]}: {outcome}")
 
 
 @commands.command()
 def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: From = None, until: Until = None) -> None:
-    """Bring the files of a recipe's finished stages from the DVC remote, every one hashed; run nothing."""
+    """Download a recipe's finished artifacts from the DVC remote.
+
+    Every file is hashed. No stage runs.
+    """
     from pipelines.run.runs import selected
 
     context = opened_run(project_here(), recipe, overrides, None)
@@ -237,7 +252,7 @@ def pull(recipe: Recipe, overrides: Overrides = None, only: Only = None, start: 
 
 
 def bring(context: "RunContext", selection: Collection[str]) -> None:
-    """`pedigree pull`: exit code 1 where files of a finished stage could not be brought."""
+    """Run `pedigree pull`; exit code 1 if files of a finished stage cannot be downloaded."""
     from pipelines.cli.progress import Display, watching
     from pipelines.jobs.context import StageFailed
     from pipelines.run.ensure import Result
@@ -249,11 +264,11 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
         with Display(board):
             ends = fetch(context, selection)
     except KeyboardInterrupt:
-        say("interrupted. What has arrived is kept: type the same command again to go on.")
+        say("interrupted; downloaded files are kept. Run the same command again to resume.")
         raise typer.Exit(130) from None
     here = [end for end in ends if isinstance(end, Result)]
-    others = "" if len(here) == len(ends) else f": {command('run', context.graph.source)} makes the others"
-    say(f"{len(here)} of {len(ends)} stages are here{others}")
+    others = "" if len(here) == len(ends) else f"; {command('run', context.graph.source)} builds the rest"
+    say(f"{len(here)} of {len(ends)} stages are available locally{others}")
     for notice in context.ledger.notices:
         say(f"note: {notice}", file=sys.stderr)
     if any(isinstance(end, StageFailed) and end.cause != "not_finished" for end in ends):
@@ -276,9 +291,9 @@ def _pedigree(project: "Project | None", name: str) -> "Pedigree":
 
 
 def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | None, list[str], list[Path]]":
-    """The project where one is needed, `RECIPE/STAGE`s of its artifacts (damaged ones too), and folders that lie elsewhere.
+    """Resolve names to the project (None if not needed), addresses of its artifacts (even damaged ones), and folders outside it.
 
-    Folders that stand for `NAME@REVISION` last as long as the stack.
+    Temporary folders for `NAME@REVISION` are removed when the stack closes.
     """
     from configs.base.project import Project, ProjectNotFound
     from pipelines.lineage.find import artifact_folder
@@ -303,29 +318,29 @@ def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | N
 
 
 def _ask() -> bool:
-    say("\nIt can do all that you can do on this machine. Go on? Type yes: ", end="", flush=True)
+    say("\nThis code runs with all your permissions on this machine. Type yes to continue: ", end="", flush=True)
     return sys.stdin.readline().strip() == "yes"
 
 
 def _signatures(folders: list[Path], public_key: Path | None) -> tuple[dict[str, str], bool]:
-    """What is to be said of the signature of each exported folder, and whether one that was asked for is missing or wrong."""
+    """Return the signature status of each exported folder, and whether a required signature is missing or invalid."""
     from pipelines.publish.signing import NotSigned, check, is_signed
 
-    said, forged = {}, False
+    found, forged = {}, False
     for folder in folders:
         if public_key is None:
-            signed = "signed; --signer KEY checks by whom" if is_signed(folder) else "unsigned: nobody vouches for it"
+            signed = "signed; use --signer KEY to verify the signer" if is_signed(folder) else "unsigned"
         else:
             try:
-                signed = f"signed with the key of {public_key.name}, {check(folder, public_key)} files"
+                signed = f"signature matches {public_key.name}, {check(folder, public_key)} files verified"
             except NotSigned as error:
                 signed, forged = f"REFUSED: {error}", True
-        said[str(folder)] = signed
-    return said, forged
+        found[str(folder)] = signed
+    return found, forged
 
 
 def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
-    """What `reproduce` would do, stage by stage, and what would stop it."""
+    """Print what `reproduce` would do for each stage, and any obstacles."""
     from pipelines.ledger.ledger import Ledger
     from pipelines.reproduce import reproduction as again
     from pipelines.reproduce.trust import is_own, review
@@ -346,16 +361,16 @@ def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
     if show_patch or not is_own(Ledger(project), subject.md5):
         made = [intent.member for intent in wanted if intent.action != "leave out"]
         say(review(made, here=request.here, show_patch=show_patch))
-    print_table(("stage", "would", "code", "obstacle"), cells)
+    print_table(("stage", "action", "code", "obstacle"), cells)
 
 
 def _print_tree(root: "Ancestor") -> None:
-    """One line an artifact, whatever the width of the terminal: a long ancestry is deeper than that."""
+    """Print one line per artifact without wrapping, because a deep ancestry is indented past the terminal width."""
     from rich.console import Console
     from rich.text import Text
 
-    def words(found: "Ancestor") -> Text:
-        """Texts of a record are somebody else's: they are shown as they are, no markup is read in them."""
+    def line(found: "Ancestor") -> Text:
+        """Record fields are untrusted, so Rich markup in them is not interpreted."""
         record = found.record
         parts = [(f"{found.role}: ", "dim")] if found.role else []
         parts += [(found.address, "bold"), (f" {record.kind} v{record.version} ", ""), (record.content[:12], "cyan")]
@@ -366,7 +381,7 @@ def _print_tree(root: "Ancestor") -> None:
     waiting: list[tuple[Ancestor, str, str]] = [(root, "", "")]
     while waiting:
         found, branch, below = waiting.pop()
-        console.print(Text(branch) + words(found))
+        console.print(Text(branch) + line(found))
         last = found.parents[-1:]
         waiting += [
             (parent, below + ("└── " if parent is last[0] else "├── "), below + ("    " if parent is last[0] else "│   "))

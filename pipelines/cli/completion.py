@@ -1,4 +1,4 @@
-"""What the shell offers after TAB. It reads names of folders and files and a few lines of text: no YAML, no recipe is loaded."""
+"""Shell completion. For speed, it reads file names and a few lines of text but parses no YAML and loads no recipe."""
 
 import re
 from pathlib import Path
@@ -17,14 +17,14 @@ def profiles(incomplete: str) -> list[str]:
 
 
 def stages(context: Context, incomplete: str) -> list[str]:
-    """Stages of the recipe that stands earlier in the line."""
-    before = [word for word in context.args if not word.startswith("-")]  # not assigned yet after an option that lacks its value
+    """Complete stages of the recipe given earlier on the command line."""
+    before = [word for word in context.args if not word.startswith("-")]  # params lacks the recipe while an option still needs its value
     root, recipe = _root(), str(context.params.get("recipe") or next(iter(before), ""))
     return sorted(name for name in _stages(root, recipe) if name.startswith(incomplete)) if root and recipe else []
 
 
 def artifacts(incomplete: str) -> list[str]:
-    """`RECIPE/STAGE` of all that has been made."""
+    """Complete `RECIPE/STAGE` of existing artifacts."""
     root = _root()
     records = (root / "artifacts").glob("*/*/record.json") if root else ()
     names = ("/".join(path.parts[-3:-1]) for path in records)
@@ -49,7 +49,7 @@ def _stems(folder: str, incomplete: str) -> list[str]:
 
 
 def _stages(root: Path, recipe: str) -> set[str]:
-    """As compiled, where it has been; else as the recipe's own file has them (rounds are unrolled by compiling only)."""
+    """Return the compiled recipe's stages if it was compiled, else those in the recipe file, where rounds are not unrolled."""
     compiled = root / "artifacts" / recipe / "params.yaml"
     try:
         if compiled.is_file():

@@ -1,4 +1,4 @@
-"""What the modules of the command line share: arguments, the project at hand, tables, output for programs."""
+"""Shared CLI code: arguments, the current project, tables and JSON output."""
 
 import contextlib
 import os
@@ -17,37 +17,35 @@ if TYPE_CHECKING:
 
 Recipe = Annotated[
     str,
-    typer.Argument(
-        help="Name of a recipe in configs/recipes, or path of a recipe file.", show_default=False, autocompletion=completion.recipes
-    ),
+    typer.Argument(help="Recipe name in configs/recipes, or path to a recipe file.", show_default=False, autocompletion=completion.recipes),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="STAGE.FIELD=VALUE", help="Change the recipe: makes a variant. Repeatable.")
+    list[str] | None, typer.Option("--set", metavar="STAGE.FIELD=VALUE", help="Override a recipe field, which makes a variant. Repeatable.")
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="STAGE", help="This stage alone. Repeatable.", autocompletion=completion.stages),
+    typer.Option("--only", metavar="STAGE", help="Only this stage. Repeatable.", autocompletion=completion.stages),
 ]
 From = Annotated[
     list[str] | None,
-    typer.Option("--from", metavar="STAGE", help="This stage and all below it. Repeatable.", autocompletion=completion.stages),
+    typer.Option("--from", metavar="STAGE", help="This stage and all its descendants. Repeatable.", autocompletion=completion.stages),
 ]
 Until = Annotated[
     list[str] | None,
-    typer.Option("--until", metavar="STAGE", help="This stage and all it needs. Repeatable.", autocompletion=completion.stages),
+    typer.Option("--until", metavar="STAGE", help="This stage and all its ancestors. Repeatable.", autocompletion=completion.stages),
 ]
 Force = Annotated[
     list[str] | None,
     typer.Option(
-        "--force", metavar="STAGE", help="Run this stage again, even if it is up to date. Repeatable.", autocompletion=completion.stages
+        "--force", metavar="STAGE", help="Re-run this stage even if it is up to date. Repeatable.", autocompletion=completion.stages
     ),
 ]
 Profile = Annotated[
     str | None,
-    typer.Option("--execution", "--profile", metavar="PROFILE", help="Execution profile: name or path; else the recipe's.",
+    typer.Option("--execution", "--profile", metavar="PROFILE", help="Execution profile (name or path); defaults to the recipe's.",
                  autocompletion=completion.profiles),
 ]  # fmt: skip
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (docs/cli.md) on stdout; everything else goes to stderr.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document (see docs/cli.md) on stdout and everything else on stderr.")]
 
 
 def project_here() -> "Project":
@@ -65,7 +63,16 @@ def opened_run(
     compiled: bool = True,
     watch: "Watch | None" = None,
 ) -> "RunContext":
-    """The run of a recipe; `compiled=False` for commands that only look: they write nothing. `watch` is told what takes long."""
+    """Open the run of a recipe.
+
+    Args:
+        project: the current project.
+        recipe: recipe name or path.
+        overrides: `--set` values.
+        execution: profile to use instead of the recipe's.
+        compiled: False for read-only commands, which write nothing.
+        watch: receives progress of slow operations.
+    """
     from pipelines.jobs.context import unwatched
     from pipelines.request import Request, opened
 
@@ -79,16 +86,16 @@ def selection(
     until: Sequence[str] | None,
     force: Sequence[str] | None,
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Addresses of the stages that the options choose, and of those to run again."""
+    """Return the addresses of the selected stages and of the stages to re-run."""
     from pipelines.request import Request, selection
 
     given = (tuple(stages or ()) for stages in (only, start, until, force))
-    wishes = dict(zip(("only", "start", "until", "force"), given, strict=True))
-    return selection(context.graph, Request(context.graph.recipe, **wishes))
+    options = dict(zip(("only", "start", "until", "force"), given, strict=True))
+    return selection(context.graph, Request(context.graph.recipe, **options))
 
 
 def interrupt_on_sigterm() -> None:
-    """A polite kill (pre-emption, `timeout`) ends a run like Ctrl-C: jobs are ended, checkpoints kept."""
+    """Handle SIGTERM (preemption, `timeout`) like Ctrl-C: jobs end, checkpoints are kept."""
     import signal
 
     def interrupt(*_: object) -> None:
@@ -98,12 +105,12 @@ def interrupt_on_sigterm() -> None:
 
 
 def say(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """Prints words that others may have written: what a terminal would obey is shown instead."""
+    """Print possibly untrusted text, with terminal control characters escaped."""
     print(shown(" ".join(map(str, words))), end=end, file=file, flush=flush)
 
 
 def say_json(value: Any, *, sort_keys: bool = False) -> None:
-    """Prints a JSON document: numbers that JSON has no form for are null, and what a terminal would obey is escaped, as JSON escapes it."""
+    """Print a JSON document: non-finite numbers become null, and terminal control characters are escaped."""
     import json
 
     from configs.base.frozen import finite
@@ -113,9 +120,9 @@ def say_json(value: Any, *, sort_keys: bool = False) -> None:
 
 @contextlib.contextmanager
 def for_programs(wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yields what prints the command's JSON document; whatever else the block prints, child processes included, goes to stderr.
+    """Yield a function that emits the command's JSON document; redirect all other output, including child processes', to stderr.
 
-    Without `--json` nothing is changed, and no document is printed.
+    Without `--json`, nothing is redirected and no document is printed.
     """
     if not wanted:
         yield lambda document: None
@@ -135,7 +142,7 @@ def for_programs(wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their content; on a terminal the last but wide ones wrap. Texts are shown as they are: markup is not read."""
+    """Print columns as wide as their content; on a terminal, long cells wrap. Rich markup in cells is not interpreted."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -152,7 +159,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def one_line(text: str) -> str:
-    """A text that others wrote, as one line."""
+    """Return possibly untrusted text as one line."""
     return shown(text).replace("\n", "\\n")
 
 

@@ -1,4 +1,4 @@
-"""What this machine and its environment have, what is missing, and how to get it. Loads no engine: it reads what is installed."""
+"""Installation checks, with a fix for each problem. Inspects installed packages without importing an engine."""
 
 import configparser
 import importlib.metadata
@@ -33,12 +33,12 @@ DEMO = "demo"
 LIBRARIES = ("torch", "transformers", "deepspeed", "vllm", "datasets", "great_expectations", "dvc", "prefect")
 SET_UP = "run `make setup`"
 FEW_GB = 20
-"""Free disk below this ends many a run: the demo's models and checkpoints take about half of it."""
+"""Minimum free disk, in GB; the demo's models and checkpoints need about half of it."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One line of the examination; the remedy is empty where nothing need be done."""
+    """One finding; `remedy` is empty if no action is needed."""
 
     name: str
     ok: bool
@@ -47,7 +47,7 @@ class Diagnosis:
 
 
 def main() -> int:
-    """Prints what `examine` finds; 1 when something is missing."""
+    """Print all findings; return 1 if any check failed."""
     findings = examine(Project.find())
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def examine(project: Project) -> list[Diagnosis]:
-    """All checks, in the order in which one would mend them. None raises: a check that fails is a finding."""
+    """Run all checks, in the order in which to fix them. A check that raises becomes a finding."""
     found = gpus()
     checks: tuple[Callable[[], list[Diagnosis]], ...] = (
         _python,
@@ -79,13 +79,13 @@ def examine(project: Project) -> list[Diagnosis]:
 def _safely(check: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
     try:
         return check()
-    except Exception as error:  # a broken installation may break in any way; the other checks still tell something
+    except Exception as error:  # a broken installation can raise anything; the other checks are still useful
         return [Diagnosis("check", False, f"{type(error).__name__}: {error}", SET_UP)]
 
 
 def _python() -> list[Diagnosis]:
     right = (3, 11) <= sys.version_info[:2] <= (3, 13)
-    remedy = "" if right else "make the environment anew with Python 3.11, 3.12 or 3.13: `make setup PYTHON=...`"
+    remedy = "" if right else "recreate the environment with Python 3.11, 3.12 or 3.13: `make setup PYTHON=...`"
     return [Diagnosis("python", right, platform.python_version(), remedy)]
 
 
@@ -102,7 +102,7 @@ def _tools() -> list[Diagnosis]:
 
 
 def _lock(project: Project, gpu: bool) -> Diagnosis:
-    """Whether the installed packages are those of the lock; local versions (`+cpu`) do not count."""
+    """Compare installed packages with the lock file, ignoring local version suffixes (`+cpu`)."""
     lock = project.root / "requirements" / ("gpu.txt" if gpu else "cpu.txt")
     lines = [Requirement(line) for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     pins = {one.name: str(one.specifier).removeprefix("==") for one in lines if one.marker is None or one.marker.evaluate()}
@@ -139,16 +139,16 @@ def _library(name: str) -> Diagnosis:
             return Diagnosis(name, True, f"{importlib.metadata.version(package)}{' for the CPU' if package != name else ''}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return Diagnosis(name, False, "can be imported but was not installed by pip", SET_UP)
+    return Diagnosis(name, False, "importable, but not installed by pip", SET_UP)
 
 
 def _engine(gpu: bool) -> Diagnosis:
-    """DeepSpeed's communication operation for CPUs, which is compiled once a machine."""
+    """Check DeepSpeed's CPU communication op, which is compiled once per machine."""
     if gpu:
         return Diagnosis("training engine", True, "NCCL")
     if (assets.extensions_folder() / "deepspeed_shm_comm" / "whole").exists():
-        return Diagnosis("training engine", True, "CPU operation is compiled")
-    return Diagnosis("training engine", True, "CPU operation is not compiled: the first training stage takes minutes longer", SET_UP)
+        return Diagnosis("training engine", True, "CPU communication op is compiled")
+    return Diagnosis("training engine", True, "CPU communication op is not compiled: the first training stage takes minutes longer", SET_UP)
 
 
 def _asset(name: str) -> Diagnosis:
@@ -160,28 +160,28 @@ def _asset(name: str) -> Diagnosis:
 
 
 def _determinism(gpu: bool) -> Diagnosis:
-    """What equal numerics promise on this machine, and what they cannot."""
+    """Report what identical numerics guarantee on this machine."""
     if not gpu:
-        return Diagnosis("determinism", True, "equal numerics give equal bits; other processor types, thread counts and versions may not")
-    value = "equal bits need `numerics: {deterministic: true}`; never across GPU types, drivers, CUDA versions or numbers of ranks"
+        return Diagnosis("determinism", True, "identical numerics give bit-identical results for the same CPU type, threads and versions")
+    value = "bit-identical results need `numerics: {deterministic: true}` and the same GPU type, driver, CUDA version and number of ranks"
     return Diagnosis("determinism", True, value)
 
 
 def _cpu() -> Diagnosis:
-    """Cores and memory that jobs may use, and how fast the cores multiply, once a plan has measured it."""
+    """Report the cores and memory available to jobs, and the matmul speed if a plan has measured it."""
     total, rates = machine.memory(), known()
     memory = f", {total / machine.GIB:.1f} GiB memory" if total else ""
-    units = "with bf16 units" if machine.has_bf16_units() else "without bf16 units: products of bf16 go through fp32"
-    speed = f"; a core computes {rates.fp32 / 1e9:.0f} GFLOP/s in fp32, {rates.bf16 / 1e9:.0f} in bf16" if rates else ""
+    units = "with bf16 units" if machine.has_bf16_units() else "no bf16 units: bf16 matmuls run in fp32"
+    speed = f"; {rates.fp32 / 1e9:.0f} GFLOP/s per core in fp32, {rates.bf16 / 1e9:.0f} in bf16" if rates else ""
     return Diagnosis("CPU", True, f"{counted(machine.cores(), 'core')}{memory}; {units}{speed}")
 
 
 def _demo(project: Project) -> list[Diagnosis]:
-    """How long the demo takes here from its beginning, where that can be told without measuring."""
+    """Estimate how long the whole demo takes here, if the machine's speed was measured."""
     if not (project.recipes / f"{DEMO}.yaml").exists():
         return []
     if known() is None:
-        return [Diagnosis("demo", True, f"how long it takes is not measured yet: {command('plan', DEMO)} measures it")]
+        return [Diagnosis("demo", True, f"no time estimate yet: {command('plan', DEMO)} measures this machine")]
     graph = load_recipe(project.recipes, DEMO)
     execution = load_execution(project, graph.execution)
     estimates = Estimates(project, graph, execution, known)
@@ -191,7 +191,7 @@ def _demo(project: Project) -> list[Diagnosis]:
 
 def _disk(root: Path) -> Diagnosis:
     free = shutil.disk_usage(root).free / 1e9
-    return Diagnosis("disk", free >= FEW_GB, f"{free:.0f} GB free", "" if free >= FEW_GB else f"make room: a run wants {FEW_GB} GB")
+    return Diagnosis("disk", free >= FEW_GB, f"{free:.0f} GB free", "" if free >= FEW_GB else f"free some space: a run needs {FEW_GB} GB")
 
 
 def _remote(root: Path) -> Diagnosis:
@@ -203,7 +203,7 @@ def _remote(root: Path) -> Diagnosis:
 
 
 def _remotes(root: Path) -> Iterator[tuple[str, str]]:
-    """Name and URL (without user and password) of each remote; the later file wins, as for DVC."""
+    """Yield the name and URL (without credentials) of each remote; config.local overrides config, as in DVC."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.read([root / ".dvc" / "config", root / ".dvc" / "config.local"])
     for section in parser.sections():

@@ -1,5 +1,7 @@
-"""What `--json` prints: one document per command, with a schema that docs/cli.md describes. Names and meanings change only with a new
-`schema_version`; new fields may come without one."""
+"""JSON documents printed by `--json`; docs/cli.md describes their schemas.
+
+Renaming a field or changing its meaning requires a new `schema_version`; adding a field does not.
+"""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,7 +24,7 @@ from pipelines.rehearsal.proof import Proof
 from pipelines.run.ensure import Result
 from pipelines.run.runs import NotRun, StageEnd
 
-if TYPE_CHECKING:  # what looks for rows loads more than a plan needs
+if TYPE_CHECKING:  # tracing imports more than a plan needs
     from pipelines.lineage.trace import Trace
     from pipelines.maintain.forget import Forgetting
     from pipelines.publish.attribution import Origin
@@ -65,7 +67,7 @@ def plan_document(run: RunContext, rows: Sequence[PlanRow]) -> dict[str, Any]:
 
 def status_document(run: RunContext, stages: Sequence[StageStatus], uncommitted: Sequence[str]) -> dict[str, Any]:
     """`pedigree status --json`."""
-    told = [
+    documents = [
         {
             "address": stage.node.address,
             "kind": stage.node.kind,
@@ -76,7 +78,7 @@ def status_document(run: RunContext, stages: Sequence[StageStatus], uncommitted:
         }
         for stage in stages
     ]
-    return _head("status", run) | {"stages": told, "uncommitted": list(uncommitted)}
+    return _head("status", run) | {"stages": documents, "uncommitted": list(uncommitted)}
 
 
 def jobs_document(jobs: Sequence[LiveJob]) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def jobs_document(jobs: Sequence[LiveJob]) -> dict[str, Any]:
 
 
 def run_document(run: RunContext, ends: Sequence[StageEnd] | None, seconds: float, commit: Commit | None) -> dict[str, Any]:
-    """`pedigree run --json`; no ends: the run was interrupted."""
+    """`pedigree run --json`; `ends` is None if the run was interrupted."""
     report = report_path(run.project, run.graph.recipe)
     outcome = "interrupted" if ends is None else "done" if all(isinstance(end, Result) for end in ends) else "failed"
     return _head("run", run) | {
@@ -108,7 +110,7 @@ def _split(split: Split) -> dict[str, Any]:
 def rehearse_document(
     run: RunContext, rehearsal: Rehearsal, ends: Sequence[StageEnd] | None, proof: Proof, seconds: float
 ) -> dict[str, Any]:
-    """`pedigree rehearse --json`: what `run` says of the rehearsal, and what it has proved."""
+    """`pedigree rehearse --json`: the `run` document of the rehearsal, plus what it checked."""
     about = {"recipe": rehearsal.real.recipe, "source": rehearsal.real.source, "overrides": overrides_of(rehearsal.real)}
     where = {"project": rehearsal.project.root.as_posix(), "profile": rehearsal.profile}
     return run_document(run, ends, seconds, None) | {"command": "rehearse"} | about | where | {"proved": proof.document()}
@@ -126,9 +128,9 @@ def trace_document(found: "Trace", origins: "Mapping[tuple[str, str], Sequence[O
         }
         for place in found.places
     ]
-    told = ("name", "licences", "generators")
+    fields = ("name", "licences", "generators")
     brought = [
-        {"address": address, "source": source, "origins": [{name: getattr(one, name) for name in told} for one in some]}
+        {"address": address, "source": source, "origins": [{name: getattr(one, name) for name in fields} for one in some]}
         for (address, source), some in origins.items()
     ]
     return {
@@ -146,8 +148,8 @@ def trace_document(found: "Trace", origins: "Mapping[tuple[str, str], Sequence[O
 
 def forget_document(found: "Trace", answer: "Forgetting") -> dict[str, Any]:
     """`pedigree forget --json`."""
-    told = {"ids": list(found.ids), "copies": found.copies, "not_looked_in": dict(found.not_looked_in)}
-    return {"schema_version": SCHEMA_VERSION, "command": "forget", **told} | asdict(answer)
+    rows = {"ids": list(found.ids), "copies": found.copies, "not_looked_in": dict(found.not_looked_in)}
+    return {"schema_version": SCHEMA_VERSION, "command": "forget", **rows} | asdict(answer)
 
 
 def _head(command: str, run: RunContext) -> dict[str, Any]:
@@ -172,18 +174,18 @@ def _job(job: LiveJob) -> dict[str, Any]:
 
 
 def _end(run: RunContext, end: StageEnd) -> dict[str, Any]:
-    told: dict[str, Any] = {"address": end.address, "kind": run.graph.nodes[end.address].kind}
+    stage: dict[str, Any] = {"address": end.address, "kind": run.graph.nodes[end.address].kind}
     match end:
         case Result():
-            return told | {"outcome": end.outcome, "seconds": round(end.seconds, 3), **_made(run, end.address)}
+            return stage | {"outcome": end.outcome, "seconds": round(end.seconds, 3), **_made(run, end.address)}
         case StageFailed():
-            return told | {"outcome": "failed", "cause": end.cause, "message": end.message, "log": end.log}
+            return stage | {"outcome": "failed", "cause": end.cause, "message": end.message, "log": end.log}
         case NotRun():
-            return told | {"outcome": "not_run", "message": end.because}
+            return stage | {"outcome": "not_run", "message": end.because}
 
 
 def _made(run: RunContext, address: str) -> Mapping[str, str | None]:
-    """Identity of what a stage made; its files may still lie in the remote."""
+    """Return the id and content hash of a stage's artifact; its files may be only in the remote."""
     try:
         record = run.ledger.record(address)
     except (ArtifactError, LedgerError):

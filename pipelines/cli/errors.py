@@ -1,4 +1,4 @@
-"""How the command ends when an exception leaves it: a clean message for errors that people meet, a report for bugs of ours."""
+"""Top-level error handling: a short message for expected errors, a saved report for bugs."""
 
 import errno
 import os
@@ -15,20 +15,20 @@ from pipelines.cli.console import say
 from pipelines.cli.version import version_text
 
 BUG = 70
-"""Exit code of a bug (`EX_SOFTWARE` in sysexits.h)."""
+"""Exit code for a bug (`EX_SOFTWARE` in sysexits.h)."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What a disk refuses, wherever it happens; no other OSError is expected to get here."""
+"""Disk errors, which can occur anywhere; any other OSError that gets here is a bug."""
 
 
 def end(error: Exception) -> int:
-    """Says on stderr what happened; returns the exit code."""
+    """Report an error on stderr and return the exit code."""
     if isinstance(error, PedigreeError):
         say(error, file=sys.stderr)
         return error.exit_code
     if isinstance(error, OSError) and error.errno in DISK:
         where = Path(os.fsdecode(error.filename)).parent if isinstance(error.filename, (str, bytes)) else "the project's folder"
-        say(f"{error.strerror}: {where} must be writable, and its disk must have room.", file=sys.stderr)
-        say("Nothing that was finished is lost: free some space or mend the permissions, then type the command again.", file=sys.stderr)
+        say(f"{error.strerror}: {where} must be writable and have free disk space.", file=sys.stderr)
+        say("Finished work is kept. Free disk space or fix the permissions, then run the command again.", file=sys.stderr)
         return 1
     _report(error)
     return BUG
@@ -36,22 +36,22 @@ def end(error: Exception) -> int:
 
 def _report(error: Exception) -> None:
     text = f"{version_text()}\n{_command()}\n\n{''.join(traceback.format_exception(error))}"
-    say(f"This is a bug of Pedigree, not a mistake of yours: {type(error).__name__}: {error}", file=sys.stderr)
+    say(f"This is a bug in Pedigree: {type(error).__name__}: {error}", file=sys.stderr)
     path = _keep(text)
     if path is None:
-        say(f"The report could not be saved, so here it is:\n\n{text}", file=sys.stderr)
+        say(f"The bug report could not be saved:\n\n{text}", file=sys.stderr)
     else:
-        say(f"The traceback is in {path}. Please report it with that file; look first at what it tells of your machine.", file=sys.stderr)
-    say("Finished stages and checkpoints are kept: `pedigree run` goes on from them.", file=sys.stderr)
+        say(f"The traceback is in {path}. Please attach it to a bug report; first check it for private information.", file=sys.stderr)
+    say("Finished stages and checkpoints are kept; `pedigree run` resumes from them.", file=sys.stderr)
 
 
 def _command() -> str:
-    """What was typed, without anything that looks like a secret."""
-    return shlex.join(["pedigree", *("(left out: it looks like a secret)" if find_secrets(word) else word for word in sys.argv[1:])])
+    """Return the command line with likely secrets removed."""
+    return shlex.join(["pedigree", *("(removed: possible secret)" if find_secrets(word) else word for word in sys.argv[1:])])
 
 
 def _keep(text: str) -> Path | None:
-    """Saves the report in the project, or in a temporary folder outside of one; None where neither is writable."""
+    """Save the report in the project or, failing that, in a temporary file; return its path, or None if neither is writable."""
     root = next((folder for folder in (Path.cwd(), *Path.cwd().parents) if (folder / ".dvc").is_dir()), None)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     if root is not None:

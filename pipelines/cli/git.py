@@ -1,4 +1,4 @@
-"""The commands that go with git: named models, merging of `dvc.lock`."""
+"""Commands related to git: named models, garbage collection, and merging of `dvc.lock`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,8 +11,11 @@ commands = typer.Typer()
 
 
 @commands.command()
-def models(as_json: Annotated[bool, typer.Option("--json", help="Print all that is known of them as JSON.")] = False) -> None:
-    """List the named models: artifact, state, scores, versions. Their names work wherever an artifact's does."""
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print the models as JSON, with all details.")] = False) -> None:
+    """List the named models: artifact, state, scores, versions.
+
+    A model's name is accepted wherever an artifact is expected.
+    """
     from pipelines.cli.telling import Telling
     from pipelines.publish.catalog import registry
 
@@ -22,7 +25,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print all that 
         say_json([row.as_json() for row in rows])
         return
     if not rows:
-        say("no recipe that makes a model has been compiled: `pedigree compile RECIPE` does it")
+        say("no named models: compile a recipe that declares one with `pedigree compile RECIPE`")
         return
     cells = []
     for row in rows:
@@ -34,11 +37,14 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print all that 
 
 @commands.command()
 def gc(
-    remote: Annotated[bool, typer.Option("--remote", help="Look at the DVC remote too; type `git fetch --all --tags` first.")] = False,
-    workspace: Annotated[bool, typer.Option("--workspace", help="Keep what the working tree needs and nothing else.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it the objects are only listed.")] = False,
+    remote: Annotated[bool, typer.Option("--remote", help="Also clean the DVC remote; run `git fetch --all --tags` first.")] = False,
+    workspace: Annotated[bool, typer.Option("--workspace", help="Keep only objects that the working tree needs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete the objects instead of listing them.")] = False,
 ) -> None:
-    """Delete from the cache what no branch, tag or stash names, neither as an artifact nor as an ancestor of one."""
+    """Delete unreferenced objects from the DVC cache.
+
+    Artifacts of any branch, tag or stash are kept, along with all their ancestors.
+    """
     from pipelines.cli.removal import say_listening
     from pipelines.maintain.gc import collect
     from pipelines.quantities import counted, size
@@ -52,20 +58,20 @@ def gc(
             print_table(("made by", "objects", place), [(name, str(len(found)), size(sum(found))) for name, found in sorted(sizes.items())])
             say()
     here, away = sum(sweep.objects.values()), sum(sweep.remote_objects.values())
-    total = f"{counted(len(sweep.objects), 'object')}, {size(here)}, of the cache"
-    total += f" and {counted(len(sweep.remote_objects), 'object')}, {size(away)}, of the remote" if remote else ""
-    total += f", {counted(len(sweep.snapshots), 'snapshot')} of the code" if sweep.snapshots else ""
-    tokens = f"{counted(len(sweep.tokens), 'file')} of tokenised rows, {size(sum(sweep.tokens.values()))}"
+    total = f"{counted(len(sweep.objects), 'object')}, {size(here)}, from the cache"
+    total += f" and {counted(len(sweep.remote_objects), 'object')}, {size(away)}, from the remote" if remote else ""
+    total += f", {counted(len(sweep.snapshots), 'code snapshot')}" if sweep.snapshots else ""
+    tokens = f"{counted(len(sweep.tokens), 'tokenized file')}, {size(sum(sweep.tokens.values()))}"
     total += f", {tokens}" if sweep.tokens else ""
     verb = "deleted" if yes else "would be deleted"
-    say(f"{verb}: {total}; {counted(sweep.artifacts, 'artifact')} with all ancestors kept")
+    say(f"{verb}: {total}; {counted(sweep.artifacts, 'artifact')} kept with all ancestors")
     if not yes and (sweep.objects or sweep.remote_objects or sweep.snapshots or sweep.tokens):
         say(f"`pedigree gc{' --remote' * remote}{' --workspace' * workspace} --yes` deletes them.")
 
 
 @commands.command(hidden=True)
 def merge_lock(base: Path, ours: Path, theirs: Path) -> None:
-    """Merge two `dvc.lock`s stage by stage: the command of git's merge driver."""
+    """Merge two `dvc.lock` files stage by stage (git merge driver)."""
     from pipelines.ledger.lock_merge import merge_files
 
     raise typer.Exit(merge_files(base, ours, theirs))

@@ -1,4 +1,4 @@
-"""The commands that look: plan, status, jobs, logs, report, doctor. None starts a job."""
+"""Inspection commands: plan, status, jobs, logs, report, doctor. None starts a job."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -46,21 +46,22 @@ def plan(
     execution: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would do, why, and what it needs: stale stages, memory, tokens, time, disk, batches. Runs nothing.
+    """Show what a run would do, why, and what it needs.
 
-    Exit code 1 where a stage that would run cannot fit into the memory of the profile's machine; `run` refuses it.
+    Lists stale stages with estimates of memory, tokens, time and disk. Exit code 1 if a stage does not fit into the memory of the
+    profile's machine; `run` refuses such a stage.
     """
     from pipelines.cli import plan as planning
     from pipelines.cli.documents import plan_document
     from pipelines.cli.telling import Telling, measured_by
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         with Telling() as telling:
             context = opened_run(project, recipe, overrides, execution, compiled=False, watch=telling.watch)
             chosen, forced = selection(context, only, start, until, force)
             rows = planning.plan(context, chosen, forced, measured_by(telling))
-        tell(plan_document(context, rows))
+        emit(plan_document(context, rows))
         if not as_json:
             _print_plan(context, recipe, rows)
             _print_published(context.graph, rows)
@@ -101,7 +102,7 @@ def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -
     sized = [f"about {size(known)}"] if len(rows) > unknown else []
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
     free = size(shutil.disk_usage(context.project.root).free)
-    say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}, without DVC's cache; {free} are free.")
+    say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}, excluding DVC's cache; {free} free.")
     device = context.execution.numerics.device
     if device == "cpu":
         say(f"This machine: {planning.machine_text(context.execution)}.")
@@ -115,13 +116,13 @@ def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -
         say(note)
     if needed:
         say(planning.HOW_NEEDED)
-    say("A stage that waits for another runs only if that one's content turns out different.")
+    say("A stage marked `depends` runs only if the content of an input changes.")
     say(planning.HOW_ESTIMATED)
-    say(f"{command('run', recipe)} runs them, with the same options.")
+    say(f"To run these stages, use {command('run', recipe)} with the same options.")
 
 
 def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
-    """What the recipe says of the work that it follows, beside the estimates."""
+    """Print the published figures of the work that the recipe replicates, next to the estimates."""
     from pipelines.publish import comparison
 
     published = graph.published
@@ -135,11 +136,11 @@ def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
     if scores:
         say(f"\nPublished scores, in percent ({published.harness}):")
         print_table(columns, scores)
-    for title, sentences in (("What differs from the original", published.differs), ("What it cannot express yet", published.lacks)):
+    for title, sentences in (("Differences from the original", published.differs), ("Not yet supported", published.lacks)):
         if sentences:
             say("\n".join([f"\n{title}:", *(f"- {sentence}" for sentence in sentences)]))
     if published.sources:
-        say("\nIt follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
+        say("\nThis recipe follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
 
 
 def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
@@ -148,23 +149,26 @@ def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
     found = unpinned(context.graph, chosen)
     if found:
         say(f"\nNot pinned yet: {', '.join(repo.name for repo in found)}.")
-        say(f"{command('pin', context.graph.source)} writes their newest commits into the recipe; a run is refused before.")
+        say(f"Run {command('pin', context.graph.source)} to write their newest commits into the recipe; `run` requires it.")
 
 
 @commands.command()
 def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what is done, stale or running; results not in git; code that has changed since a result was made."""
+    """Show which stages are done, stale or running.
+
+    Also lists results not committed to git, and code that changed since a result was produced.
+    """
     from pipelines.cli import status as state
     from pipelines.cli.documents import status_document
     from pipelines.cli.telling import Telling
     from pipelines.publish.commits import uncommitted
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         with Telling() as telling:
             context = opened_run(project, recipe, overrides, None, compiled=False, watch=telling.watch)
             stages, dirty = state.stages(context), uncommitted(project, context.graph)
-        tell(status_document(context, stages, dirty))
+        emit(status_document(context, stages, dirty))
         if not as_json:
             _print_status(recipe, stages, dirty)
 
@@ -173,12 +177,12 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
     print_table(("stage", "kind", "state", "why"), [(stage.shown, stage.node.kind, stage.words, stage.why) for stage in stages])
     drifted = [stage for stage in stages if stage.changed_code]
     for stage in drifted:
-        say(f"\n{stage.shown}: code has changed since it was made: {', '.join(stage.changed_code)}")
+        say(f"\n{stage.shown}: code changed since it was built: {', '.join(stage.changed_code)}")
     if drifted:
-        say("\nChanged code alone re-runs nothing: raise the stage's `version` in stages/KIND/kind.py if its meaning changed,")
-        say(f"or run these stages again with {command('run', recipe, '--on-code-change', 'rerun')}.")
+        say("\nA code change alone does not make a stage stale. If results would change, raise the stage's `version` in")
+        say(f"its kind.py, or re-run with {command('run', recipe, '--on-code-change', 'rerun')}.")
     if dirty:
-        say(f"\nNot committed to git: {', '.join(dirty)}. They are the ledger of what was made:")
+        say(f"\nNot committed to git: {', '.join(dirty)}.")
         say(f"{command('run', recipe, '--commit')} commits them, with ids and scores in the message.")
     if any(stage.state in ("stale", "not built") for stage in stages):
         say(f"\n{command('plan', recipe)} shows what a run would do; {command('run', recipe)} does it.")
@@ -186,16 +190,16 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
 
 @commands.command()
 def jobs(as_json: AsJson = False) -> None:
-    """List the jobs that run now, on this machine and elsewhere."""
+    """List running jobs, on this machine and others."""
     from data.store import heartbeat
     from pipelines.cli.documents import jobs_document
     from pipelines.cli.progress import numbers_text
     from pipelines.jobs.live import jobs_now
     from pipelines.quantities import duration
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         found = jobs_now(project_here())
-        tell(jobs_document(found))
+        emit(jobs_document(found))
         if as_json:
             return
     if not found:
@@ -208,22 +212,22 @@ def jobs(as_json: AsJson = False) -> None:
             f"elsewhere{f' ({job.host})' if job.host else ''}" if job.elsewhere else str(job.pid or "?"),
             f"{job.step}/{job.total}" if job.total else "starting",
             numbers_text(job.numbers),
-            f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no sign of life for {duration(job.silent_s)}",
-            job.holder.what if job.holder else f"no command: {command('run', job.address.partition('/')[0])} takes it over",
+            f"{duration(max(job.silent_s, 0))} ago" if job.heard else f"no heartbeat for {duration(job.silent_s)}",
+            job.holder.what if job.holder else f"no command; {command('run', job.address.partition('/')[0])} takes over",
         )
         for job in found
     ]
-    print_table(("stage", "kind", "process", "step", "numbers", "last heartbeat", "waited for by"), cells)
+    print_table(("stage", "kind", "process", "step", "numbers", "last heartbeat", "owner"), cells)
     if not all(job.heard for job in found):
-        say(f"\nA network disk may be late. After {heartbeat.SILENCE_S:g} s of silence a job is taken over.")
-    say("\n`pedigree logs -f STAGE` prints a job's log as it grows, `pedigree cancel STAGE` ends the job.")
+        say(f"\nHeartbeats can be delayed on a network disk. A job is considered dead after {heartbeat.SILENCE_S:g} s without one.")
+    say("\n`pedigree logs -f STAGE` follows a job's log; `pedigree cancel STAGE` ends the job.")
 
 
 @commands.command()
 def logs(
-    stage: Annotated[str, typer.Argument(help="Stage, or RECIPE/STAGE.", show_default=False, autocompletion=completion.artifacts)],
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on printing while its job runs.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", help="Last lines only; 0 for all.", min=0)] = 0,
+    stage: Annotated[str, typer.Argument(help="STAGE or RECIPE/STAGE.", show_default=False, autocompletion=completion.artifacts)],
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log while the job runs.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", help="Print only the last N lines; 0 prints all.", min=0)] = 0,
 ) -> None:
     """Print the log of a stage's job, running or finished."""
     from pipelines.cli import status as state
@@ -232,15 +236,15 @@ def logs(
     address, log = state.find_log(project, stage)
     if follow:
         for text in state.follow(project, address, log):
-            print(text, end="", flush=True)  # noqa: T201 - a log as it is, colours and bars too
+            print(text, end="", flush=True)  # noqa: T201 - raw log, with colors and progress bars
         return
     text = log.read_text(errors="replace")
-    print("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")  # noqa: T201 - likewise
+    print("\n".join(text.splitlines()[-lines:]) if lines else text, end="\n" if lines else "")  # noqa: T201 - raw log
 
 
 @commands.command()
 def report(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Write the report of a recipe: one self-contained HTML page."""
+    """Write a recipe's report as one self-contained HTML page."""
     from configs.language.recipe import load_recipe
     from pipelines.publish.report import write_report
 
@@ -250,7 +254,10 @@ def report(recipe: Recipe, overrides: Overrides = None) -> None:
 
 @commands.command()
 def doctor() -> None:
-    """Check the installation: versions, engines, cores, GPUs, disk, remote; what is missing and how to get it."""
+    """Check the installation.
+
+    Checks versions, engines, cores, GPUs, disk and the DVC remote, and shows how to fix each problem. Exit code 1 if a check fails.
+    """
     from pipelines.cli.doctor import main as examine
 
     raise typer.Exit(examine())

@@ -1,4 +1,4 @@
-"""The command `pedigree`. Everything but typer is imported inside the commands: help, completion and errors are instant."""
+"""The `pedigree` command. Commands import everything except typer lazily, so help, completion and usage errors are instant."""
 
 import sys
 from typing import Annotated
@@ -9,35 +9,38 @@ from pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, ru
 from pipelines.cli.console import say
 from pipelines.cli.quiet import no_telemetry
 
-HELP = """Every model with its pedigree: whole post-training recipes as chains of versioned stages.
+HELP = """Run LLM post-training recipes as graphs of versioned stages, with the full lineage of every model.
 
-A recipe is one YAML file: a graph of stages (prepare data, SFT, DPO, RLVR, evaluate, ...). Each stage makes one artifact, a
-folder with a payload and the record of what it was made from. A stage whose configuration, code version and inputs have not
-changed is not run again, so typing the same command after a crash goes on where it stopped.
-
-\b
-An example:
-  pedigree recipes                                   what there is
-  pedigree plan tiny                                 what would run, and why
-  pedigree rehearse tiny                             run it small, on the CPU, with made rows and tiny models
-  pedigree run tiny                                  run it; again after Ctrl-C or a crash
-  pedigree run tiny --set dpo_2.loss.beta=2.0        a variant: shares every stage that the change does not touch
-  pedigree run tiny --commit                         commit its results to git, with ids and scores in the message
-  pedigree report tiny                               one page: scores, curves, samples, data, lineage
-  pedigree lineage tiny/rlvr                         all that a model was made from
-  pedigree diff tiny/dpo_1 tiny/dpo_2                how two artifacts differ, and where their ancestry first did
-  pedigree trace arithmetic-3f2a                     where a row stands, and which models were given it
-  pedigree export tiny/rlvr ./my-model               a Hugging Face folder with its pedigree inside
-  pedigree verify                                    hash every byte again and check the chain of records
-  pedigree reproduce ./my-model                      make it again from its records, and compare
-  pedigree deploy tiny --cron "0 3 * * *" --work-pool here   every night; what has not changed is not run again
-  pedigree push tiny                                 send artifacts to the DVC remote; `pull` brings them
+A recipe is one YAML file: a graph of stages (prepare data, SFT, DPO, RLVR, evaluate, ...). Each stage produces one artifact: a
+folder with a payload and a provenance record. A stage whose configuration, code version and inputs are unchanged does not run
+again, so re-running the same command after a crash resumes where it stopped.
 
 \b
-Words:
-  recipe    a YAML file in configs/recipes        variant  a recipe with --set, RECIPE+HASH
-  stage     one box of the graph                  artifact its result, artifacts/RECIPE/STAGE
-  profile   how and where to run: configs/execution; never changes what the result means
+Examples:
+  pedigree recipes                             list the recipes
+  pedigree plan tiny                           show what would run, and why
+  pedigree rehearse tiny                       test-run it with tiny models
+  pedigree run tiny                            run it, or resume it
+  pedigree run tiny --set dpo_2.loss.beta=2.0  run a variant
+  pedigree run tiny --commit                   commit the results to git
+  pedigree report tiny                         write an HTML report
+  pedigree lineage tiny/rlvr                   show a model's full ancestry
+  pedigree diff tiny/dpo_1 tiny/dpo_2          compare two artifacts
+  pedigree trace arithmetic-3f2a               find a row and its models
+  pedigree export tiny/rlvr ./my-model         export to Hugging Face format
+  pedigree verify                              rehash and check everything
+  pedigree reproduce ./my-model                rebuild a model and compare
+  pedigree deploy tiny --cron "0 3 * * *" --work-pool here  run it every night
+  pedigree push tiny                           upload to the DVC remote
+
+\b
+Terms:
+  recipe    a YAML file in configs/recipes
+  variant   a recipe changed with --set: RECIPE+HASH
+  stage     a node of the graph
+  artifact  a stage's output: artifacts/RECIPE/STAGE
+  profile   how and where to run (configs/execution); never affects what a
+            result means
 """
 
 app = typer.Typer(
@@ -59,23 +62,23 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version, commit and Python, and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version, commit and Python version, and exit.")
     ] = False,
 ) -> None:
-    """Options of `pedigree` itself."""
+    """Define the global options."""
 
 
 def main() -> None:
-    """Runs the command.
+    """Run the command.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage (in the command or in a file), 70 a bug of Pedigree, 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 usage error (in the command or in a file), 70 bug in Pedigree, 130 interrupted.
     """
     no_telemetry()
     try:
         app(prog_name="pedigree")
-    except BrokenPipeError:  # whoever read the output has gone, e.g. `| head`
+    except BrokenPipeError:  # the reader of the output is gone, e.g. `| head`
         sys.exit(1)
-    except Exception as error:  # the boundary of the command: our own errors become one message, all others are bugs
+    except Exception as error:  # PedigreeError becomes one message; anything else is a bug
         from pipelines.cli.errors import end
 
         sys.exit(end(error))

@@ -1,4 +1,4 @@
-"""What a run would do, and why, before the first GPU second: stale stages, disk, batches. Loads no engine and no network."""
+"""Plan of a run: stale stages and the reasons, resource estimates, batches. Loads no engine and makes no network call."""
 
 import math
 import re
@@ -27,28 +27,26 @@ from pipelines.run import runs
 
 State = Literal["up to date", "in the remote", "cached", "will run", "depends"]
 SETTLED: tuple[State, ...] = ("up to date", "in the remote")
-"""Nothing is to be done about a stage in one of these states."""
+"""States that need no work."""
 JOBLESS: tuple[State, ...] = (*SETTLED, "cached")
-"""No job runs of a stage in one of these states."""
+"""States that need no job."""
 NAMED = 3
-"""Stages that a reason names where there are more."""
+"""Maximum number of stages named in a reason."""
 OUTPUT = re.compile(r"output (\S+) (.+)")
 MODELS = ("policy", "reward_model")
 ROW_UNITS = {"sft": "sequences", "reward_model": "pairs", "preference_train": "pairs"}
 HOW_ESTIMATED = (
-    "Disk: a stage is taken to need what it needed last time, else (models) its weights, else the mean of artifacts of its kind; `?` "
-    "where nothing is known. Checkpoints lie there while a stage trains. DVC's cache takes as much again, unless the file system has "
-    "reflinks (Btrfs, XFS): there both share their blocks."
+    "Disk is estimated from a stage's last artifact, else (for models) the size of its weights, else the mean of artifacts of its "
+    "kind; `?` means unknown. Checkpoints use disk while a stage trains. DVC's cache doubles the disk usage unless the file system "
+    "supports reflinks (Btrfs, XFS)."
 )
-HOW_NEEDED = (
-    "Memory: the peak of one rank. `~` is estimated, `<` an upper bound, `?` unknown; docs/plan.md has the formulas and their error."
-)
+HOW_NEEDED = "Memory is the peak per rank. `~`: estimate, `<`: upper bound, `?`: unknown. Formulas and their errors are in docs/plan.md."
 SHORT_S = 60.0
-"""Stages without a model that take less have no line of their own."""
+"""Shorter stages without a model are left out of the table."""
 LONG_S = 3600.0
-"""From which time on a plan on a CPU says what would help."""
+"""A CPU plan longer than this suggests faster hardware."""
 UNITS = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
-"""From which amount on one is told in a unit."""
+"""Threshold, divisor and suffix of each unit."""
 MARKS = {"counted": "", "estimated": "~", "at most": "<"}
 
 
@@ -61,17 +59,17 @@ class PlanRow:
     state: State
     reasons: tuple[str, ...]
     why: str
-    """The reasons in one line."""
+    """The reasons on one line."""
     disk: int | None
-    """Estimated bytes of its artifact; 0 where it is up to date; None where nothing is known."""
+    """Estimated artifact size in bytes; 0 if the stage is up to date, None if unknown."""
     batch: str
-    """How a training stage's global batch is made up."""
+    """Composition of a training stage's global batch."""
     estimate: Estimate
 
 
 @dataclass
 class Sizes:
-    """Estimates of artifact sizes, from those that exist."""
+    """Artifact size estimates, based on existing artifacts."""
 
     project: Project
     graph: Graph
@@ -107,7 +105,7 @@ class Sizes:
 def plan(
     run: RunContext, selection: Collection[str] | None = None, forced: Collection[str] = (), rates: Callable[[], Rates | None] = known
 ) -> list[PlanRow]:
-    """One row per selected stage, in order. `rates`: of this machine's cores, for times on a CPU."""
+    """Return one row per selected stage, in order. `rates` returns the speed of this machine's cores, for CPU time estimates."""
     estimates = Estimates(run.project, run.graph, run.execution, rates)
     sizes = Sizes(run.project, run.graph, estimates)
     planned = runs.plan(run, selection, forced)
@@ -117,25 +115,25 @@ def plan(
 
 
 def disk_total(rows: Collection[PlanRow]) -> tuple[int, int]:
-    """(bytes that new artifacts are estimated to need, without their copies in DVC's cache; number of stages without an estimate)."""
+    """Return (estimated bytes of new artifacts, excluding DVC's cache; number of stages without an estimate)."""
     return sum(row.disk or 0 for row in rows), sum(row.disk is None for row in rows)
 
 
 def needs_cells(row: PlanRow) -> tuple[str, ...] | None:
-    """(memory of a rank with its share of the bound, tokens, steps, time, GPU-hours, checkpoints) of a stage whose job runs; None where
-    there is nothing to say."""
+    """Return (memory per rank with its share of the limit, tokens, steps, time, GPU-hours, checkpoints); None for stages without a job
+    and for short stages without estimates."""
     estimate = row.estimate
     short = estimate.time is None or estimate.time.seconds < SHORT_S
     if row.state in JOBLESS or (estimate.facts is None and short and not estimate.unknown):
         return None
-    time = f"~{duration(estimate.time.seconds)}" if estimate.time else "?"  # no bound, also where the tokens are one: the speed is none
+    time = f"~{duration(estimate.time.seconds)}" if estimate.time else "?"  # the speed is an estimate
     hours = f"~{estimate.gpu_hours:.2f}" if estimate.gpu_hours is not None and estimate.gpus else "?" if estimate.gpus else ""
     checkpoints = size(estimate.scratch) if estimate.scratch else ""
     return memory_text(estimate), _amount(estimate.amounts.tokens), _amount(estimate.amounts.steps), time, hours, checkpoints
 
 
 def memory_text(estimate: Estimate) -> str:
-    """`8 x 41.2 GB, 48 %`: ranks, the peak of one, and its share of what there is."""
+    """Format ranks, peak memory per rank and its share of the limit: `8 x 41.2 GB, 48 %`."""
     if estimate.needs is None or not estimate.needs.device:
         return "?" if estimate.unknown else ""
     bound, ranks = estimate.hardware.bytes_per_rank, estimate.needs.ranks
@@ -146,7 +144,7 @@ def memory_text(estimate: Estimate) -> str:
 def _amount(amount: Amount | None) -> str:
     if amount is None:
         return ""
-    value = float(f"{amount.value:.3g}")  # first, as 999,600 is a million in three figures
+    value = float(f"{amount.value:.3g}")  # round first: 999,600 is 1M in three digits
     for least, unit, letter in UNITS:
         if value >= least:
             return f"{MARKS[amount.how]}{value / unit:.3g}{letter}"
@@ -154,48 +152,48 @@ def _amount(amount: Amount | None) -> str:
 
 
 def beforehand(run: RunContext, rows: Collection[PlanRow]) -> Outlook:
-    """How long the jobs take that will run, those side by side that have room."""
+    """Estimate the wall time of the jobs to run, with jobs in parallel where slots allow."""
     times = {address: row.estimate.time for address, row in with_jobs(rows).items()}
     return outlook(run.graph, run.execution, times)
 
 
 def with_jobs(rows: Collection[PlanRow]) -> dict[str, PlanRow]:
-    """Address → row of the stages whose jobs will run."""
+    """Address → row of each stage that needs a job."""
     return {row.node.address: row for row in rows if row.state not in JOBLESS}
 
 
 def time_text(found: Outlook, device: str) -> str:
-    """`about 14 minutes on this machine, estimated from ...`."""
+    """Format a time estimate: `about 14 minutes on this machine, estimated from ...`."""
     where = " on this machine" if device == "cpu" else ""
     how = f", estimated from {found.how}" if found.how else ""
-    others = f", plus {counted(found.unknown, 'stage')} whose time is unknown" if found.unknown else ""
+    others = f", plus {counted(found.unknown, 'stage')} with no time estimate" if found.unknown else ""
     return f"{rough(found.seconds)}{where}{how}{others}"
 
 
 def machine_text(execution: Execution) -> str:
-    """What a profile for CPUs takes of this machine: `2 cores, 22.9 GiB: 2 slots, 2 threads a job`; kinds may have others."""
+    """Format a CPU profile's use of this machine: `2 cores, 22.9 GiB: 2 slots, 2 threads per job`; a stage kind may differ."""
     _, cores = this_cpu()
     memory = this_memory()
     numerics, placement = execution.numerics, execution.placement
     shown = f"{counted(cores, 'core')}, {memory / GIB:.1f} GiB" if memory else counted(cores, "core")
-    taken = f", which take {counted(placement.slots, 'slot')}" if placement.slots != execution.slots else ""
+    taken = f", {counted(placement.slots, 'slot')} per job" if placement.slots != execution.slots else ""
     ranks = f"{numerics.world_size} x " if numerics.world_size > 1 else ""
-    return f"{shown}: {counted(execution.slots, 'slot')}, {ranks}{counted(numerics.threads, 'thread')} a job{taken}"
+    return f"{shown}: {counted(execution.slots, 'slot')}, {ranks}{counted(numerics.threads, 'thread')} per job{taken}"
 
 
 def slow_text(found: Outlook, device: str) -> str:
-    """What helps where a CPU takes long; empty where it does not."""
+    """Suggest faster hardware if a CPU run takes long; else empty."""
     if device != "cpu" or found.seconds < LONG_S:
         return ""
     units = "" if has_bf16_units() else "bf16 units (AMX, AVX512-BF16) or "
     return (
         f"This is slow on a CPU. More cores help; {units}a GPU (`--execution gpu`) {'help' if units else 'helps'} most. "
-        f"{command('run', 'tiny')} goes through the whole chain in minutes."
+        f"{command('run', 'tiny')} runs the whole pipeline in minutes."
     )
 
 
 def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:
-    """(seconds of stages whose jobs run, one after another; their GPU-hours; how many have no estimate of their time)."""
+    """Return (total job seconds, run sequentially; GPU-hours; number of stages without a time estimate)."""
     due = [row.estimate for row in rows if row.state not in JOBLESS]
     seconds = sum(estimate.time.seconds for estimate in due if estimate.time)
     hours = sum(estimate.gpu_hours or 0 for estimate in due)
@@ -203,7 +201,7 @@ def totals(rows: Collection[PlanRow]) -> tuple[float, float, int]:
 
 
 def notes(rows: Collection[PlanRow]) -> list[str]:
-    """What the tables do not say: shapes that are unknown, and chunks of requests that fit only if prompts are short."""
+    """Return notes on stages with unknown model shapes, and on request chunks that fit only if prompts are short."""
     found = []
     for row in rows:
         if row.state in JOBLESS:
@@ -213,40 +211,40 @@ def notes(rows: Collection[PlanRow]) -> list[str]:
         engine = row.estimate.needs.engine if row.estimate.needs else None
         if engine is not None and engine.room is not None and engine.least_cache <= engine.room < engine.cache:
             found.append(
-                f"{row.shown}: with prompts as long as they may be, a chunk of requests needs {size(engine.cache)} of KV cache, and there "
-                f"are {size(engine.room)}: it is refused then"
+                f"{row.shown}: with prompts of maximum length, a chunk of requests needs {size(engine.cache)} of KV cache, but only "
+                f"{size(engine.room)} are available; the stage fails in that case"
             )
     return found
 
 
 def misfits(rows: Collection[PlanRow]) -> list[str]:
-    """What cannot fit, of the stages whose jobs would run."""
+    """Return the stages to run that do not fit into memory, with the reasons."""
     return [f"{row.shown}: {row.estimate.misfit}" for row in rows if row.state not in JOBLESS and row.estimate.misfit]
 
 
 def batch_text(node: Node, numerics: Numerics, rows: int | None) -> str:
-    """How many rows a step takes and how ranks and passes make them up; empty for stages that do not train."""
+    """Describe how ranks and passes make up a training step's batch; empty for stages that do not train."""
     config, ranks = node.config, numerics.world_size
     if isinstance(config, Rlvr):
         answers = config.prompts_per_step * config.samples_per_prompt
-        made = f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers = {answers} rollouts a step"
+        made = f"{config.prompts_per_step} prompts x {config.samples_per_prompt} answers = {answers} rollouts per step"
         return f"{made}, {config.steps} steps, {_ranks(ranks)}"
     if not isinstance(config, Training):
         return ""
     unit = ROW_UNITS.get(node.kind, "rows")
     if isinstance(config, PreferenceTrain) and isinstance(config.loss, Kto):
-        unit, rows = "answers", None  # of which a preference gives one or two
+        unit, rows = "answers", None  # a preference pair yields one or two answers
     if numerics.packing:
-        passes = f"packed to {numerics.micro_batch_tokens} tokens a pass"
+        passes = f"packed to {numerics.micro_batch_tokens} tokens per pass"
     else:
         accumulation = math.ceil(config.global_batch / (ranks * numerics.micro_batch_sequences))
         passes = f"{_ranks(ranks)} x {numerics.micro_batch_sequences} {unit} x {accumulation} passes"
     steps = f", {math.ceil(rows / config.global_batch) * config.epochs} steps" if rows else ""
-    return f"{config.global_batch} {unit} a step: {passes if not numerics.packing else f'{_ranks(ranks)}, {passes}'}{steps}"
+    return f"{config.global_batch} {unit} per step: {passes if not numerics.packing else f'{_ranks(ranks)}, {passes}'}{steps}"
 
 
 def why(reasons: Sequence[str], recipe: str) -> str:
-    """Reasons in one line: stages of the recipe by name, and what all parts of an artifact have in common once."""
+    """Join reasons on one line, without the recipe prefix and with equal reasons of an artifact's parts merged."""
     by_state: dict[str, list[str]] = {}
     others = []
     for reason in (reason.replace(f"{recipe}/", "") for reason in reasons):
@@ -255,12 +253,12 @@ def why(reasons: Sequence[str], recipe: str) -> str:
             by_state.setdefault(match[2], []).append(match[1])
         else:
             others.append(_shortened(reason))
-    said = [f"its artifact {state}" if len(parts) > 2 else f"{', '.join(parts)} {state}" for state, parts in by_state.items()]
-    return "; ".join([*others, *said])
+    merged = [f"its artifact {state}" if len(parts) > 2 else f"{', '.join(parts)} {state}" for state, parts in by_state.items()]
+    return "; ".join([*others, *merged])
 
 
 def _shortened(reason: str) -> str:
-    """A long list of stages that another one waits for, with the first ones named; the whole of it is in the JSON form."""
+    """Shorten a long list of awaited stages; the JSON output has the full list."""
     stages = reason.removeprefix("waits for ").split(", ")
     if not reason.startswith("waits for ") or len(stages) <= NAMED + 1:
         return reason
@@ -288,7 +286,7 @@ def _row(run: RunContext, entry: runs.Plan, stale: Collection[str], cached: Coll
 
 
 def _training_rows(project: Project, graph: Graph, node: Node) -> int | None:
-    """Rows that reach the trainer (before those too long are dropped); None while one of the sets is not built."""
+    """Count training rows, before overlong rows are dropped; None until all the datasets are built."""
     total = 0
     for edge in node.edges:
         if edge.port in node.declaration.trains_on:

@@ -1,9 +1,9 @@
-"""What a person sees while a recipe runs: a live tree on a terminal, plain lines elsewhere.
+"""Progress display of a run: a live tree on a terminal, plain lines elsewhere.
 
-`Board` holds the state of every stage; `ensure` tells it what changes through `watch`, and it reads the heartbeats of running
-jobs itself. `render` turns that state into something to show and knows nothing of threads, files or terminals.
+`Board` holds the state of every stage; `ensure` reports changes to it through `watch`, and it reads the heartbeats of running jobs.
+`render` is a pure function from that state to a renderable.
 
-All times are those of this process's own clock (`time.monotonic`): a job may run on a machine whose clock is minutes apart.
+All times are from this process's clock (`time.monotonic`), because a job may run on a machine whose clock is off by minutes.
 """
 
 import json
@@ -50,19 +50,19 @@ ICONS = {
     "skipped": ("–", "dim"),
 }
 LONG_STEP_S = 30.0
-"""A step that takes longer is told for how long it has been going on."""
+"""After this time, the display shows how long the current step has taken."""
 ALARMING = 0.7
-"""Share of the heartbeat time-out after which silence is called so."""
+"""Fraction of the heartbeat timeout after which the display warns about silence."""
 DONE = ("unchanged", "remote", "sent", "restored", "ran", "attached")
 BEGUN = ("running", "waiting", "restored", "ran", "attached", "failed")
-"""States of a stage with which a run has something to do."""
-SAID = {
+"""States of stages that the run has started to work on."""
+STATE_TEXTS = {
     "unchanged": "up to date",
-    "remote": "done, its files are in the remote",
+    "remote": "done; files are in the remote",
     "restored": "restored",
     "ran": "done",
     "attached": "done (job of an earlier run)",
-    "skipped": "not run: a stage that it needs failed",
+    "skipped": "not run: an upstream stage failed",
 }
 SHOWN_FIRST = ("loss", "reward", "score", "accuracy", "kl")
 RATES = {"tokens_per_second": "tok/s", "requests_per_second": "req/s", "rows_per_second": "rows/s"}
@@ -70,35 +70,35 @@ RATES = {"tokens_per_second": "tok/s", "requests_per_second": "req/s", "rows_per
 
 @dataclass(frozen=True)
 class StageView:
-    """One stage as the display knows it."""
+    """Displayed state of one stage."""
 
     name: str
     kind: str
     state: str = "pending"
     """A key of `ICONS`."""
     detail: str = ""
-    """Why it waits, failed or runs again."""
+    """Why it waits, failed or re-runs."""
     step: int = 0
     total: int = 0
     numbers: Mapping[str, float] = field(default_factory=dict)
     started: float | None = None
-    """When it began to wait, and once it runs, when that began."""
+    """When it started to run or, before that, to wait."""
     first_step: tuple[float, int] | None = None
-    """(when it was seen, step) of the first heartbeat of this attempt that counted a step: the ETA is measured from here."""
+    """(time, step) of this attempt's first heartbeat with a step; baseline of the ETA."""
     said: Mapping[str, object] = field(default_factory=dict)
     """The last heartbeat."""
     heard: float | None = None
-    """When it was first seen, or when the job was begun to be looked at."""
+    """When the last heartbeat was first seen, or when observation of the job started."""
     work: str = ""
-    """What it does beside its steps: loading, tokenising, hashing."""
+    """Work outside the training steps: loading, tokenizing, hashing."""
     seconds: float | None = None
-    """How long it took, once it has ended, without the time that it waited for slots."""
+    """Duration once ended, excluding the wait for slots."""
     timeout: float | None = None
-    """Seconds without a heartbeat after which its job is ended."""
+    """Seconds without a heartbeat before the job is terminated."""
 
 
 def with_heartbeat(view: StageView, beat: Mapping[str, object], now: float) -> StageView:
-    """The view after one more look at `progress.json`; a step that goes back means a new attempt, and a new base for the ETA."""
+    """Update a view from `progress.json`; a decreasing step means a new attempt and resets the ETA baseline."""
     if beat == view.said:
         return view
     step, total = int(str(beat["step"])), int(str(beat["total"]))
@@ -112,7 +112,7 @@ def with_heartbeat(view: StageView, beat: Mapping[str, object], now: float) -> S
 
 
 def work_text(doing: object) -> str:
-    """`hashing 12 of 100 GB`; empty where a job only counts its steps."""
+    """Format other work: `hashing 12 of 100 GB`; empty if the job only reports steps."""
     if not isinstance(doing, dict) or "what" not in doing:
         return ""
     done, of = float(doing.get("done") or 0), float(doing.get("of") or 0)
@@ -121,7 +121,7 @@ def work_text(doing: object) -> str:
 
 
 def eta_seconds(view: StageView) -> float | None:
-    """Time left at the mean speed since the first counted step; None while there is nothing to measure."""
+    """Remaining seconds at the mean speed since the first reported step; None if there is nothing to measure yet."""
     if view.first_step is None or view.heard is None or view.total <= 0:
         return None
     done = view.step - view.first_step[1]
@@ -130,7 +130,7 @@ def eta_seconds(view: StageView) -> float | None:
 
 
 def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
-    """The telling numbers of a heartbeat: loss or reward first, then a rate."""
+    """Format the key metrics of a heartbeat: loss or reward first, then throughput."""
     named = [key for key in SHOWN_FIRST if key in numbers]
     named += [key for key in numbers if key not in SHOWN_FIRST and key not in RATES]
     parts = [f"{key.replace('_', ' ')} {number(numbers[key])}" for key in named[:most]]
@@ -139,31 +139,31 @@ def numbers_text(numbers: Mapping[str, float], most: int = 3) -> str:
 
 
 def doing(view: StageView, now: float) -> str:
-    """One line on what a stage is doing."""
+    """Describe on one line what a stage is doing."""
     if view.state == "running":
         if view.total <= 0 or view.step <= 0:
-            words = view.work or view.detail or "starting"
+            activity = view.work or view.detail or "starting"
             extra = numbers_text(view.numbers)
-            return f"{words}  {extra}".rstrip()
+            return f"{activity}  {extra}".rstrip()
         parts = [f"step {view.step}/{view.total}", numbers_text(view.numbers)]
         left = eta_seconds(view)
         parts.append(view.work or (f"{duration(left)} left" if left is not None else ""))
         parts.append(_silence(view, now))
         parts.append(view.detail)
         return "  ".join(part for part in parts if part)
-    return view.detail or SAID.get(view.state, "")
+    return view.detail or STATE_TEXTS.get(view.state, "")
 
 
 def _silence(view: StageView, now: float) -> str:
-    """How long the step has been going on, where it is a long one: a job says something after each. A warning where that may end it."""
+    """Report how long a slow step has taken, since jobs send a heartbeat per step; warn if the timeout is near."""
     silent = now - view.heard if view.heard is not None else 0.0
     if view.timeout is not None and silent > ALARMING * view.timeout:
-        return f"no heartbeat for {duration(silent)}, the job is ended after {duration(view.timeout)}"
+        return f"no heartbeat for {duration(silent)}; the job is terminated after {duration(view.timeout)}"
     return f"{duration(silent)} into this step" if silent > LONG_STEP_S else ""
 
 
 def time_left(view: StageView, whole: float | None, now: float) -> float | None:
-    """Seconds that are left of a stage that runs; None for others, or where nobody knows."""
+    """Remaining seconds of a running stage; None if it is not running or the time is unknown."""
     if view.state != "running" or view.started is None:
         return None
     measured = eta_seconds(view)
@@ -179,7 +179,7 @@ def took(view: StageView, now: float) -> str:
 
 
 def render(title: str, views: Sequence[StageView], now: float, note: str = "", height: int = 50, left: str = "") -> RenderableType:
-    """The tree of stages at one moment; where it is higher than the screen, finished and coming stages fold into a line each."""
+    """Render the tree of stages; if it exceeds the screen height, finished and pending stages collapse into one line each."""
     table = Table.grid(padding=(0, 2), expand=False)
     for _ in range(4):
         table.add_column(no_wrap=True)
@@ -207,28 +207,28 @@ def _cells(view: StageView, now: float) -> tuple[Text, Text, Text, Text]:
 
 
 class Board:
-    """The state of all stages of a run; safe to tell from several threads."""
+    """State of all stages of a run; thread-safe."""
 
     def __init__(
         self, title: str, stages: Iterable[tuple[str, str, str]], forecast: Forecast | None = None, jobs: Collection[str] = ()
     ) -> None:
         """
         Args:
-            title: the recipe.
-            stages: (address, shown name, kind) in the order of the graph.
-            forecast: of the run.
-            jobs: addresses of the stages that take time: others are there, or are restored.
+            title: name of the recipe.
+            stages: (address, display name, kind) in graph order.
+            forecast: time forecast of the run.
+            jobs: addresses of the stages that run a job; others are up to date or restored.
         """
         self.title = title
         self._forecast, self._jobs, self._outlook = forecast, frozenset(jobs), (0.0, "")
         self._views = {address: StageView(name, kind) for address, name, kind in stages}
         self.note = ""
-        """What is to be said of the run itself."""
+        """Message about the run as a whole."""
         self._folders: dict[str, Path] = {}
         self._lock = threading.Lock()
 
     def tell(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-        """A stage has come into a state; `folder` is the scratch folder of its job, where the heartbeat lies."""
+        """Set the state of a stage; `folder` is its job's scratch folder, which holds the heartbeat."""
         with self._lock:
             view = self._views.get(address)
             if view is None:
@@ -244,11 +244,11 @@ class Board:
             self._views[address] = replace(view, state=state, detail=one_line(detail), seconds=seconds)
 
     def allow(self, address: str, timeout: float) -> None:
-        """Says for how long a stage's job may be silent."""
+        """Set the heartbeat timeout of a stage's job, in seconds."""
         self._views[address] = replace(self._views[address], timeout=timeout)
 
     def read_heartbeats(self) -> None:
-        """Takes in what running jobs have written since the last look."""
+        """Update the views of running jobs from their heartbeats."""
         with self._lock:
             running = [(address, self._folders[address]) for address, view in self._views.items()
                        if view.state == "running" and address in self._folders]  # fmt: skip
@@ -264,7 +264,7 @@ class Board:
             return dict(self._views)
 
     def left(self, now: float) -> str:
-        """How long the rest of the run takes: `about 14 minutes left`; empty before its first stage runs, and where nobody knows."""
+        """Format the remaining time: `about 14 minutes left`; empty before the first stage runs or if unknown."""
         looked, text = self._outlook
         if self._forecast is None or now - looked < OUTLOOK_INTERVAL_S:
             return text
@@ -275,20 +275,22 @@ class Board:
             return ""
         try:
             found = self._forecast.left(ended, due, lambda address, whole: time_left(views[address], whole, now))
-        except Exception:  # it reads what runs are changing, and what others have made: none of it may end what is shown
+        except Exception:  # it reads files that other processes change; no error there may stop the display
             found = None
         text = f"{rough(found.seconds)} left" if found and due and found.how else ""
-        self._outlook = now, text + (f", and {counted(found.unknown, 'stage')} of unknown time" if text and found and found.unknown else "")
+        if text and found and found.unknown:
+            text += f", plus {counted(found.unknown, 'stage')} with no time estimate"
+        self._outlook = now, text
         return self._outlook[1]
 
 
 def watching(context: RunContext, addresses: Collection[str], jobs: Collection[str] = ()) -> Board:
-    """The state of some stages of a run, which tells it what changes from now on.
+    """Create a board for some stages of a run and subscribe it to the run's changes.
 
     Args:
-        context: of the run.
-        addresses: of the stages.
-        jobs: those whose jobs will run; the time left is theirs.
+        context: the run.
+        addresses: the stages to show.
+        jobs: stages that run a job; they determine the remaining time.
     """
     nodes = [node for node in context.graph.nodes.values() if node.address in addresses]
     stages = [(node.address, shown_name(context.graph, node), node.kind) for node in nodes]
@@ -303,13 +305,13 @@ def watching(context: RunContext, addresses: Collection[str], jobs: Collection[s
 def _heartbeat(folder: Path) -> dict[str, object] | None:
     try:
         beat = json.loads((folder / "progress.json").read_text())
-    except (OSError, ValueError):  # not there yet, or of a job that is being replaced
+    except (OSError, ValueError):  # not written yet, or being replaced by a new attempt
         return None
     return beat if isinstance(beat, dict) and {"step", "total"} <= beat.keys() else None
 
 
 class Display:
-    """Shows a board until it is left: a live tree on a terminal, otherwise a line per change and one every 15 seconds."""
+    """Context manager that displays a board: a live tree on a terminal, else a line per change and every 15 seconds."""
 
     def __init__(self, board: Board, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
         self.board = board
@@ -320,10 +322,10 @@ class Display:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="display", daemon=True)
         self._last: dict[str, tuple[str, str]] = {}
-        self._spoken: dict[str, float] = {}
-        self._said = ""
+        self._printed: dict[str, float] = {}
+        self._last_note = ""
         self._left = (0.0, "")
-        """When the time left was told last, and how."""
+        """Time and text of the last remaining-time line."""
 
     def __enter__(self) -> "Display":
         if self._live:
@@ -356,26 +358,26 @@ class Display:
                 say(line, file=self.stream, flush=True)
 
     def lines(self, now: float) -> list[str]:
-        """Plain lines that are due: every change of state, and running stages every `interval_s`."""
+        """Return the plain lines that are due: each state change, and running stages every `interval_s` seconds."""
         due = []
-        left, (told, words) = self.board.left(now), self._left
-        if left and left != words and now - told >= 4 * self.interval_s:
+        left, (printed, last) = self.board.left(now), self._left
+        if left and left != last and now - printed >= 4 * self.interval_s:
             self._left = now, left
             due.append(f"{self.board.title}: {left}")
-        if self.board.note != self._said:
-            self._said = self.board.note
-            due += [self._said] if self._said else []
+        if self.board.note != self._last_note:
+            self._last_note = self.board.note
+            due += [self._last_note] if self._last_note else []
         for address, view in self.board.views.items():
             state = (view.state, "" if view.state in MOVING else view.detail)
             changed = self._last.get(address, ("pending", "")) != state
-            silent = now - self._spoken.get(address, 0.0)
+            silent = now - self._printed.get(address, 0.0)
             if not changed and not (view.state in ("running", *MOVING) and silent >= self.interval_s):
                 continue
-            self._last[address], self._spoken[address] = state, now
+            self._last[address], self._printed[address] = state, now
             if view.state in ("pending", "checking"):
                 continue
-            words = view.state if view.state in ("running", "waiting", *MOVING, "failed") and changed else ""
-            body = "  ".join(part for part in (words, doing(view, now)) if part)
+            change = view.state if view.state in ("running", "waiting", *MOVING, "failed") and changed else ""
+            body = "  ".join(part for part in (change, doing(view, now)) if part)
             spent = took(view, now)
             due.append(f"{ICONS[view.state][0]} {view.name:<18} {body}{f'  ({spent})' if spent else ''}")
         return due

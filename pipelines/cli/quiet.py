@@ -1,4 +1,4 @@
-"""What the libraries below us are told before they are imported: no telemetry, no chatter; and whether Prefect is needed at all."""
+"""Environment settings that must be set before libraries are imported (no telemetry, quiet Prefect), and Prefect server detection."""
 
 import os
 import tomllib
@@ -14,8 +14,8 @@ NO_TELEMETRY = {
     "PREFECT_CLOUD_ENABLE_ORCHESTRATION_TELEMETRY": "false",
 }
 PREFECT = {
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # the terminal belongs to the live display
-    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # never a server of our own: nobody could look at it
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",  # would disturb the live display
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # an ephemeral server would be gone before anyone could look at it
 }
 
 
@@ -30,7 +30,7 @@ def quiet_prefect() -> None:
 
 
 def prefect_server() -> str | None:
-    """URL of the Prefect server that the user has configured, found as Prefect finds it, but without its import (2 s)."""
+    """Return the URL of the configured Prefect server, if any. Follows Prefect's lookup order without its 2 s import."""
     found = [
         os.environ,
         _dotenv(Path(".env")),
@@ -50,14 +50,14 @@ def _dotenv(path: Path) -> Mapping[str, Any]:
 
 
 def _profile() -> Mapping[str, Any]:
-    """Settings of Prefect's active profile; those that it brings with it name no server unless one is chosen."""
+    """Return the settings of Prefect's active profile; its default profiles name no server unless one is selected."""
     home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect")
     found = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
     return found.get("profiles", {}).get(os.environ.get("PREFECT_PROFILE") or found.get("active"), {})
 
 
 def _flat(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`[api] url` of a settings file under the name of its environment variable."""
+    """Map `[api] url` of a settings file to its environment variable."""
     return {"PREFECT_API_URL": settings.get("api", {}).get("url")}
 
 

@@ -1,4 +1,4 @@
-"""The commands on recipes: recipes, show, validate, pin, compile, variants."""
+"""Recipe commands: recipes, show, validate, pin, compile, variants."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ commands = typer.Typer()
 
 @commands.command("recipes")
 def list_recipes() -> None:
-    """List the recipes; one that cannot be read is listed with its problem."""
+    """List all recipes, including invalid ones with their problem."""
     from configs.base.document import ConfigError
     from configs.language.recipe import load_recipe, recipe_names
 
@@ -24,10 +24,10 @@ def list_recipes() -> None:
             graph = load_recipe(project.recipes, name)
             cells.append((name, str(len(graph.nodes)), graph.description))
         except ConfigError as error:
-            more = f" (and {len(error.problems) - 1} more problems)" if len(error.problems) > 1 else ""
-            cells.append((name, "-", f"cannot be read: {error.problems[0]}{more}"))
+            more = f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else ""
+            cells.append((name, "-", f"invalid: {error.problems[0]}{more}"))
             broken.append(name)
-    print_table(("recipe", "stages", "what it is"), cells)
+    print_table(("recipe", "stages", "description"), cells)
     if broken:
         say(f"\n{command('validate', *broken)} lists all problems.")
 
@@ -36,12 +36,16 @@ def list_recipes() -> None:
 def show(
     recipe: Recipe,
     stage: Annotated[
-        str | None, typer.Argument(help="One stage with its numerics and placement.", show_default=False, autocompletion=completion.stages)
+        str | None,
+        typer.Argument(help="One stage to show, with numerics and placement.", show_default=False, autocompletion=completion.stages),
     ] = None,
     overrides: Overrides = None,
     execution: Profile = None,
 ) -> None:
-    """Print a recipe as it is understood: `extends`, rounds, defaults and --set resolved, as YAML that can be run again."""
+    """Print a fully resolved recipe as runnable YAML.
+
+    `extends`, rounds, defaults and --set are resolved.
+    """
     from configs.language.compile import yaml_text
     from configs.language.recipe import load_recipe
     from pipelines.cli.resolved import resolved_recipe, resolved_stage
@@ -55,13 +59,16 @@ def show(
 @commands.command()
 def validate(
     recipe: Annotated[
-        list[str] | None, typer.Argument(help="Recipes: names or paths.", show_default=False, autocompletion=completion.recipes)
+        list[str] | None, typer.Argument(help="Recipe names or paths.", show_default=False, autocompletion=completion.recipes)
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="All recipes and profiles of the project.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Check all recipes and profiles of the project.")] = False,
     overrides: Overrides = None,
     execution: Profile = None,
 ) -> None:
-    """Check recipes and their profiles: all problems at once, each with file and line. Writes nothing; exit code 2 on problems."""
+    """Check recipes and their profiles for errors.
+
+    Lists all problems with file and line, and writes nothing. Exit code 2 if there are problems.
+    """
     from configs.base.document import ConfigError
     from configs.base.problems import UsageProblem
     from configs.language.recipe import recipe_names
@@ -70,7 +77,7 @@ def validate(
 
     project = project_here()
     if every == bool(recipe):
-        raise UsageProblem("name recipes to check, or give --all: `pedigree validate tiny`, `pedigree validate --all`")
+        raise UsageProblem("specify either recipes or --all: `pedigree validate tiny`, `pedigree validate --all`")
     names = recipe_names(project.recipes) if every else recipe or []
     found = {problem: None for name in names for problem in problems_of(project, name, overrides or (), execution)}
     profiles = sorted(path.stem for path in project.executions.glob("*.yaml")) if every else []
@@ -83,9 +90,10 @@ def validate(
 
 @commands.command()
 def pin(recipe: Recipe) -> None:
-    """Write the newest commit of the hub (HF_ENDPOINT, or the mirror PEDIGREE_HUB) in the place of every `revision: pin me`.
+    """Replace every `revision: pin me` with a commit of the hub.
 
-    Comments and layout of the file stay. Recipes that it extends or takes stages from are pinned too.
+    Writes the newest commit of each repository on the hub (HF_ENDPOINT, or the mirror in PEDIGREE_HUB) into the recipe and into the
+    recipes that it extends or takes stages from. Comments and layout are preserved.
     """
     import os
 
@@ -94,13 +102,13 @@ def pin(recipe: Recipe) -> None:
 
     found = write_pins(project_here(), recipe)
     if not found:
-        say(f"nothing to pin: {recipe} names a commit wherever it names a repository of the hub")
+        say(f"nothing to pin: {recipe} specifies a commit for every hub repository")
         return
     for one in found:
-        said = one.commit or f"still `pin me`: {one.problem}"
-        say(f"{os.path.relpath(one.file)}:{one.line}: {one.repo}: {said}")
+        result = one.commit or f"not pinned: {one.problem}"
+        say(f"{os.path.relpath(one.file)}:{one.line}: {one.repo}: {result}")
     left = sum(one.commit is None for one in found)
-    say(f"{counted(len(found) - left, 'revision')} written" + (f", {left} left open" if left else f"; {command('plan', recipe)} goes on"))
+    say(f"{counted(len(found) - left, 'revision')} pinned" + (f", {left} not pinned" if left else f"; next: {command('plan', recipe)}"))
     if left:
         raise typer.Exit(1)
 
@@ -108,35 +116,38 @@ def pin(recipe: Recipe) -> None:
 @commands.command("compile")
 def compile_(
     recipe: Annotated[
-        list[str], typer.Argument(help="Recipes: names or paths.", show_default=False, autocompletion=completion.recipes)
+        list[str], typer.Argument(help="Recipe names or paths.", show_default=False, autocompletion=completion.recipes)
     ],
     overrides: Overrides = None,
 ) -> None:  # fmt: skip
-    """Write the dvc.yaml and params.yaml of recipes, for use with plain `dvc repro`."""
+    """Write dvc.yaml and params.yaml for use with `dvc repro`."""
     from configs.language.compile import write_compiled
     from configs.language.recipe import load_recipes
 
     project = project_here()
     graphs = [graph for name in recipe for graph in load_recipes(project.recipes, name, overrides or ())]
     changed = write_compiled(project.root, {graph.recipe: graph for graph in graphs}.values())
-    say("\n".join(changed) if changed else "nothing has changed")
+    say("\n".join(changed) if changed else "nothing changed")
 
 
 @commands.command()
 def variants(
     recipe: Annotated[
-        str | None, typer.Argument(help="Only those of this recipe.", show_default=False, autocompletion=completion.recipes)
+        str | None, typer.Argument(help="Only variants of this recipe.", show_default=False, autocompletion=completion.recipes)
     ] = None,
     remove: Annotated[
         str | None,
         typer.Option(
-            "--remove", metavar="NAME", help="Remove the artifacts of one variant; the cache keeps its objects until `pedigree gc`.",
+            "--remove", metavar="NAME", help="Remove a variant's artifacts; cached objects remain until `pedigree gc`.",
             autocompletion=completion.variants,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without confirmation.")] = False,
 ) -> None:  # fmt: skip
-    """List what was made with --set: the overrides, how much is done, size and age. --remove NAME removes one."""
+    """List variants made with --set, or remove one.
+
+    Shows the overrides, progress, size and age of each variant.
+    """
     from configs.base.problems import UsageProblem
     from configs.language.recipe import recipe_names
     from pipelines.cli import variants as made
@@ -145,20 +156,20 @@ def variants(
     project = project_here()
     if remove is not None:
         if recipe is not None:
-            raise UsageProblem(f"name either a recipe to list or a variant to remove: {command('variants', '--remove', remove)}")
+            raise UsageProblem(f"--remove takes no RECIPE: {command('variants', '--remove', remove)}")
         _remove_variant(made.find_variant(project, remove), yes)
         return
     if recipe is not None and recipe not in recipe_names(project.recipes) and not Path(recipe).exists():
-        raise UsageProblem(f"there is no recipe {recipe!r}: `pedigree recipes` lists those there are")
+        raise UsageProblem(f"no recipe {recipe!r}; `pedigree recipes` lists all recipes")
     found = [variant for variant in made.variants(project) if recipe in (None, variant.recipe)]
     if not found:
-        say("no variant has been made: `pedigree run RECIPE --set STAGE.FIELD=VALUE` makes one")
+        say("no variants; `pedigree run RECIPE --set STAGE.FIELD=VALUE` makes one")
         return
     cells = [
         (one.name, f"{one.done} of {one.stages}", size(one.size), f"{duration(one.age_s)} ago", "  ".join(one.overrides)) for one in found
     ]
     print_table(("variant", "own stages done", "size", "last change", "overrides"), cells)
-    say("\n`pedigree variants --remove NAME` removes one.")
+    say("\n`pedigree variants --remove NAME` removes a variant.")
 
 
 def _remove_variant(variant, yes: bool) -> None:
@@ -169,14 +180,14 @@ def _remove_variant(variant, yes: bool) -> None:
     say(f"{variant.name}: {' '.join(variant.overrides)}")
     say(f"{counted(variant.done, 'artifact')}, {size(variant.size)}, in {variant.folder.relative_to(variant.project.root)}")
     if not yes and not typer.confirm("Remove them?"):
-        say("nothing is removed")
+        say("nothing removed")
         raise typer.Exit(1)
     made.remove(variant, signs)
-    say("removed. Objects in the DVC cache are kept: the same command makes it again from there at once.")
+    say("removed. The DVC cache still has its objects, so re-running the variant restores it from there.")
     free = made.collectable(variant)
     if isinstance(free, str):
-        say(f"What `pedigree gc` could free is not known: {free}")
+        say(f"Cannot determine what `pedigree gc` would free: {free}")
     elif free:
-        say(f"`pedigree gc` would now delete {counted(len(free), 'object')} of it, {size(sum(free.values()))}; `pedigree gc --yes` does.")
+        say(f"`pedigree gc --yes` would delete {counted(len(free), 'object')} of this variant, {size(sum(free.values()))}.")
     else:
-        say("`pedigree gc` would free nothing of it: git still names these artifacts, or other recipes share them.")
+        say("`pedigree gc` would free none of its objects: git or other recipes still reference them.")

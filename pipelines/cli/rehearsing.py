@@ -1,4 +1,4 @@
-"""The command `rehearse`."""
+"""The `rehearse` command."""
 
 import sys
 import time
@@ -19,9 +19,10 @@ def rehearse(
     prefect: ShowInPrefect = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Run a recipe with made rows and tiny models on this machine's CPU, in minutes: the same graph, code, formats and templates.
+    """Test-run a recipe on the CPU with tiny models.
 
-    It ends with what it has proved and what it could not. Its results lie in a project of its own, `.pedigree/rehearsals/PROFILE`.
+    Uses the same graph, code, formats and templates, but synthetic rows, and takes minutes. Ends with a list of what was and was not
+    checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
     from pipelines.cli.documents import rehearse_document
     from pipelines.cli.telling import Telling
@@ -30,7 +31,7 @@ def rehearse(
     from pipelines.request import refuse_read_only, whose_code_has_changed
 
     began = time.monotonic()
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         refuse_read_only(project)
         with Telling() as telling:
@@ -40,13 +41,13 @@ def rehearse(
         ends = run_what_is_due(rehearsal.project, run, chosen, whose_code_has_changed(run, chosen), prefect)
         seconds = time.monotonic() - began
         proof = proof_of(rehearsal.project, run.graph, rehearsal.changes)
-        tell(rehearse_document(run, rehearsal, ends, proof, seconds))
+        emit(rehearse_document(run, rehearsal, ends, proof, seconds))
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):
-            say(f"the rehearsal of {rehearsal.real.recipe} has failed after {seconds:.0f} s", file=sys.stderr)
+            say(f"rehearsal of {rehearsal.real.recipe} failed after {seconds:.0f} s", file=sys.stderr)
             raise typer.Exit(1)
         say(f"\nRehearsed {rehearsal.real.recipe} under {rehearsal.profile}: {len(ends)} stages in {seconds:.0f} s.")
         for line in said(proof):
             say(line)
-        say(f"All of it lies in {rehearsal.project.root.relative_to(project.root)}.")
+        say(f"Results are in {rehearsal.project.root.relative_to(project.root)}.")

@@ -1,4 +1,4 @@
-"""Removing a folder of a project that a run might want at the same moment, and telling how old one is."""
+"""Safe removal of project folders that a concurrent run might use, and folder ages."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from pipelines.jobs.liveness import Signs
 
 
 def listened(project: Project, leases: Iterable[str]) -> Signs:
-    """Listens until each job, and each holder of these leases, that may live on another machine was heard or has been silent."""
+    """Wait until the liveness of every job and lease holder on other machines is known: a heartbeat arrived or timed out."""
     signs, names = Signs(project), list(leases)
 
     def look() -> None:
@@ -32,40 +32,40 @@ def listened(project: Project, leases: Iterable[str]) -> Signs:
 
 
 def say_listening() -> None:
-    say(f"listening to other machines, for up to {heartbeat.SILENCE_S:g} s: what lives there gives signs of life", flush=True)
+    say(f"waiting up to {heartbeat.SILENCE_S:g} s for heartbeats from other machines", flush=True)
 
 
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:
-    """Removes a folder: out of the way first, at once, so that a kill leaves no half of it where somebody looks.
+    """Remove a folder. It is renamed away first, so an interruption never leaves a partial folder in place.
 
     Args:
-        signs: of the project that it belongs to (`listened`).
-        folder: what to remove.
-        leases: names of the leases that a run would take before it used the folder.
-        command: who removes it, for whoever waits for a lease.
-        check: raises where it must stay after all; called with the leases held.
+        signs: liveness of the project's processes, from `listened`.
+        folder: folder to remove.
+        leases: names of the leases that a run takes before it uses the folder.
+        command: name of this command, shown to processes that wait for a lease.
+        check: raises if the folder must not be removed; called with the leases held.
 
     Raises:
-        UsageProblem: a lease is held by somebody else.
+        UsageProblem: another process holds a lease.
     """
     aside = signs.project.private / "removed" / uuid.uuid4().hex
     aside.parent.mkdir(parents=True, exist_ok=True)
     with alone(signs, leases, command, folder.name):
         check()
         os.rename(folder, aside)
-    shutil.rmtree(aside.parent, ignore_errors=True)  # with what an earlier removal may have left
+    shutil.rmtree(aside.parent, ignore_errors=True)  # also removes leftovers of earlier, interrupted removals
 
 
 @contextmanager
 def alone(signs: Signs, leases: Iterable[str], command: str, what: str) -> Iterator[None]:
-    """Holds leases, waiting for none of them.
+    """Hold leases without waiting for them.
 
     Raises:
-        UsageProblem: one is held by somebody else.
+        UsageProblem: another process holds a lease.
     """
 
     def refuse(holder: Holder) -> None:
-        raise UsageProblem(f"{what} is in use, {holder}: wait until that has ended, or end it, then type this again")
+        raise UsageProblem(f"{what} is in use, {holder}; wait until that process ends, or end it, and retry")
 
     with ExitStack() as stack:
         for name in leases:
@@ -75,7 +75,7 @@ def alone(signs: Signs, leases: Iterable[str], command: str, what: str) -> Itera
 
 
 def disk_time(folder: Path) -> float:
-    """What time it is by the clock that dates a folder's files, which is a file server's on a network disk: to tell their ages by."""
+    """Return the current time on the clock that sets a folder's mtimes, which on a network disk is the file server's."""
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             return os.fstat(probe.fileno()).st_mtime

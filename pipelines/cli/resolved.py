@@ -1,4 +1,4 @@
-"""A recipe as it is understood, written out in full; and all that is wrong with recipes and profiles."""
+"""Fully resolved recipes and stages, and validation of recipes and profiles."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from pipelines.run.runs import load_execution, profile_for
 
 
 def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) -> dict[str, Any]:
-    """A recipe that needs no other and makes the same artifacts: every stage, also those that belong to other recipes, every default.
+    """Return a standalone recipe that makes the same artifacts, with all defaults and the stages of other recipes included.
 
-    Where two stages of different recipes have one name, that of the other recipe stays a reference, `RECIPE/STAGE`.
+    A stage of another recipe whose name is taken remains a reference, `RECIPE/STAGE`.
     """
     counts = Counter(node.name for node in graph.nodes.values())
     names = {
@@ -37,11 +37,11 @@ def resolved_recipe(project: Project, graph: Graph, profile: str | None = None) 
 
 
 def resolved_stage(project: Project, graph: Graph, name: str, profile: str | None = None) -> dict[str, Any]:
-    """One stage: what it is, and how and where its job runs under the profile.
+    """Return one stage's config, and its numerics and placement under the profile.
 
     Raises:
-        UsageProblem: there is no such stage.
-        ConfigError: problems of the profile.
+        UsageProblem: no such stage.
+        ConfigError: the profile is invalid.
     """
     node = graph.find(name)
     numerics, placement = profile_for(project, graph, profile).of(node.kind, node.name)
@@ -61,7 +61,7 @@ def resolved_stage(project: Project, graph: Graph, name: str, profile: str | Non
 
 
 def problems_of(project: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None) -> list[Problem]:
-    """All that is wrong with a recipe and with the profile that it would run under; nothing is written."""
+    """Return all problems of a recipe and its profile; write nothing."""
     try:
         graph = load_recipe(project.recipes, recipe, overrides)
     except ConfigError as error:
@@ -74,7 +74,7 @@ def problems_of(project: Project, recipe: str, overrides: Sequence[str] = (), pr
 
 
 def profile_problems(project: Project, name: str) -> list[Problem]:
-    """All that is wrong with a profile by itself."""
+    """Return all problems of a profile."""
     try:
         load_execution(project, name)
     except ConfigError as error:
@@ -83,10 +83,10 @@ def profile_problems(project: Project, name: str) -> list[Problem]:
 
 
 def _problems_of_named_profile(project: Project, recipe: str, profile: str | None) -> list[Problem]:
-    """The profile that a broken recipe names can be checked all the same."""
+    """Check the profile of an invalid recipe."""
     try:
         named = profile or read_document(recipe_file(project.recipes, recipe)).value.get("execution")
-    except ConfigError:  # told already
+    except ConfigError:  # already reported
         return []
     return profile_problems(project, named) if isinstance(named, str) else []
 
@@ -97,7 +97,7 @@ def _stage(node: Node, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _inputs(node: Node, names: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Port → label → stage: labels are written out, because they are identity and names of stages are not."""
+    """Port → label → stage. Labels are explicit because they affect an artifact's identity; stage names do not."""
     ports: dict[str, dict[str, str]] = {}
     for edge in node.edges:
         ports.setdefault(edge.port, {})[edge.label] = names[edge.source]

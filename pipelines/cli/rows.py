@@ -1,4 +1,4 @@
-"""The commands on single rows: trace, forget. Neither changes anything."""
+"""Row commands: trace and forget. Both are read-only."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 MOST = 20
-"""Lines of a table in words; the JSON form has all."""
-Row = Annotated[str | None, typer.Argument(metavar="ROW", help="Id of a row, or its start.", show_default=False)]
-AsText = Annotated[bool, typer.Option("--text", help="ROW is a text of the row, in quotes, and no id.")]
-File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="A file that holds the text, instead of ROW.")]
-Contains = Annotated[bool, typer.Option("--contains", help="The text, of 20 characters at least, is a part of one of the row's.")]
+"""Maximum rows of a printed table; the JSON output has all of them."""
+Row = Annotated[str | None, typer.Argument(metavar="ROW", help="Row id or id prefix.", show_default=False)]
+AsText = Annotated[bool, typer.Option("--text", help="ROW is text of the row (quoted), not an id.")]
+File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Read the text from this file instead of ROW.")]
+Contains = Annotated[bool, typer.Option("--contains", help="Match rows that contain the text (at least 20 characters).")]
 
 
 @commands.command()
@@ -33,21 +33,22 @@ def trace(
     contains: Contains = False,
     within: Annotated[
         list[str] | None,
-        typer.Option("--in", metavar="ADDRESS", help="Look in this artifact alone. Repeatable.", autocompletion=completion.artifacts),
+        typer.Option("--in", metavar="ADDRESS", help="Search only this artifact. Repeatable.", autocompletion=completion.artifacts),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a row stands, where it was dropped and why, and which models were given it, by what way.
+    """Find a row: where it is used or dropped, and in which models.
 
-    Texts are compared without case and white space. Exit code 1 if nothing here holds or dropped it.
+    Shows the artifacts that contain or dropped it, the reasons, and how it reached each model. Text matching ignores case and
+    whitespace. Exit code 1 if no artifact contains or dropped the row.
     """
     from pipelines.cli.documents import trace_document
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, within or ())
         origins = _origins(project, found)
-        tell(trace_document(found, origins))
+        emit(trace_document(found, origins))
         if not as_json:
             _print_trace(found, origins)
         if not found.found:
@@ -56,18 +57,19 @@ def trace(
 
 @commands.command()
 def forget(row: Row = None, as_text: AsText = False, file: File = None, contains: Contains = False, as_json: AsJson = False) -> None:
-    """Show what would have to be made again without a row, what that took last time, and what to write in the recipe. Changes nothing.
+    """Show what it takes to remove a row from all artifacts.
 
-    Exit code 1 if nothing here holds or dropped it.
+    Lists the stages to rebuild, how long they took last time, and the recipe changes that exclude the row. Changes nothing. Exit code 1
+    if no artifact contains or dropped the row.
     """
     from pipelines.cli.documents import forget_document
     from pipelines.maintain.forget import forget as without
 
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project, wanted = project_here(), _wanted(row, as_text, file, contains)
         found = _traced(project, wanted, ())
         answer = without(project, found)
-        tell(forget_document(found, answer))
+        emit(forget_document(found, answer))
         if not as_json:
             _print_forgetting(found, answer)
         if not found.found:
@@ -80,17 +82,17 @@ def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -
     from pipelines.lineage.trace import Wanted
 
     if (row is None) == (file is None):
-        raise UsageProblem("give one row: its id, a text with --text, or a file that holds the text with --file")
+        raise UsageProblem("specify one row: its id, its text with --text, or a text file with --file")
     if row is not None and not as_text:
         if contains:
-            raise UsageProblem("--contains is said of a text: add --text, or give --file")
+            raise UsageProblem("--contains requires --text or --file")
         return Wanted(id=row)
     if file is None:
         return Wanted(text=row or "", contains=contains)
     try:
         return Wanted(text=read_plain(file, LONGEST_LINE).decode(), contains=contains)
     except (ArtifactError, OSError, UnicodeDecodeError) as error:
-        raise UsageProblem(f"--file {file} cannot be read, or holds no text: name a plain file with the text of the row") from error
+        raise UsageProblem(f"--file {file} cannot be read as text: specify a plain UTF-8 file with the text of the row") from error
 
 
 def _traced(project: "Project", wanted: "Wanted", within: Sequence[str]) -> "Trace":
@@ -102,7 +104,7 @@ def _traced(project: "Project", wanted: "Wanted", within: Sequence[str]) -> "Tra
 
 
 def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[Origin]]":
-    """(address, source) of the stages that brought it in → where it may come from."""
+    """Map (address, source) of each stage that imported the row to its possible origins."""
     from pipelines.lineage.ancestry import read_pedigree
     from pipelines.publish.attribution import origins_of_rows
 
@@ -114,55 +116,58 @@ def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[
 def _print_trace(found: "Trace", origins: "dict[tuple[str, str], list[Origin]]") -> None:
     _print_found(found)
     for (address, source), where in origins.items():
-        say(f"{address} has it from {' or '.join(map(_origin_text, where)) or f'{source}, which is made here'}")
+        say(f"{address} imported it from {' or '.join(map(_origin_text, where)) or f'{source}, generated in this project'}")
     if found.places:
         say()
-        _print_some(("stands in", "type", "rows", "which"), [_place_cells(place) for place in found.places])
+        _print_some(("artifact", "type", "rows", "details"), [_place_cells(place) for place in found.places])
     if found.dropped:
         say()
         cells = [(drop.address, drop.id, drop.reason, drop.detail) for drop in found.dropped]
         _print_some(("dropped by", "row", "reason", "evidence"), cells)
     if found.models:
         say()
-        cells = [(one.address, one.content[:12], one.how + ("" if one.certain else ", perhaps"), _way(one.way)) for one in found.models]
-        _print_some(("model", "content", "how", "way"), cells)
+        cells = [(one.address, one.content[:12], one.how + ("" if one.certain else ", uncertain"), _way(one.way)) for one in found.models]
+        _print_some(("model", "content", "how", "path"), cells)
     others = [one.address for one in found.reached if one not in found.models]
     if others:
-        say(f"\nMade from it or from these models, too: {_some(others)}.")
+        say(f"\nOther artifacts derived from it or from these models: {_some(others)}.")
     _print_not_looked_in(found)
 
 
 def _print_not_looked_in(found: "Trace") -> None:
     if found.not_looked_in:
-        say(f"\nNot looked in, {len(found.not_looked_in)}:")
+        say(f"\nNot searched, {len(found.not_looked_in)}:")
         _print_some(("artifact", "why"), list(found.not_looked_in.items()))
 
 
 def _print_found(found: "Trace") -> None:
+    from pipelines.quantities import counted
+
     if not found.found:
-        say(f"none of the {found.looked_in} artifacts of rows that are here holds it or has dropped it")
+        searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
+        say(f"row not found: {searched}")
     elif len(found.ids) == 1:
         say(f"row {found.ids[0]}")
     elif found.ids:
         say(f"{len(found.ids)} rows: {_some(found.ids)}")
     else:
-        say("a row that never had an id: it could not be read")
+        say("an unreadable row without an id")
 
 
 def _place_cells(place: Any) -> tuple[str, str, str, str]:
     if place.scores:
         return place.address, place.type, str(len(place.ids)), _some([f"{policy} {score}" for _, policy, score in place.scores])
-    answered = _some([f"{label} ({address or 'unknown here'}, {content[:12]})" for label, address, content in place.policies])
+    answered = _some([f"{label} ({address or 'not in this project'}, {content[:12]})" for label, address, content in place.policies])
     return place.address, place.type, str(len(place.ids)), f"answers of {answered}" if place.policies else _some(place.ids)
 
 
 def _origin_text(origin: "Origin") -> str:
     written = f", written by {', '.join(origin.generators)}" if origin.generators else ""
-    return f"{origin.name} (licence {' or '.join(origin.licences)}{written})"
+    return f"{origin.name} (license {' or '.join(origin.licences)}{written})"
 
 
 def _way(addresses: Sequence[str]) -> str:
-    """The recipe of a stage stands only where it is another one than before."""
+    """Join addresses, with the recipe given only where it changes."""
     words, before = [], ""
     for address in addresses:
         recipe, _, stage = address.partition("/")
@@ -180,7 +185,7 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
     for part in PARTS:
         some = [one for one in answer.again if one.part == part]
         if some:
-            say(f"\nWould be made again, {part}:")
+            say(f"\nTo rebuild, {part}:")
             cells = [_again_cells(one) for one in some]
             filled = [number for number in range(len(AGAIN)) if any(row[number] for row in cells)]
             print_table([AGAIN[number] for number in filled], [[row[number] for number in filled] for row in cells])
@@ -190,15 +195,15 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
 
 
 def _unchanged(found: "Trace", answer: "Forgetting") -> str:
-    """Why there is nothing to write in a recipe."""
+    """Explain why no recipe change is suggested."""
     if answer.missing:
         recipe, _, variant = answer.missing[0].partition("/")[0].partition("+")
-        pull = command("pull", recipe) + (" with the overrides of that variant" if variant else "")
-        return f"The stage that brought it in is not here, or damaged: {pull}, then ask again."
+        pull = f"run {command('pull', recipe)}{' with the overrides of that variant' if variant else ''}"
+        return f"The artifact that imported it is missing or damaged: {pull}, then retry."
     if answer.again:
-        return "No stage that brings rows in has it: no filter would leave it out."
-    where = "No stage of a recipe brings it in any more" if found.places else "It stands in no artifact that a stage brought in"
-    return f"{where}: nothing would be made again. What evidence says of dropped rows holds their first characters."
+        return "No stage imports it, so no filter can exclude it."
+    where = "No recipe stage imports it anymore" if found.places else "No artifact contains it"
+    return f"{where}, so nothing needs a rebuild. The evidence of dropped rows includes their first characters."
 
 
 AGAIN = ("stage", "kind", "why", "took", "GPU-hours", "named")
@@ -218,26 +223,26 @@ def _print_sum(answer: "Forgetting") -> None:
         known = [one.seconds for one in answer.again if one.seconds is not None]
         hours = sum(one.gpu_hours or 0 for one in answer.again)
         gpus = f", {hours:.2f} GPU-hours" if hours else ""
-        say(f"\n{counted(len(answer.again), 'stage')}; the last time they took {duration(sum(known))} one after another{gpus}.")
+        say(f"\n{counted(len(answer.again), 'stage')} to rebuild; the last runs took {duration(sum(known))} in total{gpus}.")
     if answer.unmade:
-        say(f"Below it, and not made or not here: {_some(answer.unmade)}.")
+        say(f"Affected, but not built or not available here: {_some(answer.unmade)}.")
     if answer.strays:
-        say(f"No recipe makes these any more, and they hold the row or were made from it: {_some(answer.strays)}.")
+        say(f"Contain the row or derive from it, but belong to no current recipe: {_some(answer.strays)}.")
     for name, why in answer.unread.items():
-        say(f"{name} cannot be read, and may make more of it: {why}")
+        say(f"{name} cannot be read and may affect more artifacts: {why}")
 
 
 def _print_change(found: "Trace", answer: "Forgetting") -> None:
     if not answer.changes:
         return
-    say("\nNothing was changed. To leave it out, write in the recipes:")
+    say("\nNothing was changed. To exclude the row, add to the recipes:")
     for change in answer.changes:
         say(f"  {change.recipe}, stage {change.stage}:  {change.text}")
     planned = " and ".join(command("plan", name) for name in dict.fromkeys(change.recipe for change in answer.changes))
-    say(f"{planned} shows the same stages then.")
+    say(f"{planned} should then list the same stages.")
     for copy in found.copies:
-        say(f"Another row like it stays, for whose sake it was dropped elsewhere: {copy}.")
-    say("The source still has it, so have caches, exports and what was pushed; the records here name none of those.")
+        say(f"A duplicate of it remains: {copy}.")
+    say("Copies in the source, caches, exports and pushed data are not tracked here and remain.")
 
 
 def _print_some(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -247,6 +252,6 @@ def _print_some(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _some(words: Sequence[str]) -> str:
-    """The first few of many."""
+    """Join the first few of a list."""
     shown = [*words[:5], *([f"... and {len(words) - 5} more"] if len(words) > 5 else [])]
     return ", ".join(shown)

@@ -1,4 +1,4 @@
-"""The commands that run stages, and end them: run, cancel, and the command of `dvc.yaml`."""
+"""Commands that run or end stages: run, cancel, and the hidden command used in `dvc.yaml`."""
 
 import sys
 import time
@@ -45,7 +45,7 @@ ShowInPrefect = Annotated[
     typer.Option(
         "--prefect",
         envvar="PEDIGREE_PREFECT",
-        help="Show the run in Prefect: auto where a server is configured (PREFECT_API_URL, a profile), always or not at all.",
+        help="Report the run to Prefect; `auto` does so if a server is configured (PREFECT_API_URL or a profile).",
     ),
 ]
 
@@ -60,42 +60,42 @@ def run(
     force: Force = None,
     prefect: ShowInPrefect = "auto",
     execution: Profile = None,
-    keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="On Ctrl-C leave jobs running; the next run re-attaches.")] = False,
+    keep_jobs: Annotated[bool, typer.Option("--keep-jobs", help="On Ctrl-C, leave jobs running; the next run re-attaches.")] = False,
     require_checkpoint: Annotated[
         list[str] | None,
         typer.Option(
             "--require-checkpoint", metavar="STAGE", autocompletion=completion.stages,
-            help="Fail rather than start this stage from the beginning. Repeatable.",
+            help="Fail instead of starting this stage from scratch. Repeatable.",
         ),
     ] = None,
     allow_numerics_change: Annotated[
         bool,
         typer.Option(
-            "--allow-numerics-change", help="Go on from checkpoints made with other ranks, micro-batches or threads; the record says so."
+            "--allow-numerics-change", help="Resume even if ranks, micro-batches or threads changed; this is recorded."
         ),
     ] = False,
     on_code_change: Annotated[
         Literal["keep", "take", "rerun"],
         typer.Option(
             "--on-code-change",
-            help="What becomes of unfinished stages whose code has changed: `keep` goes on with the code they began with, `take` with "
-            "that of now (the record says so), `rerun` begins again, and makes finished stages again whose code has changed.",
+            help="How to resume a stage whose code changed: `keep` uses the original code, `take` the current code (recorded), `rerun` "
+            "starts over and also re-runs finished stages whose code changed.",
         ),
     ] = "keep",
     record_new_files: Annotated[
-        bool, typer.Option("--record-new-files", help="Keep files that git does not know in the recorded patch, for every descendant.")
+        bool, typer.Option("--record-new-files", help="Include untracked files in the recorded patch, also for all descendants.")
     ] = False,
-    pull: Annotated[bool, typer.Option("--pull", help="Bring the files of finished stages from the DVC remote; run nothing.")] = False,
-    commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git once all is up to date.")] = False,
+    pull: Annotated[bool, typer.Option("--pull", help="Download finished artifacts from the DVC remote; run nothing.")] = False,
+    commit: Annotated[bool, typer.Option("--commit", help="Commit dvc.lock and compiled files to git if the run succeeds.")] = False,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
-    """Bring every stage of a recipe up to date; finished stages are not run again."""
+    """Run all stages of a recipe that are not up to date."""
     from pipelines.cli.documents import run_document
     from pipelines.publish.commits import check_commit
     from pipelines.request import named, whose_code_has_changed
 
     began = time.monotonic()
-    with for_programs(as_json) as tell:
+    with for_programs(as_json) as emit:
         project = project_here()
         if commit:
             check_commit(project)
@@ -107,12 +107,12 @@ def run(
             forced |= whose_code_has_changed(context, chosen)
         context.require_checkpoint = named("--require-checkpoint", context.graph, require_checkpoint or (), chosen)
         if pull:
-            _refuse_beside_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
+            _refuse_with_pull(forced or context.require_checkpoint or allow_numerics_change or record_new_files or commit or as_json)
             bring(context, chosen)
             return
         ends = run_what_is_due(project, context, chosen, forced, prefect)
-        made = _commit_or_say_why_not(context, chosen, ends) if commit else None
-        tell(run_document(context, ends, time.monotonic() - began, made))
+        made = _commit_results(context, chosen, ends) if commit else None
+        emit(run_document(context, ends, time.monotonic() - began, made))
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):
@@ -122,7 +122,7 @@ def run(
 def run_what_is_due(
     project: "Project", context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str
 ) -> "list[StageEnd] | None":
-    """Runs what is not up to date, and shows what came of it; returns how each stage ended, None when it was interrupted."""
+    """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
     from pipelines.cli.plan import beforehand, plan, time_text, with_jobs
     from pipelines.cli.telling import Telling, measured_by
     from pipelines.request import all_done, already_made
@@ -155,7 +155,7 @@ def run_what_is_due(
 def _watched(
     context: "RunContext", chosen: frozenset[str], forced: frozenset[str], prefect: str, jobs: "Collection[str]"
 ) -> "list[StageEnd]":
-    """The run itself, with a display of its progress."""
+    """Run the stages with a progress display."""
     from pipelines.cli.progress import Display, watching
 
     board = watching(context, chosen, jobs)
@@ -170,15 +170,16 @@ def cancel(
         str, typer.Argument(help="Recipe, stage, or RECIPE/STAGE.", show_default=False, autocompletion=completion.recipes)
     ],
 ) -> None:  # fmt: skip
-    """End running jobs, on whatever machine, with all their processes. Checkpoints are kept: `pedigree run` goes on from them.
+    """End running jobs, on this machine or others.
 
-    For a recipe that is deployed (`pedigree deploy`), the run that its schedule has started is cancelled; the schedule stays.
+    Checkpoints are kept, and `pedigree run` resumes from them. For a deployed recipe, this cancels the run started by its schedule but
+    keeps the schedule.
     """
     from pipelines.cli import status as state
     from pipelines.jobs.live import LiveJob
 
     def waiting(job: LiveJob) -> None:
-        say(f"{job.address} runs on {job.place}: it ends itself when it sees that it is no longer wanted", flush=True)
+        say(f"{job.address} runs on {job.place}: waiting for it to stop", flush=True)
 
     project = project_here()
     scheduled = _cancel_scheduled(project, name)
@@ -189,33 +190,37 @@ def cancel(
             raise
         return
     for job in ended:
-        where = f", which ran on {job.place}" if job.elsewhere else ""
-        say(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} goes on from its last checkpoint", flush=True)
+        where = f" on {job.place}" if job.elsewhere else ""
+        say(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} resumes from its last checkpoint", flush=True)
     if state.runs_elsewhere(project, name):
-        say(f"{command('run', name)} runs on another machine and may go on with other stages: end it there, with Ctrl-C", file=sys.stderr)
+        say(
+            f"{command('run', name)} still runs on another machine and may start other stages: stop it there with Ctrl-C",
+            file=sys.stderr,
+        )
         raise typer.Exit(1)
 
 
 def _cancel_scheduled(project: "Project", name: str) -> int:
-    """Cancels what a schedule has started of a recipe, first of all: Prefect would take it for crashed, and start it again."""
+    """Cancel scheduled runs of a recipe. Must come first: Prefect would treat a killed run as crashed and restart it."""
     if "/" in name or prefect_server() is None:
         return 0
     quiet_prefect()
     from pipelines.deployments import ServerAway, cancel_runs
+    from pipelines.quantities import counted
 
     try:
         count = cancel_runs(project, name)
     except ServerAway as error:
-        say(f"note: {error}; a run that a schedule has started is not cancelled there", file=sys.stderr)
+        say(f"note: {error}; scheduled runs are not canceled in Prefect", file=sys.stderr)
         return 0
     if count:
-        say(f"cancelled what the schedule of {name} had started; {command('pause', name)} stops the schedule itself", flush=True)
+        say(f"canceled {counted(count, 'scheduled run')} of {name}; {command('pause', name)} stops the schedule itself", flush=True)
     return count
 
 
 @commands.command(hidden=True)
 def stage(address: str) -> None:
-    """Run one compiled stage: the command of `dvc.yaml`, for `dvc repro`."""
+    """Run one compiled stage; `dvc repro` calls it through `dvc.yaml`."""
     from pipelines.cli.progress import Board, Display
     from pipelines.run.runs import stage_under_dvc
 
@@ -225,16 +230,16 @@ def stage(address: str) -> None:
         stage_under_dvc(project_here(), address, watch=board.tell)
 
 
-def _refuse_beside_pull(others: object) -> None:
+def _refuse_with_pull(others: object) -> None:
     from configs.base.problems import UsageProblem
 
     if others:
-        beside = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit and --json"
-        raise UsageProblem(f"--pull runs nothing: leave out {beside}, or leave out --pull")
+        options = "--force, --require-checkpoint, --allow-numerics-change, --record-new-files, --commit or --json"
+        raise UsageProblem(f"--pull runs nothing, so it cannot be combined with {options}")
 
 
 def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[str], prefect: str, board: Any) -> "list[StageEnd]":
-    """Works the graph off, and shows it in Prefect where somebody can look."""
+    """Run the graph, and report to Prefect if a server is configured."""
     from configs.base.problems import UsageProblem
     from pipelines.run.observer import HOW_TO_PREFECT, run_observed
     from pipelines.run.runs import run_graph
@@ -249,7 +254,7 @@ def _work(context: "RunContext", selection: frozenset[str], forced: frozenset[st
     def connect(addresses: "Collection[str]") -> "AbstractContextManager[Audience]":
         from data.host.process import uncollected
 
-        with uncollected():  # Prefect's import parses, and so do threads of stages
+        with uncollected():  # the import parses code at the same time as stage threads do
             from pipelines.flow import connected
 
         return connected(context, addresses)
@@ -268,26 +273,26 @@ def failed(ends: "Sequence[StageEnd]") -> bool:
 
 
 def _failures(ends: "Sequence[StageEnd]") -> list[str]:
-    """One line per failed stage, and one on what becomes of the rest."""
+    """Return one line per failed stage, and a summary of the rest."""
     from pipelines.jobs.context import StageFailed
     from pipelines.run.ensure import Result
 
     kept = sum(isinstance(end, Result) for end in ends)
     lines = [str(end) for end in ends if isinstance(end, StageFailed)]
     if len(ends) > kept:
-        lines.append(f"{kept} of {len(ends)} stages are up to date and kept; type the same command again to go on from there")
+        lines.append(f"{kept} of {len(ends)} stages are up to date; run the same command again to resume")
     return lines
 
 
 def _say_interrupted(context: "RunContext") -> None:
     if context.keep_jobs:
-        say("interrupted. The jobs go on: `pedigree jobs` lists them, `pedigree cancel` ends them, the same command re-attaches to them.")
+        say("interrupted; jobs keep running. `pedigree jobs` lists them, `pedigree cancel` ends them, and the same command re-attaches.")
     else:
-        say("interrupted. The jobs are ended; finished stages and checkpoints are kept. The same command goes on from there.")
+        say("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
 
 
 def _print_scores(project: "Project", context: "RunContext") -> None:
-    """The table of scores: a row per policy, a column per task, with its 95 % interval; below it what waivers have to do with it."""
+    """Print a score table per evaluation: policies by tasks, with 95 % intervals, followed by notes on waivers."""
     from pipelines.lineage.waivers import in_words
     from pipelines.publish.report import scores_of, waived_in
 
@@ -321,16 +326,20 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
     from pipelines.publish.report import report_path
 
     path = report_path(project, context.graph.recipe)
-    said = path.relative_to(project.root) if path.exists() else f"{command('report', context.graph.source)} writes it"
-    say(f"\nreport: {said}")
+    shown = path.relative_to(project.root) if path.exists() else f"not written yet; run {command('report', context.graph.source)}"
+    say(f"\nreport: {shown}")
 
 
-def _commit_or_say_why_not(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
+def _commit_results(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
     from pipelines.publish.commits import commit
 
     if ends is None or failed(ends):
-        say("not committed: --commit waits until every selected stage is up to date", file=sys.stderr)
+        say("not committed: --commit requires every selected stage to be up to date", file=sys.stderr)
         return None
     made = commit(context.project, context.graph, chosen)
-    say(f"\ncommitted {made.id[:12]} {made.title}" if made else f"\nnothing to commit: git has the results of {context.graph.recipe}")
+    say(
+        f"\ncommitted {made.id[:12]} {made.title}"
+        if made
+        else f"\nnothing to commit: git already has the results of {context.graph.recipe}"
+    )
     return made

@@ -1,4 +1,4 @@
-"""The commands on schedules: deploy, serve, deployments, pause, resume. They need a Prefect server."""
+"""Schedule commands: deploy, serve, deployments, pause, resume. All need a Prefect server."""
 
 import contextlib
 import os
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
     from pipelines.request import Request
 
 commands = typer.Typer()
-Cron = Annotated[str | None, typer.Option("--cron", metavar="FIELDS", help='When to run, e.g. "0 3 * * *": 3:00 every night.')]
-Interval = Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Run every 90s, 15m, 6h, 1d, from now on.")]
-Rrule = Annotated[str | None, typer.Option("--rrule", metavar="RULE", help="When to run, as an iCalendar rule (RFC 5545).")]
-Timezone = Annotated[str | None, typer.Option("--timezone", metavar="ZONE", help="Of the schedule, e.g. Europe/Berlin; UTC when left out.")]
-Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Of the deployment; that of the recipe or variant when left out.")]
+Cron = Annotated[str | None, typer.Option("--cron", metavar="FIELDS", help='Cron schedule, e.g. "0 3 * * *" for 3:00 every night.')]
+Interval = Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Interval schedule: 90s, 15m, 6h, 1d.")]
+Rrule = Annotated[str | None, typer.Option("--rrule", metavar="RULE", help="Schedule as an iCalendar recurrence rule (RFC 5545).")]
+Timezone = Annotated[str | None, typer.Option("--timezone", metavar="ZONE", help="Time zone, e.g. Europe/Berlin; defaults to UTC.")]
+Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Deployment name; defaults to the recipe or variant.")]
 WhenBusy = Annotated[
     Literal["skip", "wait"],
-    typer.Option("--when-busy", help="What becomes of a run whose time has come while the one before runs: left out, or it waits."),
+    typer.Option("--when-busy", help="What to do if the previous run is still active: skip the new run, or let it wait."),
 ]
 GpuPool = Annotated[
     str | None,
-    typer.Option("--gpu-pool", metavar="NAME[=N]", help="Hold a slot of this pool while jobs run. N runs of all recipes share it."),
+    typer.Option("--gpu-pool", metavar="NAME[=N]", help="Pool shared by recipes; a run holds one of its N slots while jobs run."),
 ]
 Notify = Annotated[
-    str | None, typer.Option("--notify", metavar="TYPE/NAME", help="Prefect block that is told when a run fails or a score falls.")
+    str | None, typer.Option("--notify", metavar="TYPE/NAME", help="Prefect notification block for failed runs and score regressions.")
 ]
-Rehearse = Annotated[bool, typer.Option("--rehearse", help="Its runs are rehearsals, as by `pedigree rehearse`; they need no GPU.")]
+Rehearse = Annotated[bool, typer.Option("--rehearse", help="Run rehearsals instead (see `pedigree rehearse`); these need no GPU.")]
 Deployed = Annotated[
-    str, typer.Argument(metavar="NAME", help="A deployment: the name of its recipe, or RECIPE+HASH.", show_default=False,
+    str, typer.Argument(metavar="NAME", help="Deployment name, by default RECIPE or RECIPE+HASH.", show_default=False,
                         autocompletion=completion.recipes)
 ]  # fmt: skip
 
 WORKER = """
 import ctypes, os, runpy, signal, sys
-set_parent_death_signal = 1  # PR_SET_PDEATHSIG: it comes when the thread ends that has started this process
+set_parent_death_signal = 1  # PR_SET_PDEATHSIG: sent when the thread that started this process ends
 ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 if os.getppid() != int(sys.argv.pop(1)):
-    sys.exit("the command that has started this worker is gone")
+    sys.exit("the command that started this worker has exited")
 runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 """
-"""`prefect`, which ends when its parent does, however that ends."""
+"""Runs `prefect` in a process that ends with its parent, even if that is killed."""
 
 
 @commands.command()
@@ -75,7 +75,7 @@ def deploy(
     rrule: Rrule = None,
     timezone: Timezone = None,
     work_pool: Annotated[
-        str | None, typer.Option("--work-pool", metavar="POOL", help="Process work pool whose workers run it, in this folder.")
+        str | None, typer.Option("--work-pool", metavar="POOL", help="Work pool of type process; its workers run in this folder.")
     ] = None,
     execution: Profile = None,
     start: From = None,
@@ -86,19 +86,22 @@ def deploy(
     gpu_pool: GpuPool = None,
     notify: Notify = None,
     name: Name = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the deployment off the server; what it has made stays.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Delete the deployment; its artifacts are kept.")] = False,
 ) -> None:
-    """Put a recipe on a schedule: a Prefect deployment, whose runs do what `pedigree run` does with these options."""
+    """Schedule a recipe as a Prefect deployment.
+
+    Scheduled runs behave like `pedigree run` with the same options.
+    """
     from configs.base.problems import UsageProblem
 
     project = _with_server()
     if remove:
-        _refuse_beside_remove(context)
+        _refuse_with_remove(context)
         _remove(project, recipe, overrides, name, rehearse)
         return
     if work_pool is None:
-        how = "`prefect work-pool create --type process POOL` makes one"
-        raise UsageProblem(f"--work-pool is missing: whose workers run it? {how}; {command('serve', recipe)} needs none")
+        remedy = "create one with `prefect work-pool create --type process POOL`"
+        raise UsageProblem(f"--work-pool is required: {remedy}, or use {command('serve', recipe)}, which needs none")
     graph, request = _wanted(project, recipe, overrides, execution, start, until, force, rehearse)
     _deploy(project, graph, request, {"pool": work_pool, "name": name, "when_busy": when_busy, "notify": notify}, gpu_pool,
             (cron, interval, rrule, timezone))  # fmt: skip
@@ -122,9 +125,9 @@ def serve(
     notify: Notify = None,
     name: Name = None,
 ) -> None:
-    """Deploy a recipe and work its runs off here, until Ctrl-C: a schedule without a worker of its own.
+    """Deploy a recipe and execute its runs here until Ctrl-C.
 
-    Afterwards the schedule is paused. Jobs that run go on, and the next run takes them over.
+    Needs no separate worker. On exit, the schedule is paused; running jobs continue, and the next run re-attaches to them.
     """
     from pipelines.deployments import own_pool, resume
     from pipelines.deployments import pause as rest
@@ -140,39 +143,45 @@ def serve(
     code = _work_off(project, pool, lambda: rest(project, deployed.name))
     rest(project, deployed.name)
     with contextlib.suppress(OSError):  # the terminal may be gone
-        say(f"The schedule of {deployed.name} is paused: {command('serve', recipe)} goes on with it.", flush=True)
+        say(f"The schedule of {deployed.name} is paused; {command('serve', recipe)} resumes it.", flush=True)
     if code:
         raise typer.Exit(1)
 
 
 @commands.command("deployments")
 def list_deployments() -> None:
-    """List what is deployed for this project: schedules, next times, last results."""
+    """List this project's deployments: schedule, next and last run."""
     from pipelines.deployments import deployments
 
     found = deployments(_with_server())
     if not found:
-        say(f"nothing is deployed: {command('deploy', 'RECIPE', '--cron', '0 3 * * *', '--work-pool', 'POOL')} puts a recipe on a schedule")
+        say(f"no deployments; schedule a recipe with {command('deploy', 'RECIPE', '--cron', '0 3 * * *', '--work-pool', 'POOL')}")
         return
     print_table(("deployment", "schedule", "next", "work pool", "last run"), [_cells(one) for one in found])
 
 
 @commands.command()
 def pause(name: Deployed) -> None:
-    """Let a schedule start no more runs. One that has begun goes on: `pedigree cancel` ends it."""
+    """Pause a schedule.
+
+    A run in progress continues; `pedigree cancel` ends it.
+    """
     from pipelines import deployments
 
     planned = deployments.pause(_with_server(), name)
-    say(f"{name} is paused: its schedule starts nothing until {command('resume', name)}")
+    say(f"{name} is paused; {command('resume', name)} resumes its schedule")
     for run in planned:
         when = f" at {run.when.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.when else ""
-        remedy = f"`prefect flow-run cancel {run.id}` calls it off"
-        say(f"note: {run.name}, planned by hand, begins{when} all the same; {remedy}", file=sys.stderr)
+        remedy = f"`prefect flow-run cancel {run.id}` cancels it"
+        say(f"note: {run.name} was planned manually and will still start{when}; {remedy}", file=sys.stderr)
 
 
 @commands.command()
 def resume(name: Deployed) -> None:
-    """Let a paused schedule start runs again. (An interrupted run goes on by `pedigree run`.)"""
+    """Resume a paused schedule.
+
+    To resume an interrupted run, use `pedigree run`.
+    """
     from pipelines import deployments
 
     project = _with_server()
@@ -182,17 +191,17 @@ def resume(name: Deployed) -> None:
 
 
 def _with_server() -> "Project":
-    """The project at hand, once it is clear that there is a server to ask.
+    """Return the current project, after checking that a Prefect server is configured.
 
     Raises:
-        UsageProblem: none is configured.
+        UsageProblem: no server is configured.
     """
     from configs.base.problems import UsageProblem
     from pipelines.run.observer import HOW_TO_PREFECT
 
     project = project_here()
     if prefect_server() is None:
-        raise UsageProblem(f"no Prefect server is configured, and schedules live on one. {HOW_TO_PREFECT}")
+        raise UsageProblem(f"schedules need a Prefect server, and none is configured. {HOW_TO_PREFECT}")
     quiet_prefect()
     return project
 
@@ -207,16 +216,16 @@ def _wanted(
     force: list[str] | None,
     rehearse: bool = False,
 ) -> "tuple[Graph, Request]":
-    """The recipe, checked as `pedigree run` would, and the request as runs in other folders understand it."""
+    """Return the recipe, checked as in `pedigree run`, and the request with absolute paths, which are valid in any folder."""
     from pathlib import Path
 
     from pipelines.request import Request, opened, selection
     from pipelines.run.pins import refuse_unpinned
 
-    def anywhere(name: str) -> str:
+    def absolute(name: str) -> str:
         return str(Path(name).resolve()) if _is_path(name) else name
 
-    recipe, execution = anywhere(recipe), anywhere(execution) if execution else None
+    recipe, execution = absolute(recipe), absolute(execution) if execution else None
     lists = (tuple(names or ()) for names in (start, until, force))
     request = Request(recipe, tuple(overrides or ()), execution, (), *lists, rehearse=rehearse)
     run = opened(project, request, compiled=False)
@@ -227,7 +236,7 @@ def _wanted(
 
 
 def _is_path(name: str) -> bool:
-    """Whether a recipe or a profile is given by its path."""
+    """Whether a recipe or profile is a path."""
     return name.endswith((".yaml", ".yml"))
 
 
@@ -258,19 +267,19 @@ def _pool_and_slots(text: str | None) -> tuple[str | None, int | None]:
     if text is None:
         return None, None
     if not name or (has and not (slots.isdecimal() and int(slots) > 0)):
-        raise UsageProblem(f"--gpu-pool {text}: it is NAME, or NAME=N with N runs at a time, N at least 1")
+        raise UsageProblem(f"--gpu-pool {text}: must be NAME or NAME=N, with N at least 1")
     return name, int(slots) if has else None
 
 
-def _refuse_beside_remove(context: typer.Context) -> None:
-    """Only what names a deployment may stand beside `--remove`."""
+def _refuse_with_remove(context: typer.Context) -> None:
+    """Reject options that cannot be combined with `--remove`: all but those that identify the deployment."""
     from configs.base.problems import UsageProblem
 
     naming = {"recipe", "overrides", "rehearse", "name", "remove"}
     sources = {one.opts[0]: context.get_parameter_source(one.name or "") for one in context.command.params if one.name not in naming}
     wrong = [option for option, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if wrong:
-        raise UsageProblem(f"--remove takes a deployment off the server: leave out {', '.join(wrong)}, or --remove")
+        raise UsageProblem(f"--remove cannot be combined with {', '.join(wrong)}")
 
 
 def _remove(project: "Project", recipe: str, overrides: list[str] | None, name: str | None, rehearse: bool) -> None:
@@ -279,13 +288,13 @@ def _remove(project: "Project", recipe: str, overrides: list[str] | None, name: 
     if (overrides or rehearse or _is_path(recipe)) and name is None:
         name = deployments.name_of(*_wanted(project, recipe, overrides, None, None, None, None, rehearse))
     deployments.remove(project, name or recipe)
-    say(f"{name or recipe} is no longer deployed; artifacts and runs that were stay")
+    say(f"{name or recipe} is no longer deployed; artifacts and past runs are kept")
 
 
 def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:
-    """Runs a worker of the pool until it is interrupted, and lets the schedule rest before the worker ends; returns its exit code.
+    """Run a worker of the pool until interrupted, pause the schedule before the worker ends, and return the worker's exit code.
 
-    To be called in the main thread: the worker ends with the thread that has started it.
+    Call it in the main thread: the worker ends along with the thread that started it.
     """
     import signal
 
@@ -297,7 +306,7 @@ def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:
     try:
         return worker.wait()
     except KeyboardInterrupt:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal that is closed it may come twice
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal may send it twice
         try:
             rest()
         finally:

@@ -1,4 +1,4 @@
-"""Scratch folders of jobs that did not finish: which of them a run of today would go on with, and which only take room."""
+"""Scratch folders of unfinished jobs: which ones a run would resume, and which are abandoned."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 State = Literal["running", "elsewhere", "in use", "would be resumed", "inputs not made", "abandoned"]
-SAID = {
-    "running": "its job runs: `pedigree cancel` ends it",
-    "elsewhere": "its job runs on another machine, as far as is known: `pedigree cancel` ends it",
-    "in use": "another command works on it",
-    "would be resumed": "`pedigree run` goes on from it",
-    "inputs not made": "`pedigree run` may go on from it once its inputs are made",
-    "abandoned": "no recipe leads to it any more",
+STATE_TEXTS = {
+    "running": "its job is running; `pedigree cancel` ends it",
+    "elsewhere": "its job may be running on another machine; `pedigree cancel` ends it",
+    "in use": "in use by another command",
+    "would be resumed": "`pedigree run` resumes from it",
+    "inputs not made": "`pedigree run` may resume from it once its inputs are built",
+    "abandoned": "no recipe uses it anymore",
 }
 HELD: tuple[State, ...] = ("running", "elsewhere", "in use")
 
@@ -34,22 +34,22 @@ class Scratch:
 
     folder: Path
     address: str
-    """`RECIPE/STAGE` that it was made for."""
+    """`RECIPE/STAGE` that created it."""
     state: State
     recipe: str | None
-    """The recipe or variant that would go on with it."""
+    """Recipe or variant that would resume from it."""
     checkpoints: tuple[str, ...]
     chunks: int
-    """Finished chunks of generation."""
+    """Number of finished generation chunks."""
     answers: bool
-    """Whether answers were kept one by one."""
+    """Whether it has a log of single answers."""
     replies: int
-    """Of an endpoint."""
+    """Number of replies from an endpoint."""
     size: int
     age_s: float
-    """Seconds since something in it changed."""
+    """Seconds since the last change."""
     url: str | None
-    """Where its checkpoints were sent to as well."""
+    """Where its checkpoints are mirrored."""
 
     @property
     def key(self) -> str:
@@ -57,7 +57,7 @@ class Scratch:
 
     @property
     def label(self) -> str:
-        """`STAGE/KEY`, the key's start only: what is typed to clean it."""
+        """`STAGE/KEY` with a shortened key, as accepted by the command."""
         return f"{self.address.partition('/')[2]}/{self.key[:12]}"
 
 
@@ -65,11 +65,14 @@ class Scratch:
 def scratch(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[STAGE/KEY]...", help="These folders alone, also if they could be resumed.", show_default=False),
+        typer.Argument(metavar="[STAGE/KEY]...", help="Only these folders, even if they could be resumed.", show_default=False),
     ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Delete them. Without it they are only listed.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete folders instead of listing them.")] = False,
 ) -> None:
-    """List scratch folders of unfinished work. --clean deletes those that no recipe or variant of today would resume."""
+    """List or delete scratch folders of unfinished work.
+
+    --clean deletes the folders that no current recipe or variant would resume.
+    """
     from pipelines.cli import removal
     from pipelines.jobs.liveness import Signs
     from pipelines.quantities import counted, duration, size
@@ -79,32 +82,32 @@ def scratch(
     found, unreadable = survey(project, signs)
     chosen = _named(found, names) if names else found
     if not chosen:
-        say("no unfinished work: there are no scratch folders")
+        say("no scratch folders")
         return
     cells = [
-        (one.label, one.address, _progress(one), size(one.size), f"{duration(one.age_s)} ago", one.state, SAID[one.state])
+        (one.label, one.address, _progress(one), size(one.size), f"{duration(one.age_s)} ago", one.state, STATE_TEXTS[one.state])
         for one in chosen
     ]  # fmt: skip
-    print_table(("scratch", "made for", "holds", "size", "last change", "state", ""), cells)
+    print_table(("scratch", "stage", "contents", "size", "last change", "state", ""), cells)
     for problem in unreadable:
-        say(f"note: {problem}; what it would resume is not known, and `--clean` without a name refuses")
+        say(f"note: {problem}; it might resume a folder, so `--clean` requires a name")
     going = chosen if names else [one for one in chosen if one.state == "abandoned"]
     say()
     if clean:
         _clean(signs, going, unreadable, bool(names))
         for one in (one for one in chosen if one not in going and one.state in HELD):
-            say(f"left alone: {one.label}: {SAID[one.state]}")
+            say(f"kept {one.label}: {STATE_TEXTS[one.state]}")
     elif going:
         what = f"{counted(len(going), 'folder')}, {size(sum(one.size for one in going))}"
         say(f"{command('scratch', *(names or ()), '--clean')} would delete {what}.")
     else:
-        say("Nothing is abandoned. `pedigree scratch STAGE/KEY --clean` deletes a folder all the same; its work is lost then.")
+        say("No folder is abandoned. `pedigree scratch STAGE/KEY --clean` deletes a folder anyway and loses its work.")
 
 
 def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scratch], list[str]]:
-    """All scratch folders, sorted by address, and why some recipe could not be asked whether it would resume one.
+    """Return all scratch folders, sorted by address, and the recipes that cannot be read and might resume one.
 
-    What another machine holds counts as held, unless `signs` have been listened to and say that it is silent.
+    Folders held by another machine count as held unless `signs` shows that its heartbeat timed out.
     """
     from pipelines.jobs.live import live_jobs
     from pipelines.jobs.liveness import Signs
@@ -113,7 +116,7 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
     signs = signs or Signs(project)
     folders = scratch_folders(project)
     graphs, unreadable = _graphs(project) if folders else ([], [])
-    wanted = _Wanted(project, graphs)
+    wanted = _Resumable(project, graphs)
     running: dict[Path, State] = {job.scratch: "elsewhere" if job.elsewhere else "running" for job in live_jobs(project, signs)}
     found = []
     for folder in folders:
@@ -126,10 +129,10 @@ def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scrat
 
 
 def clean_folder(signs: "Signs", one: Scratch) -> None:
-    """Deletes a scratch folder. A job that was only stopped, or cut off, ends itself when it comes back.
+    """Delete a scratch folder. A suspended or disconnected job ends itself when it resumes.
 
     Raises:
-        UsageProblem: its job runs, or another command works on it.
+        UsageProblem: its job is running, or another command uses it.
     """
     from configs.base.problems import UsageProblem
     from data.store.fence import Fence
@@ -138,21 +141,21 @@ def clean_folder(signs: "Signs", one: Scratch) -> None:
 
     def refuse_live_job() -> None:
         if any(job.scratch == one.folder for job in live_jobs(signs.project, signs)):
-            raise UsageProblem(f"the job of {one.label} runs: end it with {command('cancel', one.address)}, then type this again")
+            raise UsageProblem(f"the job of {one.label} is running: end it with {command('cancel', one.address)}, then retry")
         Fence.closed(signs.project.lease(one.key))
 
     removal.remove(signs, one.folder, _leases(one.folder, one.address), "pedigree scratch --clean", check=refuse_live_job)
 
 
 def _made_for(folder: Path) -> tuple[dict[str, Any], str]:
-    """Spec and address of a scratch folder."""
+    """Return the spec and address of a scratch folder."""
     from pipelines.jobs.scratch_state import SPEC, address_of, read_mapping
 
     return read_mapping(folder / SPEC), address_of(folder)
 
 
 def _leases(folder: Path, address: str) -> tuple[str, str]:
-    """Names of the leases that a run takes before it works in a scratch folder."""
+    """Return the names of the leases that a run takes before it uses a scratch folder."""
     return address.replace("/", "--"), folder.name
 
 
@@ -162,8 +165,8 @@ def _leases_of_all(project: "Project") -> list[str]:
     return [name for folder in scratch_folders(project) for name in _leases(folder, _made_for(folder)[1])]
 
 
-class _Wanted:
-    """What runs of today would resume: keys of all stages whose inputs are known, and configs of those whose inputs are not made."""
+class _Resumable:
+    """Stages of the current recipes: keys where the inputs are known, configs where inputs are not built yet."""
 
     def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:
         from data.artifacts.artifacts import ArtifactError
@@ -180,7 +183,7 @@ class _Wanted:
                 if node.address not in known:
                     try:
                         known[node.address] = identities.need(node).key
-                    except (ArtifactError, Replaced, MissingFiles):  # an input is not made, or not what this recipe makes
+                    except (ArtifactError, Replaced, MissingFiles):  # an input is not built or is out of date
                         known[node.address] = None
                 key = known[node.address]
                 if key is None:
@@ -198,7 +201,7 @@ class _Wanted:
 
 
 def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
-    """Every recipe of the project, and every variant and recipe of another folder that was ever compiled."""
+    """Load all recipes of the project and all compiled variants and external recipes; also return what cannot be read."""
     from configs.base.document import ConfigError
     from configs.language.recipe import load_recipe, recipe_names
     from pipelines.run.runs import open_compiled
@@ -208,7 +211,7 @@ def _graphs(project: "Project") -> "tuple[list[Graph], list[str]]":
         try:
             graphs.append(load_recipe(project.recipes, name))
         except ConfigError as error:
-            unreadable.append(f"recipe {name} cannot be read ({error.problems[0]}): {command('validate', name)} lists its problems")
+            unreadable.append(f"recipe {name} cannot be read ({error.problems[0]}): {command('validate', name)} lists all problems")
     for path in sorted(project.artifacts.glob("*/source.json")):
         try:
             graphs.append(open_compiled(project, path.parent.name, looking=True).graph)
@@ -227,13 +230,13 @@ def _named(found: list[Scratch], names: list[str]) -> list[Scratch]:
         fitting = [one for one in found if key and one.key.startswith(key) and _is_of(one, stage)]
         if len(fitting) != 1:
             known = ", ".join(one.label for one in found) or "none"
-            raise UsageProblem(f"{name!r} names {len(fitting) or 'no'} scratch folders: write STAGE/KEY; there are: {known}")
+            raise UsageProblem(f"{name!r} matches {len(fitting) or 'no'} scratch folders: specify STAGE/KEY, one of: {known}")
         chosen += fitting
     return chosen
 
 
 def _is_of(one: Scratch, stage: str) -> bool:
-    """Whether a name may be meant for a folder; where nobody can tell any more which stage made it, its key decides."""
+    """Whether a stage name matches a folder; if the folder's stage is unknown, only the key counts."""
     from pipelines.jobs.scratch_state import UNKNOWN
 
     return one.address == UNKNOWN or stage in ("", one.address.partition("/")[2], one.address)
@@ -244,14 +247,14 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
     from pipelines.quantities import counted, size
 
     if unreadable and not by_name:
-        raise UsageProblem(f"nothing is deleted: {unreadable[0]}. Or name the folders to delete: `pedigree scratch STAGE/KEY --clean`")
+        raise UsageProblem(f"nothing deleted: {unreadable[0]}. Or name the folders to delete: `pedigree scratch STAGE/KEY --clean`")
     busy = [one for one in going if one.state in HELD]
     if busy:
-        raise UsageProblem(f"nothing is deleted: {busy[0].label}: {SAID[busy[0].state]}")
+        raise UsageProblem(f"nothing deleted: {busy[0].label}: {STATE_TEXTS[busy[0].state]}")
     for one in going:
         clean_folder(signs, one)
         if one.url:
-            say(f"note: what {one.label} has sent to {one.url} stays there; delete {one.key}/ below it by hand")
+            say(f"note: checkpoints of {one.label} remain at {one.url}; delete {one.key}/ there manually")
     say(f"deleted {counted(len(going), 'folder')}, {size(sum(one.size for one in going))}")
 
 
@@ -261,12 +264,12 @@ def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec:
     from stages.job.job import checkpoint_names
 
     kept, placement = kept_here(folder), spec.get("placement")
-    url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # also of another version's spec
+    url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
     files = []
     for path in folder.rglob("*"):
         try:
             files.append(path.lstat())
-        except FileNotFoundError:  # a job is at work
+        except FileNotFoundError:  # a job deleted it meanwhile
             continue
     return Scratch(
         folder=folder,

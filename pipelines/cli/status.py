@@ -1,4 +1,4 @@
-"""What is going on in a project: running jobs, on this machine and elsewhere, their logs, stages, code that has changed since."""
+"""Project state: running jobs on all machines, their logs and cancellation, stage status, code drift."""
 
 import os
 import signal
@@ -28,15 +28,15 @@ from stages.job.job import PULSES
 
 FOLLOW_POLL_S = 0.5
 BEATS_TO_END = 5
-"""A job that has missed so many after it was overtaken has ended itself: it looks once per beat."""
+"""A fenced job that missed this many heartbeats has ended itself: it checks its fencing token once per beat."""
 
 
 class NoSuchStage(UsageProblem):
-    """A name that fits no stage or job."""
+    """No stage or job matches a name."""
 
 
 class NotEnded(PedigreeError):
-    """A job goes on although it was cancelled."""
+    """A canceled job is still running."""
 
 
 State = Literal["done", "in the remote", "stale", "not built", "running"]
@@ -44,17 +44,17 @@ State = Literal["done", "in the remote", "stale", "not built", "running"]
 
 @dataclass(frozen=True)
 class StageStatus:
-    """How a stage stands."""
+    """Status of one stage."""
 
     node: Node
     shown: str
     state: State
     reasons: tuple[str, ...]
-    """Why it is not up to date; empty: it is."""
+    """Why it is not up to date; empty if it is."""
     why: str
-    """The same in one line."""
+    """The reasons on one line."""
     changed_code: tuple[str, ...]
-    """Files of our code that are not what they were when its artifact was made."""
+    """Source files that changed since its artifact was built."""
     job: LiveJob | None
 
     @property
@@ -63,7 +63,7 @@ class StageStatus:
 
 
 def stages(run: RunContext) -> list[StageStatus]:
-    """Every stage of the recipe, in order; nothing is run or changed."""
+    """Return the status of every stage of the recipe, in order; read-only."""
     jobs = [job for job in jobs_now(run.project) if job.heard]
     found = []
     for entry in runs.plan(run):
@@ -78,26 +78,25 @@ def stages(run: RunContext) -> list[StageStatus]:
 
 
 def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lambda job: None) -> list[LiveJob]:
-    """Ends the jobs of a stage (by name or address) or of a recipe, wherever they run; returns them. Checkpoints are kept.
+    """End the jobs of a stage or recipe, on any machine, and return them. Checkpoints are kept.
 
-    Whoever waits for a job is told by a mark in its scratch folder, so that it is not started again; for a whole recipe the
-    process that runs it is interrupted, where it runs on this machine. A job elsewhere ends itself when it sees that a later
-    submission has a number, although nothing is submitted under it.
+    A marker in each scratch folder keeps the waiting runner from restarting the job. For a whole recipe, its runner on this machine is
+    interrupted too. Jobs on other machines end themselves when they see a newer fencing token.
 
     Args:
-        project: theirs.
-        name: of the stage or recipe.
-        waiting: called with each job whose end has to be waited for.
+        project: the project of the jobs.
+        name: stage name or address, or recipe name.
+        waiting: called with each remote job before waiting for its end.
 
     Raises:
-        NoSuchStage: no running job fits.
-        NotEnded: a job elsewhere goes on.
+        NoSuchStage: no running job matches.
+        NotEnded: a job on another machine is still running.
     """
     jobs = live_jobs(project)
     chosen = [job for job in jobs if job.address == name or name in job.address.split("/")]
     if not chosen:
         running = ", ".join(job.address for job in jobs) or "none"
-        raise NoSuchStage(f"no job of {name!r} is running; running: {running}. `pedigree jobs` lists jobs with their progress")
+        raise NoSuchStage(f"no running job matches {name!r}; running: {running}. `pedigree jobs` lists running jobs")
     launcher = LocalLauncher(project)
     for job in chosen:
         write_json(job.scratch / CANCELLED, {"by": "pedigree cancel"})
@@ -112,7 +111,7 @@ def cancel(project: Project, name: str, waiting: Callable[[LiveJob], None] = lam
 
 
 def runs_elsewhere(project: Project, recipe: str) -> bool:
-    """Whether a command on another machine works on a recipe, as far as its leases tell."""
+    """Whether a command on another machine holds a lease of a recipe."""
     signs = Signs(project)
     names = [path.name for path in (project.private / "leases").glob(f"{recipe}--*/")]
 
@@ -128,21 +127,21 @@ def _end_elsewhere(project: Project, jobs: list[LiveJob], waiting: Callable[[Liv
         try:
             Fence.closed(project.lease(job.scratch.name))
         except Overtaken as error:
-            raise NotEnded(f"{job.address} was begun again just now, and goes on: type this again to end it") from error
-    heard, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
+            raise NotEnded(f"{job.address} was restarted meanwhile and is running; retry to end it") from error
+    listeners, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
     longest = BEATS_TO_END * heartbeat.BEAT_S
-    while alive := [job for job in jobs if heard[job.address].silent_s(heartbeat.sign(job.scratch / PULSES)) <= longest]:
+    while alive := [job for job in jobs if listeners[job.address].silent_s(heartbeat.sign(job.scratch / PULSES)) <= longest]:
         if time.monotonic() - began > heartbeat.SILENCE_S:
             names = ", ".join(f"{job.address} on {job.place}" for job in alive)
-            raise NotEnded(f"{names}: still gives signs of life after {heartbeat.SILENCE_S:g} s; type this again, or end it there")
+            raise NotEnded(f"{names}: still running after {heartbeat.SILENCE_S:g} s; retry, or end it on that machine")
         time.sleep(FOLLOW_POLL_S)
 
 
 def find_log(project: Project, name: str) -> tuple[str, Path]:
-    """(address, log file) of a stage by name or address: of its live or unfinished job, else of its last finished one.
+    """Return (address, log file) of a stage, by name or address: the log of its unfinished job, else of its last finished one.
 
     Raises:
-        NoSuchStage: nothing fits, or several do.
+        NoSuchStage: no log or several logs match.
     """
     found: dict[str, Path] = {}
     finished = project.private / "logs"
@@ -155,17 +154,17 @@ def find_log(project: Project, name: str) -> tuple[str, Path]:
     if len(chosen) == 1:
         return chosen[0], found[chosen[0]]
     if chosen:
-        raise NoSuchStage(f"{name!r} is a stage of several recipes: write one of {', '.join(chosen)}")
-    raise NoSuchStage(f"there is no log of {name!r}: it has not run here. There are logs of: {', '.join(sorted(found)) or 'none'}")
+        raise NoSuchStage(f"{name!r} is ambiguous: specify one of {', '.join(chosen)}")
+    raise NoSuchStage(f"no log of {name!r}: it has not run here. Available logs: {', '.join(sorted(found)) or 'none'}")
 
 
 def follow(project: Project, address: str, log: Path) -> Iterator[str]:
-    """The log's text as it grows, until the stage's job has ended."""
+    """Yield a log's text as it grows, until the stage's job ends."""
     offset, signs = 0, Signs(project)
     while True:
         alive = any(job.address == address for job in live_jobs(project, signs))
         text, offset = _text_from(log, offset)
-        if not text and not log.exists():  # the stage has ended and its log was put away
+        if not text and not log.exists():  # the stage ended and its log was moved
             log = log_file(project, address)
             text, offset = _text_from(log, offset)
         if text:
@@ -178,7 +177,7 @@ def follow(project: Project, address: str, log: Path) -> Iterator[str]:
 def running_word(job: LiveJob) -> str:
     step = f"step {job.step}/{job.total}" if job.total else "starting"
     place = " elsewhere" if job.elsewhere else ""
-    return f"running{place}, {step}" + ("" if job.holder else ", no command waits for it")
+    return f"running{place}, {step}" + ("" if job.holder else ", no command attached")
 
 
 def is_live(jobs: list[LiveJob], node: Node) -> LiveJob | None:

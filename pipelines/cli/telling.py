@@ -1,4 +1,4 @@
-"""What a command tells while it reads for long: on stderr, so that its result stays alone on stdout."""
+"""Status line for slow operations; on stderr, so that stdout has only the command's result."""
 
 import sys
 import threading
@@ -21,7 +21,7 @@ from pipelines.quantities import transferred
 
 
 class Telling:
-    """One line that changes on a terminal and goes away; elsewhere a line every 15 seconds, and none of what takes less."""
+    """A transient status line on a terminal; elsewhere at most one line every 15 seconds, and none for faster operations."""
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
         self.stream = stream or sys.stderr
@@ -44,24 +44,24 @@ class Telling:
             self._thread.join()
 
     def __call__(self, words: str) -> None:
-        """What is being done now; from any thread."""
+        """Set the status text; thread-safe."""
         self._words = words
         with self._starting:
             if self._live is None and self._thread is None:
                 self._start()
 
     def watch(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
-        """As `Watch`: tells what happens to the files of a stage."""
+        """Show file operations of a stage; implements `Watch`."""
         if state in MOVING:
             self(f"{address}: {state} {detail}")
 
     def far(self, what: str) -> Beat:
-        """Tells how many bytes something has done."""
+        """Return a callback that shows the bytes done of an operation."""
         return lambda done, total: self(f"{what} {transferred(done, total)}")
 
     def _start(self) -> None:
         console = Console(file=self.stream, highlight=False)
-        if console.is_terminal:  # what the command prints meanwhile is its result, and none of ours
+        if console.is_terminal:  # must not capture the command's own output
             self._live = Live(console=console, get_renderable=self._shown, transient=True, redirect_stdout=False, redirect_stderr=False)
             self._live.start()
         else:
@@ -73,19 +73,19 @@ class Telling:
         return self._spinner
 
     def _speak(self) -> None:
-        said = ""
+        printed = ""
         while not self._ended.wait(self.interval_s):
-            if self._words != said:
-                said = self._words
-                say(said, file=self.stream, flush=True)
+            if self._words != printed:
+                printed = self._words
+                say(printed, file=self.stream, flush=True)
 
 
 def measured_by(telling: Telling) -> Callable[[], Rates | None]:
-    """How fast this machine's cores are; where that has to be measured it says so."""
+    """Return a function that measures the speed of this machine's cores, with a status message if it is not cached."""
 
     def rates() -> Rates | None:
         if known() is None:
-            telling("measuring this machine's matmul speed, once: a few seconds")
+            telling("measuring this machine's matmul speed once; takes a few seconds")
         return measured()
 
     return rates

@@ -1,4 +1,4 @@
-"""Variants of a project: what was made with `--set`. They are listed and removed here; the cache is never touched."""
+"""List and remove variants (artifacts made with `--set`); the DVC cache is not touched."""
 
 import re
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ class Variant:
     project: Project
     name: str
     recipe: str
-    """The recipe, by name or path, that it varies."""
+    """Name or path of the base recipe."""
     overrides: tuple[str, ...]
     stages: int
-    """How many stages it does not share with the recipe."""
+    """Number of stages not shared with the recipe."""
     done: int
-    """How many of them have an artifact."""
+    """Number of those stages with an artifact."""
     size: int
-    """Bytes of all its files; they may be linked to the cache."""
+    """Total bytes of its files, which may be links into the cache."""
     age_s: float
-    """Seconds since something in it changed."""
+    """Seconds since the last change."""
 
     @property
     def folder(self) -> Path:
@@ -41,30 +41,30 @@ class Variant:
 
 
 def variants(project: Project) -> list[Variant]:
-    """All variants that have been compiled, sorted by name."""
+    """Return all compiled variants, sorted by name."""
     found = (_variant(project, path.parent) for path in sorted(project.artifacts.glob("*/source.json")))
     return [variant for variant in found if variant is not None]
 
 
 def find_variant(project: Project, name: str) -> Variant:
-    """A variant by name.
+    """Return a variant by name.
 
     Raises:
-        UsageProblem: there is none; the message lists those there are.
+        UsageProblem: no such variant.
     """
     known = variants(project)
     for variant in known:
         if variant.name == name:
             return variant
     names = ", ".join(variant.name for variant in known) or "none"
-    raise UsageProblem(f"there is no variant {name!r}; there are: {names}. Artifacts of recipes themselves are not removed")
+    raise UsageProblem(f"no variant {name!r}; variants: {names}. Artifacts of base recipes cannot be removed")
 
 
 def refuse_while_in_use(variant: Variant) -> Signs:
-    """Listens to other machines too; returns what was heard.
+    """Check that no process uses a variant, including on other machines; return the liveness data.
 
     Raises:
-        UsageProblem: a job of it runs, or another command works on it.
+        UsageProblem: a job of it is running, or another command uses it.
     """
     signs = removal.listened(variant.project, _leases(variant))
     _refuse_live_jobs(variant, signs)
@@ -73,16 +73,16 @@ def refuse_while_in_use(variant: Variant) -> Signs:
 
 
 def remove(variant: Variant, signs: Signs) -> None:
-    """Removes `artifacts/NAME`; `signs` are those of `refuse_while_in_use`.
+    """Remove `artifacts/NAME`; `signs` comes from `refuse_while_in_use`.
 
     Raises:
-        UsageProblem: a job of it runs, or another command works on it.
+        UsageProblem: a job of it is running, or another command uses it.
     """
     removal.remove(signs, variant.folder, _leases(variant), COMMAND, check=lambda: _refuse_live_jobs(variant, signs))
 
 
 def collectable(variant: Variant) -> dict[str, int] | str:
-    """Objects of the removed variant (hash → bytes) that `pedigree gc` would delete; or why it cannot tell."""
+    """Return the objects (hash → bytes) of a removed variant that `pedigree gc` would delete, or why that is unknown."""
     try:
         sweep = collect(variant.project)
     except GcRefused as error:
@@ -93,7 +93,7 @@ def collectable(variant: Variant) -> dict[str, int] | str:
 def _refuse_live_jobs(variant: Variant, signs: Signs) -> None:
     running = [job.address for job in live_jobs(variant.project, signs) if job.address.startswith(f"{variant.name}/")]
     if running:
-        raise UsageProblem(f"{', '.join(running)} is running: end it with {command('cancel', running[0])}, then type this again")
+        raise UsageProblem(f"{', '.join(running)} is running: end it with {command('cancel', running[0])}, then retry")
 
 
 def _leases(variant: Variant) -> list[str]:
@@ -101,13 +101,13 @@ def _leases(variant: Variant) -> list[str]:
 
 
 def _variant(project: Project, folder: Path) -> Variant | None:
-    """None for a recipe that merely lies elsewhere: it has no overrides."""
+    """Return None for a recipe from outside configs/recipes: its folder name also has a hash, but it has no overrides."""
     if "+" not in folder.name:
         return None
     try:
         source = read_source(project.root / source_file(folder.name))
         recipe, overrides = source.recipe, source.overrides
-    except ArtifactError:  # it can be looked at and removed
+    except ArtifactError:  # still listed, so that it can be removed
         recipe, overrides = folder.name.partition("+")[0], ("(its source.json cannot be read)",)
     if not overrides:
         return None

@@ -1,4 +1,4 @@
-"""Which Pedigree this is. Loads next to nothing of it."""
+"""Version of Pedigree, with minimal imports."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -8,7 +8,7 @@ CODE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def version_text() -> str:
-    """`pedigree 0.1.0, commit 1a2b3c4d5e6f, Python 3.11.9`; the commit where the code is a clone of its own."""
+    """Return `pedigree 0.1.0, commit 1a2b3c4d5e6f, Python 3.11.9`; the commit only if the code is a git clone."""
     try:
         number = version("pedigree")
     except PackageNotFoundError:
@@ -18,7 +18,7 @@ def version_text() -> str:
 
 
 def _commit() -> str | None:
-    if not (CODE_ROOT / ".git").exists():  # a folder inside somebody else's repository has that one's commits
+    if not (CODE_ROOT / ".git").exists():  # git would report the commit of an enclosing repository
         return None
     from pipelines.ledger.git import GitSilent, run_git
 

@@ -44,7 +44,7 @@ def test_a_bug_is_called_one_and_its_traceback_is_kept(project, monkeypatch, cap
     assert typed(monkeypatch, "recipes") == 70
     out, err = capsys.readouterr()
     assert out == "" and "Traceback" not in err
-    assert "This is a bug of Pedigree, not a mistake of yours" in err and type(error).__name__ in err
+    assert "This is a bug in Pedigree" in err and type(error).__name__ in err
     (kept,) = (project / ".pedigree" / "bugs").iterdir()
     assert f".pedigree/bugs/{kept.name}" in err
     text = kept.read_text()

@@ -550,7 +550,7 @@ def test_snapshots_go_with_gc_unless_an_unfinished_job_began_with_them(lab: Lab)
     interrupted(lab)
     (kept,) = lab.root.glob(".pedigree/code/*")
     snapshot(lab.project, lab.code)  # of the edited code, for nobody
-    assert "1 snapshot of the code" in InProcessCommand(lab)("gc")
+    assert "1 code snapshot" in InProcessCommand(lab)("gc")
     InProcessCommand(lab)("gc", "--yes")
     assert list(lab.root.glob(".pedigree/code/*")) == [kept]
     assert outcomes(lab)["clean"] == "ran"
@@ -566,7 +566,7 @@ def test_jobs_share_a_folder_of_tokens_and_gc_deletes_what_no_unfinished_one_rea
     for name in ("read.tokens", "unread.tokens", ".half.unfinished"):
         (lab.project.tokens / name).write_bytes(b"x")
     (scratch / "tokens.json").write_text('{"file": "read.tokens"}')
-    assert "2 files of tokenised rows, 2 bytes" in InProcessCommand(lab)("gc")
+    assert "2 tokenized files, 2 bytes" in InProcessCommand(lab)("gc")
     InProcessCommand(lab)("gc", "--yes")
     assert [path.name for path in lab.project.tokens.iterdir()] == ["read.tokens"]
 

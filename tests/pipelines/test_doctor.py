@@ -83,10 +83,10 @@ def test_the_cpu_is_told_with_what_it_lacks(project, monkeypatch):
     monkeypatch.setattr(doctor.machine, "cores", lambda: 4)
     monkeypatch.setattr(doctor.machine, "memory", lambda: 8 << 30)
     monkeypatch.setattr(doctor.machine, "has_bf16_units", lambda: False)
-    said = "4 cores, 8.0 GiB memory; without bf16 units: products of bf16 go through fp32"
+    said = "4 cores, 8.0 GiB memory; no bf16 units: bf16 matmuls run in fp32"
     assert finding(project, "CPU").value == said  # nobody has measured its rates in this cache
     monkeypatch.setattr(doctor, "known", lambda: Rates(fp32=38.4e9, bf16=6e9, bandwidth=1e10))
-    assert finding(project, "CPU").value == f"{said}; a core computes 38 GFLOP/s in fp32, 6 in bf16"
+    assert finding(project, "CPU").value == f"{said}; 38 GFLOP/s per core in fp32, 6 in bf16"
 
 
 def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root, monkeypatch):
@@ -94,7 +94,7 @@ def test_a_machine_on_which_the_demo_takes_long_is_told_what_helps(project, root
     for name in ("recipes", "execution"):
         shutil.copytree(root / "configs" / name, project.root / "configs" / name)
     pin_threads(project.root)
-    assert finding(project, "demo").value.endswith("not measured yet: `pedigree plan demo` measures it")
+    assert finding(project, "demo").value.endswith("no time estimate yet: `pedigree plan demo` measures this machine")
     for rate, slow in ((1e9, True), (1e12, False)):
         rates = Rates(fp32=rate, bf16=rate, bandwidth=rate)
         monkeypatch.setattr(doctor, "known", lambda rates=rates: rates)

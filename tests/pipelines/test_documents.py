@@ -83,7 +83,7 @@ def test_an_interrupted_run_says_so(fresh: Programs):
     }  # fmt: skip
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=deadline(30))
-    assert process.returncode == 130 and json.loads(out)["outcome"] == "interrupted" and "interrupted." in err
+    assert process.returncode == 130 and json.loads(out)["outcome"] == "interrupted" and "interrupted;" in err
 
 
 def test_numbers_that_are_none_are_null_in_documents_and_in_what_jobs_write(fresh: Programs):

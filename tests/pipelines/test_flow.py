@@ -153,7 +153,7 @@ def test_ctrl_c_cancels_the_flow_run_and_leaves_no_process(command, server):
     process = command.until("run", "lab", ready=lambda: step_of(command.lab, "clean") > 1)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=deadline(60))
-    assert process.returncode == 130 and "The same command goes on from there" in out and "Traceback" not in err
+    assert process.returncode == 130 and "Run the same command again to resume" in out and "Traceback" not in err
     run = server.last_run(command)
     assert not command.jobs() and run["state_type"] == "CANCELLED" and run["state"]["message"].startswith("interrupted")
     assert not list((command.lab.root / ".pedigree" / "flows").glob("*.json"))
@@ -180,7 +180,7 @@ def test_a_run_that_was_killed_is_told_to_have_crashed_and_its_job_is_taken_over
     assert "job of an earlier run" in command("run", "lab")
     assert command.lab.runs().count("clean") == 1
     (found,) = server.ask("flow_runs", flow_runs=killed["id"])
-    assert found["state_type"] == "CRASHED" and "died without a word" in found["state"]["message"]
+    assert found["state_type"] == "CRASHED" and "died unexpectedly" in found["state"]["message"]
     assert server.last_run(command)["state_type"] == "COMPLETED"
 
 

@@ -102,7 +102,7 @@ def test_a_flow_run_of_another_machine_lives_as_long_as_its_runner_is_heard(tmp_
         other.kill()
         other.communicate()
         until(lambda: server.told)
-    assert server.told[0] == (name, "CRASHED", "its process died without a word; found by the next run")
+    assert server.told[0] == (name, "CRASHED", "its process died unexpectedly; detected by a later run")
     assert [state for _, state, _ in server.told[1:]] == ["COMPLETED"]
 
 

@@ -108,8 +108,8 @@ def plan(project, *words: str) -> str:
 def test_plan_shows_what_the_recipe_follows(made):
     said = plan(made[0])
     assert "8 H100, 9 h" in said and "Published scores, in percent (by hand):" in said
-    assert "What differs from the original:\n- It is smaller." in said and "What it cannot express yet:\n- A judge." in said
-    assert "It follows A paper (https://arxiv.org/abs/1)." in said
+    assert "Differences from the original:\n- It is smaller." in said and "Not yet supported:\n- A judge." in said
+    assert "This recipe follows A paper (https://arxiv.org/abs/1)." in said
 
 
 def test_the_document_of_a_plan_has_all_of_it(made):

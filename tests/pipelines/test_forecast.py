@@ -166,7 +166,7 @@ def test_without_rates_times_of_stages_with_models_are_unknown(tmp_path):
     times = {address: estimates.of(node).time for address, node in estimates.graph.nodes.items()}
     found = outlook(estimates.graph, estimates.execution, times)
     assert found.unknown > 5 and found.seconds > 0
-    assert planning.time_text(found, "cpu").endswith(f", plus {found.unknown} stages whose time is unknown")
+    assert planning.time_text(found, "cpu").endswith(f", plus {found.unknown} stages with no time estimate")
 
 
 def test_a_measurement_that_fails_is_not_begun_again(tmp_path):
@@ -274,7 +274,7 @@ def test_a_plan_says_what_it_takes_of_the_machine_and_how_long(tmp_path, monkeyp
     estimates = demo(tmp_path)
     monkeypatch.setattr(planning, "this_cpu", lambda: ("A processor", 2))
     monkeypatch.setattr(planning, "this_memory", lambda: int(22.9 * 2**30))
-    assert planning.machine_text(estimates.execution) == "2 cores, 22.9 GiB: 2 slots, 2 threads a job"
+    assert planning.machine_text(estimates.execution) == "2 cores, 22.9 GiB: 2 slots, 2 threads per job"
     found = Outlook(840.0, how=MEASURED)
     assert planning.time_text(found, "cpu") == f"about 14 minutes on this machine, estimated from {MEASURED}"
     assert not planning.slow_text(found, "cpu")

@@ -241,7 +241,7 @@ stages:
   clean: {kind: decontaminate, in: {data: raw, benchmarks: [suite]}}
   mixed: {kind: prepare_data, in: {rows: [clean]}, record: conversation, sources: [{type: artifact, input: clean}]}
 """
-NOTHING = "nothing would be made again"
+NOTHING = "nothing needs a rebuild"
 
 
 WANTED = f"shared-{1:016x}"
@@ -276,14 +276,14 @@ def test_where_what_brought_a_row_in_is_not_here_it_is_said_how_to_bring_it(hand
     project, _ = handed_on
     for name in gone:
         shutil.rmtree(project.artifact(f"lab/{name}"))
-    pull = "The stage that brought it in is not here, or damaged: `pedigree pull lab`, then ask again."
+    pull = "The artifact that imported it is missing or damaged: run `pedigree pull lab`, then retry."
     said, found = forgotten(project, monkeypatch), forget(project, trace(project, Wanted(id=WANTED)))
-    assert (pull in said) == bool(gone) and NOTHING not in said and "No recipe makes" not in said
+    assert (pull in said) == bool(gone) and NOTHING not in said and "belong to no current recipe" not in said
     assert [one.address for one in found.again] == [f"lab/{name}" for name in ("raw", "clean", "mixed") if name not in gone]
     assert found.missing == (("lab/raw",) if gone else ())
     (project.recipes / "lab.yaml").unlink()
     said = forgotten(project, monkeypatch)
-    assert NOTHING in said and pull not in said and "No recipe makes" in said
+    assert NOTHING in said and pull not in said and "belong to no current recipe" in said
 
 
 def test_of_what_is_stale_and_alone_still_holds_a_row_no_pull_is_said(handed_on, monkeypatch):
@@ -292,4 +292,4 @@ def test_of_what_is_stale_and_alone_still_holds_a_row_no_pull_is_said(handed_on,
     build(project, graph, graph.nodes["lab/raw"], {"rows.jsonl": json.dumps(one_row(f"shared-{3:016x}")) + "\n"}, {}, {})
     shutil.rmtree(project.artifact("lab/suite"))
     said = forgotten(project, monkeypatch)
-    assert "pull" not in said and NOTHING not in said and "No stage that brings rows in has it" in said
+    assert "pull" not in said and NOTHING not in said and "No stage imports it" in said

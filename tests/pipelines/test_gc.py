@@ -347,6 +347,6 @@ def test_the_command_lists_first_and_deletes_when_told(lab: Lab) -> None:
     assert listed[-1] == "`pedigree gc --yes` deletes them."
     assert objects(lab) == before
     deleted = gc("--yes")[-1]
-    assert re.match("deleted: .* of the cache, 1 snapshot of the code; 4 artifacts with all ancestors kept", deleted)
+    assert re.match("deleted: .* from the cache, 1 code snapshot; 4 artifacts kept with all ancestors", deleted)
     assert objects(lab) < before
     assert gc()[-1].startswith("would be deleted: 0 objects")

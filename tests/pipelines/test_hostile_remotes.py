@@ -497,7 +497,7 @@ def test_a_hostile_compiled_file_does_no_harm(
     with no_longer_than(10):
         said = harmless(place, ("models", "lineage nothing", "status lab", "compile lab", "models"), monkeypatch, capfd)
     assert "dvc.yaml" in said["compile lab"], "what lay there is replaced"
-    assert "no recipe that makes a model" in said["models"]
+    assert "no named models" in said["models"]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = folder / "project"
     for command in ("init -q", "add -A", "-c user.name=t -c user.email=t@t commit -qm made"):
         subprocess.run(["git", *command.split()], cwd=root, check=True)
-    assert f"{STAGES} of {STAGES} stages are here" in call(root, "pedigree", "pull", "small")
+    assert f"{STAGES} of {STAGES} stages are available locally" in call(root, "pedigree", "pull", "small")
     return root
 
 

@@ -72,10 +72,10 @@ def test_every_open_revision_gets_the_newest_commit_and_the_rest_stays(project, 
     assert code == 0, said
     assert read(project, "whole") == PARENT.replace("rows, revision: pin me", f"rows, revision: {rows}").replace('"pin me"', model)
     assert read(project, "child") == CHILD.replace("pin me", more)
-    for line in (f"configs/recipes/whole.yaml:8: lab/rows: {rows}", f"child.yaml:5: lab/more: {more}", "3 revisions written"):
+    for line in (f"configs/recipes/whole.yaml:8: lab/rows: {rows}", f"child.yaml:5: lab/more: {more}", "3 revisions pinned"):
         assert line in said
     code, said = typed(project, "http://127.0.0.1:9", "pin", "child")  # nobody is asked again
-    assert (code, said) == (0, "nothing to pin: child names a commit wherever it names a repository of the hub\n")
+    assert (code, said) == (0, "nothing to pin: child specifies a commit for every hub repository\n")
 
 
 def test_the_commit_of_one_repository_is_never_given_to_another(project, hub):
@@ -94,8 +94,8 @@ def test_what_cannot_be_told_stays_open_and_the_rest_is_written(project, hub, mo
     code, said = typed(project, hub.url, "pin", "whole")
     rows = hub.repos["datasets/lab/rows"].head
     assert code == 1 and read(project, "whole") == PARENT.replace("rows, revision: pin me", f"rows, revision: {rows}")
-    assert "lab/model: still `pin me`: hub model lab/model is gated: request access at" in said
-    assert "1 revision written, 1 left open" in said
+    assert "lab/model: not pinned: hub model lab/model is gated: request access at" in said
+    assert "1 revision pinned, 1 not pinned" in said
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_cannot_be_told_stays_open_and_the_rest_is_written(project, hub, mo
 )
 def test_without_a_hub_it_says_why_and_writes_nothing(project, environment, says):
     code, said = typed(project, "http://127.0.0.1:9", "pin", "whole", **environment)
-    assert code == 1 and says in said and "0 revisions written, 2 left open" in said and read(project, "whole") == PARENT
+    assert code == 1 and says in said and "0 revisions pinned, 2 not pinned" in said and read(project, "whole") == PARENT
 
 
 def test_a_mirror_is_asked_instead_of_the_hub(project, tmp_path):
@@ -145,7 +145,7 @@ def type_(monkeypatch, capsys):
 def test_a_recipe_with_open_revisions_is_checked_and_planned_and_not_run(project, type_):
     assert type_(project, "validate", "child")[0] == 0
     code, said = type_(project, "plan", "child")
-    assert code == 0 and "Not pinned yet: lab/rows, lab/model, lab/more." in said and "`pedigree pin child` writes" in said
+    assert code == 0 and "Not pinned yet: lab/rows, lab/model, lab/more." in said and "Run `pedigree pin child` to write" in said
     code, said = type_(project, "run", "child")
     assert code == 2
     for line in ("raw: hub data set lab/rows has no revision yet (`pin me`); `pedigree pin child` writes", "base: hub model lab/model"):

@@ -30,9 +30,9 @@ from pipelines.run.runs import load_execution, load_run
 @pytest.mark.parametrize(
     ("loss", "numerics", "text"),
     [
-        ({"type": "dpo"}, {}, "8 pairs a step: 1 rank, packed to 1024 tokens a pass, 3 steps"),
+        ({"type": "dpo"}, {}, "8 pairs per step: 1 rank, packed to 1024 tokens per pass, 3 steps"),
         # a preference gives kto one or two answers, so its steps are not known before the rows are read
-        ({"type": "kto"}, {"world_size": 2}, "8 answers a step: 2 ranks, packed to 1024 tokens a pass"),
+        ({"type": "kto"}, {"world_size": 2}, "8 answers per step: 2 ranks, packed to 1024 tokens per pass"),
     ],
 )
 def test_a_step_is_told_in_what_its_loss_counts(loss, numerics, text):
@@ -111,8 +111,8 @@ def test_a_plan_states_memory_steps_and_hours_of_a_model_that_is_not_here(projec
 def test_a_plan_says_that_the_cache_of_dvc_takes_as_much_again(project):
     """As root, and on a file system without reflinks, one output is two files."""
     out, _ = pedigree(project, "plan", "llama")
-    assert re.search(r"Disk: about [\d.]+ GB .*, without DVC's cache; .* are free\.", out)
-    assert "DVC's cache takes as much again" in out and "reflinks" in out
+    assert re.search(r"Disk: about [\d.]+ GB .*, excluding DVC's cache; .* free\.", out)
+    assert "DVC's cache doubles the disk usage" in out and "reflinks" in out
 
 
 def test_the_document_has_every_term(project):

@@ -89,7 +89,7 @@ def test_a_stage_that_only_loads_says_so_and_a_long_step_for_how_long_it_goes_on
 def test_silence_is_a_warning_only_where_the_job_may_soon_be_ended_for_it():
     view = with_heartbeat(replace(RUNNING, timeout=600.0), beat(3, 10), 1000.0)
     assert "heartbeat" not in doing(view, 1400.0)
-    assert "no heartbeat for 7m 10s, the job is ended after 10m 00s" in doing(view, 1430.0)
+    assert "no heartbeat for 7m 10s; the job is terminated after 10m 00s" in doing(view, 1430.0)
 
 
 def test_the_time_left_of_a_stage_is_measured_and_before_that_estimated():

@@ -74,7 +74,7 @@ def test_a_clone_in_which_nobody_has_worked_is_looked_at_without_a_trace(tmp_pat
     before = snapshot(command.lab.root)
     assert "4 of 4 stages to run" in command("plan", "lab")
     assert "not built" in command("status", "lab")
-    assert "no unfinished work" in command("scratch")
+    assert "no scratch folders" in command("scratch")
     assert snapshot(command.lab.root) == before and not (command.lab.root / ".dvc/tmp").exists()
 
 
@@ -92,7 +92,7 @@ def test_what_lies_in_the_remote_alone_is_looked_at_without_a_trace(made: InProc
         said = command(*line, code=code)
         now = snapshot(lab.root)
         assert [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)] == [], (line, said)
-    assert "the files of 4 are in the remote" in command("plan", "lab")
+    assert "the files of 4 are only in the remote" in command("plan", "lab")
 
 
 def copy_of(lab: Lab, folder: Path) -> Lab:

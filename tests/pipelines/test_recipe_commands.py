@@ -136,18 +136,18 @@ def test_variants_are_listed_with_what_they_were_made_from(lab: Lab, variant, ty
     assert code == 0 and row[:5] == [variant.name, "1", "of", "1", f"{variant.size / 1000:.1f}"] and row[-1] == "cleaner.ngram=7"
     assert variant.size == sum(path.stat().st_size for path in variant.folder.rglob("*") if path.is_file())
     assert variant.name in type_(lab.root, "variants", "lab")[1]
-    assert type_(lab.root, "variants", "lob")[::2] == (2, "there is no recipe 'lob': `pedigree recipes` lists those there are\n")
+    assert type_(lab.root, "variants", "lob")[::2] == (2, "no recipe 'lob'; `pedigree recipes` lists all recipes\n")
 
 
 def test_removing_a_variant_takes_its_folder_and_nothing_else(lab: Lab, variant, type_, monkeypatch):
     cached, others = objects(lab), files(lab.root / "artifacts" / "lab")
     monkeypatch.setattr("typer.confirm", lambda text: False)
     code, out, _ = type_(lab.root, "variants", "--remove", variant.name)
-    assert code == 1 and "nothing is removed" in out and variant.folder.exists()
+    assert code == 1 and "nothing removed" in out and variant.folder.exists()
     code, out, _ = type_(lab.root, "variants", "--remove", variant.name, "--yes")
     assert code == 0 and not variant.folder.exists() and not (lab.project.private / "removed").exists()
     assert objects(lab) == cached and files(lab.root / "artifacts" / "lab") == others
-    assert re.search(r"`pedigree gc` would now delete \d+ objects? of it, ", out)
+    assert re.search(r"`pedigree gc --yes` would delete \d+ objects? of this variant, ", out)
     lab.forget_runs()
     run_graph(lab.run("cleaner.ngram=7"))
     assert lab.runs() == [] and (variant.folder / "cleaner" / "record.json").exists()  # out of the cache
@@ -163,7 +163,7 @@ def test_a_variant_that_is_in_use_is_not_removed(lab: Lab, variant, type_):
 def test_what_is_no_variant_is_not_removed(lab: Lab, type_, tmp_path):
     before = files(lab.root / "artifacts")
     for name in ("lab", "lab+00000000", "../lab", ""):
-        with pytest.raises(UsageProblem, match="there is no variant"):
+        with pytest.raises(UsageProblem, match="no variant"):
             made.find_variant(lab.project, name)
     outside = tmp_path / "mine.yaml"  # a recipe of another folder keeps a source.json too, and is no variant
     outside.write_text((lab.root / "configs/recipes/lab.yaml").read_text())

@@ -275,7 +275,7 @@ def test_an_interrupted_reproduction_goes_on(first, tmp_path):
     until(lambda: clone.runs_log.exists() and "clean" in clone.runs_log.read_text(), alive=lambda: running.poll() is None)
     running.send_signal(signal.SIGTERM)
     said, _ = running.communicate(timeout=deadline(60))
-    assert running.returncode == 130 and "type the same command again" in said
+    assert running.returncode == 130 and "Run the same command again" in said
     assert clone.ran() == ["clean", "raw", "suite"] and not (clone.root / ".pedigree/reproductions").exists()
     clone.pedigree("reproduce", "lab/cleaner")
     assert clone.ran() == ["clean", "cleaner"] and clone.verdicts() == dict.fromkeys(ALL, "identical")
@@ -305,7 +305,7 @@ def test_a_failed_stage_leaves_what_is_below_it_unmade(first, tmp_path):
     ("arguments", "said"),
     [
         (("lab/nothing",), "lab/nothing"),
-        (("lab/cleaner", "--only", "models"), "the one choice is `data`"),
+        (("lab/cleaner", "--only", "models"), "the only valid value is `data`"),
         (("lab/cleaner", "--stage", "dirt"), "its stages are lab/raw, lab/suite, lab/clean, lab/cleaner"),
         (("lab/cleaner", "--stage", "clean", "--from-cache"), "omit --only and --from-cache"),
     ],

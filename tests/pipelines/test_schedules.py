@@ -151,7 +151,7 @@ def test_a_schedule_fires_and_what_has_not_changed_is_not_run_again(lab: Deploye
     assert f"deployed {lab.name}: every 10 s, on work pool here; recipe:lab, commit:" in said
     until_seen(lambda: len(lab.flow_runs("COMPLETED")) >= 2)
     first, second = lab.flow_runs("COMPLETED")[:2]
-    assert first["state"]["message"] == "4 stages are current"
+    assert first["state"]["message"] == "4 stages are up to date"
     assert second["state"]["message"] == "4 stages up to date, nothing to do"
     assert sorted(lab.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
     assert first["name"] == second["name"] == "lab" and set(lab.server.states(first).values()) == {"Completed"}
@@ -187,7 +187,7 @@ def test_a_schedule_fires_rehearsals_which_touch_nothing_real(lab: Deployed, wor
     assert f"deployed {lab.name}: every 10 s" in said and lab.deployment["parameters"]["rehearse"] is True
     until_seen(lambda: len(lab.flow_runs("COMPLETED")) >= 2)
     first, second = lab.flow_runs("COMPLETED")[:2]
-    assert first["state"]["message"] == "4 stages are current"
+    assert first["state"]["message"] == "4 stages are up to date"
     assert second["state"]["message"] == "4 stages up to date, nothing to do"
     assert first["name"] == "lab-rehearsal" and {"pedigree", "rehearsal", "recipe:lab"} <= set(first["tags"])
     assert sorted((rehearsal / "runs.log").read_text().split()) == ["lab/clean", "lab/cleaner", "lab/raw", "lab/suite"]
@@ -204,10 +204,10 @@ def test_a_run_waits_for_its_gpu_pool_and_is_cancelled_with_its_jobs_and_not_sta
     assert not lab.lab.runs()
     assert taken and lab.server.call("POST", "v2/concurrency_limits/decrement", b'{"names": ["a100"], "slots": 1}')
     until(lab.is_waiting, PATIENCE_S)
-    assert "It has a slot of a100" in lab.server.messages({"id": run})
+    assert "Acquired a slot of a100" in lab.server.messages({"id": run})
 
     said = lab.here("cancel", lab.name)
-    assert f"cancelled what the schedule of {lab.name} had started" in said
+    assert f"canceled 1 scheduled run of {lab.name}" in said
     assert lab.ended(run)["type"] == "CANCELLED"
     until(lambda: not lab.jobs())
     assert sorted(lab.lab.runs()) == ["raw", "suite"] and len(lab.flow_runs()) == 1
@@ -262,12 +262,12 @@ def test_nothing_that_waits_for_its_turn_begins_after_a_pause_or_a_cancellation(
     later = {"type": "SCHEDULED", "state_details": {"scheduled_time": (datetime.now(UTC) + timedelta(days=2)).isoformat()}}
     by_hand = server.post(f"deployments/{unworked.deployment['id']}/create_flow_run", {"state": later})
     said = unworked.here("pause", unworked.name)
-    assert "its schedule starts nothing until" in said and server.state(waiting)["type"] == "CANCELLED"
-    assert f"{by_hand['name']}, planned by hand, begins at" in said and f"`prefect flow-run cancel {by_hand['id']}`" in said
+    assert f"{unworked.name} is paused" in said and server.state(waiting)["type"] == "CANCELLED"
+    assert f"{by_hand['name']} was planned manually and will still start" in said and f"`prefect flow-run cancel {by_hand['id']}`" in said
     assert server.state(running)["type"] == "RUNNING" and server.state(by_hand["id"])["type"] == "SCHEDULED"
 
     waiting = wait_for_slot(unworked)
-    assert f"cancelled what the schedule of {unworked.name} had started" in unworked.here("cancel", unworked.name)
+    assert f"of {unworked.name}; `pedigree pause" in unworked.here("cancel", unworked.name)
     assert server.state(running)["type"] == "CANCELLING" and server.state(waiting)["type"] == "CANCELLED"
     assert server.state(by_hand["id"])["type"] == "SCHEDULED"
 
@@ -389,33 +389,33 @@ def test_a_run_that_dies_in_silence_is_taken_for_crashed_and_frees_its_slot(lab:
     }  # fmt: skip
     server.call("POST", "events", json.dumps([sign]).encode())
     until_seen(lambda: server.state(run)["type"] == "CRASHED")
-    assert "no sign of life" in server.state(run)["message"]
+    assert "no heartbeat" in server.state(run)["message"]
     until_seen(lambda: json.loads(server.call("GET", limit))["active_slots"] == 0)
 
 
 @pytest.mark.nightly
 def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: Server, tmp_path_factory: pytest.TempPathFactory) -> None:
     wrong = {
-        ("--cron", "61 * * * *"): "--cron '61 * * * *' cannot be read",
-        ("--cron", "0 3 * * *", "--timezone", "Europe/Berln"): "no such time zone",
-        ("--interval", "3 weeks"): "--interval '3 weeks' cannot be read",
+        ("--cron", "61 * * * *"): "--cron '61 * * * *' is invalid",
+        ("--cron", "0 3 * * *", "--timezone", "Europe/Berln"): "unknown time zone",
+        ("--interval", "3 weeks"): "--interval '3 weeks' is invalid",
         ("--rrule", "FREQ=DAILY;INTERVAL=0"): "never fires",
-        ("--interval", "1h", "--timezone", "X/Y"): "no such time zone",
-        ("--rrule", "FREQ=NEVER"): "--rrule 'FREQ=NEVER' cannot be read",
+        ("--interval", "1h", "--timezone", "X/Y"): "unknown time zone",
+        ("--rrule", "FREQ=NEVER"): "--rrule 'FREQ=NEVER' is invalid",
         ("--cron", "0 3 * * *", "--interval", "1h"): "a deployment has one schedule",
-        ("--timezone", "Europe/Berlin"): "there is no schedule",
-        ("--notify", "slack-webhook/nobody"): "there is no such notification block",
-        ("--gpu-pool", "nowhere"): "--gpu-pool nowhere=N makes one",
+        ("--timezone", "Europe/Berlin"): "requires --cron, --interval or --rrule",
+        ("--notify", "slack-webhook/nobody"): "no such notification block",
+        ("--gpu-pool", "nowhere"): "--gpu-pool nowhere=N creates one",
         ("--gpu-pool", "a=0"): "N at least 1",
         ("--until", "cleen"): "cleen",
-        ("--name", "a/b"): "Prefect takes no /",
+        ("--name", "a/b"): "names cannot contain /",
     }
     for options, words in wrong.items():
         assert words in lab.here("deploy", "lab", "--work-pool", POOL, *options, code=2), options
-    assert "`prefect work-pool create --type process nowhere` makes it" in lab.here("deploy", "lab", "--work-pool", "nowhere", code=2)
+    assert "create it with `prefect work-pool create --type process nowhere`" in lab.here("deploy", "lab", "--work-pool", "nowhere", code=2)
     server.post("work_pools/", {"name": "pods", "type": "kubernetes"})
     assert "of type kubernetes" in lab.here("deploy", "lab", "--work-pool", "pods", code=2)
-    assert "--work-pool is missing" in lab.here("deploy", "lab", code=2)
+    assert "--work-pool is required" in lab.here("deploy", "lab", code=2)
     open_one = "{type: hub, repo: some/set, revision: pin me, split: train}"
     stages = f"stages:\n  rows: {{kind: prepare_data, record: prompt, sources: [{open_one}]}}\n"
     (lab.lab.root / "configs" / "recipes" / "open.yaml").write_text(f"execution: lab\n{stages}")
@@ -424,12 +424,12 @@ def test_what_cannot_be_deployed_is_said_with_its_remedy(lab: Deployed, server: 
     (lab.lab.root / "configs" / "recipes" / "open.yaml").unlink()
     assert "lab is not deployed for this project (deployed: none)" in lab.here("pause", "lab", code=2)
     server.post("work_pools/", {"name": "empty", "type": "process"})
-    assert "no worker of empty gives signs of life" in lab.here("deploy", "lab", "--work-pool", "empty", "--name", lab.name)
+    assert "no worker of empty is online" in lab.here("deploy", "lab", "--work-pool", "empty", "--name", lab.name)
     assert "(no worker)" in lab.here("deployments")
     other = Deployed(tmp_path_factory.mktemp("other"), server)
     other.name = lab.name
     said = other.here("deploy", "lab", "--work-pool", POOL, "--name", lab.name, code=2)
-    assert f"{lab.name} is deployed on this server for {lab.lab.root}" in said
+    assert f"{lab.name} is already deployed on this server for {lab.lab.root}" in said
 
 
 def test_without_a_server_schedules_say_so(tmp_path: Path) -> None:
@@ -439,12 +439,12 @@ def test_without_a_server_schedules_say_so(tmp_path: Path) -> None:
         patch.setenv("PREFECT_HOME", str(lab.root / "no-prefect"))
         for words in (["deploy", "lab", "--work-pool", POOL], ["serve", "lab"], ["deployments"], ["pause", "lab"], ["resume", "lab"]):
             said = str(CliRunner().invoke(app, words).exception)
-            assert "no Prefect server is configured" in said and "prefect config set PREFECT_API_URL" in said
+            assert "schedules need a Prefect server" in said and "prefect config set PREFECT_API_URL" in said
 
 
 def test_a_server_that_does_not_answer_is_said(tmp_path: Path) -> None:
     nobody = temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"})
-    with nobody, pytest.raises(ServerAway, match=r"127\.0\.0\.1:9/api does not answer"):
+    with nobody, pytest.raises(ServerAway, match=r"127\.0\.0\.1:9/api does not respond"):
         deployments(Lab(tmp_path).project)
 
 
@@ -517,7 +517,7 @@ def test_a_deployment_is_removed_by_the_path_of_its_recipe_and_nothing_else_is_a
     lab.name = said.partition("deployed ")[2].partition(":")[0]
     assert lab.deployment
     refused = lab.here("deploy", f"./{path}", "--remove", "--cron", "0 3 * * *", "--work-pool", POOL, code=2)
-    assert "leave out --cron, --work-pool, or --remove" in refused and lab.deployment
+    assert "--remove cannot be combined with --cron, --work-pool" in refused and lab.deployment
     assert f"{lab.name} is no longer deployed" in lab.here("deploy", f"./{path}", "--remove")
     with pytest.raises(HTTPError):
         print(lab.deployment)
@@ -540,6 +540,6 @@ def test_a_flow_that_is_killed_is_started_again_and_takes_its_job_over_and_a_kil
     worker.wait()
     assert lab.jobs() == job and flow_process(run)
     lab.go()
-    assert lab.ended(run)["message"] == "4 stages are current"
+    assert lab.ended(run)["message"] == "4 stages are up to date"
     assert sorted(lab.lab.runs()) == ["clean", "cleaner", "raw", "suite"]  # each once
     start_worker()

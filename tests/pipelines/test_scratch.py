@@ -56,7 +56,7 @@ def test_work_that_a_run_of_today_would_resume_is_shown_and_kept(lab: Lab, type_
     assert states(lab) == [("lab/clean", "would be resumed", "lab")]
     code, out, _ = type_("scratch")
     assert code == 0 and re.search(rf"clean/{key_of(lab)[:12]} +lab/clean +step-3 of 1 checkpoint +\d+\.\d kB", out)
-    assert "Nothing is abandoned" in out
+    assert "No folder is abandoned" in out
     assert "deleted 0 folders" in type_("scratch", "--clean")[1] and states(lab)
     lab.edit("configs/recipes/lab.yaml", "  clean:\n", "  # a comment\n  clean:\n")
     assert states(lab)[0][1] == "would be resumed"
@@ -91,7 +91,7 @@ def test_abandoned_work_is_shown_first_and_cleaned_when_asked(lab: Lab, type_):
     code, out, _ = type_("scratch", "--clean")
     assert code == 0 and f"deleted 1 folder, {size / 1000:.1f} kB" in out
     assert states(lab) == [] and not (lab.project.private / "removed").exists()
-    assert type_("scratch")[1].startswith("no unfinished work")
+    assert type_("scratch")[1].startswith("no scratch folders")
 
 
 def test_the_age_of_work_is_told_by_the_clock_of_the_disk(lab: Lab, monkeypatch: pytest.MonkeyPatch):
@@ -121,7 +121,7 @@ def test_nothing_is_cleaned_while_a_recipe_cannot_be_read(lab: Lab, type_):
     lab.write("configs/recipes/bad.yaml", "stages: 3\n")
     assert "recipe bad cannot be read" in type_("scratch")[1]
     code, _, err = type_("scratch", "--clean")
-    assert code == 2 and "nothing is deleted: recipe bad cannot be read" in err and "pedigree validate bad" in err and states(lab)
+    assert code == 2 and "nothing deleted: recipe bad cannot be read" in err and "pedigree validate bad" in err and states(lab)
     code, out, _ = type_("scratch", f"clean/{key_of(lab)[:8]}", "--clean")  # by name it may go
     assert code == 0 and "deleted 1 folder" in out and states(lab) == []
 
@@ -131,7 +131,7 @@ def test_under_a_live_job_or_a_held_lease_nothing_goes(lab: Lab, type_):
     with lease(lab.project.lease("lab--clean"), "pedigree run lab"):
         assert states(lab)[0][1] == "in use"
         code, _, err = type_("scratch", name, "--clean")
-        assert code == 2 and "another command works on it" in err
+        assert code == 2 and "in use by another command" in err
     lab.knobs(clean={"seconds": 20})
     arguments = [sys.executable, "-m", "pipelines.cli", "run", "lab", "--keep-jobs"]
     with subprocess.Popen(arguments, cwd=lab.root, env=lab.environment, stdout=subprocess.PIPE, text=True) as process:

@@ -132,14 +132,14 @@ def test_the_commands_sign_verify_and_say_what_is_unsigned(lab, model, tmp_path,
         return result.output
 
     monkeypatch.chdir(lab / "project")
-    assert f"the signature is {SIGNATURE}" in said("export", "tiny/rlvr", tmp_path / "out", "--sign", lab / "ours.pem")
-    assert "it is unsigned" in said("export", "tiny/rlvr", tmp_path / "plain")
+    assert f"signature: {SIGNATURE}" in said("export", "tiny/rlvr", tmp_path / "out", "--sign", lab / "ours.pem")
+    assert "; unsigned." in said("export", "tiny/rlvr", tmp_path / "plain")
     monkeypatch.chdir(tmp_path)
-    assert "unsigned: nobody vouches for it" in said("verify", tmp_path / "plain")
-    assert "signed; --signer KEY checks by whom" in said("verify", tmp_path / "out")
-    assert "signed with the key of ours.pub" in said("verify", tmp_path / "out", model, "--signer", lab / "ours.pub")
+    assert ": unsigned" in said("verify", tmp_path / "plain")
+    assert "signed; use --signer KEY to verify the signer" in said("verify", tmp_path / "out")
+    assert "signature matches ours.pub" in said("verify", tmp_path / "out", model, "--signer", lab / "ours.pub")
     refused = said("verify", tmp_path / "out", tmp_path / "plain", "--signer", lab / "ours.pub", code=1)
-    assert "REFUSED: it is unsigned" in refused and "signed with the key of ours.pub" in refused
+    assert "REFUSED: it is unsigned" in refused and "signature matches ours.pub" in refused
     (tmp_path / "out" / "README.md").write_text("mine")
     told = json.loads(said("verify", tmp_path / "out", "--signer", lab / "ours.pub", "--json", code=1))
     assert told["signatures"][str(tmp_path / "out")].startswith("REFUSED: ") and told["problems"]

@@ -288,11 +288,11 @@ def test_looking_in_some_artifacts_says_nothing_certain_of_others(lab):
 
 def test_the_command_tells_ways_licences_and_writers(lab, monkeypatch):
     code, said = pedigree(lab, monkeypatch, "trace", KEPT)
-    assert code == 0 and "lab/raw has it from asked.jsonl (licence odc-by)" in said
+    assert code == 0 and "lab/raw imported it from asked.jsonl (license odc-by)" in said
     assert "answers of sft (lab/sft, " in said and "lab/raw > prompts > sample > judge > pair > dpo" in said
-    assert "(licence unknown, written by gpt-4o)" in pedigree(lab, monkeypatch, "trace", TALK)[1]
-    assert "lab/raw has it from arithmetic, which is made here" in pedigree(lab, monkeypatch, "trace", ALONE)[1]
-    assert "lab/prompts has it" not in pedigree(lab, monkeypatch, "trace", LEAKED)[1]
+    assert "(license unknown, written by gpt-4o)" in pedigree(lab, monkeypatch, "trace", TALK)[1]
+    assert "lab/raw imported it from arithmetic, generated in this project" in pedigree(lab, monkeypatch, "trace", ALONE)[1]
+    assert "lab/prompts imported it" not in pedigree(lab, monkeypatch, "trace", LEAKED)[1]
     code, said = pedigree(lab, monkeypatch, "trace", "--text", "nobody has said this", "--json")
     assert code == 1 and json.loads(said)["places"] == []
     assert pedigree(lab, monkeypatch, "trace", "\udcff")[0] == 1  # what a terminal gives that knows no UTF-8
