@@ -248,7 +248,7 @@ def run(target: Path) -> None:
     from pipelines.jobs.launcher import LocalLauncher
 
     events: list[Event] = []
-    submit, tell = LocalLauncher.submit, Board.tell
+    submit, tell = LocalLauncher.submit, Board.update
 
     def submitted(self: Any, scratch: Path, *args: Any) -> Any:
         address = json.loads((scratch / "spec.json").read_text())["address"]
@@ -273,7 +273,7 @@ def run(target: Path) -> None:
         events.append((time.time(), state, address))
         tell(self, address, state, *args, **kwargs)
 
-    LocalLauncher.submit, Board.tell = submitted, watched  # pyright: ignore
+    LocalLauncher.submit, Board.update = submitted, watched  # pyright: ignore
     sys.argv = ["pedigree", "run", "chain"]
     try:
         cli.main()

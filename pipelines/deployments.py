@@ -196,7 +196,7 @@ def _span(text: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
-def said(schedule: Any) -> str:
+def describe(schedule: Any) -> str:
     """Describe a schedule."""
     zone = getattr(schedule, "timezone", None) or "UTC"
     if isinstance(schedule, CronSchedule):
@@ -558,7 +558,7 @@ def _listed(client: SyncPrefectClient, deployment: DeploymentResponse) -> Listed
     paused = deployment.paused or _is_inactive(deployment)
     return Listed(
         name=deployment.name,
-        schedule="; ".join(said(one.schedule) for one in deployment.schedules) or said(None),
+        schedule="; ".join(describe(one.schedule) for one in deployment.schedules) or describe(None),
         pool=pool,
         paused=paused,
         workers=sum(str(getattr(worker.status, "value", worker.status)) == "ONLINE" for worker in workers),

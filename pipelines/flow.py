@@ -47,10 +47,10 @@ from pipelines.jobs.processes import Process
 from pipelines.ledger.git import GitSilent, run_git
 from pipelines.publish.regressions import Fall, fallen, measured, remember, remembered
 from pipelines.publish.report import report_path, tables, write_report
-from pipelines.rehearsal.proof import proof_of, said
-from pipelines.request import Request, all_done, already_made, opened, wanted
+from pipelines.rehearsal.proof import proof_of, sentences
+from pipelines.request import Request, all_done, opened, up_to_date_results, wanted
 from pipelines.run.ensure import log_file
-from pipelines.run.observer import End, Forgotten, Note, StageView, run_observed
+from pipelines.run.observer import AudienceReset, End, Note, StageView, run_observed
 from pipelines.run.runs import StageEnd
 
 LOG = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def post_train(
     chosen, forced = wanted(run, request)
     flow_run_id = UUID(str(current_flow_run.get_id()))
     introduce(run, flow_run_id)
-    done = already_made(run, chosen, forced)
+    done = up_to_date_results(run, chosen, forced)
     if done is not None:
         return Completed(message=all_done(len(done), sum(end.outcome == "remote" for end in done), recipe))
     if remembered(run.project, run.graph.recipe) is None:
@@ -167,7 +167,7 @@ def post_train(
         raise
     write_report(run.project, run.graph)
     if rehearse:
-        get_run_logger().info("%s", "\n".join(said(proof_of(run.project, run.graph, run.changes))))
+        get_run_logger().info("%s", "\n".join(sentences(proof_of(run.project, run.graph, run.changes))))
     return _outcome(run, ends)
 
 
@@ -324,7 +324,7 @@ class PrefectRun:
         self.record.views, self.record.end = views, end
         self.record.write()
 
-    def tell(self, address: str, view: StageView) -> None:
+    def update(self, address: str, view: StageView) -> None:
         stage = self._stages[address]
         kind, name = STATES.get(view.state, RUNNING)
         if view.state in ("failed", "cancelled") and not stage.tailed:
@@ -414,7 +414,7 @@ class PrefectRun:
             return self._client.read_flow_run(self.flow_run_id)
         except ObjectNotFound as error:
             self.record.remove()
-            raise Forgotten(str(self.flow_run_id)) from error
+            raise AudienceReset(str(self.flow_run_id)) from error
 
     def _create(self) -> UUID:
         parameters = {"recipe": self.run.graph.source or self.run.graph.recipe, "overrides": overrides_of(self.run.graph)}

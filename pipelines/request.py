@@ -104,7 +104,7 @@ def named(option: str, graph: Graph, names: Sequence[str], chosen: Collection[st
     return found
 
 
-def already_made(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Result] | None:
+def up_to_date_results(run: RunContext, chosen: frozenset[str], forced: frozenset[str]) -> list[Result] | None:
     """Return the results if all selected stages are up to date. Else check that the required jobs can run, and return None.
 
     Raises:

@@ -34,7 +34,7 @@ class Frozen(BaseModel):
 
 
 @dataclass(frozen=True)
-class Given:
+class PortInput:
     """One artifact that arrives at a port of a stage."""
 
     type: str
@@ -43,7 +43,7 @@ class Given:
     """Config of the stage that makes it."""
 
 
-Arrived = Mapping[str, Mapping[str, Given]]
+Arrived = Mapping[str, Mapping[str, PortInput]]
 """Port → label → artifact."""
 
 T = TypeVar("T")

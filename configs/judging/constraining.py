@@ -76,7 +76,7 @@ class ConstraintRules(Frozen):
         return self
 
     @cached_property
-    def apart(self) -> dict[str, frozenset[str]]:
+    def incompatible(self) -> dict[str, frozenset[str]]:
         """Instruction → those that it is never combined with, itself included; exclusion is symmetric."""
         pairs = {(name, other) for name, rule in self.instructions.items() for other in rule.excludes}
         pairs |= {(other, name) for name, other in pairs}

@@ -226,7 +226,7 @@ def unjudged(by: Number, arrived: Arrived) -> str | None:
 
 def preference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
     """Error message if the loss cannot use these inputs, else None."""
-    for label, made in made_pairs(arrived).items():
+    for label, made in direct_pairs(arrived).items():
         if made.ties == "keep" and not config.loss.takes_strength:
             return (
                 f"preferences {label} keeps ties as pairs of strength 0.5, but {config.loss.type} does not support uncertain pairs: set "
@@ -240,7 +240,7 @@ def preference_problem(config: PreferenceTrain, arrived: Arrived) -> str | None:
 
 def reward_model_problem(config: RewardModel, arrived: Arrived) -> str | None:
     """Error message if the loss cannot use these preferences, else None."""
-    made = made_pairs(arrived)
+    made = direct_pairs(arrived)
     bare = {label: pair.strategy.type for label, pair in made.items() if not pair.scored}
     if config.loss.margin_weight and bare and len(bare) == len(arrived["preferences"]):
         return (
@@ -250,6 +250,6 @@ def reward_model_problem(config: RewardModel, arrived: Arrived) -> str | None:
     return None
 
 
-def made_pairs(arrived: Arrived) -> dict[str, Pair]:
+def direct_pairs(arrived: Arrived) -> dict[str, Pair]:
     """Label → config of the preferences that come directly from a `pair` stage."""
     return {label: given.config for label, given in arrived.get("preferences", {}).items() if isinstance(given.config, Pair)}

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from configs.base.document import ConfigError, Place, Problem, YamlDocument, parse_value, read_document, secret_problem
-from configs.base.frozen import Frozen, Given, digest
+from configs.base.frozen import Frozen, PortInput, digest
 from configs.base.kind import DATASETS, Kind, Port
 from configs.base.naming import MODEL_NAME, Model
 from configs.base.problems import UsageProblem
@@ -404,9 +404,9 @@ class _Building:
         for port_name in sorted(missing):
             makes = _any_of(declaration.inputs[port_name].types)
             self._complain(name, ("in",), f"this config requires input {port_name!r}: name a stage with output {makes}")
-        by_label: dict[str, dict[str, Given]] = {}
+        by_label: dict[str, dict[str, PortInput]] = {}
         for edge, source in sources:
-            by_label.setdefault(edge.port, {})[edge.label] = Given(source.output, source.config)
+            by_label.setdefault(edge.port, {})[edge.label] = PortInput(source.output, source.config)
         problem = None if missing else declaration.problem(config, by_label)
         if problem:
             self._complain(name, ("in",), problem)

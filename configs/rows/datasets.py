@@ -425,7 +425,7 @@ class Leaks(Frozen):
     """Unchanged; embedded in other text; with different line breaks and case."""
 
 
-class MadeRows(Drawn):
+class StageRows(Drawn):
     """Rows made by another stage, from this stage's input `rows`. Conversations also convert to prompts (without the last answer), and
     preferences to prompts or to conversations with the best answer."""
 
@@ -435,7 +435,7 @@ class MadeRows(Drawn):
 
 
 DataSource = Annotated[
-    Arithmetic | Constraints | RowProgram | Packaged | Files | Stored | Hub | MadeRows | Leaks, Field(discriminator="type")
+    Arithmetic | Constraints | RowProgram | Packaged | Files | Stored | Hub | StageRows | Leaks, Field(discriminator="type")
 ]
 RowSource = Annotated[Packaged | Files | Stored | Hub, Field(discriminator="type")]
 """Sources with stored rows in columns."""
@@ -554,7 +554,7 @@ class PrepareData(Frozen):
     @property
     def brings_in(self) -> bool:
         """Whether some rows are external or generated here, so that no other stage can have checked them."""
-        return not all(isinstance(source, MadeRows) for source in self.sources)
+        return not all(isinstance(source, StageRows) for source in self.sources)
 
     @property
     def amounts(self) -> list[int | None]:
@@ -607,7 +607,7 @@ class PrepareData(Frozen):
 
     def _refuse_licences(self, one: Licences) -> None:
         """Raise ValueError if this stage cannot know the rows' licenses, or the filter disagrees with the sources."""
-        made = next((source.input for source in self.sources if isinstance(source, MadeRows)), None)
+        made = next((source.input for source in self.sources if isinstance(source, StageRows)), None)
         if made:
             raise ValueError(f"rows of {made} are imported by other stages, which know their licenses: move the filter `licences` there")
         rated = any(isinstance(source, Read) and source.attributes for source in self.sources)

@@ -1,7 +1,7 @@
 """Inputs that `prepare_data` requires, and checks that they fit its config."""
 
 from configs.base.frozen import Arrived
-from configs.rows.datasets import ROWS, TOKENIZER, MadeRows, PrepareData, SourceModel
+from configs.rows.datasets import ROWS, TOKENIZER, PrepareData, SourceModel, StageRows
 
 FROM = {"conversation": ("conversation", "preference"), "prompt": ("prompt", "conversation", "preference"), "preference": ("preference",)}
 """Record → types that convert to it."""
@@ -31,7 +31,7 @@ def tokenizer_problem(config: PrepareData, arrived: Arrived) -> str | None:
 def rows_problem(config: PrepareData, arrived: Arrived) -> str | None:
     """Error message if the rows of other stages are not those that the sources name, or cannot become this record, else None."""
     given = arrived.get(ROWS, {})
-    named = [source.input for source in config.sources if isinstance(source, MadeRows)]
+    named = [source.input for source in config.sources if isinstance(source, StageRows)]
     for name in named:
         if name not in given:
             return f"a source reads the input {name!r}, but `rows` has {', '.join(given)}: use one of them, or add it to `rows`"

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError
 from configs.base.frozen import Frozen
 from data.artifacts.artifacts import sha256_file, write_json
 from data.artifacts.provenance import CODE_BYTES, packed, unpacked
-from data.artifacts.run_record import ToldCode, parse_attempts
+from data.artifacts.run_record import PortableCode, parse_attempts
 from data.store import storage
 from data.store.heartbeat import Listener
 from data.store.storage import ContentChanged, Missing, StoreError
@@ -42,7 +42,7 @@ Token = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """Lease token; part of an object's name."""
 
 
-class Kept(Frozen):
+class MirrorState(Frozen):
     """Content of `mirror.json` in a scratch folder."""
 
     token: Token
@@ -56,7 +56,7 @@ class Claim(Frozen):
     silence_s: float = Field(ge=0, le=86_400)
 
 
-def kept_token(scratch: Path) -> str | None:
+def saved_token(scratch: Path) -> str | None:
     """The token with which the next attempt of a scratch folder keeps the lease; None if there is none.
 
     Raises:
@@ -66,23 +66,23 @@ def kept_token(scratch: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        return Kept.model_validate(read_json(path, CLAIM_BYTES)).token
+        return MirrorState.model_validate(read_json(path, CLAIM_BYTES)).token
     except (ArtifactError, ValidationError) as error:
         reason = described(error) if isinstance(error, ValidationError) else error
         raise ArtifactError(f"{path} is invalid ({reason}): delete it; the next attempt takes over once the lease has timed out") from error
 
 
-class Made(Frozen):
+class Producer(Frozen):
     """Code that produced the newest state of a mirror."""
 
     code: Sha256
-    state: ToldCode | None = None
+    state: PortableCode | None = None
     """Git state of that code."""
     marks: tuple[Line, ...] = Field(default=(), strict=False)
     """Caveats about the state, to be recorded with the result."""
 
 
-class Held(StoreError):
+class LeaseTaken(StoreError):
     """Another live job holds the lease."""
 
 
@@ -169,7 +169,7 @@ class Mirror:
     def note_attempts(self, attempts: list[dict[str, Any]]) -> None:
         storage.write(f"{self.url}/attempts.json", json.dumps(attempts, indent=1).encode())
 
-    def made(self) -> Made | None:
+    def producer(self) -> Producer | None:
         """Code that produced the newest state; None if not recorded.
 
         Raises:
@@ -177,14 +177,14 @@ class Mirror:
         """
         place = f"{self.url}/made.json"
         try:
-            return Made.model_validate(parse_json(storage.read(place, RUN_BYTES), place, RUN_BYTES))
+            return Producer.model_validate(parse_json(storage.read(place, RUN_BYTES), place, RUN_BYTES))
         except Missing:
             return None
         except (ArtifactError, ValidationError) as error:
             reason = described(error) if isinstance(error, ValidationError) else error
             raise ContentChanged(f"{place} is not what a job writes there ({reason})") from error
 
-    def note_made(self, made: Made, files: Mapping[str, Path]) -> None:
+    def record_producer(self, made: Producer, files: Mapping[str, Path]) -> None:
         """Record the code (`files`). Call this before uploading the first state that it produced."""
         if f"{made.code}.json" not in {entry.name for entry in storage.entries(f"{self.url}/code")}:
             storage.write(f"{self.url}/code/{made.code}.json", packed(files))
@@ -223,7 +223,7 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class Holder:
+class RemoteHolder:
     """Holder of a lease. A change of number or beat proves liveness."""
 
     number: int
@@ -285,13 +285,13 @@ class Lease:
                 say(f"waits: {top.what} writes to {self.url}; takeover after {top.allowed_s:g} s without a heartbeat")
             seen.add((top.number, top.beat))
             if len(seen) > SIGNS_OF_LIFE:
-                raise Held(
+                raise LeaseTaken(
                     f"{top.what} is running the same stage. Wait for it, or cancel it there; it can be taken over once its heartbeat stops"
                 )
             beat()
             time.sleep(min(POLL_S, top.allowed_s))
 
-    def top(self) -> Holder | None:
+    def top(self) -> RemoteHolder | None:
         """The current holder, if any."""
         return self._top()[1]
 
@@ -309,7 +309,7 @@ class Lease:
         storage.write(f"{self.url}/lease/{self.number:06d}.released", b"")
         storage.remove(self.pulse)
 
-    def _top(self) -> tuple[int, Holder | None]:
+    def _top(self) -> tuple[int, RemoteHolder | None]:
         """(highest number ever claimed, its holder if not released)."""
         sizes = {entry.name: entry.size for entry in storage.entries(f"{self.url}/lease")}
         numbers = [int(found[1]) for found in map(CLAIM.fullmatch, sizes) if found]
@@ -321,7 +321,7 @@ class Lease:
             beat = self._read(f"beat-{claim.token}", sizes) if f"beat-{claim.token}" in sizes else b""
         except Missing:  # cleared or released since the listing
             return self._top()
-        return number, Holder(number, claim.token, claim.what, claim.silence_s, beat)
+        return number, RemoteHolder(number, claim.token, claim.what, claim.silence_s, beat)
 
     def _claim(self, name: str, sizes: Mapping[str, int]) -> Claim:
         try:

@@ -62,16 +62,16 @@ class Attempt(_Tried):
     code: CodeState | None = None
 
 
-class ToldCode(CodeState):
+class PortableCode(CodeState):
     """Code state before it is recorded, with the text of the patch."""
 
     patch: str | None = Field(default=None, max_length=LONGEST_PATCH)
 
 
-class ToldAttempt(_Tried):
+class PortableAttempt(_Tried):
     """An attempt of an unfinished job, as reported by another machine."""
 
-    code: ToldCode | None = None
+    code: PortableCode | None = None
 
 
 def parse_attempts(reported: Any) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def parse_attempts(reported: Any) -> list[dict[str, Any]]:
     Raises:
         ValidationError, TypeError: invalid.
     """
-    return [ToldAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in reported]
+    return [PortableAttempt.model_validate(attempt).model_dump(mode="json", exclude_unset=True) for attempt in reported]
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ class Hardware(Frozen):
     gpus: tuple[Line, ...] | None = Field(default=None, strict=False)
 
 
-class MadeBy(Frozen):
+class RunConditions(Frozen):
     """Code, environment and hardware of a job, recorded where it ran."""
 
     numerics: dict[Word, Setting] = Field(default_factory=dict)

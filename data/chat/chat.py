@@ -109,10 +109,10 @@ class Chat:
         return variables_of(self.template)
 
     def prompt(self, messages: Sequence[Message], arguments: Arguments = None) -> list[int]:
-        """Ids of a prompt, ending where the assistant's answer begins; see `asked`."""
-        return [token for piece in self.asked(messages, arguments) for token in self.ids(piece)]
+        """Ids of a prompt, ending where the assistant's answer begins; see `prompt_pieces`."""
+        return [token for piece in self.prompt_pieces(messages, arguments) for token in self.ids(piece)]
 
-    def asked(self, messages: Sequence[Message], arguments: Arguments = None) -> list[Piece]:
+    def prompt_pieces(self, messages: Sequence[Message], arguments: Arguments = None) -> list[Piece]:
         """The pieces of a prompt.
 
         Raises:
@@ -121,16 +121,16 @@ class Chat:
         self._refuse(messages, arguments)
         return [self._piece(*piece, has_calls(messages)) for piece in self._pieces(messages, ask=True, arguments=arguments)]
 
-    def begun(self, messages: Sequence[Message], beginning: str) -> list[int]:
+    def prefilled(self, messages: Sequence[Message], beginning: str) -> list[int]:
         """Ids of a prompt followed by the `beginning` of the assistant's answer.
 
         Raises:
             ChatError: a message or the beginning contains a control token.
         """
         self._refuse([{"role": "assistant", "content": beginning}])
-        return [*self.prompt(messages), *self.said(beginning)]
+        return [*self.prompt(messages), *self.response_ids(beginning)]
 
-    def said(self, text: str) -> list[int]:
+    def response_ids(self, text: str) -> list[int]:
         """Ids of an assistant's text without end-of-turn token; control tokens in it are plain characters."""
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 

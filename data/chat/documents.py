@@ -37,7 +37,7 @@ class Documents(ABC):
         return sum(len(message["content"]) for message in row["messages"])
 
     @property
-    def said(self) -> list[Any]:
+    def key(self) -> list[Any]:
         """Identity, for cache keys."""
         return [type(self).__name__, sorted(vars(self).items())]
 

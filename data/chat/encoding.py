@@ -7,7 +7,7 @@ the splits could differ. They are verified:
 - the form of the tokenizer must be known (`_pattern`), and agree on probe texts;
 - each character must be split identically next to letters, digits, spaces and others, because regex engines differ in Unicode version;
   texts with any other character go to the tokenizer;
-- one document of each chunk is also encoded by the tokenizer; a difference raises `NotEqual` and ends the attempt.
+- one document of each chunk is also encoded by the tokenizer; a difference raises `EncodingMismatch` and ends the attempt.
 
 Other Rust tokenizers get many texts per call, and Python tokenizers one at a time.
 """
@@ -45,7 +45,7 @@ PROBES = (
 )  # fmt: skip
 
 
-class NotEqual(Exception):
+class EncodingMismatch(Exception):
     """The fast path gave different ids than the tokenizer."""
 
 
@@ -104,7 +104,7 @@ class Encoder:
         """
         for (text, plain), ids in self.encode(texts).items():
             if ids.tolist() != self.chat.text_ids(text, plain):
-                raise NotEqual(f"{text[:80]!r}")
+                raise EncodingMismatch(f"{text[:80]!r}")
 
 
 class _Words(dict[str, bytes]):

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from configs.base.problems import PedigreeError
 from data.chat.tools import texts_called, texts_offered
 from data.contamination.reading import NAME, NUMBER, readings
-from data.contamination.spelling import Vocabulary, mended
+from data.contamination.spelling import Vocabulary, corrected
 from data.records.messages import CALL, RESULT, user_turns
 from data.records.records import texts_within
 
@@ -156,8 +156,8 @@ class Coverage:
         """
         item = Coverage({overlap.benchmark: [overlap.item]}, self._ngram, self._abstracted, self._common)
         words = {token for one in item._items for token in one.tokens}
-        (found,) = item._compare(item._shared(mended(lines, words)), 0)
-        return _counted(found, [mended(way, words) for way in ways])
+        (found,) = item._compare(item._shared(corrected(lines, words)), 0)
+        return _counted(found, [corrected(way, words) for way in ways])
 
     def _compared(self, shared: frozenset[Gram], threshold: float) -> list[Overlap]:
         if (shared, threshold) not in self._known:

@@ -125,7 +125,7 @@ class Comparison:
         """
         self._paraphrases, self._waivers = _paraphrases(benchmarks, config), config.waivers
         self._ways = [_Way(benchmarks, config, config.ngram, config.threshold, abstracted=False)]
-        telling = telling_items(benchmarks, config.abstracted) if config.abstracted else {}
+        telling = informative_items(benchmarks, config.abstracted) if config.abstracted else {}
         if config.abstracted and telling:
             self._ways.append(_Way(telling, config, config.abstracted.ngram, config.abstracted.threshold, abstracted=True))
 
@@ -214,7 +214,7 @@ def _first(ways: Iterable[Sequence[Overlap]]) -> list[Overlap]:
     return ordered(best.values())
 
 
-def telling_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
+def informative_items(benchmarks: Benchmarks, rule: Abstracted) -> dict[str, list[dict[str, Any]]]:
     """Items with at least `rule.words` ordinary words, not counting names and numbers; labels without any are omitted."""
     found = {label: [row for row in rows if ordinary_words(row) >= rule.words] for label, rows in benchmarks.items()}
     return {label: rows for label, rows in found.items() if rows}

@@ -14,7 +14,7 @@ SHOWN = 300
 """Characters of a turn that are reported."""
 
 
-class Like(NamedTuple):
+class VectorMatch(NamedTuple):
     """A text and the nearest turn of a row."""
 
     text: int
@@ -24,7 +24,7 @@ class Like(NamedTuple):
     """Index of the nearest turn in the row; the first in case of ties."""
 
 
-class Likeness:
+class VectorIndex:
     """Index of text embeddings to compare rows with. Safe to share with forked processes."""
 
     def __init__(self, texts: Sequence[str], apart: Sequence[bool], threshold: float, most: int) -> None:
@@ -46,26 +46,26 @@ class Likeness:
             if mine:
                 self._tables.append((np.flatnonzero(np.array(apart) == side), self._embedder.vectors(mine)))
 
-    def of(self, rows: Sequence[Sequence[str]]) -> list[list[Like]]:
+    def of(self, rows: Sequence[Sequence[str]]) -> list[list[VectorMatch]]:
         """For each row, given by its turns, the texts nearest to any turn: nearest first, ties by turn, then by index; the separate texts
         last."""
         vectors, ends = self._embedder.vectors([turn for row in rows for turn in row]), np.cumsum([len(row) for row in rows])
-        found: list[list[Like]] = [[] for _ in rows]
+        found: list[list[VectorMatch]] = [[] for _ in rows]
         for numbers, table in self._tables:
             places_NK, cosines_NK = nearest(vectors, table, self._most)
-            like: dict[int, list[Like]] = {}
+            like: dict[int, list[VectorMatch]] = {}
             for at, rank in np.argwhere(cosines_NK >= self._threshold).tolist():
                 row = int(np.searchsorted(ends, at, side="right"))
                 text = int(numbers[places_NK[at, rank]])
-                like.setdefault(row, []).append(Like(text, float(cosines_NK[at, rank]), at - int(ends[row]) + len(rows[row])))
+                like.setdefault(row, []).append(VectorMatch(text, float(cosines_NK[at, rank]), at - int(ends[row]) + len(rows[row])))
             for row, some in like.items():
                 found[row] += _first_of_each(some)[: self._most]
         return found
 
 
-def _first_of_each(like: Sequence[Like]) -> list[Like]:
+def _first_of_each(like: Sequence[VectorMatch]) -> list[VectorMatch]:
     """Each text once, with its nearest turn."""
-    best: dict[int, Like] = {}
+    best: dict[int, VectorMatch] = {}
     for one in sorted(like, key=lambda one: (-one.cosine, one.turn, one.text)):
         best.setdefault(one.text, one)
     return list(best.values())
@@ -83,14 +83,14 @@ class Paraphrases:
         self._items = [(label, item) for label, items in benchmarks.items() for item in items]
         self._turns, self._doubt = frozenset(turns), "" if config.remove else ALIKE
         waived = [any(one.covers(label, item["id"]) for one in waivers) for label, item in self._items]
-        self._likeness = Likeness([question(item) for _, item in self._items], waived, config.threshold, most=1)
+        self._likeness = VectorIndex([question(item) for _, item in self._items], waived, config.threshold, most=1)
 
     def of(self, rows: Sequence[dict[str, Any]]) -> list[list[Overlap]]:
         """For each row, the item nearest to any of its turns, and the nearest waived item, with a cosine of at least `threshold`."""
         texts = [searched(row, self._turns) for row in rows]
         return [[self._overlap(like, row) for like in some] for some, row in zip(self._likeness.of(texts), texts, strict=True)]
 
-    def _overlap(self, like: Like, turns: Sequence[str]) -> Overlap:
+    def _overlap(self, like: VectorMatch, turns: Sequence[str]) -> Overlap:
         label, item = self._items[like.text]
         return Overlap(label, item, like.cosine, turns[like.turn][:SHOWN], "embedded", doubt=self._doubt)
 

@@ -9,7 +9,7 @@ REMEMBERED = 1 << 14
 """Size of the cache of `_forms`, since rows repeat words."""
 
 
-def mended(lines: Sequence[bytes], words: Collection[bytes]) -> list[bytes]:
+def corrected(lines: Sequence[bytes], words: Collection[bytes]) -> list[bytes]:
     """Lines of tokens in which unknown words are replaced by the one of `words` that differs by one letter: omitted, added, replaced or
     moved. If several match, the choice is deterministic."""
     meant: dict[str, str] = {}

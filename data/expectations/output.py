@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from data.expectations.validation import facts_of, hold
+from data.expectations.validation import facts_of, validate_facts
 from data.records import columns, records
 
 T = TypeVar("T")
@@ -48,4 +48,4 @@ class RowWriter:
         Raises:
             ValidationError: rows violate an expectation.
         """
-        return hold(pa.concat_tables(self._facts), self._type)
+        return validate_facts(pa.concat_tables(self._facts), self._type)

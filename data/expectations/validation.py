@@ -84,7 +84,7 @@ def validate(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
     Raises:
         ValidationError: an expectation fails; the message shows the first five violating rows of each.
     """
-    return hold(facts_of(rows, record_type, check_verifier), record_type)
+    return validate_facts(facts_of(rows, record_type, check_verifier), record_type)
 
 
 def facts_of(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: Callable[[Any], None]) -> "Table":
@@ -96,7 +96,7 @@ def facts_of(rows: Sequence[dict[str, Any]], record_type: str, check_verifier: C
     return Table.from_pylist(facts, schema=schema([(name, string()) for name in names]))
 
 
-def hold(facts: "Table", record_type: str) -> Verdict:
+def validate_facts(facts: "Table", record_type: str) -> Verdict:
     """Like `validate`, from the facts of rows (`facts_of`)."""
     verdict = examine(facts, record_type)
     refuse(verdict)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from configs.rows.filters import ExactDuplicates, Filter, Ids, Language, Licences, NearDuplicates, Tokens, Values
 from data.filters import row_filters, row_values
 from data.filters.row_filters import Counted, Row, Seen
-from data.filters.row_values import Said
+from data.filters.row_values import ColumnValues
 
 KEY = np.dtype([("high", "<u8"), ("low", "<u8")])
 """128-bit hash for comparing rows; 2⁴⁰ different ones have no collision by chance."""
@@ -35,30 +35,30 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Beside:
+class RowContext:
     """Further data about rows of one source, one entry per row; empty if no filter needs it."""
 
     counts: Sequence[Counted] = ()
     """Token counts."""
-    said: Sequence[Said] = ()
+    values: Sequence[ColumnValues] = ()
     """Further columns of the dataset."""
     source: int = 0
     """The source's number in the recipe."""
 
 
-def look(filters: Sequence[Filter], rows: Sequence[Row], beside: Beside = Beside()) -> list[Facts]:
+def look(filters: Sequence[Filter], rows: Sequence[Row], beside: RowContext = RowContext()) -> list[Facts]:
     """Each filter's facts about the rows."""
     return [_facts(one, rows, beside) for one in filters]
 
 
-def _facts(one: Filter, rows: Sequence[Row], beside: Beside) -> Facts:
+def _facts(one: Filter, rows: Sequence[Row], beside: RowContext) -> Facts:
     match one:
         case Tokens():
             return row_filters.noted(row_filters.too_few_or_many(one, count) for count in beside.counts)
         case Values():
-            return row_filters.noted(row_values.against(one, said) for said in beside.said)
+            return row_filters.noted(row_values.against(one, said) for said in beside.values)
         case Licences(stated=stated):
-            return row_filters.noted(row_values.unlicensed(one, said, stated[beside.source]) for said in beside.said)
+            return row_filters.noted(row_values.unlicensed(one, said, stated[beside.source]) for said in beside.values)
         case ExactDuplicates():
             return np.frombuffer(b"".join(row_filters.fingerprint(row, KEY.itemsize) for row in rows), KEY)
         case NearDuplicates(threshold=threshold, shingle=size):
@@ -71,7 +71,7 @@ def _facts(one: Filter, rows: Sequence[Row], beside: Beside) -> Facts:
             named = frozenset(ids)
             return {place: row["id"] for place, row in enumerate(rows) if row["id"] in named}
         case _:
-            return row_filters.seen(one, rows)
+            return row_filters.evidence_of(one, rows)
 
 
 def joined(facts: Sequence[Facts], sizes: Sequence[int]) -> Facts:

@@ -12,7 +12,7 @@ def language(text: str) -> str | None:
         return None
 
 
-def told(text: str, certainty: float) -> str | None:
+def language_above(text: str, certainty: float) -> str | None:
     """Like `language`, but None also if its probability is below `certainty`."""
     detector = _seeded()
     try:

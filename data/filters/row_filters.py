@@ -60,7 +60,7 @@ _visible = re.compile(rf"[^\s{INVISIBLE}]")
 _paragraph = re.compile(r"\n\s*\n")
 
 
-def seen(one: RowFilter, rows: Sequence[Row]) -> Seen:
+def evidence_of(one: RowFilter, rows: Sequence[Row]) -> Seen:
     """Evidence against rows.
 
     Raises:
@@ -93,7 +93,7 @@ def _spoken(row: Mapping[str, Any]) -> list[str]:
     return [message["content"] for message in row["messages"]] + [answer["text"] for answer in row.get("answers", ())]
 
 
-def said_by(row: Row, roles: Collection[str]) -> Iterator[str]:
+def turns_by(row: Row, roles: Collection[str]) -> Iterator[str]:
     """Texts of some roles; answers of a preference count as the assistant's, and texts in template arguments as the system's."""
     yield from (message["content"] for message in row["messages"] if message["role"] in roles)
     if "system" in roles:
@@ -109,7 +109,7 @@ def turns_in(row: Row) -> int:
 
 def taught(row: Row) -> Iterator[str]:
     """The assistant's turns, and a preference's best answer."""
-    yield from said_by({"messages": row["messages"]}, ("assistant",))
+    yield from turns_by({"messages": row["messages"]}, ("assistant",))
     yield from (answer["text"] for answer in row.get("answers", ())[:1])
 
 
@@ -185,7 +185,7 @@ def _words(words: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _pattern(one: Pattern, row: Row) -> str | None:
-    found = next((match for text in said_by(row, one.roles) if (match := re.search(one.regex, text))), None)
+    found = next((match for text in turns_by(row, one.roles) if (match := re.search(one.regex, text))), None)
     if one.keep == "matching":
         return None if found else "no match"
     return found and found.group()[:SHOWN]
@@ -297,6 +297,6 @@ LOOKS: dict[type[RowFilter], Callable[[Any, Row], str | None]] = {
 
 def language_codes(one: Language, rows: Sequence[Row]) -> NDArray[np.bytes_]:
     """The language of each row, [N], dtype `CODE`."""
-    spoken = ("\n".join(said_by(row, ("user", "assistant"))) for row in rows)
+    spoken = ("\n".join(turns_by(row, ("user", "assistant"))) for row in rows)
     heads = (_code.sub(" ", text)[: one.characters] for text in spoken)
-    return np.array([languages.told(head, one.certainty) or "" for head in heads], CODE)
+    return np.array([languages.language_above(head, one.certainty) or "" for head in heads], CODE)

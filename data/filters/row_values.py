@@ -15,7 +15,7 @@ from typing import Any
 from configs.base.licenses import licence
 from configs.rows.filters import DATE, Licences, Values
 
-Said = Mapping[str, Any]
+ColumnValues = Mapping[str, Any]
 """Column or dotted path → value, for columns that filters name and the row has."""
 NUMBER = re.compile(r"[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})([eE][+-]?\d{1,3})?|[+-]?\d{1,40}/0*[1-9]\d{0,39}", re.ASCII)
 GOES_ON = re.compile(r"[\d/.-]")
@@ -24,7 +24,7 @@ SHOWN = 100
 """Maximum characters of a value in evidence."""
 
 
-def against(one: Values, said: Said) -> str | None:
+def against(one: Values, said: ColumnValues) -> str | None:
     """Evidence against a row with these column values; None to keep it."""
     column, value = _found(one.columns, said)
     shown = f"{column} {value!r:.{SHOWN}}"
@@ -50,7 +50,7 @@ def _outside(one: Values, value: Any, shown: str) -> str | None:
     return f"{shown} > {one.max}" if one.max is not None and _cut(read, one.max) > _bound(one.max) else None
 
 
-def unlicensed(one: Licences, said: Said, stated: str | None) -> str | None:
+def unlicensed(one: Licences, said: ColumnValues, stated: str | None) -> str | None:
     """The first license of a row that is not allowed, and where it is stated; None if all are allowed.
 
     Args:
@@ -86,7 +86,7 @@ def number(value: Any) -> Fraction | None:
     return Fraction(text) if NUMBER.fullmatch(text) else None
 
 
-def _found(columns: Sequence[str], said: Said) -> tuple[str, Any]:
+def _found(columns: Sequence[str], said: ColumnValues) -> tuple[str, Any]:
     """(first column with a value, the value); unwraps lists of one element, and converts dates to text."""
     column = next((name for name in columns if said.get(name) is not None), columns[0])
     value = said.get(column)

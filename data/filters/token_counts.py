@@ -69,7 +69,7 @@ def _conversation(chat: Chat, row: Row) -> list[list[Piece]]:
 
 
 def _prompt(chat: Chat, row: Row) -> list[list[Piece]]:
-    return [chat.asked(row["messages"], row.get("template_arguments"))]
+    return [chat.prompt_pieces(row["messages"], row.get("template_arguments"))]
 
 
 def _answers(chat: Chat, row: Row) -> list[list[Piece]]:

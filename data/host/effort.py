@@ -15,7 +15,7 @@ class Effort:
     def __init__(self) -> None:
         self._asked, self._cpu, self._bytes = time.monotonic(), time.process_time(), _moved()
 
-    def made(self) -> bool:
+    def progressed(self) -> bool:
         """Whether there was progress since the last call."""
         now, cpu, moved = time.monotonic(), time.process_time(), _moved()
         made = cpu - self._cpu > CPU_SHARE * (now - self._asked) or moved - self._bytes >= BYTES

@@ -20,7 +20,7 @@ WORDS = (
 """Fields of an answer that derived rows need."""
 
 
-class Said(NamedTuple):
+class AnswerFacts(NamedTuple):
     """An answer's metadata, without its text."""
 
     place: int
@@ -45,33 +45,33 @@ class Said(NamedTuple):
     """Whether it answers the prompt from which this one was derived."""
 
 
-def value_of(one: Said) -> float:
+def value_of(one: AnswerFacts) -> float:
     """The value of an answer that has one."""
     assert one.value is not None
     return one.value
 
 
 @dataclass(frozen=True)
-class GivenAnswers:
+class AnswerPool:
     """Judgments or completions."""
 
-    said: Sequence[Said]
+    facts: Sequence[AnswerFacts]
     lying: Scattered
     record: type
 
-    def by_prompt(self) -> dict[str, list[Said]]:
+    def by_prompt(self) -> dict[str, list[AnswerFacts]]:
         """Prompt id → its answers, sorted by prompt id."""
-        groups: dict[str, list[Said]] = {}
-        for one in self.said:
+        groups: dict[str, list[AnswerFacts]] = {}
+        for one in self.facts:
             groups.setdefault(one.prompt_id, []).append(one)
         return dict(sorted(groups.items()))
 
-    def beside(self, other: "GivenAnswers") -> "GivenAnswers":
+    def concat(self, other: "AnswerPool") -> "AnswerPool":
         """These complete answers followed by others of the same type."""
-        moved = [one._replace(place=len(self.said) + one.place) for one in other.said]
-        return replace(self, said=[*self.said, *moved], lying=self.lying.beside(other.lying))
+        moved = [one._replace(place=len(self.facts) + one.place) for one in other.facts]
+        return replace(self, said=[*self.facts, *moved], lying=self.lying.concat(other.lying))
 
-    def read(self, chosen: Iterable[Said]) -> "Words":
+    def read(self, chosen: Iterable[AnswerFacts]) -> "Words":
         """Read the `WORDS` fields of chosen answers, each file once."""
         places = np.unique([one.place for one in chosen])
         return Words(places, self.lying.table(places, WORDS), self.record)
@@ -86,7 +86,7 @@ class Words:
     table: pa.Table
     record: type
 
-    def rows(self, chosen: Iterable[Said]) -> dict[int, dict[str, Any]]:
+    def rows(self, chosen: Iterable[AnswerFacts]) -> dict[int, dict[str, Any]]:
         """Position → row, for some of them."""
         places = np.unique([one.place for one in chosen])
         table = self.table.take(pa.array(np.searchsorted(self.places, places)))
@@ -97,7 +97,7 @@ Value = Callable[[Mapping[str, Any]], float | None]
 """Computes the value by which rows are compared."""
 
 
-def read(artifact: Artifact, by: str | Value | None) -> GivenAnswers:
+def read(artifact: Artifact, by: str | Value | None) -> AnswerPool:
     """Read the metadata of all answers of an artifact.
 
     Args:
@@ -110,10 +110,10 @@ def read(artifact: Artifact, by: str | Value | None) -> GivenAnswers:
     same: dict[str, str] = {}
     said = [noted(place, row, by, same) for place, row in enumerate(records.stream(artifact.payload))]
     records.check_ids(one.id for one in said)
-    return GivenAnswers(said, lying(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
+    return AnswerPool(said, lying(artifact, [one.asked + one.length for one in said]), records.RECORDS[artifact.type])
 
 
-def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> Said:
+def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict[str, str]) -> AnswerFacts:
     """The metadata of one answer.
 
     Args:
@@ -123,7 +123,7 @@ def noted(place: int, row: Mapping[str, Any], by: str | Value | None, same: dict
         same: interned strings seen so far.
     """
     rewards = tuple(row.get("rewards", {}).values())
-    return Said(
+    return AnswerFacts(
         place=place,
         id=row["id"],
         prompt_id=same.setdefault(row["prompt_id"], row["prompt_id"]),

@@ -115,7 +115,7 @@ def divided(messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return list(messages[:end]), list(messages[end:])
 
 
-def said_and_called(turn: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
+def text_and_calls(turn: Sequence[Any]) -> tuple[Any, tuple[str, ...]]:
     """(text of an assistant turn, empty if it only calls tools; its calls)."""
     calls = tuple(message["content"] for message in turn if message["role"] == CALL)
     return turn[0]["content"] if len(calls) < len(turn) else "", calls

@@ -56,7 +56,7 @@ class Prompt(TypedDict):
     """A conversation that ends with a user turn or tool results, and a verifier for answers."""
 
     id: str
-    """A derived prompt has the original's id, a slash and a suffix, see `made_id`."""
+    """A derived prompt has the original's id, a slash and a suffix, see `derived_id`."""
     source: str
     messages: list[Message]
     verifier: dict[str, Any] | None
@@ -230,7 +230,7 @@ def context_of(row: Mapping[str, Any]) -> Context:
     return {"template_arguments": row["template_arguments"]} if "template_arguments" in row else {}
 
 
-def made_id(prompt_id: str, part: str) -> str:
+def derived_id(prompt_id: str, part: str) -> str:
     """The id of a prompt derived from another one, e.g. `chat-3f2a/constrained`.
 
     Completions and judgments refer to it, and so to the original prompt.
@@ -238,7 +238,7 @@ def made_id(prompt_id: str, part: str) -> str:
     return f"{prompt_id}/{part}"
 
 
-def made_of(prompt_id: str, part: str) -> str | None:
+def derived_from(prompt_id: str, part: str) -> str | None:
     """The id of the original of a prompt derived as `part`; None if it was not."""
     return prompt_id.removesuffix(f"/{part}") if prompt_id.endswith(f"/{part}") else None
 

@@ -29,7 +29,7 @@ class Scattered:
     sizes: Numbers
     """Size of each row (`records.bulk_of`), by which files are cut."""
 
-    def beside(self, other: "Scattered") -> "Scattered":
+    def concat(self, other: "Scattered") -> "Scattered":
         """These rows followed by others of the same type."""
         return Scattered(
             files=[*self.files, *other.files],

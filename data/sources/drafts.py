@@ -24,14 +24,14 @@ from configs.rows.mixing import By, Order, When
 from data.expectations import row_facts, row_statistics
 from data.expectations.validation import facts_of
 from data.filters import filtering
-from data.filters.filtering import KEY, Beside, Facts
+from data.filters.filtering import KEY, Facts, RowContext
 from data.filters.token_counts import TokenCounter
 from data.host.parallel import mapped
 from data.records import columns, records
 from data.records.scattered import Numbers, Scattered
 from data.sources import shares
-from data.sources.row_files import Block, Handed
-from data.sources.sources import USABLE, BadRow, Opened
+from data.sources.row_files import Block, RowBlock
+from data.sources.sources import USABLE, BadRow, OpenSource
 
 ORDERED_BY = {"length": ["size"], "turns": [row_statistics.TURNS_OF["user"], row_statistics.TURNS_OF["assistant"]]}
 """Sort key → its columns in the index, which are summed."""
@@ -41,7 +41,7 @@ FEW = 4
 PLACES = ".places"
 
 
-class Draft(NamedTuple):
+class BlockIndex(NamedTuple):
     """The index of one block."""
 
     index: pa.Table
@@ -58,11 +58,11 @@ class Draft(NamedTuple):
 
 
 @dataclass
-class Taken:
+class SourceRows:
     """The rows of one source."""
 
-    source: Opened
-    drafts: list[Draft]
+    source: OpenSource
+    drafts: list[BlockIndex]
 
     @property
     def bad(self) -> list[BadRow]:
@@ -74,11 +74,11 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Laid:
+class RowIndex:
     """Index of all drafted rows of all sources: position → row."""
 
     index: pa.Table
-    """See `Draft`; ids are unique."""
+    """See `BlockIndex`; ids are unique."""
     order: NDArray[np.void]
     """Sort keys that shuffle the rows."""
     facts: list[Facts]
@@ -120,7 +120,7 @@ class Laid:
                 keys = sum(np.asarray(self.index[name])[places] for name in ORDERED_BY[by]) * (1 if direction == "ascending" else -1)
         return places[np.argsort(keys, kind="stable")]
 
-    def drawn(self, taken: Sequence[Taken], kept: Numbers) -> Numbers:
+    def drawn(self, taken: Sequence[SourceRows], kept: Numbers) -> Numbers:
         """Draw all sources' portions from the kept rows; positions may repeat.
 
         Raises:
@@ -134,7 +134,7 @@ class Laid:
             found.append(shares.drawn(part.source.name, part.source.portion, ranked, sources, KEPT))
         return np.concatenate(found)
 
-    def repeated(self, places: Numbers) -> "tuple[Laid, Numbers]":
+    def repeated(self, places: Numbers) -> "tuple[RowIndex, Numbers]":
         """(rows with each repeat in `places` as a separate row, distinct positions). Ids continue the numbers of equal rows."""
         again = np.flatnonzero(shares.ranks(places))
         if not len(again):
@@ -178,7 +178,7 @@ class Laid:
 
 
 @dataclass
-class Drafts:
+class DatasetBuilder:
     """A folder of draft files with their index."""
 
     folder: Path
@@ -192,9 +192,9 @@ class Drafts:
     """Names of further facts for the index, see `data/expectations/row_facts.py`."""
     counter: TokenCounter | None = None
     """Counts each row's tokens for the index and for filters."""
-    taken: list[Taken] = field(default_factory=list)
+    taken: list[SourceRows] = field(default_factory=list)
 
-    def __enter__(self) -> "Drafts":
+    def __enter__(self) -> "DatasetBuilder":
         shutil.rmtree(self.folder, ignore_errors=True)  # left by a killed attempt
         self.folder.mkdir(parents=True)
         return self
@@ -202,17 +202,17 @@ class Drafts:
     def __exit__(self, *_: Any) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def take(self, source: Opened) -> Iterator[int]:
+    def take(self, source: OpenSource) -> Iterator[int]:
         """Parse a source's rows into draft files; yields the number of rows so far after each block.
 
         Raises:
             SourceError: too many bad rows, or too few usable ones.
         """
-        taken = Taken(source, [])
+        taken = SourceRows(source, [])
         number = len(self.taken)
         self.taken.append(taken)
 
-        def work(given: tuple[int, Block]) -> Draft:
+        def work(given: tuple[int, Block]) -> BlockIndex:
             place, block = given
             return self._draft(source, number, block, self.folder / f"{number}-{place}.arrow")
 
@@ -220,7 +220,7 @@ class Drafts:
             taken.drafts.append(draft)
             yield taken.rows
         if not taken.drafts:  # an empty file
-            taken.drafts.append(work((0, Handed(()))))
+            taken.drafts.append(work((0, RowBlock(()))))
         source.refuse(taken.rows, taken.bad)
 
     @property
@@ -228,7 +228,7 @@ class Drafts:
         """Further columns, requested by filters, that some row has."""
         return frozenset(chain.from_iterable(draft.columns for taken in self.taken for draft in taken.drafts))
 
-    def _draft(self, source: Opened, number: int, block: Block, path: Path) -> Draft:
+    def _draft(self, source: OpenSource, number: int, block: Block, path: Path) -> BlockIndex:
         rows, bad, places, further = source.parse(block)
         rows = [{"id": f"{row['source']}-{digest(row)[:16]}", **row} for row in rows]
         table = columns.to_table(rows, records.RECORDS[self.record])
@@ -244,10 +244,10 @@ class Drafts:
         for name, column in row_statistics.noted(rows, counts):
             index = index.append_column(name, column)
         keys = tuple(_keys(seed, [row["id"] for row in rows]) for seed in (self.seed, source.portion.seed))
-        facts = filtering.look(self.filters, rows, Beside(counts or (), further, number))
-        return Draft(index, keys, facts, frozenset(chain.from_iterable(further)), bad, path)
+        facts = filtering.look(self.filters, rows, RowContext(counts or (), further, number))
+        return BlockIndex(index, keys, facts, frozenset(chain.from_iterable(further)), bad, path)
 
-    def laid(self, when: When = "before_filters") -> Laid:
+    def table(self, when: When = "before_filters") -> RowIndex:
         """Index of all drafted rows, or only of the drawn ones if drawing comes before filters. Equal ids get numbers.
 
         Raises:
@@ -272,7 +272,7 @@ class Drafts:
         index, order = index.take(pa.array(places)), order[places]
         ids, repeated = _numbered(index["id"])
         order[repeated] = _keys(self.seed, ids.take(pa.array(repeated)).to_pylist())
-        return Laid(
+        return RowIndex(
             index=index.set_column(index.schema.get_field_index("id"), "id", ids),
             order=order,
             facts=[
@@ -292,7 +292,7 @@ class Drafts:
         )
 
 
-def _spread(work: Callable[[Any], Draft], blocks: Iterable[Any], workers: int) -> Iterator[Draft]:
+def _spread(work: Callable[[Any], BlockIndex], blocks: Iterable[Any], workers: int) -> Iterator[BlockIndex]:
     """Apply `work` to each block, in several processes if there are many blocks."""
     rest = iter(blocks)
     first = list(islice(rest, FEW + 1))

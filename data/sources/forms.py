@@ -53,7 +53,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class MadeItems:
+class ParsedItems:
     """Items, and the reasons why other rows were omitted."""
 
     items: list[dict[str, Any]]
@@ -70,7 +70,7 @@ def make(
     shots: Sequence[tuple[str, Any]] | None = None,
     seed: int | None = None,
     problem: Callable[[dict[str, Any]], str | None] = lambda item: None,
-) -> MadeItems:
+) -> ParsedItems:
     """Convert all rows to items without ids, in order.
 
     Args:
@@ -100,7 +100,7 @@ def make(
             items.append(item)
         except RowProblem as error:
             bad.append(Bad(place, question.row, str(error)))
-    return MadeItems(items, left_out, tuple(bad))
+    return ParsedItems(items, left_out, tuple(bad))
 
 
 def _questions(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from configs.base.hub_names import COMMIT, PIN_ME
 from configs.base.texts import command
 from configs.rows.datasets import Hub
-from data.sources.named_columns import Told, lacking, told
+from data.sources.named_columns import SelectedRow, lacking, select_columns
 from data.store.storage import StoreError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def rows(
         source: the source's config.
         beat: called periodically.
         mark: records a caveat about the rows' origin.
-        beside: further columns to return; if there are some, each row is a `Told` with their values.
+        beside: further columns to return; if there are some, each row is a `SelectedRow` with their values.
 
     Raises:
         HubError: the dataset is not available, does not match the commit, or lacks a configuration, split or column.
@@ -210,9 +210,9 @@ def _split(
         if not number:
             _refuse_columns(f"{repo}: {split}", rows, source)
         for row in rows:
-            given = told(row, source.columns, beside)
-            further = {**{column: name for column, name in named.items() if column in beside}, **given.said}
-            yield f"{place}[{number}]", Told(given.row | named, further) if beside else given.row | named
+            given = select_columns(row, source.columns, beside)
+            further = {**{column: name for column, name in named.items() if column in beside}, **given.values}
+            yield f"{place}[{number}]", SelectedRow(given.row | named, further) if beside else given.row | named
             number += 1
 
 

@@ -11,7 +11,7 @@ from configs.rows.datasets import RecordType
 from data.chat.template_arguments import arguments_in
 from data.chat.tools import calls_in, is_there
 from data.chat.turns import messages_from, refuse_more_than_messages
-from data.records.messages import CALL, MARKED, divided, message_problem, said_and_called
+from data.records.messages import CALL, MARKED, divided, message_problem, text_and_calls
 from data.records.records import Answer, Message
 from data.sources import trees
 from data.sources.procedural import Example
@@ -129,7 +129,7 @@ def _parse(row: Any, verifier: str | None) -> Example:
 def _answered(messages: list[Message], row: dict[str, Any], own: str | None) -> Example:
     """A conversation whose last turn is an answer, calls, or both."""
     before, turn = divided(messages)
-    text, calls = said_and_called(turn)
+    text, calls = text_and_calls(turn)
     row = {"finish_reason": turn[-1]["finish_reason"], **row} if "finish_reason" in turn[-1] else row
     answer, verifier = _single(text, row), row.get("verifier")
     return Example(before, (answer,), verifier=verifier, source=own, train=turn[0].get("train"), calls=calls)

@@ -4,21 +4,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Told(NamedTuple):
+class SelectedRow(NamedTuple):
     """A row as layouts read it, along with further columns."""
 
     row: Any
-    said: Mapping[str, Any]
+    values: Mapping[str, Any]
     """Column or path → value, for the requested columns that the row has."""
 
 
-def told(row: Any, columns: Mapping[str, str], beside: Sequence[str]) -> Told:
+def select_columns(row: Any, columns: Mapping[str, str], beside: Sequence[str]) -> SelectedRow:
     """Select a row's chosen columns (by default all), together with the original columns in `beside`."""
-    if isinstance(row, Told):
+    if isinstance(row, SelectedRow):
         return row
     if not isinstance(row, Mapping):
-        return Told(row, {})
-    return Told(chosen(row, columns) if columns else row, {way: at(row, way) for way in beside if has(row, way) is not False})
+        return SelectedRow(row, {})
+    return SelectedRow(chosen(row, columns) if columns else row, {way: at(row, way) for way in beside if has(row, way) is not False})
 
 
 def chosen(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def stored_rows(source: Stored, folders: Sequence[Path]) -> Path:
     raise HubError(f"source {source.name} has no rehearsal rows: write a few in its own columns, with its quirks, into {found[0]}")
 
 
-def lay_stored(source: Stored, file: Path) -> str:
+def place_stored(source: Stored, file: Path) -> str:
     """Put synthetic rows into the cache of stored sources under their hash; return the hash."""
     sha256 = sha256_file(file)
     target = assets.cache_folder() / "sources" / sha256 / f"{source.name}{row_files.ending(PurePosixPath(source.url))}"
@@ -98,7 +98,7 @@ def commit_of(folder: Path) -> str:
     return digest([[name, sha256_file(path)] for name, path in _files(folder)])[:40]
 
 
-def made_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> dict[str, Path]:
+def build_once(names: Iterable[str], make: Callable[[dict[str, Path]], None]) -> dict[str, Path]:
     """Name → folder in the cache; `make` builds the missing ones.
 
     They are built under temporary names and renamed when all are complete, so that a kill leaves no partial folder.
@@ -138,7 +138,7 @@ def mirror(repositories: Mapping[str, Path]) -> Path:
         for place, commit in commits.items():
             _lay(repositories[place], building[name] / place, commit)
 
-    return made_once([name], make)[name]
+    return build_once([name], make)[name]
 
 
 def _lay(source: Path, target: Path, commit: str) -> None:

@@ -53,7 +53,7 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True)
-class Handed:
+class RowBlock:
     """Rows already in memory."""
 
     given: Sequence[tuple[str, Any]]
@@ -147,17 +147,17 @@ def _looks_like_rows(file: PurePath) -> bool:
     return ending(plain.with_suffix("") if plain.suffix in PACKED else plain) in READERS
 
 
-def given(rows: Iterable[tuple[str, Any]]) -> Iterator[Handed]:
+def in_blocks(rows: Iterable[tuple[str, Any]]) -> Iterator[RowBlock]:
     """Rows from elsewhere, in blocks."""
     held, size = [], 0
     for one in rows:
         held.append(one)
         size += characters_in(one)
         if len(held) >= BLOCK_ROWS or size >= BLOCK_BYTES:
-            yield Handed(held)
+            yield RowBlock(held)
             held, size = [], 0
     if held:
-        yield Handed(held)
+        yield RowBlock(held)
 
 
 def ending(file: PurePath) -> str:
@@ -236,7 +236,7 @@ def _json(file: Path) -> Iterator[Block]:
         raise SourceError(f"{file.name} {rows.reason}")
     if not isinstance(rows, list):
         raise SourceError(f"{file.name} is not a JSON list of rows")
-    yield from given((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
+    yield from in_blocks((f"{file.name}[{number}]", row) for number, row in enumerate(rows))
 
 
 def _parquet(file: Path) -> Iterator[Block]:

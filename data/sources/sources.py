@@ -19,13 +19,13 @@ from configs.rows.datasets import (
     Files,
     Hub,
     Leaks,
-    MadeRows,
     Packaged,
     Read,
     RecordType,
     RowProgram,
     RowSource,
     Shots,
+    StageRows,
     Stored,
     Written,
 )
@@ -37,7 +37,7 @@ from data.records.messages import CALL
 from data.records.records import Item, Message, ended
 from data.sources import forms, hub, layouts, named_columns, procedural, row_files, shares, stage_rows
 from data.sources.attributes import grouped
-from data.sources.named_columns import told
+from data.sources.named_columns import select_columns
 from data.sources.procedural import Example, SourceError, unscored
 from data.sources.row_files import Block
 from data.sources.shares import ALL, Portion
@@ -119,7 +119,7 @@ class Parsed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenSource:
     """A source whose blocks can be parsed in any process."""
 
     name: str
@@ -140,7 +140,7 @@ class Opened:
         self.portion.refuse(self.name, usable, USABLE)
 
 
-def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> Opened:
+def opened(source: DataSource, record: RecordType, task: str | None, outside: Outside, beside: Sequence[str] = ()) -> OpenSource:
     """Open a source whose rows become records of one type, in a fixed order.
 
     Args:
@@ -156,33 +156,33 @@ def opened(source: DataSource, record: RecordType, task: str | None, outside: Ou
     """
     if isinstance(source, (Arithmetic, Constraints, Leaks)):
         name, examples = _made(source, record, outside)
-        return Opened(name, row_files.given(("", _own(example, record, task, name)) for example in examples), _as_they_are)
-    if isinstance(source, MadeRows):
+        return OpenSource(name, row_files.in_blocks(("", _own(example, record, task, name)) for example in examples), _as_they_are)
+    if isinstance(source, StageRows):
         return _opened_rows(source, record, outside)
     name, blocks = _blocks(source, outside, beside)
     verifier, attributes, columns = None, {}, {}
     if isinstance(source, Read):
         verifier, attributes, columns = source.verifier, source.attributes, {} if isinstance(source, Hub) else source.columns
     if attributes:  # adjacent rows are grouped across block boundaries
-        blocks = row_files.given(grouped(_chosen((row for block in blocks for row in block.rows()), columns), attributes))
+        blocks = row_files.in_blocks(grouped(_chosen((row for block in blocks for row in block.rows()), columns), attributes))
         columns = {}
 
     def parse(block: Block) -> Parsed:
-        rows = ((place, part, given.said) for at, row in block.rows() for given in [told(row, columns, beside)]
+        rows = ((place, part, given.values) for at, row in block.rows() for given in [select_columns(row, columns, beside)]
                 for place, part in layouts.unfolded([(at, given.row)], record))  # fmt: skip
         return _parsed(rows, lambda row: _valid(layouts.example_of(row, verifier), record, task, name, outside))
 
-    return Opened(name, blocks, parse, _portion_of(source), _allowed_of(source))
+    return OpenSource(name, blocks, parse, _portion_of(source), _allowed_of(source))
 
 
-def _opened_rows(source: MadeRows, record: RecordType, outside: Outside) -> Opened:
+def _opened_rows(source: StageRows, record: RecordType, outside: Outside) -> OpenSource:
     """Open another stage's rows."""
 
     def parse(block: Block) -> Parsed:
         rows = ((place, row, NOTHING) for place, row in block.rows())
         return _parsed(rows, lambda row: _valid(stage_rows.example_of(row), record, None, source.input, outside))
 
-    return Opened(source.input, stage_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
+    return OpenSource(source.input, stage_rows.blocks(outside.artifacts[source.input]), parse, _portion_of(source))
 
 
 def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[Any], dict[str, Any]]) -> Parsed:
@@ -197,7 +197,7 @@ def _parsed(rows: Iterable[tuple[str, Any, Mapping[str, Any]]], make: Callable[[
     return Parsed(made, bad, places, said)
 
 
-def _portion_of(source: RowSource | RowProgram | MadeRows) -> Portion:
+def _portion_of(source: RowSource | RowProgram | StageRows) -> Portion:
     """The portion of a source without its share, whose total only the stage knows."""
     return Portion.of(source, source.count, None)
 
@@ -218,7 +218,7 @@ def load(source: DataSource, record: RecordType, task: str | None, outside: Outs
     return loaded(opened(source, record, task, outside))
 
 
-def loaded(source: Opened) -> Loaded:
+def loaded(source: OpenSource) -> Loaded:
     """Load all rows of an opened source."""
     parsed = [source.parse(block) for block in source.blocks]
     rows, bad = [row for part in parsed for row in part.rows], [*source.bad, *(row for part in parsed for row in part.bad)]
@@ -275,17 +275,17 @@ def _blocks(source: RowSource | RowProgram, outside: Outside, beside: Sequence[s
     """(source name, blocks) of an external source. Hub rows already have their columns selected."""
     match source:
         case Packaged(asset="ifeval"):
-            return "ifeval", row_files.given(_ifeval(assets.path("ifeval")))
+            return "ifeval", row_files.in_blocks(_ifeval(assets.path("ifeval")))
         case Packaged(asset=asset):
             return asset, row_files.blocks(assets.path(asset))
         case Files(path=path):
             return _in_file(Path(path).name.removesuffix(row_files.ending(Path(path))), outside.files[path], source.columns)
         case RowProgram(path=path):
-            return Path(path).stem, row_files.given(outside.run(source, outside.files[path]))
+            return Path(path).stem, row_files.in_blocks(outside.run(source, outside.files[path]))
         case Stored(name=name):
             return _in_file(name, fetched(source, outside.beat), source.columns)
         case Hub():
-            return source.repo.rpartition("/")[2], row_files.given(hub.rows(source, outside.beat, outside.mark, beside))
+            return source.repo.rpartition("/")[2], row_files.in_blocks(hub.rows(source, outside.beat, outside.mark, beside))
 
 
 def _in_file(name: str, path: Path, columns: Mapping[str, str]) -> tuple[str, Iterator[Block]]:
@@ -312,10 +312,10 @@ def raw(source: RowSource, outside: Outside) -> tuple[str, Iterator[tuple[str, A
 def _chosen(rows: Iterator[tuple[str, Any]], columns: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """The rows with the chosen columns only, under the names that layouts use."""
     for place, row in rows:
-        yield place, told(row, columns, ()).row
+        yield place, select_columns(row, columns, ()).row
 
 
-def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Opened:
+def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> OpenSource:
     """Open a benchmark whose rows become items by a form. All rows are parsed here, because items depend on each other.
 
     Raises:
@@ -330,8 +330,8 @@ def opened_items(source: RowSource, form: Form, task: str, shots: Shots | None, 
 
     made = forms.make(form, rows, task=task, source=name, shots=examples, seed=shots.seed if shots else None, problem=problem)
     bad = tuple(BadRow.of(place, reason, row) for place, row, reason in made.bad)
-    items = row_files.given(("", item) for item in made.items)
-    return Opened(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
+    items = row_files.in_blocks(("", item) for item in made.items)
+    return OpenSource(name, items, _as_they_are, _portion_of(source), _allowed_of(source), made.left_out, bad)
 
 
 def load_items(source: RowSource, form: Form, task: str, shots: Shots | None, outside: Outside) -> Loaded:

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.artifacts.artifacts import Artifact
 from data.records import columns, records
-from data.records.messages import MARKED, divided, said_and_called
+from data.records.messages import MARKED, divided, text_and_calls
 from data.records.records import Answer
 from data.sources.procedural import Example
 
@@ -45,7 +45,7 @@ def example_of(row: dict[str, Any]) -> Example:
         return Example(messages, tuple(row["answers"]), source=source, strength=row["strength"], template_arguments=arguments)
     if messages[-1]["role"] in MARKED:
         before, turn = divided(messages)
-        text, calls = said_and_called(turn)
+        text, calls = text_and_calls(turn)
         answer: Answer = {"text": text, "score": None}
         if "finish_reason" in turn[-1]:
             answer["finish_reason"] = turn[-1]["finish_reason"]

@@ -26,7 +26,7 @@ OVERTAKEN = 76
 _NAME = re.compile(r"fence-(\d+)-(\d+)")
 
 
-class Overtaken(Exception):
+class Superseded(Exception):
     """A later submission exists; this one must not write anymore."""
 
 
@@ -93,9 +93,9 @@ class Fence:
         assert found is not None, self.path
         return int(found[1]), int(found[2])
 
-    def _overtaken(self, highest: tuple[int, int]) -> Overtaken:
+    def _overtaken(self, highest: tuple[int, int]) -> Superseded:
         later = "{}.{}".format(*highest) if any(highest) else "gone with its folder"
-        return Overtaken(f"this is submission {'{}.{}'.format(*self._number)} of its job, and the latest is {later}")
+        return Superseded(f"this is submission {'{}.{}'.format(*self._number)} of its job, and the latest is {later}")
 
 
 def fresh_names(folder: Path) -> list[str]:

@@ -109,7 +109,7 @@ def sign(path: Path) -> tuple[str, ...]:
         return ()
 
 
-def told(path: Path) -> list[dict[str, Any]]:
+def read_heartbeats(path: Path) -> list[dict[str, Any]]:
     """The current contents of the heartbeats at a path, a file or a folder of files."""
     found = []
     for text in sign(path):

@@ -16,13 +16,13 @@ from pipelines.cli.console import (
     Profile,
     Recipe,
     Until,
+    echo,
+    echo_json,
     interrupt_on_sigterm,
     one_line,
     opened_run,
     print_table,
     project_here,
-    say,
-    say_json,
 )
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ def lineage(
         from pipelines.publish.page import lineage_page
 
         write_text(html, lineage_page(found))
-        say(html)
+        echo(html)
     if form is not None:
-        say(in_standard(found, form, project), end="")
+        echo(in_standard(found, form, project), end="")
     elif as_json:
-        say_json(found.as_lineage(), sort_keys=True)
+        echo_json(found.as_lineage(), sort_keys=True)
     elif html is None:
         _print_tree(records.tree(found))
 
@@ -86,9 +86,9 @@ def diff(
     project = _project_or_none()
     found = compare(_pedigree(project, first), _pedigree(project, second), project)
     if as_json:
-        say_json(found.as_json())
+        echo_json(found.as_json())
     else:
-        say(text(found, first, second))
+        echo(text(found, first, second))
     if not found.same:
         raise typer.Exit(1)
 
@@ -115,11 +115,11 @@ def verify(
     import dataclasses
 
     from configs.base.problems import UsageProblem
-    from pipelines.cli.telling import Telling
+    from pipelines.cli.telling import StatusLine
     from pipelines.lineage.verify import verify_folders, verify_project
     from pipelines.quantities import size
 
-    with contextlib.ExitStack() as stack, Telling() as telling:
+    with contextlib.ExitStack() as stack, StatusLine() as telling:
 
         def show_bytes(count: int) -> None:
             telling(f"verifying: {size(count)} read")
@@ -135,10 +135,10 @@ def verify(
             verdict = verify_project(project, addresses if artifacts else None, folders=folders, remote=not no_remote, told=show_bytes)
     if as_json:
         found = [dataclasses.asdict(problem) for problem in verdict.problems]
-        say_json({"problems": found, "signatures": signatures, "summary": verdict.summary()})
+        echo_json({"problems": found, "signatures": signatures, "summary": verdict.summary()})
     else:
         lines = [f"{folder}: {text}" for folder, text in signatures.items()]
-        say("\n".join([*map(str, verdict.problems), *lines, verdict.summary()]))
+        echo("\n".join([*map(str, verdict.problems), *lines, verdict.summary()]))
     if verdict.problems or forged:
         raise typer.Exit(1)
 
@@ -154,7 +154,7 @@ def export(
     The folder includes a model card and the records of the artifact's whole ancestry.
     """
     from data.artifacts.artifacts import SIGNATURE, open_artifact
-    from pipelines.cli.telling import Telling
+    from pipelines.cli.telling import StatusLine
     from pipelines.lineage.evaluations import evaluations_of
     from pipelines.lineage.find import artifact_folder
     from pipelines.publish.export import export as export_artifact
@@ -162,12 +162,12 @@ def export(
 
     signer = Signer(sign) if sign else None
     project = _project_or_none()
-    with artifact_folder(project, artifact) as (path, name), Telling() as telling:
+    with artifact_folder(project, artifact) as (path, name), StatusLine() as telling:
         record, scored = open_artifact(path).record, evaluations_of(project, open_artifact(path).record.content)
         written = export_artifact(path, name, folder, scored, project=project, signer=signer, told=telling.far)
     signed = f"signature: {SIGNATURE}" if signer else "unsigned"
-    say(f"exported {len(record.files)} files to {written}, all hashes verified; records: {written / 'pedigree'}; {signed}.")
-    say(f"Run {command('verify', written)} to check the folder on any machine.")
+    echo(f"exported {len(record.files)} files to {written}, all hashes verified; records: {written / 'pedigree'}; {signed}.")
+    echo(f"Run {command('verify', written)} to check the folder on any machine.")
 
 
 @commands.command()
@@ -206,13 +206,13 @@ def reproduce(
         return
     interrupt_on_sigterm()
     try:
-        outcome = again.reproduce(project, request, say, _ask if sys.stdin.isatty() and sys.stdout.isatty() else None)
+        outcome = again.reproduce(project, request, echo, _ask if sys.stdin.isatty() and sys.stdout.isatty() else None)
     except KeyboardInterrupt:
-        say("interrupted; checkpoints are kept. Run the same command again to resume.")
+        echo("interrupted; checkpoints are kept. Run the same command again to resume.")
         raise typer.Exit(130) from None
-    say()
+    echo()
     print_table(("stage", "verdict", "detail"), [(finding.address, finding.verdict, finding.detail) for finding in outcome.findings])
-    say(f"\n{'reproduced' if outcome.passed else 'not reproduced'}; report: {outcome.report.relative_to(project.root)}")
+    echo(f"\n{'reproduced' if outcome.passed else 'not reproduced'}; report: {outcome.report.relative_to(project.root)}")
     if not outcome.passed:
         raise typer.Exit(1)
 
@@ -233,10 +233,10 @@ def push(recipe: Recipe, overrides: Overrides = None) -> None:
     board = watching(context, context.graph.nodes)
     with Display(board):
         objects, entries = send(context)
-    say(f"sent {objects} objects and {entries} run-cache entries")
+    echo(f"sent {objects} objects and {entries} run-cache entries")
     made = [artifact.path for node in context.graph.nodes.values() if (artifact := opened(project, node))]
     for commit, outcome in push_code(project, made):
-        say(f"code {commit[:12]}: {outcome}")
+        echo(f"code {commit[:12]}: {outcome}")
 
 
 @commands.command()
@@ -264,13 +264,13 @@ def bring(context: "RunContext", selection: Collection[str]) -> None:
         with Display(board):
             ends = fetch(context, selection)
     except KeyboardInterrupt:
-        say("interrupted; downloaded files are kept. Run the same command again to resume.")
+        echo("interrupted; downloaded files are kept. Run the same command again to resume.")
         raise typer.Exit(130) from None
     here = [end for end in ends if isinstance(end, Result)]
     others = "" if len(here) == len(ends) else f"; {command('run', context.graph.source)} builds the rest"
-    say(f"{len(here)} of {len(ends)} stages are available locally{others}")
+    echo(f"{len(here)} of {len(ends)} stages are available locally{others}")
     for notice in context.ledger.notices:
-        say(f"note: {notice}", file=sys.stderr)
+        echo(f"note: {notice}", file=sys.stderr)
     if any(isinstance(end, StageFailed) and end.cause != "not_finished" for end in ends):
         raise typer.Exit(1)
 
@@ -318,7 +318,7 @@ def _named_artifacts(names: list[str], stack: "ExitStack") -> "tuple[Project | N
 
 
 def _ask() -> bool:
-    say("\nThis code runs with all your permissions on this machine. Type yes to continue: ", end="", flush=True)
+    echo("\nThis code runs with all your permissions on this machine. Type yes to continue: ", end="", flush=True)
     return sys.stdin.readline().strip() == "yes"
 
 
@@ -357,10 +357,10 @@ def _print_intents(project: "Project", request: Any, show_patch: bool) -> None:
         )
         for intent in wanted
     ]
-    say(again.environment_text(again.environment_changes(subject, wanted)))
+    echo(again.environment_text(again.environment_changes(subject, wanted)))
     if show_patch or not is_own(Ledger(project), subject.md5):
         made = [intent.member for intent in wanted if intent.action != "leave out"]
-        say(review(made, here=request.here, show_patch=show_patch))
+        echo(review(made, here=request.here, show_patch=show_patch))
     print_table(("stage", "action", "code", "obstacle"), cells)
 
 

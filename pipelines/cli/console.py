@@ -104,18 +104,18 @@ def interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def say(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+def echo(*words: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print possibly untrusted text, with terminal control characters escaped."""
     print(shown(" ".join(map(str, words))), end=end, file=file, flush=flush)
 
 
-def say_json(value: Any, *, sort_keys: bool = False) -> None:
+def echo_json(value: Any, *, sort_keys: bool = False) -> None:
     """Print a JSON document: non-finite numbers become null, and terminal control characters are escaped."""
     import json
 
     from configs.base.frozen import finite
 
-    say(json.dumps(finite(value), indent=1, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False))
+    echo(json.dumps(finite(value), indent=1, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False))
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def for_programs(wanted: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
         os.dup2(kept, 1)
         os.close(kept)
         for document in documents:
-            say_json(document)
+            echo_json(document)
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

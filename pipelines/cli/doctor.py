@@ -21,7 +21,7 @@ from configs.language.recipe import load_recipe
 from data.artifacts import assets
 from data.artifacts.provenance import gpus
 from data.host import machine
-from pipelines.cli.console import say
+from pipelines.cli.console import echo
 from pipelines.cli.plan import slow_text, time_text
 from pipelines.estimate.estimates import Estimates
 from pipelines.estimate.rates import known
@@ -51,9 +51,9 @@ def main() -> int:
     findings = examine(Project.find())
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        say(f"{'ok' if finding.ok else '!!'}  {finding.name:<{width}}  {finding.value}")
+        echo(f"{'ok' if finding.ok else '!!'}  {finding.name:<{width}}  {finding.value}")
         if finding.remedy:
-            say(f"    {'':<{width}}  -> {finding.remedy}")
+            echo(f"    {'':<{width}}  -> {finding.remedy}")
     return 0 if all(finding.ok for finding in findings) else 1
 
 
@@ -185,7 +185,7 @@ def _demo(project: Project) -> list[Diagnosis]:
     graph = load_recipe(project.recipes, DEMO)
     execution = load_execution(project, graph.execution)
     estimates = Estimates(project, graph, execution, known)
-    found = outlook(graph, execution, {address: estimates.anew(node).time for address, node in graph.nodes.items()})
+    found = outlook(graph, execution, {address: estimates.from_scratch(node).time for address, node in graph.nodes.items()})
     return [Diagnosis("demo", True, time_text(found, execution.numerics.device), slow_text(found, execution.numerics.device))]
 
 

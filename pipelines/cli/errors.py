@@ -11,7 +11,7 @@ from pathlib import Path
 
 from configs.base.problems import PedigreeError
 from configs.base.secrets import find_secrets
-from pipelines.cli.console import say
+from pipelines.cli.console import echo
 from pipelines.cli.version import version_text
 
 BUG = 70
@@ -23,12 +23,12 @@ DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 def end(error: Exception) -> int:
     """Report an error on stderr and return the exit code."""
     if isinstance(error, PedigreeError):
-        say(error, file=sys.stderr)
+        echo(error, file=sys.stderr)
         return error.exit_code
     if isinstance(error, OSError) and error.errno in DISK:
         where = Path(os.fsdecode(error.filename)).parent if isinstance(error.filename, (str, bytes)) else "the project's folder"
-        say(f"{error.strerror}: {where} must be writable and have free disk space.", file=sys.stderr)
-        say("Finished work is kept. Free disk space or fix the permissions, then run the command again.", file=sys.stderr)
+        echo(f"{error.strerror}: {where} must be writable and have free disk space.", file=sys.stderr)
+        echo("Finished work is kept. Free disk space or fix the permissions, then run the command again.", file=sys.stderr)
         return 1
     _report(error)
     return BUG
@@ -36,13 +36,13 @@ def end(error: Exception) -> int:
 
 def _report(error: Exception) -> None:
     text = f"{version_text()}\n{_command()}\n\n{''.join(traceback.format_exception(error))}"
-    say(f"This is a bug in Pedigree: {type(error).__name__}: {error}", file=sys.stderr)
+    echo(f"This is a bug in Pedigree: {type(error).__name__}: {error}", file=sys.stderr)
     path = _keep(text)
     if path is None:
-        say(f"The bug report could not be saved:\n\n{text}", file=sys.stderr)
+        echo(f"The bug report could not be saved:\n\n{text}", file=sys.stderr)
     else:
-        say(f"The traceback is in {path}. Please attach it to a bug report; first check it for private information.", file=sys.stderr)
-    say("Finished stages and checkpoints are kept; `pedigree run` resumes from them.", file=sys.stderr)
+        echo(f"The traceback is in {path}. Please attach it to a bug report; first check it for private information.", file=sys.stderr)
+    echo("Finished stages and checkpoints are kept; `pedigree run` resumes from them.", file=sys.stderr)
 
 
 def _command() -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.console import print_table, project_here, say, say_json
+from pipelines.cli.console import echo, echo_json, print_table, project_here
 
 commands = typer.Typer()
 
@@ -16,16 +16,16 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print the model
 
     A model's name is accepted wherever an artifact is expected.
     """
-    from pipelines.cli.telling import Telling
+    from pipelines.cli.telling import StatusLine
     from pipelines.publish.catalog import registry
 
-    with Telling() as telling:
+    with StatusLine() as telling:
         rows = registry(project_here(), telling.watch)
     if as_json:
-        say_json([row.as_json() for row in rows])
+        echo_json([row.as_json() for row in rows])
         return
     if not rows:
-        say("no named models: compile a recipe that declares one with `pedigree compile RECIPE`")
+        echo("no named models: compile a recipe that declares one with `pedigree compile RECIPE`")
         return
     cells = []
     for row in rows:
@@ -45,18 +45,18 @@ def gc(
 
     Artifacts of any branch, tag or stash are kept, along with all their ancestors.
     """
-    from pipelines.cli.removal import say_listening
+    from pipelines.cli.removal import print_waiting
     from pipelines.maintain.gc import collect
     from pipelines.quantities import counted, size
 
-    sweep = collect(project_here(), workspace=workspace, remote=remote, delete=yes, listening=say_listening)
+    sweep = collect(project_here(), workspace=workspace, remote=remote, delete=yes, listening=print_waiting)
     for place, objects in (("cache", sweep.objects), ("remote", sweep.remote_objects)):
         sizes: dict[str, list[int]] = {}
         for oid, count in objects.items():
             sizes.setdefault(sweep.owners.get(oid, "(unknown)"), []).append(count)
         if sizes:
             print_table(("made by", "objects", place), [(name, str(len(found)), size(sum(found))) for name, found in sorted(sizes.items())])
-            say()
+            echo()
     here, away = sum(sweep.objects.values()), sum(sweep.remote_objects.values())
     total = f"{counted(len(sweep.objects), 'object')}, {size(here)}, from the cache"
     total += f" and {counted(len(sweep.remote_objects), 'object')}, {size(away)}, from the remote" if remote else ""
@@ -64,9 +64,9 @@ def gc(
     tokens = f"{counted(len(sweep.tokens), 'tokenized file')}, {size(sum(sweep.tokens.values()))}"
     total += f", {tokens}" if sweep.tokens else ""
     verb = "deleted" if yes else "would be deleted"
-    say(f"{verb}: {total}; {counted(sweep.artifacts, 'artifact')} kept with all ancestors")
+    echo(f"{verb}: {total}; {counted(sweep.artifacts, 'artifact')} kept with all ancestors")
     if not yes and (sweep.objects or sweep.remote_objects or sweep.snapshots or sweep.tokens):
-        say(f"`pedigree gc{' --remote' * remote}{' --workspace' * workspace} --yes` deletes them.")
+        echo(f"`pedigree gc{' --remote' * remote}{' --workspace' * workspace} --yes` deletes them.")
 
 
 @commands.command(hidden=True)

@@ -16,11 +16,11 @@ from pipelines.cli.console import (
     Profile,
     Recipe,
     Until,
+    echo,
     for_programs,
     opened_run,
     print_table,
     project_here,
-    say,
     selection,
 )
 
@@ -53,11 +53,11 @@ def plan(
     """
     from pipelines.cli import plan as planning
     from pipelines.cli.documents import plan_document
-    from pipelines.cli.telling import Telling, measured_by
+    from pipelines.cli.telling import StatusLine, measured_by
 
     with for_programs(as_json) as emit:
         project = project_here()
-        with Telling() as telling:
+        with StatusLine() as telling:
             context = opened_run(project, recipe, overrides, execution, compiled=False, watch=telling.watch)
             chosen, forced = selection(context, only, start, until, force)
             rows = planning.plan(context, chosen, forced, measured_by(telling))
@@ -68,7 +68,7 @@ def plan(
             _print_unpinned(context, chosen)
         missing = planning.misfits(rows)
         for line in missing:
-            say(f"does not fit: {line}", file=sys.stderr)
+            echo(f"does not fit: {line}", file=sys.stderr)
         if missing:
             raise typer.Exit(1)
 
@@ -87,38 +87,38 @@ def _print_plan(context: "RunContext", recipe: str, rows: "Sequence[PlanRow]") -
     print_table(("stage", "kind", "state", "why", "disk"), cells)
     batches = [(row.shown, row.batch) for row in rows if row.batch]
     if batches:
-        say()
+        echo()
         print_table(("stage", "batch"), batches)
     needed = [(row.shown, *cells) for row in rows if (cells := planning.needs_cells(row))]
     if needed:
-        say()
+        echo()
         print_table(("stage", "memory", "tokens", "steps", "time", "GPU-hours", "checkpoints"), needed)
-    say()
+    echo()
     stale = [row for row in rows if row.state not in planning.SETTLED]
     if not stale:
-        say(all_done(len(rows), sum(row.state == "in the remote" for row in rows), recipe))
+        echo(all_done(len(rows), sum(row.state == "in the remote" for row in rows), recipe))
         return
     known, unknown = planning.disk_total(rows)
     sized = [f"about {size(known)}"] if len(rows) > unknown else []
     guess = " and ".join([*sized, *([f"{counted(unknown, 'stage')} of unknown size"] if unknown else [])])
     free = size(shutil.disk_usage(context.project.root).free)
-    say(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}, excluding DVC's cache; {free} free.")
+    echo(f"{len(stale)} of {len(rows)} stages to run. Disk: {guess}, excluding DVC's cache; {free} free.")
     device = context.execution.numerics.device
     if device == "cpu":
-        say(f"This machine: {planning.machine_text(context.execution)}.")
+        echo(f"This machine: {planning.machine_text(context.execution)}.")
     found = planning.beforehand(context, rows)
     if found.how:
         _, hours, _ = planning.totals(rows)
-        say(f"Time: {planning.time_text(found, device)}{f'. GPU-hours: {hours:.2f}' if hours else ''}.")
+        echo(f"Time: {planning.time_text(found, device)}{f'. GPU-hours: {hours:.2f}' if hours else ''}.")
         if slow := planning.slow_text(found, device):
-            say(slow)
+            echo(slow)
     for note in planning.notes(rows):
-        say(note)
+        echo(note)
     if needed:
-        say(planning.HOW_NEEDED)
-    say("A stage marked `depends` runs only if the content of an input changes.")
-    say(planning.HOW_ESTIMATED)
-    say(f"To run these stages, use {command('run', recipe)} with the same options.")
+        echo(planning.HOW_NEEDED)
+    echo("A stage marked `depends` runs only if the content of an input changes.")
+    echo(planning.HOW_ESTIMATED)
+    echo(f"To run these stages, use {command('run', recipe)} with the same options.")
 
 
 def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
@@ -130,17 +130,17 @@ def _print_published(graph: "Graph", rows: "Sequence[PlanRow]") -> None:
         return
     hours = comparison.hardware_cells(graph, {row.node.address: row.estimate.gpu_hours for row in rows})
     if hours:
-        say()
+        echo()
         print_table(("stage", "published", "GPU-hours", "estimated"), hours)
     columns, scores = comparison.score_cells(graph)
     if scores:
-        say(f"\nPublished scores, in percent ({published.harness}):")
+        echo(f"\nPublished scores, in percent ({published.harness}):")
         print_table(columns, scores)
     for title, sentences in (("Differences from the original", published.differs), ("Not yet supported", published.lacks)):
         if sentences:
-            say("\n".join([f"\n{title}:", *(f"- {sentence}" for sentence in sentences)]))
+            echo("\n".join([f"\n{title}:", *(f"- {sentence}" for sentence in sentences)]))
     if published.sources:
-        say("\nThis recipe follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
+        echo("\nThis recipe follows " + "; ".join(f"{source.title} ({source.url})" for source in published.sources) + ".")
 
 
 def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
@@ -148,8 +148,8 @@ def _print_unpinned(context: "RunContext", chosen: "Collection[str]") -> None:
 
     found = unpinned(context.graph, chosen)
     if found:
-        say(f"\nNot pinned yet: {', '.join(repo.name for repo in found)}.")
-        say(f"Run {command('pin', context.graph.source)} to write their newest commits into the recipe; `run` requires it.")
+        echo(f"\nNot pinned yet: {', '.join(repo.name for repo in found)}.")
+        echo(f"Run {command('pin', context.graph.source)} to write their newest commits into the recipe; `run` requires it.")
 
 
 @commands.command()
@@ -160,12 +160,12 @@ def status(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False)
     """
     from pipelines.cli import status as state
     from pipelines.cli.documents import status_document
-    from pipelines.cli.telling import Telling
+    from pipelines.cli.telling import StatusLine
     from pipelines.publish.commits import uncommitted
 
     with for_programs(as_json) as emit:
         project = project_here()
-        with Telling() as telling:
+        with StatusLine() as telling:
             context = opened_run(project, recipe, overrides, None, compiled=False, watch=telling.watch)
             stages, dirty = state.stages(context), uncommitted(project, context.graph)
         emit(status_document(context, stages, dirty))
@@ -177,15 +177,15 @@ def _print_status(recipe: str, stages: "Sequence[StageStatus]", dirty: "Sequence
     print_table(("stage", "kind", "state", "why"), [(stage.shown, stage.node.kind, stage.words, stage.why) for stage in stages])
     drifted = [stage for stage in stages if stage.changed_code]
     for stage in drifted:
-        say(f"\n{stage.shown}: code changed since it was built: {', '.join(stage.changed_code)}")
+        echo(f"\n{stage.shown}: code changed since it was built: {', '.join(stage.changed_code)}")
     if drifted:
-        say("\nA code change alone does not make a stage stale. If results would change, raise the stage's `version` in")
-        say(f"its kind.py, or re-run with {command('run', recipe, '--on-code-change', 'rerun')}.")
+        echo("\nA code change alone does not make a stage stale. If results would change, raise the stage's `version` in")
+        echo(f"its kind.py, or re-run with {command('run', recipe, '--on-code-change', 'rerun')}.")
     if dirty:
-        say(f"\nNot committed to git: {', '.join(dirty)}.")
-        say(f"{command('run', recipe, '--commit')} commits them, with ids and scores in the message.")
+        echo(f"\nNot committed to git: {', '.join(dirty)}.")
+        echo(f"{command('run', recipe, '--commit')} commits them, with ids and scores in the message.")
     if any(stage.state in ("stale", "not built") for stage in stages):
-        say(f"\n{command('plan', recipe)} shows what a run would do; {command('run', recipe)} does it.")
+        echo(f"\n{command('plan', recipe)} shows what a run would do; {command('run', recipe)} does it.")
 
 
 @commands.command()
@@ -203,7 +203,7 @@ def jobs(as_json: AsJson = False) -> None:
         if as_json:
             return
     if not found:
-        say("no job is running")
+        echo("no job is running")
         return
     cells = [
         (
@@ -219,8 +219,8 @@ def jobs(as_json: AsJson = False) -> None:
     ]
     print_table(("stage", "kind", "process", "step", "numbers", "last heartbeat", "owner"), cells)
     if not all(job.heard for job in found):
-        say(f"\nHeartbeats can be delayed on a network disk. A job is considered dead after {heartbeat.SILENCE_S:g} s without one.")
-    say("\n`pedigree logs -f STAGE` follows a job's log; `pedigree cancel STAGE` ends the job.")
+        echo(f"\nHeartbeats can be delayed on a network disk. A job is considered dead after {heartbeat.SILENCE_S:g} s without one.")
+    echo("\n`pedigree logs -f STAGE` follows a job's log; `pedigree cancel STAGE` ends the job.")
 
 
 @commands.command()
@@ -249,7 +249,7 @@ def report(recipe: Recipe, overrides: Overrides = None) -> None:
     from pipelines.publish.report import write_report
 
     project = project_here()
-    say(write_report(project, load_recipe(project.recipes, recipe, overrides or ())).relative_to(project.root))
+    echo(write_report(project, load_recipe(project.recipes, recipe, overrides or ())).relative_to(project.root))
 
 
 @commands.command()

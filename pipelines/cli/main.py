@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli import artifacts, git, looking, recipes, rehearsing, rows, running, schedules, scratch
-from pipelines.cli.console import say
+from pipelines.cli.console import echo
 from pipelines.cli.quiet import no_telemetry
 
 HELP = """Run LLM post-training recipes as graphs of versioned stages, with the full lineage of every model.
@@ -55,7 +55,7 @@ def _show_version(wanted: bool) -> None:
     if wanted:
         from pipelines.cli.version import version_text
 
-        say(version_text())
+        echo(version_text())
         raise typer.Exit
 
 

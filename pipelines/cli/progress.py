@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.language.graph import shown_name
-from pipelines.cli.console import one_line, say
+from pipelines.cli.console import echo, one_line
 from pipelines.estimate.schedule import Forecast
 from pipelines.jobs.context import MOVING, RunContext
 from pipelines.quantities import counted, duration, number, reported, rough
@@ -227,7 +227,7 @@ class Board:
         self._folders: dict[str, Path] = {}
         self._lock = threading.Lock()
 
-    def tell(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
+    def update(self, address: str, state: str, detail: str = "", *, folder: Path | None = None, seconds: float | None = None) -> None:
         """Set the state of a stage; `folder` is its job's scratch folder, which holds the heartbeat."""
         with self._lock:
             view = self._views.get(address)
@@ -298,7 +298,7 @@ def watching(context: RunContext, addresses: Collection[str], jobs: Collection[s
     board = Board(context.graph.recipe, stages, forecast, jobs)
     for node in nodes:
         board.allow(node.address, context.execution.of(node.kind, node.name)[1].heartbeat_timeout_s)
-    context.watch = board.tell
+    context.watch = board.update
     return board
 
 
@@ -355,7 +355,7 @@ class Display:
             self._live.update(tree, refresh=True)
         else:
             for line in self.lines(time.monotonic()):
-                say(line, file=self.stream, flush=True)
+                echo(line, file=self.stream, flush=True)
 
     def lines(self, now: float) -> list[str]:
         """Return the plain lines that are due: each state change, and running stages every `interval_s` seconds."""

@@ -7,7 +7,7 @@ import typer
 
 from configs.base.texts import command
 from pipelines.cli import completion
-from pipelines.cli.console import Overrides, Profile, Recipe, print_table, project_here, say
+from pipelines.cli.console import Overrides, Profile, Recipe, echo, print_table, project_here
 
 commands = typer.Typer()
 
@@ -29,7 +29,7 @@ def list_recipes() -> None:
             broken.append(name)
     print_table(("recipe", "stages", "description"), cells)
     if broken:
-        say(f"\n{command('validate', *broken)} lists all problems.")
+        echo(f"\n{command('validate', *broken)} lists all problems.")
 
 
 @commands.command()
@@ -53,7 +53,7 @@ def show(
     project = project_here()
     graph = load_recipe(project.recipes, recipe, overrides or ())
     value = resolved_stage(project, graph, stage, execution) if stage else resolved_recipe(project, graph, execution)
-    say(yaml_text(value), end="")
+    echo(yaml_text(value), end="")
 
 
 @commands.command()
@@ -85,7 +85,7 @@ def validate(
     if found:
         raise ConfigError(sorted(found, key=lambda problem: (problem.file, problem.line or 0)))
     also = f" and {counted(len(profiles), 'profile')}" if profiles else ""
-    say(f"{counted(len(names), 'recipe')}{also}: no problems")
+    echo(f"{counted(len(names), 'recipe')}{also}: no problems")
 
 
 @commands.command()
@@ -102,13 +102,13 @@ def pin(recipe: Recipe) -> None:
 
     found = write_pins(project_here(), recipe)
     if not found:
-        say(f"nothing to pin: {recipe} specifies a commit for every hub repository")
+        echo(f"nothing to pin: {recipe} specifies a commit for every hub repository")
         return
     for one in found:
         result = one.commit or f"not pinned: {one.problem}"
-        say(f"{os.path.relpath(one.file)}:{one.line}: {one.repo}: {result}")
+        echo(f"{os.path.relpath(one.file)}:{one.line}: {one.repo}: {result}")
     left = sum(one.commit is None for one in found)
-    say(f"{counted(len(found) - left, 'revision')} pinned" + (f", {left} not pinned" if left else f"; next: {command('plan', recipe)}"))
+    echo(f"{counted(len(found) - left, 'revision')} pinned" + (f", {left} not pinned" if left else f"; next: {command('plan', recipe)}"))
     if left:
         raise typer.Exit(1)
 
@@ -127,7 +127,7 @@ def compile_(
     project = project_here()
     graphs = [graph for name in recipe for graph in load_recipes(project.recipes, name, overrides or ())]
     changed = write_compiled(project.root, {graph.recipe: graph for graph in graphs}.values())
-    say("\n".join(changed) if changed else "nothing changed")
+    echo("\n".join(changed) if changed else "nothing changed")
 
 
 @commands.command()
@@ -163,13 +163,13 @@ def variants(
         raise UsageProblem(f"no recipe {recipe!r}; `pedigree recipes` lists all recipes")
     found = [variant for variant in made.variants(project) if recipe in (None, variant.recipe)]
     if not found:
-        say("no variants; `pedigree run RECIPE --set STAGE.FIELD=VALUE` makes one")
+        echo("no variants; `pedigree run RECIPE --set STAGE.FIELD=VALUE` makes one")
         return
     cells = [
         (one.name, f"{one.done} of {one.stages}", size(one.size), f"{duration(one.age_s)} ago", "  ".join(one.overrides)) for one in found
     ]
     print_table(("variant", "own stages done", "size", "last change", "overrides"), cells)
-    say("\n`pedigree variants --remove NAME` removes a variant.")
+    echo("\n`pedigree variants --remove NAME` removes a variant.")
 
 
 def _remove_variant(variant, yes: bool) -> None:
@@ -177,17 +177,17 @@ def _remove_variant(variant, yes: bool) -> None:
     from pipelines.quantities import counted, size
 
     signs = made.refuse_while_in_use(variant)
-    say(f"{variant.name}: {' '.join(variant.overrides)}")
-    say(f"{counted(variant.done, 'artifact')}, {size(variant.size)}, in {variant.folder.relative_to(variant.project.root)}")
+    echo(f"{variant.name}: {' '.join(variant.overrides)}")
+    echo(f"{counted(variant.done, 'artifact')}, {size(variant.size)}, in {variant.folder.relative_to(variant.project.root)}")
     if not yes and not typer.confirm("Remove them?"):
-        say("nothing removed")
+        echo("nothing removed")
         raise typer.Exit(1)
     made.remove(variant, signs)
-    say("removed. The DVC cache still has its objects, so re-running the variant restores it from there.")
+    echo("removed. The DVC cache still has its objects, so re-running the variant restores it from there.")
     free = made.collectable(variant)
     if isinstance(free, str):
-        say(f"Cannot determine what `pedigree gc` would free: {free}")
+        echo(f"Cannot determine what `pedigree gc` would free: {free}")
     elif free:
-        say(f"`pedigree gc --yes` would delete {counted(len(free), 'object')} of this variant, {size(sum(free.values()))}.")
+        echo(f"`pedigree gc --yes` would delete {counted(len(free), 'object')} of this variant, {size(sum(free.values()))}.")
     else:
-        say("`pedigree gc` would free none of its objects: git or other recipes still reference them.")
+        echo("`pedigree gc` would free none of its objects: git or other recipes still reference them.")

@@ -5,7 +5,7 @@ import time
 
 import typer
 
-from pipelines.cli.console import AsJson, Overrides, Profile, Recipe, for_programs, project_here, say
+from pipelines.cli.console import AsJson, Overrides, Profile, Recipe, echo, for_programs, project_here
 from pipelines.cli.running import ShowInPrefect, failed, run_what_is_due
 
 commands = typer.Typer()
@@ -25,16 +25,16 @@ def rehearse(
     checked. Results go to a separate project, `.pedigree/rehearsals/PROFILE`.
     """
     from pipelines.cli.documents import rehearse_document
-    from pipelines.cli.telling import Telling
+    from pipelines.cli.telling import StatusLine
     from pipelines.rehearsal.preparing import prepare
-    from pipelines.rehearsal.proof import proof_of, said
+    from pipelines.rehearsal.proof import proof_of, sentences
     from pipelines.request import refuse_read_only, whose_code_has_changed
 
     began = time.monotonic()
     with for_programs(as_json) as emit:
         project = project_here()
         refuse_read_only(project)
-        with Telling() as telling:
+        with StatusLine() as telling:
             rehearsal = prepare(project, recipe, tuple(overrides or ()), profile, telling)
         run = rehearsal.opened()
         chosen = frozenset(run.graph.nodes)
@@ -45,9 +45,9 @@ def rehearse(
         if ends is None:
             raise typer.Exit(130)
         if failed(ends):
-            say(f"rehearsal of {rehearsal.real.recipe} failed after {seconds:.0f} s", file=sys.stderr)
+            echo(f"rehearsal of {rehearsal.real.recipe} failed after {seconds:.0f} s", file=sys.stderr)
             raise typer.Exit(1)
-        say(f"\nRehearsed {rehearsal.real.recipe} under {rehearsal.profile}: {len(ends)} stages in {seconds:.0f} s.")
-        for line in said(proof):
-            say(line)
-        say(f"Results are in {rehearsal.project.root.relative_to(project.root)}.")
+        echo(f"\nRehearsed {rehearsal.real.recipe} under {rehearsal.profile}: {len(ends)} stages in {seconds:.0f} s.")
+        for line in sentences(proof):
+            echo(line)
+        echo(f"Results are in {rehearsal.project.root.relative_to(project.root)}.")

@@ -12,8 +12,8 @@ from pathlib import Path
 from configs.base.problems import UsageProblem
 from configs.base.project import Project
 from data.store import heartbeat
-from pipelines.cli.console import say
-from pipelines.jobs.lease import Holder, lease
+from pipelines.cli.console import echo
+from pipelines.jobs.lease import LeaseHolder, lease
 from pipelines.jobs.live import live_jobs
 from pipelines.jobs.liveness import Signs
 
@@ -27,12 +27,12 @@ def listened(project: Project, leases: Iterable[str]) -> Signs:
         for name in names:
             signs.holder(name)
 
-    signs.listen(look, waiting=say_listening)
+    signs.listen(look, waiting=print_waiting)
     return signs
 
 
-def say_listening() -> None:
-    say(f"waiting up to {heartbeat.SILENCE_S:g} s for heartbeats from other machines", flush=True)
+def print_waiting() -> None:
+    echo(f"waiting up to {heartbeat.SILENCE_S:g} s for heartbeats from other machines", flush=True)
 
 
 def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, check: Callable[[], None] = lambda: None) -> None:
@@ -50,21 +50,21 @@ def remove(signs: Signs, folder: Path, leases: Iterable[str], command: str, chec
     """
     aside = signs.project.private / "removed" / uuid.uuid4().hex
     aside.parent.mkdir(parents=True, exist_ok=True)
-    with alone(signs, leases, command, folder.name):
+    with exclusive_leases(signs, leases, command, folder.name):
         check()
         os.rename(folder, aside)
     shutil.rmtree(aside.parent, ignore_errors=True)  # also removes leftovers of earlier, interrupted removals
 
 
 @contextmanager
-def alone(signs: Signs, leases: Iterable[str], command: str, what: str) -> Iterator[None]:
+def exclusive_leases(signs: Signs, leases: Iterable[str], command: str, what: str) -> Iterator[None]:
     """Hold leases without waiting for them.
 
     Raises:
         UsageProblem: another process holds a lease.
     """
 
-    def refuse(holder: Holder) -> None:
+    def refuse(holder: LeaseHolder) -> None:
         raise UsageProblem(f"{what} is in use, {holder}; wait until that process ends, or end it, and retry")
 
     with ExitStack() as stack:

@@ -8,11 +8,11 @@ import typer
 
 from configs.base.texts import command
 from pipelines.cli import completion
-from pipelines.cli.console import AsJson, for_programs, print_table, project_here, say
+from pipelines.cli.console import AsJson, echo, for_programs, print_table, project_here
 
 if TYPE_CHECKING:
     from configs.base.project import Project
-    from pipelines.lineage.trace import Trace, Wanted
+    from pipelines.lineage.trace import RowQuery, Trace
     from pipelines.maintain.forget import Again, Forgetting
     from pipelines.publish.attribution import Origin
 
@@ -76,30 +76,30 @@ def forget(row: Row = None, as_text: AsText = False, file: File = None, contains
             raise typer.Exit(1)
 
 
-def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "Wanted":
+def _wanted(row: str | None, as_text: bool, file: Path | None, contains: bool) -> "RowQuery":
     from configs.base.problems import UsageProblem
     from data.store.untrusted import LONGEST_LINE, ArtifactError, read_plain
-    from pipelines.lineage.trace import Wanted
+    from pipelines.lineage.trace import RowQuery
 
     if (row is None) == (file is None):
         raise UsageProblem("specify one row: its id, its text with --text, or a text file with --file")
     if row is not None and not as_text:
         if contains:
             raise UsageProblem("--contains requires --text or --file")
-        return Wanted(id=row)
+        return RowQuery(id=row)
     if file is None:
-        return Wanted(text=row or "", contains=contains)
+        return RowQuery(text=row or "", contains=contains)
     try:
-        return Wanted(text=read_plain(file, LONGEST_LINE).decode(), contains=contains)
+        return RowQuery(text=read_plain(file, LONGEST_LINE).decode(), contains=contains)
     except (ArtifactError, OSError, UnicodeDecodeError) as error:
         raise UsageProblem(f"--file {file} cannot be read as text: specify a plain UTF-8 file with the text of the row") from error
 
 
-def _traced(project: "Project", wanted: "Wanted", within: Sequence[str]) -> "Trace":
-    from pipelines.cli.telling import Telling
+def _traced(project: "Project", wanted: "RowQuery", within: Sequence[str]) -> "Trace":
+    from pipelines.cli.telling import StatusLine
     from pipelines.lineage.trace import trace as look
 
-    with Telling() as telling:
+    with StatusLine() as telling:
         return look(project, wanted, within, telling)
 
 
@@ -116,27 +116,27 @@ def _origins(project: "Project", found: "Trace") -> "dict[tuple[str, str], list[
 def _print_trace(found: "Trace", origins: "dict[tuple[str, str], list[Origin]]") -> None:
     _print_found(found)
     for (address, source), where in origins.items():
-        say(f"{address} imported it from {' or '.join(map(_origin_text, where)) or f'{source}, generated in this project'}")
+        echo(f"{address} imported it from {' or '.join(map(_origin_text, where)) or f'{source}, generated in this project'}")
     if found.places:
-        say()
+        echo()
         _print_some(("artifact", "type", "rows", "details"), [_place_cells(place) for place in found.places])
     if found.dropped:
-        say()
+        echo()
         cells = [(drop.address, drop.id, drop.reason, drop.detail) for drop in found.dropped]
         _print_some(("dropped by", "row", "reason", "evidence"), cells)
     if found.models:
-        say()
+        echo()
         cells = [(one.address, one.content[:12], one.how + ("" if one.certain else ", uncertain"), _way(one.way)) for one in found.models]
         _print_some(("model", "content", "how", "path"), cells)
     others = [one.address for one in found.reached if one not in found.models]
     if others:
-        say(f"\nOther artifacts derived from it or from these models: {_some(others)}.")
+        echo(f"\nOther artifacts derived from it or from these models: {_some(others)}.")
     _print_not_looked_in(found)
 
 
 def _print_not_looked_in(found: "Trace") -> None:
     if found.not_looked_in:
-        say(f"\nNot searched, {len(found.not_looked_in)}:")
+        echo(f"\nNot searched, {len(found.not_looked_in)}:")
         _print_some(("artifact", "why"), list(found.not_looked_in.items()))
 
 
@@ -145,13 +145,13 @@ def _print_found(found: "Trace") -> None:
 
     if not found.found:
         searched = f"searched {counted(found.looked_in, 'artifact')}" if found.looked_in else "no data artifacts are available here"
-        say(f"row not found: {searched}")
+        echo(f"row not found: {searched}")
     elif len(found.ids) == 1:
-        say(f"row {found.ids[0]}")
+        echo(f"row {found.ids[0]}")
     elif found.ids:
-        say(f"{len(found.ids)} rows: {_some(found.ids)}")
+        echo(f"{len(found.ids)} rows: {_some(found.ids)}")
     else:
-        say("an unreadable row without an id")
+        echo("an unreadable row without an id")
 
 
 def _place_cells(place: Any) -> tuple[str, str, str, str]:
@@ -181,11 +181,11 @@ def _print_forgetting(found: "Trace", answer: "Forgetting") -> None:
 
     _print_found(found)
     if found.found and not answer.changes:
-        say(_unchanged(found, answer))
+        echo(_unchanged(found, answer))
     for part in PARTS:
         some = [one for one in answer.again if one.part == part]
         if some:
-            say(f"\nTo rebuild, {part}:")
+            echo(f"\nTo rebuild, {part}:")
             cells = [_again_cells(one) for one in some]
             filled = [number for number in range(len(AGAIN)) if any(row[number] for row in cells)]
             print_table([AGAIN[number] for number in filled], [[row[number] for number in filled] for row in cells])
@@ -223,32 +223,32 @@ def _print_sum(answer: "Forgetting") -> None:
         known = [one.seconds for one in answer.again if one.seconds is not None]
         hours = sum(one.gpu_hours or 0 for one in answer.again)
         gpus = f", {hours:.2f} GPU-hours" if hours else ""
-        say(f"\n{counted(len(answer.again), 'stage')} to rebuild; the last runs took {duration(sum(known))} in total{gpus}.")
+        echo(f"\n{counted(len(answer.again), 'stage')} to rebuild; the last runs took {duration(sum(known))} in total{gpus}.")
     if answer.unmade:
-        say(f"Affected, but not built or not available here: {_some(answer.unmade)}.")
+        echo(f"Affected, but not built or not available here: {_some(answer.unmade)}.")
     if answer.strays:
-        say(f"Contain the row or derive from it, but belong to no current recipe: {_some(answer.strays)}.")
+        echo(f"Contain the row or derive from it, but belong to no current recipe: {_some(answer.strays)}.")
     for name, why in answer.unread.items():
-        say(f"{name} cannot be read and may affect more artifacts: {why}")
+        echo(f"{name} cannot be read and may affect more artifacts: {why}")
 
 
 def _print_change(found: "Trace", answer: "Forgetting") -> None:
     if not answer.changes:
         return
-    say("\nNothing was changed. To exclude the row, add to the recipes:")
+    echo("\nNothing was changed. To exclude the row, add to the recipes:")
     for change in answer.changes:
-        say(f"  {change.recipe}, stage {change.stage}:  {change.text}")
+        echo(f"  {change.recipe}, stage {change.stage}:  {change.text}")
     planned = " and ".join(command("plan", name) for name in dict.fromkeys(change.recipe for change in answer.changes))
-    say(f"{planned} should then list the same stages.")
+    echo(f"{planned} should then list the same stages.")
     for copy in found.copies:
-        say(f"A duplicate of it remains: {copy}.")
-    say("Copies in the source, caches, exports and pushed data are not tracked here and remain.")
+        echo(f"A duplicate of it remains: {copy}.")
+    echo("Copies in the source, caches, exports and pushed data are not tracked here and remain.")
 
 
 def _print_some(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print_table(header, rows[:MOST])
     if len(rows) > MOST:
-        say(f"... and {len(rows) - MOST} more; --json has all")
+        echo(f"... and {len(rows) - MOST} more; --json has all")
 
 
 def _some(words: Sequence[str]) -> str:

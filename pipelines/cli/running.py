@@ -19,12 +19,12 @@ from pipelines.cli.console import (
     Profile,
     Recipe,
     Until,
+    echo,
     for_programs,
     interrupt_on_sigterm,
     opened_run,
     print_table,
     project_here,
-    say,
     selection,
 )
 from pipelines.cli.quiet import prefect_server, quiet_prefect
@@ -124,20 +124,20 @@ def run_what_is_due(
 ) -> "list[StageEnd] | None":
     """Run all stages that are not up to date and print the results; return each stage's outcome, or None if interrupted."""
     from pipelines.cli.plan import beforehand, plan, time_text, with_jobs
-    from pipelines.cli.telling import Telling, measured_by
-    from pipelines.request import all_done, already_made
+    from pipelines.cli.telling import StatusLine, measured_by
+    from pipelines.request import all_done, up_to_date_results
 
-    with Telling() as telling:
+    with StatusLine() as telling:
         context.watch = telling.watch
-        done = already_made(context, chosen, forced)
+        done = up_to_date_results(context, chosen, forced)
         rows = plan(context, chosen, forced, measured_by(telling)) if done is None else []
     if done is not None:
-        say(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
+        echo(all_done(len(done), sum(end.outcome == "remote" for end in done), context.graph.source))
         _print_scores(project, context)
         _print_report_path(project, context)
         return list(done)
     if (found := beforehand(context, rows)).how:
-        say(f"{context.graph.source}: {time_text(found, context.execution.numerics.device)}")
+        echo(f"{context.graph.source}: {time_text(found, context.execution.numerics.device)}")
     try:
         ends = _watched(context, chosen, forced, prefect, with_jobs(rows))
     except KeyboardInterrupt:
@@ -146,9 +146,9 @@ def run_what_is_due(
     _print_scores(project, context)
     _write_report(project, context)
     for notice in context.ledger.notices:
-        say(f"note: {notice}", file=sys.stderr)
+        echo(f"note: {notice}", file=sys.stderr)
     for line in _failures(ends):
-        say(line, file=sys.stderr)
+        echo(line, file=sys.stderr)
     return ends
 
 
@@ -179,7 +179,7 @@ def cancel(
     from pipelines.jobs.live import LiveJob
 
     def waiting(job: LiveJob) -> None:
-        say(f"{job.address} runs on {job.place}: waiting for it to stop", flush=True)
+        echo(f"{job.address} runs on {job.place}: waiting for it to stop", flush=True)
 
     project = project_here()
     scheduled = _cancel_scheduled(project, name)
@@ -191,9 +191,9 @@ def cancel(
         return
     for job in ended:
         where = f" on {job.place}" if job.elsewhere else ""
-        say(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} resumes from its last checkpoint", flush=True)
+        echo(f"ended {job.address}{where}; {command('run', job.address.partition('/')[0])} resumes from its last checkpoint", flush=True)
     if state.runs_elsewhere(project, name):
-        say(
+        echo(
             f"{command('run', name)} still runs on another machine and may start other stages: stop it there with Ctrl-C",
             file=sys.stderr,
         )
@@ -211,10 +211,10 @@ def _cancel_scheduled(project: "Project", name: str) -> int:
     try:
         count = cancel_runs(project, name)
     except ServerAway as error:
-        say(f"note: {error}; scheduled runs are not canceled in Prefect", file=sys.stderr)
+        echo(f"note: {error}; scheduled runs are not canceled in Prefect", file=sys.stderr)
         return 0
     if count:
-        say(f"canceled {counted(count, 'scheduled run')} of {name}; {command('pause', name)} stops the schedule itself", flush=True)
+        echo(f"canceled {counted(count, 'scheduled run')} of {name}; {command('pause', name)} stops the schedule itself", flush=True)
     return count
 
 
@@ -227,7 +227,7 @@ def stage(address: str) -> None:
     board = Board(address.partition("/")[0], [(address, address, "")])
     interrupt_on_sigterm()
     with Display(board):
-        stage_under_dvc(project_here(), address, watch=board.tell)
+        stage_under_dvc(project_here(), address, watch=board.update)
 
 
 def _refuse_with_pull(others: object) -> None:
@@ -286,9 +286,9 @@ def _failures(ends: "Sequence[StageEnd]") -> list[str]:
 
 def _say_interrupted(context: "RunContext") -> None:
     if context.keep_jobs:
-        say("interrupted; jobs keep running. `pedigree jobs` lists them, `pedigree cancel` ends them, and the same command re-attaches.")
+        echo("interrupted; jobs keep running. `pedigree jobs` lists them, `pedigree cancel` ends them, and the same command re-attaches.")
     else:
-        say("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
+        echo("interrupted; all jobs ended. Finished stages and checkpoints are kept. Run the same command again to resume.")
 
 
 def _print_scores(project: "Project", context: "RunContext") -> None:
@@ -305,10 +305,10 @@ def _print_scores(project: "Project", context: "RunContext") -> None:
             (label, *(_score(policy["tasks"].get(task), (label, task) in touched) for task in tasks), f"{policy['mean']:.3f}")
             for label, policy in policies.items()
         ]
-        say(f"\n{name}")
+        echo(f"\n{name}")
         print_table(("policy", *tasks, "mean"), cells)
         for split in waived:
-            say(in_words(split))
+            echo(in_words(split))
 
 
 def _score(value: dict[str, float] | None, waived: bool) -> str:
@@ -319,7 +319,7 @@ def _score(value: dict[str, float] | None, waived: bool) -> str:
 def _write_report(project: "Project", context: "RunContext") -> None:
     from pipelines.publish.report import write_report
 
-    say(f"\nreport: {write_report(project, context.graph).relative_to(project.root)}")
+    echo(f"\nreport: {write_report(project, context.graph).relative_to(project.root)}")
 
 
 def _print_report_path(project: "Project", context: "RunContext") -> None:
@@ -327,17 +327,17 @@ def _print_report_path(project: "Project", context: "RunContext") -> None:
 
     path = report_path(project, context.graph.recipe)
     shown = path.relative_to(project.root) if path.exists() else f"not written yet; run {command('report', context.graph.source)}"
-    say(f"\nreport: {shown}")
+    echo(f"\nreport: {shown}")
 
 
 def _commit_results(context: "RunContext", chosen: frozenset[str], ends: "Sequence[StageEnd] | None") -> "Commit | None":
     from pipelines.publish.commits import commit
 
     if ends is None or failed(ends):
-        say("not committed: --commit requires every selected stage to be up to date", file=sys.stderr)
+        echo("not committed: --commit requires every selected stage to be up to date", file=sys.stderr)
         return None
     made = commit(context.project, context.graph, chosen)
-    say(
+    echo(
         f"\ncommitted {made.id[:12]} {made.title}"
         if made
         else f"\nnothing to commit: git already has the results of {context.graph.recipe}"

@@ -18,10 +18,10 @@ from pipelines.cli.console import (
     Profile,
     Recipe,
     Until,
+    echo,
     interrupt_on_sigterm,
     print_table,
     project_here,
-    say,
 )
 from pipelines.cli.quiet import prefect_server, quiet_prefect
 
@@ -139,11 +139,11 @@ def serve(
                        (cron, interval, rrule, timezone), quiet=True)  # fmt: skip
     if deployed.paused:
         resume(project, deployed.name)
-    say(f"Serving {deployed.name} until Ctrl-C.", flush=True)
+    echo(f"Serving {deployed.name} until Ctrl-C.", flush=True)
     code = _work_off(project, pool, lambda: rest(project, deployed.name))
     rest(project, deployed.name)
     with contextlib.suppress(OSError):  # the terminal may be gone
-        say(f"The schedule of {deployed.name} is paused; {command('serve', recipe)} resumes it.", flush=True)
+        echo(f"The schedule of {deployed.name} is paused; {command('serve', recipe)} resumes it.", flush=True)
     if code:
         raise typer.Exit(1)
 
@@ -155,7 +155,7 @@ def list_deployments() -> None:
 
     found = deployments(_with_server())
     if not found:
-        say(f"no deployments; schedule a recipe with {command('deploy', 'RECIPE', '--cron', '0 3 * * *', '--work-pool', 'POOL')}")
+        echo(f"no deployments; schedule a recipe with {command('deploy', 'RECIPE', '--cron', '0 3 * * *', '--work-pool', 'POOL')}")
         return
     print_table(("deployment", "schedule", "next", "work pool", "last run"), [_cells(one) for one in found])
 
@@ -169,11 +169,11 @@ def pause(name: Deployed) -> None:
     from pipelines import deployments
 
     planned = deployments.pause(_with_server(), name)
-    say(f"{name} is paused; {command('resume', name)} resumes its schedule")
+    echo(f"{name} is paused; {command('resume', name)} resumes its schedule")
     for run in planned:
         when = f" at {run.when.astimezone():%Y-%m-%d %H:%M:%S %Z}" if run.when else ""
         remedy = f"`prefect flow-run cancel {run.id}` cancels it"
-        say(f"note: {run.name} was planned manually and will still start{when}; {remedy}", file=sys.stderr)
+        echo(f"note: {run.name} was planned manually and will still start{when}; {remedy}", file=sys.stderr)
 
 
 @commands.command()
@@ -187,7 +187,7 @@ def resume(name: Deployed) -> None:
     project = _with_server()
     deployments.resume(project, name)
     (listed,) = [one for one in deployments.deployments(project) if one.name == name]
-    say(f"{name} is resumed: {listed.schedule}")
+    echo(f"{name} is resumed: {listed.schedule}")
 
 
 def _with_server() -> "Project":
@@ -254,9 +254,9 @@ def _deploy(
     gpu_name, slots = _pool_and_slots(gpu_pool)
     deployed, notes = deploy(project, graph, request, Terms(schedule=schedule_of(*when), gpu_pool=gpu_name, gpu_slots=slots, **terms))
     where = f", on work pool {deployed.pool}" if not quiet else ""
-    say(f"deployed {deployed.name}: {deployed.schedule}{where}; {', '.join(tag for tag in deployed.tags if ':' in tag)}")
+    echo(f"deployed {deployed.name}: {deployed.schedule}{where}; {', '.join(tag for tag in deployed.tags if ':' in tag)}")
     for note in [] if quiet else notes:
-        say(f"note: {note}", file=sys.stderr)
+        echo(f"note: {note}", file=sys.stderr)
     return deployed
 
 
@@ -288,7 +288,7 @@ def _remove(project: "Project", recipe: str, overrides: list[str] | None, name: 
     if (overrides or rehearse or _is_path(recipe)) and name is None:
         name = deployments.name_of(*_wanted(project, recipe, overrides, None, None, None, None, rehearse))
     deployments.remove(project, name or recipe)
-    say(f"{name or recipe} is no longer deployed; artifacts and past runs are kept")
+    echo(f"{name or recipe} is no longer deployed; artifacts and past runs are kept")
 
 
 def _work_off(project: "Project", pool: str, rest: Callable[[], object]) -> int:

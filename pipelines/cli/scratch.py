@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from configs.base.texts import command
-from pipelines.cli.console import print_table, project_here, say
+from pipelines.cli.console import echo, print_table, project_here
 
 if TYPE_CHECKING:
     from configs.base.project import Project
@@ -82,7 +82,7 @@ def scratch(
     found, unreadable = survey(project, signs)
     chosen = _named(found, names) if names else found
     if not chosen:
-        say("no scratch folders")
+        echo("no scratch folders")
         return
     cells = [
         (one.label, one.address, _progress(one), size(one.size), f"{duration(one.age_s)} ago", one.state, STATE_TEXTS[one.state])
@@ -90,18 +90,18 @@ def scratch(
     ]  # fmt: skip
     print_table(("scratch", "stage", "contents", "size", "last change", "state", ""), cells)
     for problem in unreadable:
-        say(f"note: {problem}; it might resume a folder, so `--clean` requires a name")
+        echo(f"note: {problem}; it might resume a folder, so `--clean` requires a name")
     going = chosen if names else [one for one in chosen if one.state == "abandoned"]
-    say()
+    echo()
     if clean:
         _clean(signs, going, unreadable, bool(names))
         for one in (one for one in chosen if one not in going and one.state in HELD):
-            say(f"kept {one.label}: {STATE_TEXTS[one.state]}")
+            echo(f"kept {one.label}: {STATE_TEXTS[one.state]}")
     elif going:
         what = f"{counted(len(going), 'folder')}, {size(sum(one.size for one in going))}"
-        say(f"{command('scratch', *(names or ()), '--clean')} would delete {what}.")
+        echo(f"{command('scratch', *(names or ()), '--clean')} would delete {what}.")
     else:
-        say("No folder is abandoned. `pedigree scratch STAGE/KEY --clean` deletes a folder anyway and loses its work.")
+        echo("No folder is abandoned. `pedigree scratch STAGE/KEY --clean` deletes a folder anyway and loses its work.")
 
 
 def survey(project: "Project", signs: "Signs | None" = None) -> tuple[list[Scratch], list[str]]:
@@ -170,7 +170,7 @@ class _Resumable:
 
     def __init__(self, project: "Project", graphs: Iterable["Graph"]) -> None:
         from data.artifacts.artifacts import ArtifactError
-        from pipelines.ledger.identity import Identities, MissingFiles, Replaced
+        from pipelines.ledger.identity import Identities, InputReplaced, MissingFiles
         from pipelines.ledger.ledger import Ledger
 
         ledger = Ledger(project, looking=True)
@@ -183,7 +183,7 @@ class _Resumable:
                 if node.address not in known:
                     try:
                         known[node.address] = identities.need(node).key
-                    except (ArtifactError, Replaced, MissingFiles):  # an input is not built or is out of date
+                    except (ArtifactError, InputReplaced, MissingFiles):  # an input is not built or is out of date
                         known[node.address] = None
                 key = known[node.address]
                 if key is None:
@@ -254,16 +254,16 @@ def _clean(signs: "Signs", going: list[Scratch], unreadable: list[str], by_name:
     for one in going:
         clean_folder(signs, one)
         if one.url:
-            say(f"note: checkpoints of {one.label} remain at {one.url}; delete {one.key}/ there manually")
-    say(f"deleted {counted(len(going), 'folder')}, {size(sum(one.size for one in going))}")
+            echo(f"note: checkpoints of {one.label} remain at {one.url}; delete {one.key}/ there manually")
+    echo(f"deleted {counted(len(going), 'folder')}, {size(sum(one.size for one in going))}")
 
 
 def _scratch(folder: Path, address: str, state: State, recipe: str | None, spec: dict[str, Any]) -> Scratch:
     from pipelines.cli.removal import disk_time
-    from pipelines.jobs.progress_kept import kept_here
+    from pipelines.jobs.progress_kept import saved_progress
     from stages.job.job import checkpoint_names
 
-    kept, placement = kept_here(folder), spec.get("placement")
+    kept, placement = saved_progress(folder), spec.get("placement")
     url = placement.get("checkpoint_url") if isinstance(placement, dict) else None  # the spec may be from another version
     files = []
     for path in folder.rglob("*"):

@@ -13,7 +13,7 @@ from configs.base.project import Project
 from configs.language.graph import Node, shown_name
 from data.artifacts.artifacts import write_json
 from data.store import heartbeat
-from data.store.fence import Fence, Overtaken
+from data.store.fence import Fence, Superseded
 from pipelines.cli.plan import why
 from pipelines.jobs.attempts import CANCELLED
 from pipelines.jobs.context import RunContext
@@ -126,7 +126,7 @@ def _end_elsewhere(project: Project, jobs: list[LiveJob], waiting: Callable[[Liv
         waiting(job)
         try:
             Fence.closed(project.lease(job.scratch.name))
-        except Overtaken as error:
+        except Superseded as error:
             raise NotEnded(f"{job.address} was restarted meanwhile and is running; retry to end it") from error
     listeners, began = {job.address: heartbeat.Listener() for job in jobs}, time.monotonic()
     longest = BEATS_TO_END * heartbeat.BEAT_S

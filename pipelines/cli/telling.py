@@ -13,14 +13,14 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from data.store.hashing import Beat
-from pipelines.cli.console import one_line, say
+from pipelines.cli.console import echo, one_line
 from pipelines.cli.progress import PLAIN_INTERVAL_S
 from pipelines.estimate.rates import Rates, known, measured
 from pipelines.jobs.context import MOVING
 from pipelines.quantities import transferred
 
 
-class Telling:
+class StatusLine:
     """A transient status line on a terminal; elsewhere at most one line every 15 seconds, and none for faster operations."""
 
     def __init__(self, stream: TextIO | None = None, interval_s: float = PLAIN_INTERVAL_S) -> None:
@@ -33,7 +33,7 @@ class Telling:
         self._ended = threading.Event()
         self._starting = threading.Lock()
 
-    def __enter__(self) -> "Telling":
+    def __enter__(self) -> "StatusLine":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -77,10 +77,10 @@ class Telling:
         while not self._ended.wait(self.interval_s):
             if self._words != printed:
                 printed = self._words
-                say(printed, file=self.stream, flush=True)
+                echo(printed, file=self.stream, flush=True)
 
 
-def measured_by(telling: Telling) -> Callable[[], Rates | None]:
+def measured_by(telling: StatusLine) -> Callable[[], Rates | None]:
     """Return a function that measures the speed of this machine's cores, with a status message if it is not cached."""
 
     def rates() -> Rates | None:

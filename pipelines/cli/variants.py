@@ -68,7 +68,7 @@ def refuse_while_in_use(variant: Variant) -> Signs:
     """
     signs = removal.listened(variant.project, _leases(variant))
     _refuse_live_jobs(variant, signs)
-    with removal.alone(signs, _leases(variant), COMMAND, variant.name):
+    with removal.exclusive_leases(signs, _leases(variant), COMMAND, variant.name):
         return signs
 
 

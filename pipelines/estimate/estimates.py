@@ -24,7 +24,7 @@ from data.store.untrusted import ArtifactError
 from pipelines.estimate import work
 from pipelines.estimate.amounts import amounts_of
 from pipelines.estimate.facts import Unknown, facts_of
-from pipelines.estimate.fit import Misfit, Trial, misfit
+from pipelines.estimate.fit import FitProblem, Trial, misfit
 from pipelines.estimate.machines import Hardware, gpu_named, hardware_of
 from pipelines.estimate.memory import SIZES
 from pipelines.estimate.needs import Facts, Needs, dtype_of, engine_dtype, trained_parameters
@@ -69,7 +69,7 @@ class Estimate:
     """Bytes of the model it produces; None if it produces none."""
     scratch: int = 0
     """Bytes of checkpoints while it runs."""
-    misfit: Misfit | None = None
+    misfit: FitProblem | None = None
 
     @property
     def gpus(self) -> int:
@@ -109,7 +109,7 @@ class Estimates:
             self._made[node.address] = self.under(node, numerics, placement)
         return self._made[node.address]
 
-    def anew(self, node: Node) -> Estimate:
+    def from_scratch(self, node: Node) -> Estimate:
         """Estimate under the profile, ignoring the stage's own last run."""
         return self.under(node, *self.execution.of(node.kind, node.name), new=True)
 
@@ -339,7 +339,7 @@ def run_seconds(run: Run | None) -> float | None:
     return (datetime.fromisoformat(attempt.ended_at) - datetime.fromisoformat(attempt.started_at)).total_seconds()
 
 
-def refusals(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> list[tuple[Node, Misfit]]:
+def refusals(project: Project, graph: Graph, execution: Execution, addresses: Collection[str]) -> list[tuple[Node, FitProblem]]:
     """Those of these stages that do not fit."""
     estimates = Estimates(project, graph, execution)
     nodes = [node for address, node in graph.nodes.items() if address in addresses]

@@ -23,7 +23,7 @@ SHOWN_REMEDIES = 3
 
 
 @dataclass(frozen=True)
-class Lack:
+class Shortfall:
     """A resource that a stage needs more of than is available, in bytes."""
 
     resource: str
@@ -39,10 +39,10 @@ class Lack:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class FitProblem:
     """Why a stage does not fit, and remedies."""
 
-    lacks: tuple[Lack, ...]
+    lacks: tuple[Shortfall, ...]
     remedies: tuple[str, ...]
     """Each alone makes the stage fit according to the estimate."""
 
@@ -69,13 +69,13 @@ Change = Callable[[Trial], Iterator[tuple[str, Trial]]]
 """A trial → (instruction, changed trial) for other values of one setting."""
 
 
-def misfit(trial: Trial) -> Misfit | None:
+def misfit(trial: Trial) -> FitProblem | None:
     """Why the stage does not fit, with verified remedies; None if it fits."""
     found = lacks(trial)
-    return Misfit(tuple(found), tuple(remedies_of(trial))) if found else None
+    return FitProblem(tuple(found), tuple(remedies_of(trial))) if found else None
 
 
-def lacks(trial: Trial) -> list[Lack]:
+def lacks(trial: Trial) -> list[Shortfall]:
     """Resources that are insufficient for the stage; a resource with an unknown bound is skipped."""
     needs, hardware, found = trial.needs, trial.hardware, []
     needed = needs.together if hardware.device == "cpu" else needs.peak
@@ -86,15 +86,15 @@ def lacks(trial: Trial) -> list[Lack]:
         loads = sum(needs.loading.values()) > sum(needs.device.values())
         terms, whole = (needs.loading, "loading the model on ") if loads else (needs.device, "")
         if needed > bound:
-            found.append(Lack(whole + each, needed, bound, _largest(terms)))
+            found.append(Shortfall(whole + each, needed, bound, _largest(terms)))
     engine = needs.engine
     if engine is not None and engine.room is not None and engine.least_cache > engine.room:
         place = "placement.gpu_memory_utilization" if hardware.device == "cuda" else "placement.sampler_memory_gb"
-        found.append(Lack(f"the KV cache of a chunk of requests (under {place})", engine.least_cache, engine.room))
+        found.append(Shortfall(f"the KV cache of a chunk of requests (under {place})", engine.least_cache, engine.room))
     if hardware.device == "cuda" and hardware.host_bytes is not None:
         together = needs.host_of(hardware.gpus_per_node)
         if together > hardware.host_bytes:
-            found.append(Lack("host memory of a node", together, hardware.host_bytes))
+            found.append(Shortfall("host memory of a node", together, hardware.host_bytes))
     return found
 
 

@@ -16,13 +16,13 @@ from configs.language.execution import Numerics, Placement
 from configs.language.graph import Node
 from data.artifacts.artifacts import PARTS, ArtifactError, content_hash, read_json, scan, write_json
 from data.store import heartbeat
-from data.store.fence import OVERTAKEN, Fence, Overtaken
+from data.store.fence import OVERTAKEN, Fence, Superseded
 from data.store.hashing import Beat, Hashed, silent
 from pipelines.jobs.context import RunContext, StageFailed
 from pipelines.jobs.launcher import Handle, Launcher, Status
-from pipelines.jobs.lease import Cancelled, Hold, LeaseLost
+from pipelines.jobs.lease import Cancelled, HeldLease, LeaseLost
 from pipelines.jobs.processes import described
-from pipelines.jobs.progress_kept import kept_here
+from pipelines.jobs.progress_kept import saved_progress
 from pipelines.jobs.scratch_state import ATTEMPTS, attempts_here, has_reported, read_code, read_spec, write_spec
 from stages.job.job import PULSES, Failure, Success, checkpoint_names, is_full, read_done
 
@@ -85,7 +85,7 @@ def is_elsewhere(jobs: Launcher, handle: Handle) -> bool:
     return jobs.poll(handle).state == "unknown"
 
 
-def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: Hold, heard: heartbeat.Listener) -> bool:
+def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Placement, hold: HeldLease, heard: heartbeat.Listener) -> bool:
     """Wait for a job on another machine, which takes no slots here; return whether it succeeded.
 
     Args:
@@ -103,7 +103,7 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     scratch = Path(handle.scratch)
     was_cancelled = (scratch / CANCELLED).exists()  # canceled before this run, which resumes it
     run.watch(node.address, "running", "its job runs on another machine, or ran before a reboot", folder=scratch)
-    failure = _wait(run, handle, _Watch(handle, placement, heard), hold) or unproven(scratch, beat=run.telling(node.address).hashed)
+    failure = _wait(run, handle, _Watch(handle, placement, heard), hold) or unproven(scratch, beat=run.transfer_progress(node.address).hashed)
     hold.check()
     attempts = attempts_here(scratch)
     if attempts:
@@ -114,7 +114,8 @@ def await_elsewhere(run: RunContext, node: Node, handle: Handle, placement: Plac
     return failure is None
 
 
-def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: Hold) -> None:
+def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, placement: Placement, names: list[str], hold: HeldLease) ->
+None:
     """Run the job until it succeeds; retry transient failures and record every attempt.
 
     Args:
@@ -147,7 +148,7 @@ def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, p
         run.watch(node.address, "running", detail, folder=scratch)
         failure = _wait(run, handle, _Watch(handle, placement, heartbeat.Listener()), hold)
         if failure is None:
-            failure = unproven(scratch, beat=run.telling(node.address).hashed)
+            failure = unproven(scratch, beat=run.transfer_progress(node.address).hashed)
         hold.check()
         if attempts:
             attempts[-1] |= {"ended_at": now(), "cause": failure[0] if failure else "succeeded"} | _attempt_report(scratch)
@@ -174,11 +175,11 @@ def run_job(run: RunContext, node: Node, scratch: Path, handle: Handle | None, p
         handle = None
 
 
-def _fence(hold: Hold) -> Fence:
+def _fence(hold: HeldLease) -> Fence:
     """The fencing token of a new submission; jobs of earlier submissions stop when they see it."""
     try:
         fence = Fence.raised(hold.folder, hold.number)
-    except Overtaken as error:
+    except Superseded as error:
         hold.check()  # its message is more precise
         raise LeaseLost(str(error)) from error
     hold.check()
@@ -210,7 +211,7 @@ class _Watch:
 
     def seconds(self) -> float:
         """Seconds the job has been running, by its own report if that is longer: it may have started long before it was watched."""
-        reported = [float(entry.get("seconds", 0.0)) for entry in heartbeat.told(self.scratch / PULSES)]
+        reported = [float(entry.get("seconds", 0.0)) for entry in heartbeat.read_heartbeats(self.scratch / PULSES)]
         return max([time.monotonic() - self._began, *reported])
 
     def overdue(self) -> tuple[str, str] | None:
@@ -233,7 +234,7 @@ class _Watch:
         return self._pulse.silent_s(heartbeat.sign(self.scratch / PULSES)) > heartbeat.SILENCE_S
 
 
-def _wait(run: RunContext, handle: Handle, watch: _Watch, hold: Hold) -> tuple[str, str] | None:
+def _wait(run: RunContext, handle: Handle, watch: _Watch, hold: HeldLease) -> tuple[str, str] | None:
     """Wait until the job has ended; return (cause, message) of a failure. On every other exit, a local job is ended first."""
     jobs, checked = run.jobs(), time.monotonic()
     try:
@@ -340,12 +341,12 @@ def _attempt(scratch: Path, code: str) -> dict[str, Any]:
 
 def _reached(scratch: Path) -> tuple[list[str], int]:
     """What an attempt would resume from: the latest checkpoint, and bytes of generated output and replies."""
-    return checkpoint_names(scratch)[-1:], kept_here(scratch).size
+    return checkpoint_names(scratch)[-1:], saved_progress(scratch).size
 
 
 def resumable(scratch: Path) -> bool:
     """Whether there is something to resume from: a checkpoint, finished chunks, or logged answers or replies."""
-    return bool(checkpoint_names(scratch) or kept_here(scratch))
+    return bool(checkpoint_names(scratch) or saved_progress(scratch))
 
 
 def numerics_changes(before: Numerics, now: Numerics) -> list[str]:

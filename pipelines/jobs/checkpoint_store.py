@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.language.execution import Placement
 from configs.language.graph import Node
-from data.artifacts.mirror import Made, Mirror, kept_token
+from data.artifacts.mirror import Mirror, Producer, saved_token
 from data.store import storage
 from data.store.storage import ContentChanged, StoreError
 from data.store.untrusted import ArtifactError
@@ -29,19 +29,19 @@ def prove(node: Node, placement: Placement) -> None:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class RemoteProgress:
     """Work in the store that is ahead of the local work; the job resumes from it."""
 
     mirror: Mirror
     reached: str
     """Name of a checkpoint; empty for chunks."""
-    made: Made | None
+    producer: Producer | None
     """The code that produced it; None if unknown."""
     problem: str
     """Why the code is unknown."""
 
 
-def ahead(node: Node, placement: Placement, scratch: Path, here: Sequence[str]) -> Ahead | None:
+def ahead(node: Node, placement: Placement, scratch: Path, here: Sequence[str]) -> RemoteProgress | None:
     """Work of another machine that is ahead of the local checkpoints `here` and chunks.
 
     Raises:
@@ -56,12 +56,12 @@ def ahead(node: Node, placement: Placement, scratch: Path, here: Sequence[str]) 
         if not (newer or chunks):
             return None
         try:
-            made, problem = mirror.made(), "its version was not recorded"
+            made, problem = mirror.producer(), "its version was not recorded"
         except ContentChanged as error:
             made, problem = None, str(error)
     except StoreError as error:
         raise StageFailed(node.address, "refused", f"placement.checkpoint_url {error}; or remove it from the profile") from error
-    return Ahead(mirror, there[-1] if newer else "", made, problem)
+    return RemoteProgress(mirror, there[-1] if newer else "", made, problem)
 
 
 def has_work(placement: Placement, key: str) -> bool:
@@ -81,7 +81,7 @@ def clear(url: str | None, scratch: Path) -> None:
         return
     mirror = Mirror.of(url, scratch.name)
     try:
-        problem = None if mirror.clear(kept_token(scratch)) else f"{mirror.url} was not cleared: another machine is using it"
+        problem = None if mirror.clear(saved_token(scratch)) else f"{mirror.url} was not cleared: another machine is using it"
     except (StoreError, ArtifactError) as error:
         problem = f"{mirror.url} could not be cleared, remove it manually: {error}"
     if problem is not None:

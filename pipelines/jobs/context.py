@@ -16,7 +16,7 @@ from data.artifacts.provenance import CODE_ROOT
 from data.store.hashing import LONG_BYTES
 from pipelines.jobs.launcher import Launcher, LocalLauncher
 from pipelines.ledger.ledger import Ledger
-from pipelines.ledger.transfers import Tell, Told
+from pipelines.ledger.transfers import ProgressCallback, TransferProgress
 from pipelines.quantities import transferred
 
 OnCodeChange = Literal["keep", "take", "rerun"]
@@ -82,7 +82,7 @@ class RunContext:
     def title(self) -> str:
         return f"pedigree run {self.graph.recipe}"
 
-    def telling(self, address: str) -> Told:
+    def transfer_progress(self, address: str) -> TransferProgress:
         """Callbacks that report progress on a stage's files."""
 
         def placed(done: int, total: int) -> None:
@@ -92,9 +92,9 @@ class RunContext:
             if total >= LONG_BYTES:
                 self.watch(address, "hashing", transferred(done, total))
 
-        return Told(self.transferring(address, "fetching"), placed, hashed)
+        return TransferProgress(self.transferring(address, "fetching"), placed, hashed)
 
-    def transferring(self, address: str, state: str) -> Tell:
+    def transferring(self, address: str, state: str) -> ProgressCallback:
         """Callback that reports the progress of a transfer of a stage's files."""
         return lambda done, total: self.watch(address, state, transferred(done, total))
 

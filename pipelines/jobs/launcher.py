@@ -240,7 +240,7 @@ class LocalLauncher:
 
 def process_of(handle: Handle) -> Process | None:
     """The leading process of a local job; None for a job of another launcher."""
-    return Process.told(handle.told.get("process"))
+    return Process.parse(handle.told.get("process"))
 
 
 def _command(scratch: Path, numerics: Numerics) -> list[str]:

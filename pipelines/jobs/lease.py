@@ -58,7 +58,7 @@ class LeaseLost(PedigreeError):
 
 
 @dataclass(frozen=True)
-class Holder:
+class LeaseHolder:
     """Who holds a lease, since when, and for what purpose."""
 
     number: int
@@ -87,7 +87,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class Hold:
+class HeldLease:
     """A held lease."""
 
     folder: Path
@@ -116,11 +116,11 @@ def lease(
     folder: Path,
     what: str,
     *,
-    waiting: Callable[[Holder], None] = lambda holder: None,
+    waiting: Callable[[LeaseHolder], None] = lambda holder: None,
     cancelled: threading.Event | None = None,
     listener: Listener | None = None,
     beside: Callable[[], object] = lambda: None,
-) -> Iterator[Hold]:
+) -> Iterator[HeldLease]:
     """Hold a lease for the block.
 
     Args:
@@ -140,7 +140,7 @@ def lease(
     while True:
         highest = _highest(_names(folder))
         if _is_over(folder, highest, listener):
-            if _claim(folder, Holder(highest + 1, Process.here(), time.time(), what, token, str(folder))):
+            if _claim(folder, LeaseHolder(highest + 1, Process.here(), time.time(), what, token, str(folder))):
                 break
             continue
         other = _claim_of(folder, highest)
@@ -152,14 +152,14 @@ def lease(
     number = highest + 1
     try:
         with Pulse(folder / f"{number:06d}.beat"):
-            yield Hold(folder, number, seen is not None)
+            yield HeldLease(folder, number, seen is not None)
     finally:
         _HELD.discard(token)
         with suppress(OSError):  # a full disk or a deleted folder: the process table shows our end as well
             (folder / f"{number:06d}.released").touch()
 
 
-def holder_of(folder: Path, listener: Listener | None = None) -> Holder | None:
+def holder_of(folder: Path, listener: Listener | None = None) -> LeaseHolder | None:
     """The holder of a lease. One elsewhere counts until the listener has timed out, which a single look cannot decide."""
     highest = _highest(_names(folder))
     return None if _is_over(folder, highest, listener or Listener()) else _claim_of(folder, highest)
@@ -211,7 +211,7 @@ def _sign(folder: Path, number: int) -> tuple[object, ...]:
     return (number, *heartbeat.sign(folder / f"{number:06d}.beat"))
 
 
-def _claim(folder: Path, mine: Holder) -> bool:
+def _claim(folder: Path, mine: LeaseHolder) -> bool:
     """Try to claim a number. The file appears atomically, and the listing afterwards shows that no higher number existed."""
     target, temporary = folder / f"{mine.number:06d}.json", folder / f".{mine.token}"
     _HELD.add(mine.token)  # before the claim becomes visible
@@ -261,7 +261,7 @@ class _ClaimFile(Frozen):
     folder: Annotated[str, Field(max_length=4096)] | None = None
 
 
-def _claim_of(folder: Path, number: int) -> Holder | None:
+def _claim_of(folder: Path, number: int) -> LeaseHolder | None:
     """The holder that claimed a number; None if unclaimed."""
     path = folder / f"{number:06d}.json"
     if not path.exists():
@@ -270,7 +270,7 @@ def _claim_of(folder: Path, number: int) -> Holder | None:
         claim = _ClaimFile.model_validate(read_json(path, CLAIM_BYTES))
     except (ArtifactError, ValidationError):
         claim = None
-    process = Process.told(claim.process) if claim else None
+    process = Process.parse(claim.process) if claim else None
     if claim is None or process is None:
-        return Holder(number, _UNKNOWN, 0.0, f"{path.name}, a claim that is damaged or from another version of Pedigree", "")
-    return Holder(number, process, claim.since, claim.what, claim.token, claim.folder)
+        return LeaseHolder(number, _UNKNOWN, 0.0, f"{path.name}, a claim that is damaged or from another version of Pedigree", "")
+    return LeaseHolder(number, process, claim.since, claim.what, claim.token, claim.folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 from configs.base.project import Project
 from data.store import heartbeat
 from pipelines.jobs.launcher import Handle, LocalLauncher, process_of
-from pipelines.jobs.lease import Holder
+from pipelines.jobs.lease import LeaseHolder
 from pipelines.jobs.liveness import Signs
 from pipelines.jobs.scratch_state import SPEC, address_of, has_reported, read_heartbeat, read_mapping, scratch_folders
 from pipelines.quantities import reported
@@ -32,7 +32,7 @@ class LiveJob:
     """Whether it is certainly alive: here, or heard from since listening began."""
     host: str | None
     """Its machine, by that machine's own name."""
-    holder: Holder | None
+    holder: LeaseHolder | None
     """The runner that waits for it; None if no runner does, in which case the next run picks it up."""
     step: int
     total: int
@@ -71,7 +71,7 @@ def live_jobs(project: Project, signs: Signs | None = None) -> list[LiveJob]:
         if elsewhere and silent > heartbeat.SILENCE_S:
             continue
         address = address_of(folder)
-        hosts = [str(pulse["host"]) for pulse in heartbeat.told(folder / PULSES) if "host" in pulse]
+        hosts = [str(pulse["host"]) for pulse in heartbeat.read_heartbeats(folder / PULSES) if "host" in pulse]
         found.append(
             LiveJob(
                 address=address,

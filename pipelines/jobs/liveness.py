@@ -11,7 +11,7 @@ from typing import TypeVar
 from configs.base.project import Project
 from data.store import heartbeat
 from data.store.heartbeat import Listener
-from pipelines.jobs.lease import Holder, holder_of
+from pipelines.jobs.lease import LeaseHolder, holder_of
 from stages.job.job import PULSES
 
 Seen = TypeVar("Seen")
@@ -31,7 +31,7 @@ class Signs:
         """The listener for the job of a scratch folder, or for the holder of a lease."""
         return self._listeners.setdefault(folder, Listener())
 
-    def holder(self, name: str) -> Holder | None:
+    def holder(self, name: str) -> LeaseHolder | None:
         """The holder of a lease; one elsewhere counts until its heartbeat times out."""
         folder = self.project.lease(name)
         holder = holder_of(folder, self.listener(folder))

@@ -54,7 +54,7 @@ def ran_out(before: Before, scratch: Path, members: set[int], exit_code: int | N
     kills = _kills() - before.kills
     if kills <= 0:
         return None
-    beats = heartbeat.told(scratch / PULSES)
+    beats = heartbeat.read_heartbeats(scratch / PULSES)
     named = killed(KERNEL_LOG, before.uptime_s - CLOCKS_APART_S) if _sees_the_kernels_numbers() else None
     if named is not None:
         mine = sorted(named & (members | {int(beat["pid"]) for beat in beats if "pid" in beat}))

@@ -22,9 +22,9 @@ from pipelines.jobs import checkpoint_store
 from pipelines.jobs.attempts import numerics_changes, resumable
 from pipelines.jobs.code import Code, differing, receive, snapshot
 from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.progress_kept import kept_here
+from pipelines.jobs.progress_kept import saved_progress
 from pipelines.jobs.scratch_state import CODE, DEPENDENCIES, SPEC, Damaged, known_spec, make_way, read_spec, write_spec
-from pipelines.ledger.identity import Need
+from pipelines.ledger.identity import StageInputs
 from stages.job.job import CODE_CHANGED, GivenFile, GivenInput, JobSpec, checkpoint_names, place_in
 
 INPUTS = "inputs"
@@ -38,7 +38,7 @@ class InputsGone(Exception):
     """An input was replaced while it was being prepared for the job."""
 
 
-def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement) -> None:
+def prepare(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement) -> None:
     """Write what the job reads; refuse to resume checkpoints made under other numerics.
 
     Raises:
@@ -64,7 +64,7 @@ def prepare(run: RunContext, node: Node, need: Need, numerics: Numerics, placeme
             raise StageFailed(node.address, "refused", f"{message} {remedy}")
     code, marks = _choose_code(run, node, scratch, placement, before)
     inputs, files = _give_inputs(run, need, scratch)
-    write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.telling(node.address).hashed))
+    write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.transfer_progress(node.address).hashed))
     spec = JobSpec(
         address=node.address,
         kind=node.kind,
@@ -93,7 +93,7 @@ def take_over(run: RunContext, node: Node, scratch: Path) -> bool:
         return False
     (scratch / DEPENDENCIES).unlink(missing_ok=True)  # even if killed in between, address and dependencies never mix two stages
     write_spec(scratch, spec.model_copy(update={"address": node.address}))
-    write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.telling(node.address).hashed))
+    write_json(scratch / DEPENDENCIES, run.ledger.dependencies(node, run.transfer_progress(node.address).hashed))
     return True
 
 
@@ -180,17 +180,17 @@ def _begun(run: RunContext, node: Node, scratch: Path, placement: Placement, bef
     here, own = checkpoint_names(scratch), before.marks if before is not None else ()
     ahead = checkpoint_store.ahead(node, placement, scratch, here)
     if ahead is None:
-        reached = _reached_text(here[-1]) if here else kept_here(scratch).said()
+        reached = _reached_text(here[-1]) if here else saved_progress(scratch).description()
         return _Begun(before.code, own, reached) if before is not None and reached else None
-    if ahead.made is None:
+    if ahead.producer is None:
         return _Begun("", own, _reached_text(ahead.reached), elsewhere=True, problem=ahead.problem)
-    code, marks, problem = ahead.made.code, tuple(dict.fromkeys((*own, *ahead.made.marks))), ""
+    code, marks, problem = ahead.producer.code, tuple(dict.fromkeys((*own, *ahead.producer.marks))), ""
     if code != now.sha256 and not run.project.code(code).is_dir():
         try:
             receive(run.project, code, ahead.mirror.code(code))
         except StoreError as error:
             problem = str(error)
-    state = ahead.made.state.model_dump(mode="json", exclude_unset=True) if ahead.made.state else {}
+    state = ahead.producer.state.model_dump(mode="json", exclude_unset=True) if ahead.producer.state else {}
     return _Begun(code, marks, _reached_text(ahead.reached), {**state, "snapshot": code}, elsewhere=True, problem=problem)
 
 
@@ -221,7 +221,7 @@ def _discard_work(scratch: Path) -> None:
 # --- inputs ------------------------------------------------------------------------------------------------------------
 
 
-def _give_inputs(run: RunContext, need: Need, scratch: Path) -> tuple[dict[str, dict[str, GivenInput]], dict[str, GivenFile]]:
+def _give_inputs(run: RunContext, need: StageInputs, scratch: Path) -> tuple[dict[str, dict[str, GivenInput]], dict[str, GivenFile]]:
     """Give the job private inputs and source files, unless an earlier attempt left them undamaged."""
     folder = scratch / INPUTS
     places = {(port, label): folder / f"{port}-{number}" for number, (port, label) in enumerate(_ports(need))}
@@ -268,7 +268,7 @@ def _discard(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _ports(need: Need) -> list[tuple[str, str]]:
+def _ports(need: StageInputs) -> list[tuple[str, str]]:
     return [(given.port, given.label) for given in need.inputs]
 
 

@@ -55,7 +55,7 @@ class Process:
         return process
 
     @classmethod
-    def told(cls, raw: Any) -> "Process | None":
+    def parse(cls, raw: Any) -> "Process | None":
         """Parse a stored process; None for an unknown format."""
         try:
             return cls(**_StoredProcess.model_validate(raw).model_dump())

@@ -8,7 +8,7 @@ REWARDS = "rewards-"
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedProgress:
     """The stored files, none of them empty."""
 
     chunks: tuple[Path, ...]
@@ -26,7 +26,7 @@ class Kept:
         """In bytes."""
         return sum(_size(path) for path in (*self.chunks, self.answers, self.replies) if path)
 
-    def said(self) -> str:
+    def description(self) -> str:
         """A phrase for what is resumed."""
         held = {"finished chunks": self.chunks, "kept answers": self.answers, "kept replies": self.replies}
         return " and ".join(words for words, files in held.items() if files)
@@ -42,7 +42,7 @@ class Kept:
             return 0
 
 
-def kept_here(scratch: Path) -> Kept:
+def saved_progress(scratch: Path) -> SavedProgress:
     """Stored progress in a scratch folder.
 
     Names that begin with a dot are temporary files whose writer may have been killed. Next to a log, all chunks except rewards are parts of
@@ -51,7 +51,7 @@ def kept_here(scratch: Path) -> Kept:
     folder = scratch / "chunks"
     answers, replies = (log if _size(log) else None for log in (folder / "answers.jsonl", scratch / "replies.jsonl"))
     names = f"{REWARDS}*.json" if answers or replies else "[!.]*.json"
-    return Kept(tuple(chunk for chunk in folder.glob(names) if _size(chunk)), answers, replies)
+    return SavedProgress(tuple(chunk for chunk in folder.glob(names) if _size(chunk)), answers, replies)
 
 
 def _size(path: Path) -> int:

@@ -16,7 +16,7 @@ from configs.base.problems import PedigreeError
 from configs.base.project import Project
 from data.artifacts.artifacts import ArtifactError, read_json, write_text
 from data.artifacts.mirror import ELSEWHERE
-from data.artifacts.run_record import ToldCode, read_attempts
+from data.artifacts.run_record import PortableCode, read_attempts
 from data.store.untrusted import Address, Line, described
 from pipelines.jobs.memory_kills import Before
 from pipelines.jobs.processes import Process
@@ -101,7 +101,7 @@ def read_job(scratch: Path) -> JobFile | None:
         found = JobFile.model_validate(read_json(scratch / JOB))
     except (ArtifactError, ValidationError):
         return None
-    return None if "process" in found.told and Process.told(found.told["process"]) is None else found
+    return None if "process" in found.told and Process.parse(found.told["process"]) is None else found
 
 
 def memory_before(told: Any) -> Before:
@@ -127,7 +127,7 @@ def all_attempts(scratch: Path) -> list[dict[str, Any]]:
 def read_code(scratch: Path, snapshot: str) -> dict[str, Any]:
     """Git state of the code that the job runs; only the hash of the snapshot if it cannot be read."""
     try:
-        found = ToldCode.model_validate(read_json(scratch / CODE)).model_dump(mode="json", exclude_unset=True)
+        found = PortableCode.model_validate(read_json(scratch / CODE)).model_dump(mode="json", exclude_unset=True)
     except (ArtifactError, ValidationError):
         found = {}
     return found if found.get("snapshot") == snapshot else {"snapshot": snapshot}

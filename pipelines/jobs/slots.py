@@ -183,11 +183,11 @@ class _Entry(Frozen):
 def _is_alive(path: Path, raw: Mapping[str, Any], listener: Listener, jobs: Launcher) -> bool:
     try:
         entry = _Entry.model_validate(raw)
-        known = entry.process is None or Process.told(entry.process) is not None
+        known = entry.process is None or Process.parse(entry.process) is not None
     except ValidationError:
         entry, known = None, False
     job = Path(entry.job) if entry else None
-    process = Process.told(entry.process) if entry else None
+    process = Process.parse(entry.process) if entry else None
     if process is not None and process.alive:
         return True
     state = state_in(jobs, job.parent) if job else None

@@ -20,7 +20,7 @@ HASHES = KnownHashes()
 """Cache for project files, whose hashes are needed for every descendant stage."""
 
 
-class Replaced(Exception):
+class InputReplaced(Exception):
     """An artifact was made under another key than this run's recipe requires: another version of the recipe made it."""
 
     def __init__(self, address: str, key: str, wanted: str) -> None:
@@ -36,7 +36,7 @@ class MissingFiles(Exception):
 
 
 @dataclass(frozen=True)
-class Need:
+class StageInputs:
     """The identity of a stage run."""
 
     key: str
@@ -53,9 +53,9 @@ class Identities:
     def __init__(self, project: Project, graph: Graph, ledger: Ledger, beat: Beat = silent) -> None:
         """`beat` reports the hashing of large project files."""
         self.project, self.graph, self.ledger, self.beat = project, graph, ledger, beat
-        self._needs: dict[str, Need] = {}
+        self._needs: dict[str, StageInputs] = {}
 
-    def need(self, node: Node) -> Need:
+    def need(self, node: Node) -> StageInputs:
         """Compute the identity of a stage.
 
         Raises:
@@ -76,9 +76,9 @@ class Identities:
         """Raise Replaced unless the artifact's key matches the recipe; other errors as in `need`."""
         record, wanted = self.ledger.record(node.address), self.need(node).key
         if record.key != wanted:
-            raise Replaced(node.address, record.key, wanted)
+            raise InputReplaced(node.address, record.key, wanted)
 
-    def _need(self, node: Node, recorded: bool = False) -> Need:
+    def _need(self, node: Node, recorded: bool = False) -> StageInputs:
         """`recorded`: take inputs that cannot be found from the stage's own record."""
         inputs, folders = [], {}
         for edge in node.edges:
@@ -91,7 +91,7 @@ class Identities:
         files = {name: HASHES.sha256(self.project.root / name, self.beat) for name in node.files}
         edges = [(given.port, given.label, given.content) for given in inputs]
         key = stage_key(node.kind, node.declaration.version, node.config.model_dump(mode="json"), edges, files)
-        return Need(key, tuple(inputs), folders, files)
+        return StageInputs(key, tuple(inputs), folders, files)
 
     def _input(self, node: Node, edge: Edge, recorded: bool) -> Input:
         try:
@@ -105,7 +105,7 @@ class Identities:
             raise kind(f"input {edge.source}: {error}") from error
         wanted = self._needs.get(edge.source)
         if wanted is not None and record.key != wanted.key:
-            raise Replaced(edge.source, record.key, wanted.key)
+            raise InputReplaced(edge.source, record.key, wanted.key)
         return Input(port=edge.port, label=edge.label, content=record.content, producer=record.id)
 
     def _ancestry(self, node: Node) -> list[Node]:
@@ -128,7 +128,7 @@ def standing(project: Project, graph: Graph, ledger: Ledger, node: Node, beat: B
         return reasons, False
     try:
         Identities(project, graph, ledger, beat).check(node)
-    except Replaced as error:
+    except InputReplaced as error:
         return [str(error)], False
     except (ArtifactError, MissingFiles) as error:
         return [f"cannot determine its inputs: {error}"], False

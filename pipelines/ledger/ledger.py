@@ -18,7 +18,7 @@ from pipelines.ledger.git import names_at, text_at
 from pipelines.ledger.lock_files import read_lock, read_run_entry
 from pipelines.ledger.objects import damaged, hash_info, plain, remove, set_hash
 from pipelines.ledger.store import LedgerError, RemoteError, Store, dvc_errors, fill, set_deps, set_params, to_lock_entry
-from pipelines.ledger.transfers import UNTOLD, Tell, Told
+from pipelines.ledger.transfers import UNTOLD, ProgressCallback, TransferProgress
 
 if TYPE_CHECKING:
     from pipelines.ledger.store import PipelineStage
@@ -127,7 +127,7 @@ class Ledger:
         return False
 
     @dvc_errors()
-    def restore(self, node: Node, key: str, told: Told = UNTOLD, check: Check = unchecked) -> bool:
+    def restore(self, node: Node, key: str, told: TransferProgress = UNTOLD, check: Check = unchecked) -> bool:
         """Restore the stage's artifact from `dvc.lock`, the run cache or the remote, and verify it.
 
         Every restored file is hashed again. A damaged cache object is deleted and counts as a miss, as does an artifact made under another
@@ -268,7 +268,7 @@ class Ledger:
         holds = f"neither this machine's cache nor the remote {remote!r} holds" if remote else "this machine's cache does not hold"
         raise LedgerError(f"{holds} an intact object {md5}: add the DVC remote that has it, or rerun the stage at that commit")
 
-    def push(self, node: Node, tell: Tell = silent) -> int:
+    def push(self, node: Node, tell: ProgressCallback = silent) -> int:
         """Send the recorded artifact of a stage to the remote; return how many objects were new there.
 
         Raises:
@@ -378,7 +378,7 @@ class Ledger:
         except (LedgerError, ArtifactError):
             return False
 
-    def _fetch(self, stage: "PipelineStage", node: Node, entry: Mapping[str, Any], tell: Tell) -> bool:
+    def _fetch(self, stage: "PipelineStage", node: Node, entry: Mapping[str, Any], tell: ProgressCallback) -> bool:
         """Load an entry's outputs into the stage if the cache holds them or the remote provides them."""
         fill(stage, entry)
         if stage.outs_cached():

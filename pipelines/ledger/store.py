@@ -30,16 +30,16 @@ from data.store.untrusted import LIST_BYTES, LOCK_BYTES, ArtifactError, parse_li
 from pipelines.ledger.lock_files import RUN_ENTRY, read_lock, read_run_entry, shared, state_of
 from pipelines.ledger.objects import damaged, hash_info, hash_unknown, md5_of, oid_of, plain, remove, set_hash, size_of
 from pipelines.ledger.transfers import (
-    Aside,
     Bytes,
     Files,
     LedgerError,
+    ProgressCallback,
     RemoteError,
     RemoteObjects,
-    Tell,
+    TemporaryObjects,
     last_error,
+    one_line,
     remedy,
-    said,
     without_passwords,
 )
 
@@ -87,7 +87,7 @@ class Store:
         self._asked: dict[str, str | None] = {}
         self._small: dict[str, bytes] = {}
         """Cache of small objects that were read before."""
-        self._aside = Aside()
+        self._aside = TemporaryObjects()
 
     # --- stages and lock files ------------------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ class Store:
             out.commit(relink=False)
             self.repo.state.save_link(out.fs_path, out.fs)  # so that `dvc checkout` of a commit without this stage removes it
 
-    def check_out(self, stage: "PipelineStage", tell: Tell = silent) -> bool:
+    def check_out(self, stage: "PipelineStage", tell: ProgressCallback = silent) -> bool:
         """Put the outputs from the cache into place, replacing existing files. False if an object has disappeared in the meantime.
 
         `tell` reports the number of files in place, if there is much to copy.
@@ -528,7 +528,7 @@ class Store:
             return set(wanted) <= set(odb.oids_exist(wanted))
 
     @dvc_errors()
-    def fetch(self, stage: "PipelineStage", tell: Tell = silent) -> bool:
+    def fetch(self, stage: "PipelineStage", tell: ProgressCallback = silent) -> bool:
         """Fetch what the stage's outputs need into the cache, verifying every object; False if objects are missing or damaged.
 
         Raises:
@@ -548,7 +548,7 @@ class Store:
         return stage.outs_cached()
 
     @dvc_errors()
-    def send(self, stage: "PipelineStage", tell: Tell = silent) -> int:
+    def send(self, stage: "PipelineStage", tell: ProgressCallback = silent) -> int:
         """Send what the stage's recorded outputs need to the remote; return how many objects were new there.
 
         Raises:
@@ -596,7 +596,7 @@ class Store:
             remote.fs.get_file(source, str(target))
         return True
 
-    def _bring(self, objects: Collection[Any], tell: Tell = silent, size: int = 0) -> None:
+    def _bring(self, objects: Collection[Any], tell: ProgressCallback = silent, size: int = 0) -> None:
         """Fetch objects from the remote into the cache; objects whose bytes do not match their name are not kept."""
         cache, odb = self.repo.cache.local, self.repo.cloud.get_remote_odb(None, "fetch")
         with self._remote_errors(), last_error() as errors:
@@ -630,7 +630,7 @@ class Store:
     def _refused(self, name: str, error: BaseException) -> str:
         """One line with the storage error and its remedy."""
         url = self.repo.config["remote"].get(name, {}).get("url", "?")
-        refused = f"the remote {name!r} ({url}) cannot be used: {said(error)}"
+        refused = f"the remote {name!r} ({url}) cannot be used: {one_line(error)}"
         return f"{without_passwords(refused)}. {remedy(error)}"
 
     @contextmanager

@@ -17,7 +17,7 @@ from fsspec.callbacks import Callback
 from configs.base.problems import PedigreeError
 from data.store.hashing import PIECE_BYTES, silent
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with bytes transferred and total bytes."""
 
 
@@ -30,24 +30,24 @@ class RemoteError(LedgerError):
 
 
 @dataclass(frozen=True)
-class Told:
+class TransferProgress:
     """Progress callbacks for lengthy operations."""
 
-    fetched: Tell = silent
+    fetched: ProgressCallback = silent
     """Bytes fetched from the remote."""
-    placed: Tell = silent
+    placed: ProgressCallback = silent
     """Files put into place."""
-    hashed: Tell = silent
+    hashed: ProgressCallback = silent
     """Bytes read and hashed."""
 
 
-UNTOLD = Told()
+UNTOLD = TransferProgress()
 
 
 class Bytes(Callback):
     """Sums the bytes of a transfer's files, which several threads move, and reports the progress."""
 
-    def __init__(self, tell: Tell, total: int) -> None:
+    def __init__(self, tell: ProgressCallback, total: int) -> None:
         super().__init__()
         self.tell, self.total = tell, total
         self.moved, self.mutex = 0, threading.Lock()
@@ -64,7 +64,7 @@ class Bytes(Callback):
 class Files(Callback):
     """Counts the files of a stage that are put into place."""
 
-    def __init__(self, tell: Tell, total: int) -> None:
+    def __init__(self, tell: ProgressCallback, total: int) -> None:
         super().__init__()
         self.tell, self.total, self.placed = tell, total, 0
 
@@ -107,7 +107,7 @@ def without_passwords(text: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """The message of an exception, in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, OSError) or type(error).__name__ in text else f"{type(error).__name__}: {text}"
@@ -132,7 +132,7 @@ class RemoteObjects:
         return self.odb.fs.open(self.odb.oid_to_path(md5), "rb")
 
 
-class Aside:
+class TemporaryObjects:
     """Objects fetched in read-only mode: in a temporary folder, for the lifetime of this instance."""
 
     def __init__(self) -> None:
@@ -179,7 +179,7 @@ def last_error() -> Iterator[list[str]]:
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.exc_info and record.exc_info[1] is not None and record.thread == thread:
-                found.append(said(record.exc_info[1]))
+                found.append(one_line(record.exc_info[1]))
 
     logger, handler = logging.getLogger("dvc_data.hashfile.transfer"), Keep(logging.ERROR)
     logger.setLevel(logging.ERROR)

@@ -65,7 +65,7 @@ def _without_measures(record: Record) -> Record:
     return record.model_copy(update={"inputs": tuple(given for given in record.inputs if not measures(record.kind, given.port))})
 
 
-def as_told(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
+def expanded(entries: Mapping[str, Entry]) -> dict[str, dict[str, Any]]:
     """Records and runs as JSON values."""
     return {name: {"record": record.model_dump(mode="json"), "run": run.as_json()} for name, (record, run) in entries.items()}
 
@@ -135,7 +135,7 @@ class Pedigree:
         named = {attempt.code.patch_sha256 for run in runs.values() for attempt in run.attempts if attempt.code}
         patches = {sha256: self.patches[sha256] for sha256 in sorted(self.patches.keys() & named)}
         ancestors = sorted(runs.keys() - {self.id})
-        return {"schema_version": LINEAGE_SCHEMA, **folded(as_told({name: self.entries[name] for name in ancestors}), patches)}
+        return {"schema_version": LINEAGE_SCHEMA, **folded(expanded({name: self.entries[name] for name in ancestors}), patches)}
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class RowChanges:
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """A point where the ancestries diverge: its inputs are equal, or it differs in more than its inputs."""
 
     path: str
@@ -95,7 +95,7 @@ class Comparison:
     numerics: list[Change]
     parents: list[Change]
     """Direct inputs by port and label: contents."""
-    origins: list[Parting]
+    origins: list[Divergence]
     scores: list[ScoreChange]
 
     def as_json(self) -> dict[str, Any]:
@@ -188,9 +188,9 @@ def _parents(first: Pedigree, second: Pedigree) -> list[Change]:
     return found
 
 
-def _origins(first: Pedigree, second: Pedigree) -> list[Parting]:
+def _origins(first: Pedigree, second: Pedigree) -> list[Divergence]:
     """Points where the inputs' ancestries diverge, nearest to the sources first; stops at stages of different kinds."""
-    found: dict[tuple[str, str], Parting] = {}
+    found: dict[tuple[str, str], Divergence] = {}
     seen: set[tuple[str, str]] = set()
     waiting = _below(first, second, ())
     while waiting:  # iterative, since an ancestry may exceed Python's recursion limit
@@ -200,14 +200,14 @@ def _origins(first: Pedigree, second: Pedigree) -> list[Parting]:
             why = [*_one_sided(one, other), *_why(one, other, whole=not below)]
             if why or not below:
                 nothing = ["nothing recorded: different content from the same inputs, config, code, and numerics"]
-                found[one.id, other.id] = Parting(_path(path), one.address, other.address, why or nothing)
+                found[one.id, other.id] = Divergence(_path(path), one.address, other.address, why or nothing)
         elif (one.id, other.id) not in seen:
             seen.add((one.id, other.id))
             if one.record.kind == other.record.kind:
                 waiting += [(one, other, path, True), *_below(one, other, path)]
             else:
                 kinds = f"different stage kinds: {one.record.kind} -> {other.record.kind}"
-                found[one.id, other.id] = Parting(_path(path), one.address, other.address, [kinds])
+                found[one.id, other.id] = Divergence(_path(path), one.address, other.address, [kinds])
     return list(found.values())
 
 
@@ -454,7 +454,7 @@ def _row_lines(found: Comparison) -> list[str]:
     return lines
 
 
-def _origin_lines(origin: Parting) -> list[str]:
+def _origin_lines(origin: Divergence) -> list[str]:
     where = origin.first if origin.first == origin.second else f"{origin.first} -> {origin.second}"
     return [f"{origin.path}: {where}", *(f"  {why}" for why in origin.why[:SHOWN])] + (
         [f"  and {len(origin.why) - SHOWN} more"] if len(origin.why) > SHOWN else []

@@ -6,7 +6,7 @@ from typing import Any
 
 from data.artifacts.artifacts import LINEAGE_SCHEMA, RUN_SCHEMA, write_json
 from data.artifacts.lineage import folded, split
-from pipelines.lineage.ancestry import Entry, as_told, read_pedigree
+from pipelines.lineage.ancestry import Entry, expanded, read_pedigree
 
 
 def write_origin(out: Path, run: Mapping[str, Any], inputs: Iterable[Path]) -> None:
@@ -39,4 +39,4 @@ def lineage_of(inputs: Iterable[Path], patches: Mapping[str, str]) -> dict[str, 
         pedigree = read_pedigree(folder)
         entries |= pedigree.entries
         texts |= pedigree.patches
-    return {"schema_version": LINEAGE_SCHEMA, **folded(as_told(entries), texts)}
+    return {"schema_version": LINEAGE_SCHEMA, **folded(expanded(entries), texts)}

@@ -95,7 +95,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Reach:
+class Descendant:
     """An artifact derived from the row, directly or through `way`."""
 
     id: str
@@ -121,12 +121,12 @@ class Trace:
     """Number of dataset artifacts searched."""
     places: tuple[Place, ...]
     dropped: tuple[Drop, ...]
-    reached: tuple[Reach, ...]
+    reached: tuple[Descendant, ...]
     not_looked_in: Mapping[str, str]
     """Address → why it could not be searched."""
 
     @property
-    def models(self) -> list[Reach]:
+    def models(self) -> list[Descendant]:
         return [found for found in self.reached if found.type in MODELS]
 
     @property
@@ -182,7 +182,7 @@ def subject(row: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowQuery:
     """Query for a row by id prefix or by text."""
 
     id: str = ""
@@ -242,7 +242,7 @@ class Search:
     unread: dict[str, str] = field(default_factory=dict)
     """Address of an unreadable artifact → error."""
 
-    def subjects(self, wanted: Wanted) -> set[str]:
+    def subjects(self, wanted: RowQuery) -> set[str]:
         """Subjects (see `subject`) of the matching rows.
 
         Raises:
@@ -262,7 +262,7 @@ class Search:
             raise NoRow(f"{wanted.id!r} is a prefix of {len(found)} ids: {some}")
         return found
 
-    def _named(self, wanted: Wanted) -> Iterator[str]:
+    def _named(self, wanted: RowQuery) -> Iterator[str]:
         for address, artifact in self.artifacts:
             self.told(f"searching {address}")
             with self._noting(address):
@@ -282,7 +282,7 @@ class Search:
                 if rows:
                     yield self._place(address, artifact, rows)
 
-    def drops(self, wanted: Wanted, ids: Collection[str]) -> Iterator[Drop]:
+    def drops(self, wanted: RowQuery, ids: Collection[str]) -> Iterator[Drop]:
         """Dropped rows from the evidence."""
         for address, artifact in self.artifacts:
             with self._noting(address):
@@ -331,7 +331,7 @@ def _overlapping(address: str, artifact: Artifact, ids: Collection[str]) -> Iter
             yield Drop(address, artifact.record.kind, str(line.get("id")), "overlap", detail, "" if mine else item)
 
 
-def _malformed(address: str, artifact: Artifact, wanted: Wanted) -> Iterator[Drop]:
+def _malformed(address: str, artifact: Artifact, wanted: RowQuery) -> Iterator[Drop]:
     """Evidence has only the beginning of a malformed row in its original columns, so the text is matched as a substring."""
     for line in lines(artifact.evidence / "bad_rows.jsonl", []):
         if wanted.folded in spaced(str(line.get("text", ""))):
@@ -354,7 +354,7 @@ def lines(path: Path, words: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 @dataclass
-class Descent:
+class ArtifactGraph:
     """Derivation graph of all known artifacts, including deleted ones."""
 
     records: Mapping[str, tuple[Record, str]]
@@ -368,7 +368,7 @@ class Descent:
     doubted: set[str] = field(default_factory=set)
     """Ids reached only through an artifact that could not be searched."""
 
-    def follow(self) -> list[Reach]:
+    def follow(self) -> list[Descendant]:
         """Artifacts derived from the row that do not contain it, parents first."""
         for identifier in self.records:
             self._reach(identifier)
@@ -411,16 +411,16 @@ class Descent:
             found.append(self.via[found[-1]])
         return found[::-1]
 
-    def _reached(self, identifier: str) -> Reach:
+    def _reached(self, identifier: str) -> Descendant:
         record, address = self.records[identifier]
         way, certain = tuple(self.records[one][1] for one in self._way(identifier)), identifier not in self.doubted
-        return Reach(identifier, address, record.kind, record.type, record.content, self.how[identifier], way, certain)
+        return Descendant(identifier, address, record.kind, record.type, record.content, self.how[identifier], way, certain)
 
 
 # --- the project -------------------------------------------------------------------------------------------------------
 
 
-def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Callable[[str], None] = lambda words: None) -> Trace:
+def trace(project: Project, wanted: RowQuery, within: Sequence[str] = (), told: Callable[[str], None] = lambda words: None) -> Trace:
     """Trace a row through all recipes and variants of a project.
 
     Args:
@@ -446,7 +446,7 @@ def trace(project: Project, wanted: Wanted, within: Sequence[str] = (), told: Ca
     holding = {place.content for place in places if place.type != "scores"}
     anew = _named_anew(known)
     read = {found.record.content for address, found in looked if address not in search.unread and found.record.id not in anew}
-    reached = Descent(known, {content: content in holding for content in read | holding}).follow()
+    reached = ArtifactGraph(known, {content: content in holding for content in read | holding}).follow()
     twins: dict[str, list[str]] = {}
     for address, found in here:
         twins.setdefault(found.record.id, []).append(address)

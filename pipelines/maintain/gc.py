@@ -43,7 +43,7 @@ class GcRefused(UsageProblem):
 
 
 @dataclass(frozen=True)
-class MadeBefore:
+class PastOutput:
     """Recorded outputs of a stage: an entry of a `dvc.lock` or of the run cache, or the outputs of a `.dvc` file."""
 
     where: str
@@ -172,7 +172,7 @@ class _Survey:
 
     # --- what is kept ---------------------------------------------------------------------------------------------------
 
-    def _roots(self, workspace: bool) -> Iterator[MadeBefore]:
+    def _roots(self, workspace: bool) -> Iterator[PastOutput]:
         root = self.project.root
         paths = [root / "dvc.lock", *root.glob("*.dvc"), *root.glob("[!.]*/**/*.dvc"), *root.glob("[!.]*/**/dvc.lock")]
         for path in sorted(path for path in paths if not path.is_dir()):
@@ -212,7 +212,7 @@ class _Survey:
             found += [stash, *git(self.project, "rev-parse", "--verify", "--quiet", f"{stash}^3").stdout.split()]
         return list(dict.fromkeys(found))
 
-    def _keep(self, entry: MadeBefore) -> None:
+    def _keep(self, entry: PastOutput) -> None:
         self.objects |= set(entry.parts.values())
         if "lineage.json" not in entry.parts or "record.json" not in entry.parts:
             return  # a user's own stage
@@ -241,7 +241,7 @@ class _Survey:
     def _keep_records(self, record: Record, lineage: dict[str, tuple[Record, Run]]) -> None:
         self.contents |= {record.id: record.content} | {name: ancestor.content for name, (ancestor, _) in lineage.items()}
 
-    def _record(self, entry: MadeBefore) -> Record | Literal["unknown"] | None:
+    def _record(self, entry: PastOutput) -> Record | Literal["unknown"] | None:
         """The record of a run cache entry; None if it is lost or not an artifact's, so that nothing could be restored from it."""
         if "record.json" not in entry.parts:
             return None
@@ -252,7 +252,7 @@ class _Survey:
         except (ArtifactError, ValueError, OSError):
             return None
 
-    def _owners(self, entries: Iterable[MadeBefore]) -> dict[str, str]:
+    def _owners(self, entries: Iterable[PastOutput]) -> dict[str, str]:
         owners: dict[str, str] = {}
         for entry in entries:
             owners |= dict.fromkeys(entry.parts.values(), entry.owner)
@@ -327,7 +327,7 @@ def _delete(store: Store, sweep: Sweep, remote: bool) -> None:
         store.delete_remote(sweep.remote_objects, sweep.remote_entries)
 
 
-def _entries(text: str, name: str, where: str) -> Iterator[MadeBefore]:
+def _entries(text: str, name: str, where: str) -> Iterator[PastOutput]:
     """Entries of a `dvc.lock` or `.dvc` file.
 
     Raises:
@@ -349,10 +349,10 @@ def _unread(name: str, where: str, problem: str) -> GcRefused:
     )
 
 
-def _entry(stage: Mapping[str, Any], name: str, where: str) -> MadeBefore:
+def _entry(stage: Mapping[str, Any], name: str, where: str) -> PastOutput:
     command = str(stage.get("cmd", ""))
     owner = _ADDRESS.validate_python(command.removeprefix("pedigree stage ")) if command.startswith("pedigree stage ") else name
-    return MadeBefore(where, owner, _parts(stage.get("outs") or []))
+    return PastOutput(where, owner, _parts(stage.get("outs") or []))
 
 
 def _parts(outs: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -366,7 +366,7 @@ def _parts(outs: Iterable[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def _run_cache_entry(path: Path) -> MadeBefore | None:
+def _run_cache_entry(path: Path) -> PastOutput | None:
     """None for an invalid entry, e.g. a partial one left by a kill."""
     try:
         return _entry(read_run_entry(path) or {}, path.name, "the run cache")

@@ -59,7 +59,7 @@ def score_cells(graph: Graph) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     if published is None or not published.scores:
         return (), []
     stages = [stage for stage in stages_of(published) if node_of(graph, stage)]
-    rows = [(task, expected.metric, asked(expected), *(_score(expected, stage) for stage in stages), f"±{expected.tolerance:g}")
+    rows = [(task, expected.metric, sample_counts(expected), *(_score(expected, stage) for stage in stages), f"±{expected.tolerance:g}")
             for task, expected in published.scores.items()]  # fmt: skip
     return ("task", "metric", "items", *stages, "tolerance"), rows
 
@@ -69,7 +69,7 @@ def stages_of(published: Published) -> list[str]:
     return list(dict.fromkeys(stage for expected in published.scores.values() for stage in expected.of))
 
 
-def asked(expected: Expected) -> str:
+def sample_counts(expected: Expected) -> str:
     """`164 x 20`: number of items, times the answers per item if more than one."""
     return f"{expected.items} x {expected.samples}" if expected.samples > 1 else str(expected.items)
 

@@ -70,7 +70,7 @@ A model that may start reinforcement learning must give some correct answers. A 
 A judge reads many long questions, and its answers need not depend on them.
 """
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 def nobody(words: str) -> None:
@@ -105,7 +105,7 @@ class Rehearsal:
         return run
 
 
-class Unmade(PedigreeError):
+class ModelBuildFailed(PedigreeError):
     """The process that builds tiny models crashed; the message has the end of its stderr."""
 
 
@@ -131,7 +131,9 @@ def check(real: Project, graphs: Sequence[Graph]) -> None:
         raise CannotRehearse(list(dict.fromkeys(problems)))
 
 
-def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: Tell = nobody) -> Rehearsal:
+def prepare(
+    real: Project, recipe: str, overrides: Sequence[str] = (), profile: str | None = None, tell: ProgressCallback = nobody
+) -> Rehearsal:
     """Prepare a rehearsal, reusing existing files.
 
     Raises:
@@ -143,7 +145,7 @@ def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: 
     execution = load_execution(real, name)
     check(real, graphs)
     project = real.rehearsal(name)
-    lay_project(project)
+    create_project(project)
     stand, mirror = _stand(real, project, graphs, tell)
     text, changes = rehearsed_profile(execution, Path(name).stem, machine.cores())
     write_text(project.executions / f"{Path(name).stem}.yaml", text)
@@ -156,7 +158,7 @@ def prepare(real: Project, recipe: str, overrides: Sequence[str] = (), profile: 
     return Rehearsal(graph, project, rehearsed_name(graph.recipe), Path(name).stem, mirror, tuple(changes))
 
 
-def lay_project(project: Project) -> None:
+def create_project(project: Project) -> None:
     """Create the folders and settings of a project if missing."""
     for folder in (project.recipes, project.executions):
         folder.mkdir(parents=True, exist_ok=True)
@@ -220,7 +222,7 @@ def _repo(node: Node) -> str:
     return model_repo(node.address, node.config.source)
 
 
-def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell) -> tuple[StandIns, Path]:
+def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: ProgressCallback) -> tuple[StandIns, Path]:
     """Replacements for the external sources of these recipes, and the mirror that holds them."""
     folders = rehearsal_hub.places(real.root)
     nodes = {node.address: node for graph in graphs for node in graph.own}
@@ -230,7 +232,7 @@ def _stand(real: Project, project: Project, graphs: Sequence[Graph], tell: Tell)
             if isinstance(source, Hub):
                 repositories[f"datasets/{source.repo}"] = rehearsal_hub.data_set(source.repo, folders)
             elif isinstance(source, Stored):
-                files[source.name] = rehearsal_hub.lay_stored(source, rehearsal_hub.stored_rows(source, folders))
+                files[source.name] = rehearsal_hub.place_stored(source, rehearsal_hub.stored_rows(source, folders))
     repositories |= _made_models(nodes, folders, tell)
     commits = {
         (place.partition("s/")[0], place.partition("/")[2]): rehearsal_hub.commit_of(folder) for place, folder in repositories.items()
@@ -267,7 +269,7 @@ def _family(node: Node, folders: Sequence[Path]) -> ModelFamily:
     return family.model_copy(update=sizes)
 
 
-def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell) -> dict[str, Path]:
+def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: ProgressCallback) -> dict[str, Path]:
     """Path in the mirror → folder of a tiny model, for each model that the recipes import."""
     texts, dialogues = rehearsal_hub.texts_and_dialogues(folders, _ruled(nodes.values()))
     brought = [node for node in nodes.values() if isinstance(node.config, SourceModel)]
@@ -298,13 +300,13 @@ def _made_models(nodes: Mapping[str, Node], folders: Sequence[Path], tell: Tell)
         words = [sys.executable, "-m", "stages.training.made_models", *places]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise Unmade(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")
+            raise ModelBuildFailed(f"building tiny models failed with exit code {done.returncode}: {done.stderr[-2000:]}")
         found = zip(building, json.loads(done.stdout.splitlines()[-1]), strict=True)
         problems = [Problem(wanted[of[name]].recipe, None, _unmade(of[name], problem)) for name, problem in found if problem is not None]
         if problems:
             raise CannotRehearse(problems)
 
-    made = rehearsal_hub.made_once(names.values(), make)
+    made = rehearsal_hub.build_once(names.values(), make)
     return {f"models/{repo}": made[name] for repo, name in names.items()}
 
 

@@ -171,7 +171,7 @@ def _rows_in(artifact: Artifact, name: str) -> list[dict[str, Any]]:
         return []
 
 
-def said(proof: Proof) -> Iterator[str]:
+def sentences(proof: Proof) -> Iterator[str]:
     """The proof as lines of text."""
     yield "Proved:"
     yield from (f"  {line}" for line in _proved_lines(proof))

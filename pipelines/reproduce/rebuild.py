@@ -105,7 +105,7 @@ def members_of(root: Record, run: Run, lineage: Mapping[str, tuple[Record, Run]]
     return {identifier: RebuiltStage(names[identifier], *known[identifier], patches) for identifier in order}
 
 
-def data_alone(members: Mapping[str, RebuiltStage]) -> set[str]:
+def data_only(members: Mapping[str, RebuiltStage]) -> set[str]:
     """Ids of data stages whose ancestors are all data stages, so that no model or engine is involved."""
     found: set[str] = set()
     for member in members.values():  # parents come first

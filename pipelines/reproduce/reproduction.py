@@ -51,7 +51,7 @@ from pipelines.reproduce.rebuild import (
     RECIPE,
     RebuiltStage,
     ReproduceError,
-    data_alone,
+    data_only,
     find_member,
     identity_differences,
     members_of,
@@ -167,7 +167,7 @@ def intents(subject: Subject, request: ReproductionRequest) -> list[Intent]:
     """
     members = subject.members
     target = find_member(members, request.stage) if request.stage else None
-    data = data_alone(members)
+    data = data_only(members)
 
     def action(member: RebuiltStage) -> Action:
         if target:

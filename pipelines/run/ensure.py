@@ -48,7 +48,7 @@ from pipelines.jobs.attempts import (
 )
 from pipelines.jobs.code import CodeMoves
 from pipelines.jobs.context import RunContext, StageFailed
-from pipelines.jobs.lease import Cancelled, Hold, Holder, LeaseLost, lease, listen
+from pipelines.jobs.lease import Cancelled, HeldLease, LeaseHolder, LeaseLost, lease, listen
 from pipelines.jobs.preparation import InputsGone, began_with_other_code, prepare, take_over
 from pipelines.jobs.scratch_state import (
     ATTEMPTS,
@@ -61,11 +61,11 @@ from pipelines.jobs.scratch_state import (
     read_spec,
 )
 from pipelines.jobs.slots import Pool, slots
-from pipelines.ledger.identity import Identities, MissingFiles, Need, Replaced, standing
+from pipelines.ledger.identity import Identities, InputReplaced, MissingFiles, StageInputs, standing
 from pipelines.ledger.ledger import Check, is_complete
 from pipelines.ledger.objects import files_of
 from pipelines.ledger.store import LedgerError, RemoteError
-from pipelines.ledger.transfers import Told
+from pipelines.ledger.transfers import TransferProgress
 from pipelines.lineage.inheritance import write_origin
 from stages.job.job import PULSES, JobSpec, Success, read_curve, read_done, storage_cause
 
@@ -87,11 +87,11 @@ class _Moved(Exception):
 
 
 @dataclass(frozen=True)
-class Alone:
+class StageLeases:
     """A stage's leases: on its artifact folder and on the scratch folder of its key."""
 
-    artifact: Hold
-    scratch: Hold
+    artifact: HeldLease
+    scratch: HeldLease
     heard: Listener
     """Has followed the heartbeat of the stage's job on another machine, if any, since the leases were requested."""
 
@@ -145,7 +145,7 @@ def at_rest(run: RunContext, node: Node, needed: bool = False) -> Literal["uncha
         LedgerError: DVC refuses.
     """
     try:
-        reasons, remote = standing(run.project, run.graph, run.ledger, node, run.telling(node.address).hashed)
+        reasons, remote = standing(run.project, run.graph, run.ledger, node, run.transfer_progress(node.address).hashed)
     except RemoteError as error:
         message = f"cannot determine whether it is up to date: {error}. Or rerun it with --force {node.name}"
         raise StageFailed(node.address, "remote", message) from error
@@ -164,7 +164,7 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
         with _alone(run, node, need) as alone:
             outcome: Outcome = "restored"
             # another runner may have published in the meantime
-            if not _is_in_place(run.project.artifact(node.address), need.key, run.telling(node.address).hashed):
+            if not _is_in_place(run.project.artifact(node.address), need.key, run.transfer_progress(node.address).hashed):
                 try:
                     outcome, before = _produce(run, node, need, False, alone)
                 except (_Moved, InputsGone) as error:  # DVC checked a different state
@@ -180,25 +180,25 @@ def run_under_dvc(run: RunContext, node: Node) -> Result:
         return result
 
 
-def identify(run: RunContext, node: Node) -> Need:
+def identify(run: RunContext, node: Node) -> StageInputs:
     """Compute the identity of the stage from its inputs as they are now.
 
     Raises:
         StageFailed: an input or a project file is missing, or an input was not made by this run's recipe.
     """
     try:
-        return Identities(run.project, run.graph, run.ledger, run.telling(node.address).hashed).need(node)
+        return Identities(run.project, run.graph, run.ledger, run.transfer_progress(node.address).hashed).need(node)
     except ArtifactError as error:
         raise StageFailed(node.address, "refused", _inside(run.project, str(error))) from error
     except MissingFiles as error:
         raise StageFailed(node.address, "refused", str(error)) from error
-    except Replaced as error:
+    except InputReplaced as error:
         again = command("run", run.graph.source or node.recipe)
         message = f"{error}. Stages of different recipe versions are never mixed: {again} makes every stage from the current recipe"
         raise StageFailed(node.address, "inputs_moved", message) from error
 
 
-def _confirm(run: RunContext, node: Node, need: Need) -> None:
+def _confirm(run: RunContext, node: Node, need: StageInputs) -> None:
     """Raise _Moved if the stage's identity has changed."""
     if identify(run, node).key != need.key:
         raise _Moved
@@ -222,8 +222,8 @@ def log_file(project: Project, address: str) -> Path:
 # --- steps 2 to 6 ------------------------------------------------------------------------------------------------------
 
 
-def _make_current(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> Outcome:
-    progress = run.telling(node.address)
+def _make_current(run: RunContext, node: Node, need: StageInputs, force: bool, alone: StageLeases) -> Outcome:
+    progress = run.transfer_progress(node.address)
     if not force and _reused(run, node, need, progress, alone.check):
         _clear(run.project, node, need.key)
         return "restored"
@@ -237,7 +237,7 @@ def _make_current(run: RunContext, node: Node, need: Need, force: bool, alone: A
     return outcome
 
 
-def _reused(run: RunContext, node: Node, need: Need, progress: Told, check: Check) -> bool:
+def _reused(run: RunContext, node: Node, need: StageInputs, progress: TransferProgress, check: Check) -> bool:
     """Whether an existing artifact was reused. A fresh result of this key's job wins over the cache: `--force` may have requested it."""
     scratch = run.project.scratch(need.key)
     ledger = run.ledger
@@ -255,7 +255,7 @@ def _bring_inputs(run: RunContext, node: Node) -> None:
             ensure(run, run.graph.nodes[edge.source], needed=True)
 
 
-def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone) -> tuple[Outcome, dict[str, Any]]:
+def _produce(run: RunContext, node: Node, need: StageInputs, force: bool, alone: StageLeases) -> tuple[Outcome, dict[str, Any]]:
     """Produce a finished, verified job in the scratch folder; return how, and the dependencies at its start."""
     scratch = run.project.scratch(need.key)
     handle = working(run.jobs(), scratch)
@@ -297,7 +297,7 @@ def _produce(run: RunContext, node: Node, need: Need, force: bool, alone: Alone)
     return ("attached" if alive else "ran"), _dependencies(scratch)
 
 
-def _take_over(run: RunContext, node: Node, need: Need, scratch: Path) -> None:
+def _take_over(run: RunContext, node: Node, need: StageInputs, scratch: Path) -> None:
     """Assign work under this key to this stage; another recipe or variant may have started it."""
     if take_over(run, node, scratch):
         _confirm(run, node, need)  # the dependencies just recorded must be those of the key
@@ -335,7 +335,7 @@ def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool)
     if known_spec(scratch) is None or read_dependencies(scratch) is None:
         return False
     try:
-        if unproven(scratch, thorough=True, beat=run.telling(node.address).hashed) is not None:
+        if unproven(scratch, thorough=True, beat=run.transfer_progress(node.address).hashed) is not None:
             return False
     except ArtifactError:
         if force:
@@ -349,7 +349,7 @@ def _finished_unwatched(run: RunContext, node: Node, scratch: Path, force: bool)
     return True
 
 
-def _publish(run: RunContext, node: Node, need: Need, alone: Alone) -> None:
+def _publish(run: RunContext, node: Node, need: StageInputs, alone: StageLeases) -> None:
     """Add record, evidence, run and lineage to the output; move the old artifact aside, move the new one in, delete the old one.
 
     Everything is derived from the job's spec, not from the current state of the project.
@@ -482,13 +482,13 @@ def _fresh_start(node: Node, damaged: Damaged) -> str:
 
 
 @contextmanager
-def _alone(run: RunContext, node: Node, need: Need) -> Iterator[Alone]:
+def _alone(run: RunContext, node: Node, need: StageInputs) -> Iterator[StageLeases]:
     """Hold exclusive write access to this artifact folder and this scratch folder."""
 
-    def waiting(holder: Holder) -> None:
+    def waiting(holder: LeaseHolder) -> None:
         run.watch(node.address, "waiting", str(holder))
 
-    def held(name: str, **listening: Any) -> AbstractContextManager[Hold]:
+    def held(name: str, **listening: Any) -> AbstractContextManager[HeldLease]:
         return lease(run.project.lease(name), run.title, waiting=waiting, cancelled=run.cancelled, **listening)
 
     def listen_to_job() -> None:
@@ -504,10 +504,10 @@ def _alone(run: RunContext, node: Node, need: Need) -> Iterator[Alone]:
         held(need.key, listener=key, beside=listen_to_job) as scratch,
     ):
         recover(run.project, node.address)
-        yield Alone(artifact, scratch, job)
+        yield StageLeases(artifact, scratch, job)
 
 
-def _slots(run: RunContext, node: Node, need: Need, numerics: Numerics, placement: Placement):
+def _slots(run: RunContext, node: Node, need: StageInputs, numerics: Numerics, placement: Placement):
     pool = Pool.of(numerics, run.execution.slots)
 
     def waiting(holders: list[str]) -> None:

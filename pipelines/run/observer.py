@@ -64,7 +64,7 @@ End = tuple[Literal["completed", "failed", "cancelled", "crashed"], str]
 """How a run ended, and why."""
 
 
-class Forgotten(Exception):
+class AudienceReset(Exception):
     """The audience has lost its record of this run; everything must be reported again from the beginning."""
 
 
@@ -87,7 +87,7 @@ class Audience(Protocol):
         """Immediately record on this machine what must survive this process: the folders of live jobs, and the end."""
         ...
 
-    def tell(self, address: str, view: StageView) -> None:
+    def update(self, address: str, view: StageView) -> None:
         """Report a stage's new state."""
         ...
 
@@ -247,7 +247,7 @@ class Observer:
                 attempts += self._ending.is_set()
                 try:
                     self._round(self._audience or self._find(connection))
-                except Forgotten:
+                except AudienceReset:
                     connection.close()
                     self._audience = None
                     self._reported.clear()
@@ -299,7 +299,7 @@ class Observer:
             self._notes.popleft()
         for address, view in views.items():
             if self._reported.get(address, StageView()) != view:
-                audience.tell(address, view)
+                audience.update(address, view)
                 self._reported[address] = view
             if view.live and view.folder is not None:
                 audience.follow(address, view.folder)

@@ -347,7 +347,7 @@ def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str]
         if not entry.reasons:
             continue
         if node.address not in forced and lost.issuperset(due.intersection(node.parents)):
-            if run.ledger.is_cached(node, run.telling(node.address).hashed):
+            if run.ledger.is_cached(node, run.transfer_progress(node.address).hashed):
                 found.add(node.address)
                 if all(reason.startswith(("output ", "waits for ")) for reason in entry.reasons):
                     lost.add(node.address)
@@ -357,7 +357,7 @@ def restorable(run: RunContext, planned: Iterable[Plan], forced: Collection[str]
 
 def _reasons(run: RunContext, node: Node, waits: bool) -> tuple[list[str], bool]:
     """Why a stage must run, and whether it is up to date with its files only in the remote."""
-    beat = run.telling(node.address).hashed
+    beat = run.transfer_progress(node.address).hashed
     if waits:  # its parents decide
         return run.ledger.reasons(node, beat), False
     try:

@@ -16,7 +16,7 @@ from configs.judging.keeping import BestAnswers
 from data.artifacts.artifacts import write_json
 from data.expectations.output import blocks
 from data.records import answer_pool, records
-from data.records.answer_pool import GivenAnswers, Said, value_of
+from data.records.answer_pool import AnswerFacts, AnswerPool, value_of
 from data.records.records import Conversation, Message
 from stages.core.keeping import pass_rate, worth_imitating
 from stages.core.pass_rates import histogram
@@ -38,9 +38,9 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
     drops = dict(Counter(outcome for outcome in outcomes.values() if isinstance(outcome, str)))
     kept = [one for outcome in outcomes.values() if not isinstance(outcome, str) for one in outcome]
     counts = {
-        "read": len(given.said),
-        "unscored": sum(one.value is None for one in given.said),
-        "truncated": {"read": sum(not one.ended for one in given.said), "kept": sum(not one.ended for one in kept)},
+        "read": len(given.facts),
+        "unscored": sum(one.value is None for one in given.facts),
+        "truncated": {"read": sum(not one.ended for one in given.facts), "kept": sum(not one.ended for one in kept)},
         "prompts": len(groups),
         "kept": len(kept),
         "drops": drops,
@@ -68,7 +68,7 @@ def run(config: BestAnswers, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]:
+def write(kept: Sequence[AnswerFacts], given: AnswerPool, job: Job) -> dict[str, Any]:
     """Writes the payload; returns the verdict of the expectations."""
     sizes = [one.asked + one.length for one in kept]
 

@@ -8,7 +8,7 @@ from string import Template
 from typing import Any, NamedTuple
 
 from configs.judging.constraining import REPEATED, Constrain, ConstraintForm, ConstraintRules, SomeOf
-from data.records.records import Prompt, made_id
+from data.records.records import Prompt, derived_id
 
 VERIFIER = "ifeval"
 PART = "constrained"
@@ -44,7 +44,7 @@ def constrained(prompt: Mapping[str, Any], config: Constrain, rules: ConstraintR
     instructions = [*verifier["instructions"], *(one.instruction for one in added)]
     kept = {name: value for name, value in verifier.items() if name != "score"}
     verifier = {**kept, "instructions": instructions, **({"score": "share"} if config.score == "share" else {})}
-    made: Prompt = {**prompt, "id": made_id(prompt["id"], PART), "messages": [*before, {**last, "content": content}]}  # pyright: ignore
+    made: Prompt = {**prompt, "id": derived_id(prompt["id"], PART), "messages": [*before, {**last, "content": content}]}  # pyright: ignore
     return {**made, "verifier": verifier}
 
 
@@ -67,7 +67,7 @@ def drawn(
     for name in names:
         if len(found) == count:
             break
-        if rules.apart[name].isdisjoint(taken):
+        if rules.incompatible[name].isdisjoint(taken):
             taken.append(name)
             found.append(_worded(name, chance.choice(rules.instructions[name].forms), chance, text))
     return found

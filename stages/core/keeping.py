@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from configs.base.frozen import digest
 from configs.judging.keeping import Above, AllAbove, BestAnswers, BestOfN, TopShare
-from data.records.answer_pool import Said, value_of
+from data.records.answer_pool import AnswerFacts, value_of
 
 NO_SCORE, BELOW, OUTSIDE = "no score", "below min_score", "outside the top share"
 """Why rows are left out."""
@@ -47,7 +47,7 @@ def _top(rows: Sequence[Scored], keep: TopShare) -> set[int]:
     return {place for group in ranked.values() for *_, place in sorted(group)[: math.ceil(share * len(group))]}
 
 
-def worth_imitating(group: Sequence[Said], config: BestAnswers) -> list[Said] | str:
+def worth_imitating(group: Sequence[AnswerFacts], config: BestAnswers) -> list[AnswerFacts] | str:
     """The answers of one prompt that are kept, best first, or why there are none.
 
     Of equal texts one is kept. Among equally good answers a hash decides: taking the first, or the longest, would be a bias.
@@ -74,12 +74,12 @@ def worth_imitating(group: Sequence[Said], config: BestAnswers) -> list[Said] | 
             return sorted(kept, key=value_of, reverse=True)
 
 
-def is_good(one: Said, config: BestAnswers) -> bool:
+def is_good(one: AnswerFacts, config: BestAnswers) -> bool:
     """Whether an answer that has a score reaches the least that is asked for."""
     return config.keep.min_score is None or value_of(one) >= config.keep.min_score
 
 
-def pass_rate(group: Sequence[Said], config: BestAnswers) -> float | None:
+def pass_rate(group: Sequence[AnswerFacts], config: BestAnswers) -> float | None:
     """The share of a prompt's scored answers that are good enough, however they ended; None where none is scored."""
     scored = [one for one in group if one.value is not None]
     return sum(is_good(one, config) for one in scored) / len(scored) if scored else None

@@ -170,7 +170,7 @@ def asked(config: Evaluate, suite: Suite, policy: Artifact, chat: Chat, folder: 
             yield item, prompt_ids(suite, item, chat)
 
     if suite.sampling is None:
-        return Score(policy, [Continuation(prompt, chat.said(choice)) for item, prompt in prompts() for choice in item["choices"]])
+        return Score(policy, [Continuation(prompt, chat.response_ids(choice)) for item, prompt in prompts() for choice in item["choices"]])
     requests = (Request(prompt, seed_of(*seed_parts(config, item, index))) for item, prompt in prompts() for index in range(suite.samples))
     return Ask(policy, chat, Prepared(requests, folder), suite.sampling)
 
@@ -183,7 +183,7 @@ def seed_parts(config: Evaluate, item: dict[str, Any], index: int) -> list[str |
 def prompt_ids(suite: Suite, item: dict[str, Any], chat: Chat) -> list[int]:
     if suite.form and not suite.form.prompt.chat:
         return chat.plain(item["messages"][-1]["content"] + item.get("prefix", ""))
-    return chat.begun(item["messages"], item["prefix"]) if "prefix" in item else chat.prompt(item["messages"])
+    return chat.prefilled(item["messages"], item["prefix"]) if "prefix" in item else chat.prompt(item["messages"])
 
 
 Place = int | slice

@@ -21,7 +21,7 @@ from configs.methods.training import Sampling
 from configs.rows.decontamination import Waiver
 from data.artifacts.artifacts import Artifact, write_json, write_rows
 from data.contamination.coverage import Benchmarks, Overlap, ordered, searched
-from data.contamination.paraphrases import SHOWN, Like, Likeness, question
+from data.contamination.paraphrases import SHOWN, VectorIndex, VectorMatch, question
 from data.records import records
 from data.records.records import Message
 from data.records.scattered import Scattered
@@ -46,7 +46,7 @@ class Suspect(NamedTuple):
     source: str
     turn: str
     """Hash of the words of its turn that is nearest."""
-    like: Like
+    like: VectorMatch
 
 
 class Judged(NamedTuple):
@@ -166,7 +166,7 @@ def run(config: FindRephrased, inputs: Inputs, job: Job) -> dict[str, Any]:
 
 def looked_up(config: FindRephrased, data: Artifact, suites: Suites, job: Job) -> tuple[list[Suspect], Scattered]:
     """What the model is to be asked about, row by row, of each the nearest first; and where the rows lie."""
-    likeness, turns = Likeness(suites.texts, suites.waived(config.waivers), config.threshold, config.neighbours), frozenset(config.turns)
+    likeness, turns = VectorIndex(suites.texts, suites.waived(config.waivers), config.threshold, config.neighbours), frozenset(config.turns)
 
     def look(place: int, rows: Sequence[dict[str, Any]]) -> list[Suspect]:
         texts = [searched(row, turns) for row in rows]

@@ -34,11 +34,11 @@ from configs.base.problems import PedigreeError
 from configs.language.execution import Numerics, Placement
 from configs.language.kinds import KINDS
 from data.artifacts.artifacts import Artifact, ArtifactError, FileEntry, Input, read_json, write_text
-from data.artifacts.run_record import Fingerprint, MadeBy, Setting
+from data.artifacts.run_record import Fingerprint, RunConditions, Setting
 from data.host.effort import Effort
 from data.host.machine import settled
 from data.host.memory import share_left
-from data.store.fence import OVERTAKEN, Fence, Overtaken
+from data.store.fence import OVERTAKEN, Fence, Superseded
 from data.store.hashing import Hashed
 from data.store.heartbeat import Pulse
 from data.store.untrusted import LIST_BYTES, Line, Md5, Sha256, Size, Word, described
@@ -197,7 +197,7 @@ class Success(_Ended):
     metrics: dict[Line, Any]
     marks: tuple[Line, ...] = Field(default=(), strict=False)
     seen: dict[RelativePath, Seen] = Field(default_factory=dict)
-    made_by: MadeBy
+    made_by: RunConditions
 
 
 Done = Success | Failure
@@ -323,7 +323,7 @@ class Job:
         try:
             if self.fence is not None:
                 self.fence.check()
-        except Overtaken as error:
+        except Superseded as error:
             self._end(error)
 
     def _go_on(self) -> None:
@@ -331,10 +331,10 @@ class Job:
         try:
             if self.fence is not None:
                 self.fence.check_after_pause()
-        except Overtaken as error:
+        except Superseded as error:
             self._end(error)
 
-    def _end(self, error: Overtaken) -> None:
+    def _end(self, error: Superseded) -> None:
         """No `finally`, no `atexit`: whatever still runs in this process would write where another job writes now."""
         print(f"{self.address} was taken over: {error}; this process ends and writes nothing more", flush=True)
         for name in filter(str.isdigit, os.listdir("/proc")):  # engines that it has started
@@ -395,7 +395,7 @@ class Job:
         def tell() -> None:
             effort = Effort()
             while not ended.wait(HEARTBEAT_INTERVAL_S):
-                if flushing or effort.made():
+                if flushing or effort.progressed():
                     self.doing(what)
 
         teller = threading.Thread(target=tell, daemon=True, name=what)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.artifacts.artifacts import read_json, write_json, write_text
-from data.artifacts.mirror import ELSEWHERE, TOKEN, Held, Kept, Lease, Made, Mirror, kept_token
+from data.artifacts.mirror import ELSEWHERE, TOKEN, Lease, LeaseTaken, Mirror, MirrorState, Producer, saved_token
 from data.artifacts.provenance import code_files
-from data.artifacts.run_record import ToldCode, read_attempts
+from data.artifacts.run_record import PortableCode, read_attempts
 from data.host.faults import fault_point
 from data.store.durable import rename, sync_tree
 from data.store.storage import ContentChanged, Missing, StoreError
@@ -61,7 +61,7 @@ class Mirroring:
         self.job, self.mirror = job, Mirror.of(url, job.key)
         self.busy: str | None = None
         """Name of the checkpoint that is being read, and must stay."""
-        self._noted: Made | None = None
+        self._noted: Producer | None = None
         self._lease = self._take_lease()
         self._wanted: Path | None = None
         self._chunks = deque(sorted((job.folder / "chunks").glob("[!.]*.json")))
@@ -80,7 +80,7 @@ class Mirroring:
 
     def _take_lease(self) -> Lease:
         try:
-            token = kept_token(self.job.folder)
+            token = saved_token(self.job.folder)
         except ArtifactError as error:
             raise StageError(str(error)) from error
         self._known = token is not None
@@ -90,13 +90,13 @@ class Mirroring:
         try:
             lease.acquire(_say, lambda: self.job.progress(0, 0))
             self._exchange_attempts()
-        except (Held, ContentChanged) as error:
+        except (LeaseTaken, ContentChanged) as error:
             raise StageError(str(error)) from error
         except StoreError as error:
             if not self._known:
                 raise
             _say(f"the store fails, this attempt goes on with what lies here: {error}")  # it was ours, and nobody could tell otherwise
-        write_json(self.job.folder / TOKEN, Kept(token=token).model_dump())
+        write_json(self.job.folder / TOKEN, MirrorState(token=token).model_dump())
         return lease
 
     def _exchange_attempts(self) -> None:
@@ -193,7 +193,7 @@ class Mirroring:
 
     def _note_other_code(self) -> None:
         try:
-            made = self.mirror.made()
+            made = self.mirror.producer()
         except ContentChanged as error:
             _say(f"nobody can tell by which code the fetched chunks were made: {error}")
         else:
@@ -295,10 +295,10 @@ class Mirroring:
         if not self.job.code:  # run by hand
             return
         told = self.job.folder / "code.json"
-        state = ToldCode.model_validate(read_json(told)) if told.exists() else None
-        made = Made(code=self.job.code, state=state, marks=tuple(self.job.marks))
+        state = PortableCode.model_validate(read_json(told)) if told.exists() else None
+        made = Producer(code=self.job.code, state=state, marks=tuple(self.job.marks))
         if made != self._noted:
-            self.mirror.note_made(made, code_files())
+            self.mirror.record_producer(made, code_files())
             self._noted = made
 
     def _may_send(self) -> bool:

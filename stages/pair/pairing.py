@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from configs.base.frozen import digest
 from configs.judging.pairing import AllPairs, Budget, Delta, Pair, Relaxed, TopVsBottom
-from data.records.answer_pool import Said, value_of
-from data.records.records import made_of
+from data.records.answer_pool import AnswerFacts, value_of
+from data.records.records import derived_from
 from stages.core.constraining import PART
 from stages.core.drawing import uniform
 
-Ranked = tuple[Said, ...]
+Ranked = tuple[AnswerFacts, ...]
 """Answers, best first."""
 
 
@@ -43,7 +43,7 @@ class Preferred(NamedTuple):
         return None if first is None or last is None else first - last
 
 
-def preferences(group: Sequence[Said], config: Pair) -> list[Preferred] | str:
+def preferences(group: Sequence[AnswerFacts], config: Pair) -> list[Preferred] | str:
     """The preferences of one prompt, or why there are none.
 
     Among equally good (or bad) answers a hash of (seed, answer id) decides: taking the first sampled, or the longest, would be a bias.
@@ -69,7 +69,7 @@ def _named(ranked: Ranked, number: str, strength: float | None, config: Pair) ->
     return Preferred(name, ranked, strength, uniform(config.seed, "label_noise", name) < config.label_noise)
 
 
-def _scored(group: Sequence[Said], config: Pair) -> tuple[list[Ranked], float | None] | str:
+def _scored(group: Sequence[AnswerFacts], config: Pair) -> tuple[list[Ranked], float | None] | str:
     """(answers that are compared, the strength of all), or why there are none."""
     scored = [one._replace(value=one.value - config.length_penalty * one.length) for one in group if one.value is not None]
     if len(scored) < 2:
@@ -99,13 +99,13 @@ def _scored(group: Sequence[Said], config: Pair) -> tuple[list[Ranked], float | 
     return (different, None) if different else "identical texts"
 
 
-def _tie(drawn: Sequence[Said]) -> tuple[list[Ranked], float] | str:
+def _tie(drawn: Sequence[AnswerFacts]) -> tuple[list[Ranked], float] | str:
     """The first two different texts, neither of them better."""
     other = next((one for one in drawn if one.text != drawn[0].text), None)
     return ([(drawn[0], other)], 0.5) if other else "identical texts"
 
 
-def _delta(group: Sequence[Said], strategy: Delta, config: Pair) -> tuple[list[Ranked], None] | str:
+def _delta(group: Sequence[AnswerFacts], strategy: Delta, config: Pair) -> tuple[list[Ranked], None] | str:
     """The first answer of the stronger policy, and the first of the weaker one that says something else."""
     drawn = _in_order_of_chance(group, config.seed)
     sides = []
@@ -120,9 +120,9 @@ def _delta(group: Sequence[Said], strategy: Delta, config: Pair) -> tuple[list[R
     return _first_pair(*sides)
 
 
-def _relaxed(group: Sequence[Said], strategy: Relaxed, config: Pair) -> tuple[list[Ranked], None] | str:
+def _relaxed(group: Sequence[AnswerFacts], strategy: Relaxed, config: Pair) -> tuple[list[Ranked], None] | str:
     """The first answer that knew of the constraints, and the first of those that did not which says something else."""
-    if made_of(group[0].prompt_id, PART) is None:
+    if derived_from(group[0].prompt_id, PART) is None:
         return "made of no other prompt"
     drawn = _in_order_of_chance(group, config.seed)
     chosen, rejected = ([one for one in drawn if one.relaxed == relaxed] for relaxed in (False, True))
@@ -142,30 +142,30 @@ def _relaxed(group: Sequence[Said], strategy: Relaxed, config: Pair) -> tuple[li
     return _first_pair(chosen, rejected)
 
 
-def _first_pair(better: Sequence[Said], worse: Sequence[Said]) -> tuple[list[Ranked], None] | str:
+def _first_pair(better: Sequence[AnswerFacts], worse: Sequence[AnswerFacts]) -> tuple[list[Ranked], None] | str:
     """The first two that say different things."""
     first = next(((one, other) for one in better for other in worse if one.text != other.text), None)
     return ([first], None) if first else "identical texts"
 
 
-def _in_order_of_chance(answers: Sequence[Said], seed: int) -> list[Said]:
+def _in_order_of_chance(answers: Sequence[AnswerFacts], seed: int) -> list[AnswerFacts]:
     return sorted(answers, key=lambda one: digest([seed, one.id]))
 
 
-def fits(better: Said, worse: Said, config: Pair) -> bool:
+def fits(better: AnswerFacts, worse: AnswerFacts, config: Pair) -> bool:
     """Whether the first is the better one, good enough, and by no more and no less than the bounds say."""
     gap = value_of(better) - value_of(worse)
     good = config.min_best is None or value_of(better) >= config.min_best
     return good and gap > 0 and gap >= config.min_gap and (config.max_gap is None or gap <= config.max_gap)
 
 
-def best_and_worst(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+def best_and_worst(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
     """The first of the best answers, and the first of the worst."""
     pair = max(drawn, key=value_of), min(drawn, key=value_of)
     return [pair] if fits(*pair, config) else []
 
 
-def best_and_one_lower(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+def best_and_one_lower(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
     """The first of the best answers, and the first one that is lower than it within the bounds: which comes first among them is chance.
     An answer with the words of the best one is taken last: the judge did not agree with itself."""
     best = max(drawn, key=value_of)
@@ -173,7 +173,7 @@ def best_and_one_lower(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     return [(best, next((one for one in lower if one.text != best.text), lower[0]))] if lower else []
 
 
-def one_of_top_and_bottom(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+def one_of_top_and_bottom(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
     """One pair of the k best with the k worst, each that fits as likely as the others."""
     assert isinstance(config.strategy, TopVsBottom)
     ordered, k = sorted(drawn, key=value_of, reverse=True), config.strategy.k
@@ -182,7 +182,7 @@ def one_of_top_and_bottom(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     return sorted(different or fitting, key=lambda pair: _chance(pair, config))[:1]
 
 
-def every_pair(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+def every_pair(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
     """Pairs of different texts that fit, in an order that is chance."""
     assert isinstance(config.strategy, AllPairs)
     fitting = [pair for pair in combinations(drawn, 2) if fits(*pair, config)]
@@ -190,12 +190,12 @@ def every_pair(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
     return sorted(fitting, key=lambda pair: _chance(pair, config))[: config.strategy.per_prompt]
 
 
-def all_by_rank(drawn: Sequence[Said], config: Pair) -> list[Ranked]:
+def all_by_rank(drawn: Sequence[AnswerFacts], config: Pair) -> list[Ranked]:
     """Every text once, the best first."""
     return [tuple(drawn)] if fits(drawn[0], drawn[-1], config) else []
 
 
-def _texts(drawn: Sequence[Said]) -> list[Said]:
+def _texts(drawn: Sequence[AnswerFacts]) -> list[AnswerFacts]:
     """Every text once, with the best score that it got, the best first."""
     by_text = {one.text: one for one in sorted(drawn, key=value_of)}
     return sorted(by_text.values(), key=value_of, reverse=True)
@@ -205,7 +205,7 @@ def _chance(pair: Ranked, config: Pair) -> str:
     return digest([config.seed, "pair", *(one.id for one in pair)])
 
 
-STRATEGIES: dict[str, Callable[[Sequence[Said], Pair], list[Ranked]]] = {
+STRATEGIES: dict[str, Callable[[Sequence[AnswerFacts], Pair], list[Ranked]]] = {
     "best_vs_worst": best_and_worst,
     "best_vs_random_lower": best_and_one_lower,
     "top_vs_bottom": one_of_top_and_bottom,

@@ -19,7 +19,7 @@ from configs.judging.pairing import Delta, Pair, Relaxed
 from data.artifacts.artifacts import Artifact, write_json
 from data.expectations.output import blocks
 from data.records import answer_pool, records
-from data.records.answer_pool import GivenAnswers, Said
+from data.records.answer_pool import AnswerFacts, AnswerPool
 from data.records.records import Answer, Preference
 from stages.core.constraining import PART
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
@@ -36,14 +36,14 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
         PedigreeError: an answer stands there twice.
     """
     given, unjoined = read(config, inputs, job)
-    refuse(config, given.said)
+    refuse(config, given.facts)
     groups = given.by_prompt()
     made, drops = chosen(groups, config)
     drops |= unjoined
     counts = {
-        "read": len(given.said),
-        "unscored": sum(one.value is None for one in given.said) if config.scored else 0,
-        "truncated": truncated(given.said, made),
+        "read": len(given.facts),
+        "unscored": sum(one.value is None for one in given.facts) if config.scored else 0,
+        "truncated": truncated(given.facts, made),
         "prompts": len(groups),
         "kept": len(made),
         "drops": drops,
@@ -71,7 +71,7 @@ def run(config: Pair, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def read(config: Pair, inputs: Inputs, job: Job) -> tuple[GivenAnswers, dict[str, int]]:
+def read(config: Pair, inputs: Inputs, job: Job) -> tuple[AnswerPool, dict[str, int]]:
     """(all answers, each under the prompt for which it is compared; reason → relaxed prompts that belong to none)."""
     with job.busy("reading rows"):
         if isinstance(config.strategy, Relaxed):
@@ -80,7 +80,7 @@ def read(config: Pair, inputs: Inputs, job: Job) -> tuple[GivenAnswers, dict[str
         return answer_pool.read(judged or only(inputs, "completions"), config.by if judged else None), {}
 
 
-def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[GivenAnswers, dict[str, int]]:
+def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tuple[AnswerPool, dict[str, int]]:
     """Answers to prompts with constraints and, as if they were answers to these, those to the prompts that they were made of.
 
     Args:
@@ -92,19 +92,19 @@ def with_relaxed(constrained: Artifact, relaxed: Artifact, verified: bool) -> tu
 
     def of_own_prompt(row: Mapping[str, Any]) -> float | None:
         verifier = verifiers.setdefault(row["prompt_id"], row["verifier"])
-        return follows(verifier, row["text"]) if verified and records.made_of(row["prompt_id"], PART) is not None else None
+        return follows(verifier, row["text"]) if verified and records.derived_from(row["prompt_id"], PART) is not None else None
 
     own = answer_pool.read(constrained, of_own_prompt)
-    made = {base: name for name in verifiers if (base := records.made_of(name, PART)) is not None}
+    made = {base: name for name in verifiers if (base := records.derived_from(name, PART)) is not None}
 
     def of_made_prompt(row: Mapping[str, Any]) -> float | None:
         name = made.get(row["prompt_id"])
         return follows(verifiers[name], row["text"]) if verified and name is not None else None
 
     others = answer_pool.read(relaxed, of_made_prompt)
-    joined = [one._replace(prompt_id=made[one.prompt_id], relaxed=True) for one in others.said if one.prompt_id in made]
-    alone = len({one.prompt_id for one in others.said if one.prompt_id not in made})
-    return own.beside(replace(others, said=joined)), {"no prompt was made of it": alone} if alone else {}
+    joined = [one._replace(prompt_id=made[one.prompt_id], relaxed=True) for one in others.facts if one.prompt_id in made]
+    alone = len({one.prompt_id for one in others.facts if one.prompt_id not in made})
+    return own.concat(replace(others, said=joined)), {"no prompt was made of it": alone} if alone else {}
 
 
 def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:
@@ -115,7 +115,7 @@ def follows(verifier: Mapping[str, Any] | None, text: str) -> float | None:
         return None
 
 
-def refuse(config: Pair, said: Sequence[Said]) -> None:
+def refuse(config: Pair, said: Sequence[AnswerFacts]) -> None:
     """Stops where the answers lack what the config decides by.
 
     Raises:
@@ -135,7 +135,7 @@ def refuse(config: Pair, said: Sequence[Said]) -> None:
             )
 
 
-def chosen(groups: Mapping[str, Sequence[Said]], config: Pair) -> tuple[list[Preferred], dict[str, int]]:
+def chosen(groups: Mapping[str, Sequence[AnswerFacts]], config: Pair) -> tuple[list[Preferred], dict[str, int]]:
     """(preferences, reason → prompts that gave none, or preferences that were left out)."""
     outcomes = [preferences(group, config) for group in groups.values()]
     drops = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
@@ -146,7 +146,7 @@ def chosen(groups: Mapping[str, Sequence[Said]], config: Pair) -> tuple[list[Pre
     return kept, dict(drops) | {"over budget": len(found) - len(kept)}
 
 
-def write(made: Sequence[Preferred], given: GivenAnswers, job: Job) -> dict[str, Any]:
+def write(made: Sequence[Preferred], given: AnswerPool, job: Job) -> dict[str, Any]:
     """Writes the payload; returns the verdict of the expectations."""
     sizes = [one.ranked[0].asked + sum(said.length for said in one.ranked) for one in made]
 
@@ -193,7 +193,7 @@ def on_policy_shares(made: Sequence[Preferred]) -> dict[str, float]:
     return {name: count / len(made) for name, count in counts.items()}
 
 
-def truncated(said: Sequence[Said], made: Sequence[Preferred]) -> dict[str, int]:
+def truncated(said: Sequence[AnswerFacts], made: Sequence[Preferred]) -> dict[str, int]:
     """Answers that were cut off: among those read, those that a preference puts first, and those that it puts after another."""
     places = [(place, one.ended) for preferred in made for place, one in enumerate(preferred.said)]
     return {

@@ -5,7 +5,7 @@ from typing import Any
 from configs.base.kind import Kind, port
 from configs.base.shrink import RULE_ROWS, Cut
 from configs.base.work import CHARACTERS, TURN, Amount, PlannedStage
-from configs.rows.datasets import ROWS, TOKENIZER, Arithmetic, Constraints, DataSource, Hub, Leaks, MadeRows, Packaged, PrepareData, Stored
+from configs.rows.datasets import ROWS, TOKENIZER, Arithmetic, Constraints, DataSource, Hub, Leaks, Packaged, PrepareData, StageRows, Stored
 from configs.rows.filters import MaxCharacters
 from configs.rows.mixing import Drawn
 from configs.rows.preparing import inputs_problem, needs_of
@@ -50,7 +50,7 @@ def _loosened(given: dict[str, Any]) -> dict[str, Any]:
 def _take_all(cut: Cut, place: str, source: Drawn) -> None:
     """Takes all of few rows, whatever their share of a mixture."""
     bare: dict[str, Any] = {"share": None, "weights": {}}
-    if isinstance(source, MadeRows):  # few, and their number is unknown
+    if isinstance(source, StageRows):  # few, and their number is unknown
         bare |= {"count": None}
     if isinstance(source, Packaged):
         bare |= {"epochs": None}
@@ -148,7 +148,7 @@ def _source_rows(stage: PlannedStage, source: Any) -> int | None:
     there = None
     if isinstance(source, Hub):
         there = HUB_SIZES.get(source.repo)
-    elif isinstance(source, MadeRows):
+    elif isinstance(source, StageRows):
         known = stage.inputs[ROWS][source.input].rows
         there = int(known.value) if known else None
     epochs = getattr(source, "epochs", None)

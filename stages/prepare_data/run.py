@@ -36,7 +36,7 @@ from configs.rows.datasets import (
 from configs.rows.expectations import facts_named, texts_named
 from configs.rows.filters import Ids, columns_named
 from data.artifacts.artifacts import write_json, write_rows
-from data.chat.encoding import NotEqual
+from data.chat.encoding import EncodingMismatch
 from data.expectations import row_facts, row_statistics
 from data.expectations.results import Verdict, recorded, refuse, warnings
 from data.expectations.validation import examine
@@ -47,9 +47,9 @@ from data.records import columns, records
 from data.records.records import FORM_FILE
 from data.records.scattered import Numbers
 from data.sources import procedural, sources
-from data.sources.drafts import Drafts, Laid, Taken
+from data.sources.drafts import DatasetBuilder, RowIndex, SourceRows
 from data.sources.shares import Portion
-from data.sources.sources import LEAK, Opened, Outside, Parsed
+from data.sources.sources import LEAK, OpenSource, Outside, Parsed
 from stages.job.job import Inputs, Job, StageError, only_or_none
 from stages.verifiers import check, row_programs, verify
 from stages.verifiers.choices import check_choices
@@ -77,7 +77,7 @@ def run(config: PrepareData, inputs: Inputs, job: Job) -> dict[str, Any]:
     marks = list(job.marks)
     try:
         return prepared(config, inputs, job, counter_of(config, inputs, job, fast=True))
-    except NotEqual as error:
+    except EncodingMismatch as error:
         print(f"the tokenizer cuts words otherwise than it seemed to ({error}): it counts the tokens of all rows itself", flush=True)
     job.marks[:] = marks
     return prepared(config, inputs, job, counter_of(config, inputs, job, fast=False))
@@ -113,7 +113,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
         row_programs.require()
     workers = job.numerics.threads
     looks = facts_named(config.expectations)
-    with Drafts(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, looks, counter) as drafts:
+    with DatasetBuilder(job.folder / "drafts", config.record, config.filters, config.seed, check, workers, looks, counter) as drafts:
         for source, amount in zip(config.sources, config.amounts, strict=True):
             with job.busy("reading sources"):
                 given = replace(opened(source, config, outside), portion=Portion.of(source, amount, config.total))
@@ -121,7 +121,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
                 job.doing("reading sources", rows, unit="rows")
         refuse_columns(filtering.unknown_columns(config.filters, drafts.columns))
         with job.busy("filtering rows"):
-            laid = drafts.laid(config.draw)
+            laid = drafts.table(config.draw)
             refuse_unknown(filtering.unknown_ids(config.filters, laid.facts))
             drops = filtering.decide(config.filters, laid.facts, laid.ids, lambda places: read(laid, places, config), workers)
             kept = np.setdiff1d(np.arange(len(laid)), np.fromiter(drops, np.int64, len(drops)))
@@ -158,7 +158,7 @@ def prepared(config: PrepareData, inputs: Inputs, job: Job, counter: TokenCounte
     }
 
 
-def opened(source: DataSource, config: PrepareData, outside: Outside) -> Opened:
+def opened(source: DataSource, config: PrepareData, outside: Outside) -> OpenSource:
     """A source whose rows become records of the config's type."""
     form, task = config.the_form, config.task
     if form is None or task is None or not isinstance(source, Packaged | Files | Stored | Hub):
@@ -196,7 +196,7 @@ def prove_verifier(source: DataSource) -> None:
                 raise StageError(f"verifier {example.verifier} scores {text!r} {verdict.score}, not {expected}: {verdict.reason}")
 
 
-def count(taken: Sequence[Taken], laid: Laid, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
+def count(taken: Sequence[SourceRows], laid: RowIndex, drops: Mapping[int, Drop], kept: Numbers) -> dict[str, Any]:
     """Rows read, dropped and kept, in all and per source of the recipe, in its order. What a source does not draw counts as not read."""
     gone = np.fromiter(drops, np.int64, len(drops))
     named = laid.index["source"].take(pa.array(np.sort(kept))).value_counts().to_pylist()
@@ -243,7 +243,7 @@ def refuse_unknown(ids: Sequence[str]) -> None:
         )
 
 
-def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Numbers) -> dict[str, Any]:
+def statistics(config: PrepareData, taken: Sequence[SourceRows], laid: RowIndex, kept: Numbers) -> dict[str, Any]:
     """What the rows that are kept are like, in all and per source of the recipe, in its order."""
     told = filtering.languages(config.filters, laid.facts)
     sources = laid.sources[kept]
@@ -256,7 +256,7 @@ def statistics(config: PrepareData, taken: Sequence[Taken], laid: Laid, kept: Nu
     }
 
 
-def examined(laid: Laid, kept: Numbers, config: PrepareData) -> Verdict:
+def examined(laid: RowIndex, kept: Numbers, config: PrepareData) -> Verdict:
     """Whether the rows that are kept are as expected: in the order of a hash, so that the first ones are a sample."""
     kept = laid.shuffled(kept)
 
@@ -271,7 +271,7 @@ def examined(laid: Laid, kept: Numbers, config: PrepareData) -> Verdict:
     return examine(laid.index.take(pa.array(kept)), config.record, config.expectations, texts_of, places_of)
 
 
-def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
+def excerpts(laid: RowIndex, drops: Mapping[int, Drop], config: PrepareData) -> Iterator[dict[str, Any]]:
     """Every dropped row, source after source: as they were read, or as they were drawn where that is done before filters."""
     places = sorted(drops)
     named = frozenset(name[-16:] for one in config.filters if isinstance(one, Ids) for name in one.ids)
@@ -281,7 +281,7 @@ def excerpts(laid: Laid, drops: Mapping[int, Drop], config: PrepareData) -> Iter
         yield from (excerpt(row, drops[place], named) for place, row in zip(batch, rows, strict=True))
 
 
-def read(laid: Laid, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
+def read(laid: RowIndex, places: Numbers, config: PrepareData) -> list[dict[str, Any]]:
     return columns.to_rows(laid.table(places), records.RECORDS[config.record])
 
 
@@ -297,7 +297,7 @@ def excerpt(row: dict[str, Any], drop: Drop, named: Collection[str]) -> dict[str
     return {"id": row["id"], "source": row["source"], "reason": drop.reason, "evidence": evidence, "text": text[:EXCERPT]}
 
 
-def write_evidence(job: Job, counts: dict[str, Any], taken: Sequence[Taken], dropped: Iterable[dict[str, Any]]) -> int:
+def write_evidence(job: Job, counts: dict[str, Any], taken: Sequence[SourceRows], dropped: Iterable[dict[str, Any]]) -> int:
     """Returns how many rows were bad."""
     bad = [{"source": part.source.name, **row._asdict()} for part in taken for row in part.bad]
     write_json(job.evidence / "counts.json", counts)

@@ -54,7 +54,7 @@ def run(config: SelectPrompts, inputs: Inputs, job: Job) -> dict[str, Any]:
     }
 
 
-def scores_of(given: answer_pool.GivenAnswers) -> dict[str, list[float]]:
+def scores_of(given: answer_pool.AnswerPool) -> dict[str, list[float]]:
     """Prompt id → the scores of its answers that have one."""
     return {name: [one.value for one in group if one.value is not None] for name, group in given.by_prompt().items()}
 

@@ -20,7 +20,7 @@ from data.artifacts.artifacts import write_json, write_rows
 from data.expectations.validation import validate
 from data.records import records
 from data.records.messages import user_turns
-from data.records.records import Message, Prompt, made_id
+from data.records.records import Message, Prompt, derived_id
 from stages.job.job import Inputs, Job, StageError, only, only_or_none
 from stages.sampling.asking import Bound, ask, mark_models, reported
 from stages.sampling.endpoint import Reply
@@ -116,7 +116,7 @@ class Harvest:
         method = self.config.method
         if isinstance(method, SelfInstruct):
             return f"{row['source']}-{digest(row)[:16]}"
-        return made_id(shown[0].id, f"{method.type}-{method.task}/{number}")
+        return derived_id(shown[0].id, f"{method.type}-{method.task}/{number}")
 
     def _dropped(self, reason: str, text: str, like: str) -> dict[str, Any]:
         self.drops[reason] += 1

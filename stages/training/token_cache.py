@@ -31,7 +31,7 @@ from configs.base.frozen import digest
 from data.artifacts.artifacts import Artifact, sha256_file, write_json
 from data.chat.chat import Chat
 from data.chat.documents import Documents, Row
-from data.chat.encoding import NotEqual
+from data.chat.encoding import EncodingMismatch
 from data.chat.token_files import SUFFIX, Damaged, TokenFile, written
 from data.chat.tokenizing import WORTH_WORDS, packed, processes_for
 from stages.core.batches import Document, Unit
@@ -144,7 +144,7 @@ def key_of(documents: Documents, chat: Chat, policy: Artifact, data: Iterable[Ar
         {
             "data": [artifact.record.content for artifact in data],
             "tokenizer": sorted(tokenizer),
-            "documents": documents.said,
+            "documents": documents.key,
             "day": date.today().isoformat() if "strftime_now" in chat.template else None,  # which it renders
             "code": _code(),
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
@@ -183,7 +183,7 @@ def _make(path: Path, key: str, rows: Sequence[Row], documents: Documents, chat:
                     done += count
                     turn.tell(done, len(rows))
             return
-        except NotEqual as error:
+        except EncodingMismatch as error:
             print(f"the tokenizer in {chat.folder} cuts words otherwise than it seemed to ({error}): it tokenises all rows", flush=True)
 
 

@@ -11,7 +11,7 @@ from configs.rows.decontamination import Abstracted, Decontaminate, ShortItems
 from data.contamination.coverage import Coverage, searched
 from data.contamination.decontamination import Comparison, Index
 from data.contamination.reading import readings
-from data.contamination.spelling import mended
+from data.contamination.spelling import corrected
 from data.records.messages import ROLES
 
 PROBLEM = (
@@ -57,7 +57,7 @@ def test_what_is_told_besides_and_what_is_common_keep_no_typo_from_being_mended(
 
 
 def test_a_word_of_a_hundred_thousand_letters_is_read_at_once():
-    assert mended([b"acgt" * 25_000 + b" marbels"], [b"marbles", b"acgt" * 25_000]) == [b"acgt" * 25_000 + b" marbles"]
+    assert corrected([b"acgt" * 25_000 + b" marbels"], [b"marbles", b"acgt" * 25_000]) == [b"acgt" * 25_000 + b" marbles"]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_is_not_mended_since_the_row_lacks_the_words_would_not_be_found_men
 
 def test_what_the_item_says_too_short_words_and_numbers_are_not_mended():
     line = b"hat house mouse 1235 other"
-    assert mended([line], [b"cat", b"house", b"mouse", b"1234", b"others"]) == [b"hat house mouse 1235 others"]
+    assert corrected([line], [b"cat", b"house", b"mouse", b"1234", b"others"]) == [b"hat house mouse 1235 others"]
 
 
 SHORT = ShortItems(below=10, more=5)

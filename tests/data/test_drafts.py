@@ -16,7 +16,7 @@ from configs.rows.filters import Filter
 from data.filters import filtering, row_filters
 from data.records import columns, records
 from data.sources import drafts, row_files, sources
-from data.sources.drafts import Drafts, Laid
+from data.sources.drafts import DatasetBuilder, RowIndex
 from data.sources.procedural import SourceError
 from data.sources.sources import Outside
 
@@ -40,7 +40,7 @@ def given(tmp_path_factory) -> dict[str, Path]:
     return files
 
 
-def opened(files: dict[str, Path], name: str, **more: Any) -> sources.Opened:
+def opened(files: dict[str, Path], name: str, **more: Any) -> sources.OpenSource:
     source = Files.model_validate({"type": "files", "path": name, "max_bad_rows": 0.1, **more})
     return sources.opened(source, "conversation", None, Outside(files=files))
 
@@ -48,7 +48,7 @@ def opened(files: dict[str, Path], name: str, **more: Any) -> sources.Opened:
 CHOSEN = [TypeAdapter(Filter).validate_python(one) for one in FILTERS]
 
 
-def reader(laid: Laid) -> filtering.Read:
+def reader(laid: RowIndex) -> filtering.Read:
     return lambda places: columns.to_rows(laid.table(places), records.Conversation)
 
 
@@ -57,10 +57,10 @@ Made = tuple[list[dict], dict[str, tuple], dict[str, bytes]]
 
 def made(folder: Path, files: dict[str, Path], workers: int, counts: dict[str, int]) -> Made:
     """(rows in their order; id → why it went; bytes of the payload)."""
-    with Drafts(folder / "drafts", "conversation", CHOSEN, 7, lambda verifier: None, workers) as laying:
+    with DatasetBuilder(folder / "drafts", "conversation", CHOSEN, 7, lambda verifier: None, workers) as laying:
         for name in files:
             list(laying.take(opened(files, name, seed=3, **({"count": counts[name]} if name in counts else {}))))
-        laid = laying.laid()
+        laid = laying.table()
         drops = filtering.decide(CHOSEN, laid.facts, laid.ids, reader(laid), workers)
         kept = laid.shuffled(np.array([place for place in range(len(laid)) if place not in drops]))
         list(laid.write(folder / "payload", kept, workers))
@@ -123,7 +123,7 @@ def test_neither_processes_nor_blocks_change_a_byte(given, tmp_path, monkeypatch
 
 def test_few_rows_are_parsed_here(given, tmp_path, monkeypatch):
     monkeypatch.setattr(drafts, "mapped", lambda work, blocks, workers: map(work, blocks) if workers == 1 else pytest.fail("a process"))
-    with Drafts(tmp_path / "drafts", "conversation", [], 0, lambda verifier: None, 8) as laying:
+    with DatasetBuilder(tmp_path / "drafts", "conversation", [], 0, lambda verifier: None, 8) as laying:
         assert list(laying.take(opened(given, "b.jsonl")))
 
 
@@ -141,16 +141,16 @@ def test_what_a_killed_attempt_left_does_not_count(given, tmp_path):
     ("more", "said"), [({"max_bad_rows": 2}, "malformed rows of 400, and max_bad_rows 2 allows 2"), ({"count": 399}, "count 399 > 39")]
 )
 def test_too_many_bad_rows_and_too_few_good_ones_are_told(given, tmp_path, more, said):
-    with pytest.raises(SourceError, match=said), Drafts(tmp_path / "d", "conversation", [], 0, lambda verifier: None, 1) as laying:
+    with pytest.raises(SourceError, match=said), DatasetBuilder(tmp_path / "d", "conversation", [], 0, lambda verifier: None, 1) as laying:
         list(laying.take(opened(given, "a.jsonl", **more)))
     assert not (tmp_path / "d").exists()
 
 
 def test_a_source_whose_rows_are_all_bad_gives_none(tmp_path):
     (tmp_path / "a.jsonl").write_text("{\n" * 5)
-    with Drafts(tmp_path / "d", "conversation", CHOSEN, 0, lambda verifier: None, 1) as laying:
+    with DatasetBuilder(tmp_path / "d", "conversation", CHOSEN, 0, lambda verifier: None, 1) as laying:
         list(laying.take(opened({"a.jsonl": tmp_path / "a.jsonl"}, "a.jsonl", max_bad_rows=5)))
-        laid = laying.laid()
+        laid = laying.table()
         assert len(laid) == 0 and filtering.decide(CHOSEN, laid.facts, laid.ids, reader(laid)) == {}
 
 

@@ -14,7 +14,7 @@ from data.artifacts import assets
 from data.chat import encoding
 from data.chat.chat import PROBE, Chat
 from data.chat.documents import Conversations, Pairs, tokenised
-from data.chat.encoding import Encoder, NotEqual
+from data.chat.encoding import Encoder, EncodingMismatch
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -159,7 +159,7 @@ def test_a_wrong_id_is_found_by_the_proof(chats, monkeypatch):
     encoder = Encoder(chats("gpt2"), U2)
     encoder.prove([("What is this?", True)])
     monkeypatch.setattr(type(encoder._words), "__missing__", lambda *_: b"\5\0")
-    with pytest.raises(NotEqual, match="Never seen"):
+    with pytest.raises(EncodingMismatch, match="Never seen"):
         encoder.prove([("Never seen", True)])
 
 

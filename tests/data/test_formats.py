@@ -27,7 +27,7 @@ from pyarrow import Table, parquet
 from configs.rows.datasets import Files
 from configs.rows.suite_forms import load_form
 from data.sources import row_files
-from data.sources.row_files import Handed
+from data.sources.row_files import RowBlock
 from data.sources.sources import Outside, load, load_items, opened
 from stages.verifiers import check
 
@@ -62,7 +62,7 @@ def outcomes(file: Path, fields: dict[str, Any]) -> dict[int, Any]:
     given = opened(source, record, "task" if record == "item" else None, outside)
     found = {}
     for place, row in (one for block in given.blocks for one in block.rows()):
-        made, bad, *_ = given.parse(Handed([(place, row)]))
+        made, bad, *_ = given.parse(RowBlock([(place, row)]))
         texts = [*(shown(one, given.name) for one in made), *(f"refused: {one.reason}" for one in bad)]
         found[number_of(place)] = texts[0] if len(texts) == 1 else texts
     return found

@@ -14,7 +14,7 @@ from waiting import deadline
 
 from data.artifacts import mirror as mirrors
 from data.artifacts.artifacts import scan, write_json
-from data.artifacts.mirror import Held, Lease, Mirror
+from data.artifacts.mirror import Lease, LeaseTaken, Mirror
 from data.store import storage
 from data.store.storage import ContentChanged, Missing, StoreError
 
@@ -155,7 +155,7 @@ def test_no_clock_decides_who_lives(folder_mirror, tmp_path, hours):
     heart = threading.Thread(target=live)
     heart.start()
     assert aged.wait(deadline(60))
-    with pytest.raises(Held):
+    with pytest.raises(LeaseTaken):
         lease(folder_mirror, "b").acquire(quiet)
     assert not folder_mirror.clear("c")
     ended.set()
@@ -174,7 +174,7 @@ def test_a_living_holder_is_named_and_nothing_is_taken_from_it(mirror):
     heart = threading.Thread(target=live)
     heart.start()
     said: list[str] = []
-    with pytest.raises(Held, match="the job a is running the same stage"):
+    with pytest.raises(LeaseTaken, match="the job a is running the same stage"):
         lease(mirror, "b").acquire(said.append)
     ended.set()
     heart.join()
@@ -213,7 +213,7 @@ def test_of_many_who_find_a_silent_holder_one_takes_over(folder_mirror):
             ends.append("holds")
             while len(ends) < 4 and not ended.wait(0.02):
                 mine.beat()
-        except Held:
+        except LeaseTaken:
             ends.append("refused")
         if len(ends) == 4:
             ended.set()

@@ -76,7 +76,7 @@ def test_filters_name_their_row(config):
     rows = [{"id": name, "messages": [{"role": "assistant", "content": text}]} for name, text in (("quick", "x"), ("slow", VICTIM))]
     one = TypeAdapter(Filter).validate_python(config)
     with pytest.raises(TooSlow, match=f"filter {config['type']}.* in row slow takes more than"):
-        row_filters.seen(one, rows)
+        row_filters.evidence_of(one, rows)
 
 
 @pytest.mark.integration
@@ -91,7 +91,7 @@ def test_the_row_is_told_from_other_processes(tmp_path: Path, monkeypatch):
     source = sources.opened(Files(type="files", path="a.jsonl"), "conversation", None, Outside(files={"a.jsonl": tmp_path / "a.jsonl"}))
     with (
         pytest.raises(TooSlow, match=r"regex '.*', in row a-[0-9a-f]{16} takes"),
-        drafts.Drafts(tmp_path / "d", "conversation", chosen, 0, lambda verifier: None, 2) as laying,
+        drafts.DatasetBuilder(tmp_path / "d", "conversation", chosen, 0, lambda verifier: None, 2) as laying,
     ):
         list(laying.take(source))
 

@@ -76,7 +76,7 @@ def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_i
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        rehearsal_hub.made_once(names, killed)
+        rehearsal_hub.build_once(names, killed)
     assert list((rehearsal_hub.cache() / "models").iterdir()) == []
 
     def whole(building: dict[str, Path]) -> None:
@@ -84,10 +84,10 @@ def test_a_kill_while_something_is_made_leaves_nothing_that_could_be_taken_for_i
             folder.mkdir()
             (folder / "all").touch()
 
-    made = rehearsal_hub.made_once(names, whole)
+    made = rehearsal_hub.build_once(names, whole)
     assert made == {name: rehearsal_hub.cache() / name for name in names}
     assert [[path.name for path in folder.iterdir()] for folder in made.values()] == [["all"], ["all"]]
-    assert rehearsal_hub.made_once(names, killed) == made  # they are not made again
+    assert rehearsal_hub.build_once(names, killed) == made  # they are not made again
 
 
 def test_what_a_killed_process_has_begun_is_removed_a_day_later():
@@ -95,7 +95,7 @@ def test_what_a_killed_process_has_begun_is_removed_a_day_later():
     for folder in (begun, left):
         (folder / "made").mkdir(parents=True)
     os.utime(left, (time.time() - rehearsal_hub.MAKING_SECONDS - 60,) * 2)
-    rehearsal_hub.made_once(["models/some"], lambda building: building["models/some"].mkdir())
+    rehearsal_hub.build_once(["models/some"], lambda building: building["models/some"].mkdir())
     assert begun.is_dir() and not left.exists()
 
 
@@ -111,7 +111,7 @@ def test_a_stored_source_is_found_without_its_store(tmp_path):
     stored = Stored.model_validate({"type": "stored", "name": "logs", "url": "s3://nowhere/some.jsonl", "sha256": "a" * 64})
     (tmp_path / "stored").mkdir()
     (tmp_path / "stored" / "logs.jsonl").write_text('{"prompt": "Hello?", "completion": "Yes."}\n')
-    sha256 = rehearsal_hub.lay_stored(stored, rehearsal_hub.stored_rows(stored, [tmp_path]))
+    sha256 = rehearsal_hub.place_stored(stored, rehearsal_hub.stored_rows(stored, [tmp_path]))
     assert fetched(stored.model_copy(update={"sha256": sha256})).read_text().startswith('{"prompt"')
 
 

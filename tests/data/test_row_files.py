@@ -14,7 +14,7 @@ from waiting import deadline
 
 from configs.rows.datasets import Files
 from data.sources import row_files
-from data.sources.named_columns import Told
+from data.sources.named_columns import SelectedRow
 from data.sources.procedural import SourceError
 from data.sources.row_files import Unreadable
 from data.sources.sources import Outside, load
@@ -160,21 +160,23 @@ def test_blocks_of_parquet_are_cut_by_bytes_and_each_travels_alone(tmp_path, mon
 
 
 def test_blocks_of_rows_that_were_read_elsewhere_are_cut_by_bytes(monkeypatch):
-    rows = [(str(number), row) for number, row in enumerate([*wide(100), Unreadable("x" * 9_000, "is none"), Told(wide(100)[-1], {})])]
+    rows = [
+        (str(number), row) for number, row in enumerate([*wide(100), Unreadable("x" * 9_000, "is none"), SelectedRow(wide(100)[-1], {})])
+    ]
     monkeypatch.setattr(row_files, "BLOCK_BYTES", 10_000)
-    blocks = list(row_files.given(iter(rows)))
+    blocks = list(row_files.in_blocks(iter(rows)))
     assert [one for block in blocks for one in block.rows()] == rows
     assert max(len(pickle.dumps(block)) for block in blocks) < 20_000 and len(blocks) < 50
     monkeypatch.setattr(row_files, "BLOCK_ROWS", 2)
-    assert max(len(list(block.rows())) for block in row_files.given(iter(rows))) == 2
-    assert list(row_files.given(iter([]))) == []
+    assert max(len(list(block.rows())) for block in row_files.in_blocks(iter(rows))) == 2
+    assert list(row_files.in_blocks(iter([]))) == []
 
 
 def test_the_size_of_a_deep_row_is_told_too():
     deep: list = []
     for _ in range(99_999):
         deep = [deep]
-    assert len(list(row_files.given([("x:1", deep)]))) == 1
+    assert len(list(row_files.in_blocks([("x:1", deep)]))) == 1
 
 
 def test_a_list_that_is_larger_than_what_is_held_is_refused_by_its_size(tmp_path, monkeypatch):

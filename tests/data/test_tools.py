@@ -12,14 +12,14 @@ from data.chat.turns import messages_from
 from data.contamination.decontamination import Index
 from data.expectations import row_facts
 from data.expectations.row_statistics import noted
-from data.filters.row_filters import seen
+from data.filters.row_filters import evidence_of
 from data.records import records
 from data.records.messages import message_problem
 from data.sources import row_files
 from data.sources.layouts import example_of
 from data.sources.sources import _record
 from data.sources.stage_rows import example_of as made_example
-from pipelines.lineage.trace import Wanted
+from pipelines.lineage.trace import RowQuery
 
 PARAMETERS = {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "object"}}}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": PARAMETERS}}]
@@ -159,8 +159,8 @@ def test_an_item_is_found_in_a_result_a_call_and_a_tool_though_json_writes_line_
 @pytest.mark.parametrize("place", PLACES)
 def test_a_row_is_traced_by_what_stands_in_a_result_a_call_or_a_tool(place):
     row, _ = PLACES[place]
-    assert Wanted(text='"sea" lies between the capes', contains=True).is_in({"id": "r", **row})
-    assert not Wanted(text='"sea" lies behind the capes', contains=True).is_in({"id": "r", **row})
+    assert RowQuery(text='"sea" lies between the capes', contains=True).is_in({"id": "r", **row})
+    assert not RowQuery(text='"sea" lies behind the capes', contains=True).is_in({"id": "r", **row})
 
 
 AGENT = {
@@ -173,7 +173,9 @@ AGENT = {
 
 def test_turns_are_the_users_and_the_assistants():
     """Look. | a call | Again. and a call | Done. Results are nobody's turn, and a call belongs to what is said before it."""
-    assert seen(Turns(type="turns", max=3), [AGENT]) == {0: "4 > 3"} and seen(Turns(type="turns", min=4, max=4), [AGENT]) == {}
+    assert (
+        evidence_of(Turns(type="turns", max=3), [AGENT]) == {0: "4 > 3"} and evidence_of(Turns(type="turns", min=4, max=4), [AGENT]) == {}
+    )
     counts = {name: column.to_pylist() for name, column in noted([AGENT])}
     assert counts == {"turns of system": [0], "turns of user": [1], "turns of assistant": [3], "turns of call": [2], "turns of tool": [2]}
     facts = row_facts.look(["turns", "prompt_characters", "answer_characters"], [{"messages": AGENT["messages"][:5]}])
@@ -187,11 +189,11 @@ def test_turns_are_the_users_and_the_assistants():
 
 def test_filters_see_what_is_called_and_what_comes_of_it_where_they_are_asked_to():
     def drops(regex, *roles):
-        return seen(Pattern(type="pattern", regex=regex, roles=roles), [AGENT])
+        return evidence_of(Pattern(type="pattern", regex=regex, roles=roles), [AGENT])
 
     assert drops('"a": "x"', "call") == {0: '"a": "x"'} and drops("^x$", "tool") == {0: "x"}
     assert drops("x", "user", "assistant", "system") == {}
-    assert seen(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [AGENT]) == {}  # a tool may say nothing
+    assert evidence_of(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [AGENT]) == {}  # a tool may say nothing
 
 
 @pytest.mark.parametrize("place", ["call", "tool"])
@@ -202,14 +204,14 @@ def test_words_and_control_tokens_are_found_in_calls_and_tools_though_json_write
         "messages": [OF_LETTER["u"], call(**given) if place == "call" else OF_LETTER["a"]],
         "template_arguments": {"tools": offers} if place == "tool" else {},
     }
-    assert seen(Keywords(type="keywords", words=('"big"\nsecret',)), [row]) == {0: '"big"\nsecret'}
-    assert seen(ControlTokens(type="control_tokens", tokens=("<|e\\nd|>",)), [row]) == {0: "<|e\\nd|>"}
+    assert evidence_of(Keywords(type="keywords", words=('"big"\nsecret',)), [row]) == {0: '"big"\nsecret'}
+    assert evidence_of(ControlTokens(type="control_tokens", tokens=("<|e\\nd|>",)), [row]) == {0: "<|e\\nd|>"}
 
 
 @pytest.mark.parametrize(("turns", "repeats"), [("uactactu", False), ("uactacta", False), ("uauacta", True), ("uauact", False)])
 def test_words_beside_a_call_are_no_answer_that_could_be_repeated(turns, repeats):
     row = {"messages": [OF_LETTER[letter] for letter in turns]}
-    assert bool(seen(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [row])) is repeats
+    assert bool(evidence_of(EmptyOrRepeatedTurns(type="empty_or_repeated_turns"), [row])) is repeats
 
 
 @pytest.mark.parametrize("of", ["text", "table"])

@@ -19,7 +19,7 @@ import pytest
 
 from configs.language.execution import Numerics
 from data.artifacts.artifacts import read_json, write_json
-from data.store.fence import Fence, Overtaken
+from data.store.fence import Fence, Superseded
 from pipelines.jobs import attempts, launcher, lease, processes, slots
 from pipelines.jobs.launcher import Handle, LocalLauncher, Status, process_of
 from pipelines.jobs.processes import Process
@@ -44,7 +44,7 @@ class ThreadJob(Job):
             raise Preempted("asked to stop by SIGTERM")
         super()._go_on()
 
-    def _end(self, error: Overtaken) -> None:
+    def _end(self, error: Superseded) -> None:
         self.stopped = True
         raise Preempted(str(error))
 

@@ -15,13 +15,13 @@ from configs.language.recipe import load_recipe
 from configs.rows.datasets import HubModel
 from data.host.machine import settled
 from pipelines.cli import plan as planning
-from pipelines.cli.telling import Telling, measured_by
+from pipelines.cli.telling import StatusLine, measured_by
 from pipelines.estimate import machines, rates, work
 from pipelines.estimate.amounts import packaged_rows
 from pipelines.estimate.estimates import CPU_START_S, MEASURED, Estimates, Time, asks_endpoint, document_of
 from pipelines.estimate.machines import hardware_of
 from pipelines.estimate.rates import Rates
-from pipelines.estimate.schedule import Forecast, Outlook, Task, makespan, outlook
+from pipelines.estimate.schedule import Forecast, Task, makespan, outlook
 from pipelines.estimate.shapes import KNOWN
 from pipelines.run.runs import load_execution
 
@@ -240,7 +240,7 @@ def test_what_has_ended_tells_how_long_the_rest_takes(tmp_path, monkeypatch, pla
     ran_here(project, execution, monkeypatch)
     assert forecast.left(frozenset(), due, lambda address, whole: None).unknown == len(due)  # nothing has ended since
     found = forecast.left(frozenset({"x"}), due, lambda address, whole: None)
-    assert found == Outlook(125.0 * len(due), 0, "its last run")
+    assert found == Forecast(125.0 * len(due), 0, "its last run")
     assert forecast.left(frozenset({"x"}), due, lambda address, whole: 5.0).seconds == 5.0 * len(due)
 
 
@@ -262,7 +262,7 @@ def test_rows_that_a_judge_without_a_model_read_say_nothing_of_one_with_a_model(
     execution = load_execution(project, "cpu")
     ran_here(project, execution, monkeypatch)
     estimates = Estimates(project, graph, execution)
-    found = estimates.anew(graph.find("judge_1")).time
+    found = estimates.from_scratch(graph.find("judge_1")).time
     assert found is not None and found.how == "finished judge stages on the same hardware"
     assert found.seconds == pytest.approx(125.0, rel=0.2)  # nearly as judge_2
 
@@ -275,7 +275,7 @@ def test_a_plan_says_what_it_takes_of_the_machine_and_how_long(tmp_path, monkeyp
     monkeypatch.setattr(planning, "this_cpu", lambda: ("A processor", 2))
     monkeypatch.setattr(planning, "this_memory", lambda: int(22.9 * 2**30))
     assert planning.machine_text(estimates.execution) == "2 cores, 22.9 GiB: 2 slots, 2 threads per job"
-    found = Outlook(840.0, how=MEASURED)
+    found = Forecast(840.0, how=MEASURED)
     assert planning.time_text(found, "cpu") == f"about 14 minutes on this machine, estimated from {MEASURED}"
     assert not planning.slow_text(found, "cpu")
     assert "`pedigree run tiny`" in planning.slow_text(replace(found, seconds=4000.0), "cpu")
@@ -285,7 +285,7 @@ def test_a_plan_says_what_it_takes_of_the_machine_and_how_long(tmp_path, monkeyp
 def test_whoever_has_to_measure_says_so(place):
     told = []
 
-    class Listening(Telling):
+    class Listening(StatusLine):
         def __call__(self, words: str) -> None:
             told.append(words)
 

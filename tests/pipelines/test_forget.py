@@ -14,7 +14,7 @@ from configs.language.recipe import load_recipe
 from configs.rows.datasets import PrepareData
 from data.artifacts.artifacts import Run, read_run
 from pipelines.cli.main import app
-from pipelines.lineage.trace import Wanted, trace
+from pipelines.lineage.trace import RowQuery, trace
 from pipelines.maintain.forget import forget, gpu_hours, without
 from pipelines.run.runs import plan
 
@@ -48,7 +48,7 @@ def test_forget_names_what_a_plan_shows_after_the_change(lab):
     rows = [json.loads(line) for line in (lab.root / "artifacts/lab/clean/payload/rows.jsonl").read_text().splitlines()]
     wanted = rows[0]["id"]
     before = state(lab)
-    found = forget(lab.project, trace(lab.project, Wanted(id=wanted)))
+    found = forget(lab.project, trace(lab.project, RowQuery(id=wanted)))
     assert state(lab) == before
     assert [(one.address, one.part, one.why) for one in found.again] == [
         ("lab/raw", "data", "holds it"),
@@ -80,7 +80,7 @@ def test_what_no_recipe_makes_any_more_and_what_cannot_be_read_is_said(lab):
     try:
         recipe.write_text(kept.replace("  sft: {kind: sft", "  other: {kind: sft"))
         lab.write("configs/recipes/broken.yaml", "stages: 3\n")
-        found = forget(lab.project, trace(lab.project, Wanted(id=wanted)))
+        found = forget(lab.project, trace(lab.project, RowQuery(id=wanted)))
     finally:
         recipe.write_text(kept)
         (lab.root / "configs/recipes/broken.yaml").unlink()
@@ -219,7 +219,7 @@ def test_of_a_stage_with_rows_of_others_beside_its_own_only_its_own_are_left_out
     rows = {"raw": [handed, twice, f"{twice}-2", both, once], "mixed": [handed, twice, both, f"{both}-2", once, own]}
     project, left_out = mixed_lab(tmp_path, rows, drops), {}
     for wanted in (handed, twice, own, both, once):
-        row = trace(project, Wanted(id=wanted))
+        row = trace(project, RowQuery(id=wanted))
         found = forget(project, row)
         left_out[wanted] = {change.stage: change.filters[-1]["ids"] for change in found.changes}
         assert [one.address for one in found.again] == (["lab/mixed"] if wanted == own else ["lab/raw", "lab/mixed"])
@@ -228,8 +228,8 @@ def test_of_a_stage_with_rows_of_others_beside_its_own_only_its_own_are_left_out
     assert left_out == {
         handed: {"raw": [handed]}, twice: {"raw": [twice]}, own: {"mixed": [own]}, both: in_both, once: {"raw": [once], "mixed": [once]},
     }  # fmt: skip
-    assert trace(project, Wanted(id=other)).copies == [f"same text as {once}"]
-    assert trace(project, Wanted(id=handed)).sources() == [("lab/raw", "shared")]
+    assert trace(project, RowQuery(id=other)).copies == [f"same text as {once}"]
+    assert trace(project, RowQuery(id=handed)).sources() == [("lab/raw", "shared")]
 
 
 HANDED_ON = """
@@ -277,7 +277,7 @@ def test_where_what_brought_a_row_in_is_not_here_it_is_said_how_to_bring_it(hand
     for name in gone:
         shutil.rmtree(project.artifact(f"lab/{name}"))
     pull = "The artifact that imported it is missing or damaged: run `pedigree pull lab`, then retry."
-    said, found = forgotten(project, monkeypatch), forget(project, trace(project, Wanted(id=WANTED)))
+    said, found = forgotten(project, monkeypatch), forget(project, trace(project, RowQuery(id=WANTED)))
     assert (pull in said) == bool(gone) and NOTHING not in said and "belong to no current recipe" not in said
     assert [one.address for one in found.again] == [f"lab/{name}" for name in ("raw", "clean", "mixed") if name not in gone]
     assert found.missing == (("lab/raw",) if gone else ())

@@ -23,7 +23,7 @@ from configs.base.problems import PedigreeError
 from configs.base.project import Project
 from configs.language.execution import Numerics
 from data.store import heartbeat
-from data.store.fence import Fence, Overtaken
+from data.store.fence import Fence, Superseded
 from data.store.heartbeat import Listener, Pulse
 from pipelines.jobs import slots as machine
 from pipelines.jobs.launcher import Handle, LocalLauncher, State, Status
@@ -251,7 +251,7 @@ def test_who_was_overtaken_learns_of_it_in_spite_of_a_listing_of_a_minute_ago(tm
             hold.check()
         os.listdir(tmp_path / "a")
         other_machine("touch fence-000003-0001")
-        with pytest.raises(Overtaken, match=r"the latest is 3\.1"):
+        with pytest.raises(Superseded, match=r"the latest is 3\.1"):
             fence.check()
 
 
@@ -262,17 +262,17 @@ def test_only_the_latest_submission_may_write(tmp_path: Path) -> None:
     first = Fence.raised(tmp_path, 3)
     again = Fence.raised(tmp_path, 3)
     again.check()
-    with pytest.raises(Overtaken, match=r"submission 3\.1 of its job, and the latest is 3\.2"):
+    with pytest.raises(Superseded, match=r"submission 3\.1 of its job, and the latest is 3\.2"):
         first.check()
     later = Fence.raised(tmp_path, 7)
     for old in (first, again):
-        with pytest.raises(Overtaken):
+        with pytest.raises(Superseded):
             old.check()
-    with pytest.raises(Overtaken):
+    with pytest.raises(Superseded):
         Fence.raised(tmp_path, 3)
     later.check()
     shutil.rmtree(tmp_path)
-    with pytest.raises(Overtaken, match="gone with its folder"):
+    with pytest.raises(Superseded, match="gone with its folder"):
         later.check()
 
 
@@ -281,7 +281,7 @@ def test_who_has_not_looked_for_a_while_looks_before_it_goes_on(tmp_path: Path) 
     Fence.raised(tmp_path, 2)
     fence.check_after_pause()  # it has looked a moment ago
     fence.looked -= 60
-    with pytest.raises(Overtaken):
+    with pytest.raises(Superseded):
         fence.check_after_pause()
 
 
@@ -331,7 +331,7 @@ def test_a_later_submission_is_seen_after_the_disk_has_stumbled(tmp_path: Path, 
         fence.check()
     monkeypatch.setattr(os, "listdir", real)
     Fence.raised(tmp_path, 2)
-    with pytest.raises(Overtaken):
+    with pytest.raises(Superseded):
         fence.check()
 
 

@@ -18,7 +18,7 @@ from pipelines.lineage.difference import compare
 from pipelines.lineage.verify import lineage_problems
 from pipelines.publish.export import card
 from pipelines.publish.page import lineage_page
-from pipelines.reproduce.rebuild import data_alone, members_of, profile, recipe
+from pipelines.reproduce.rebuild import data_only, members_of, profile, recipe
 
 DEEP = 1200
 """More stages than Python has frames."""
@@ -64,7 +64,7 @@ def test_a_chain_longer_than_the_stack_is_opened_shown_compared_and_rebuilt(deep
     assert compare(pedigree, above).origins
     assert lineage_problems(pedigree.record, {name: entry for name, entry in pedigree.entries.items() if name != pedigree.id}) == []
     members = members_of(pedigree.record, pedigree.run, pedigree.entries, pedigree.patches)
-    assert len(recipe(members)["stages"]) == len(profile(members)["stages"]) == DEEP and data_alone(members) == set()
+    assert len(recipe(members)["stages"]) == len(profile(members)["stages"]) == DEEP and data_only(members) == set()
     shown = CliRunner().invoke(app, ["lineage", str(deep)])
     assert shown.exit_code == 0 and shown.stdout.count("\n") == DEEP
 
@@ -76,7 +76,7 @@ def test_a_lattice_is_walked_by_artifact_and_not_by_path(tmp_path):
     assert len(pedigree.parents_first()) == 119
     lines = [found.repeated for _, found in walk(tree(pedigree))]
     assert lines.count(False) == 119 and lines.count(True) == 116
-    assert len(data_alone(members_of(pedigree.record, pedigree.run, pedigree.entries, {}))) == 119
+    assert len(data_only(members_of(pedigree.record, pedigree.run, pedigree.entries, {}))) == 119
     assert not compare(pedigree, pedigree).origins
 
 

@@ -11,7 +11,7 @@ from waiting import until
 
 from data.store.untrusted import ArtifactError
 from pipelines.cli.progress import Board, Display, StageView, doing, eta_seconds, numbers_text, render, time_left, took, with_heartbeat
-from pipelines.estimate.schedule import Outlook
+from pipelines.estimate.schedule import Forecast
 from pipelines.quantities import duration, number, rough
 
 RUNNING = StageView("sft", "sft", "running", started=1000.0)
@@ -105,15 +105,15 @@ def test_the_time_that_a_stage_waits_for_its_slots_is_none_of_its_own(monkeypatc
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     board = Board("tiny", [("tiny/sft", "sft", "sft")])
-    board.tell("tiny/sft", "waiting", "for 2 of 2 slots")
+    board.update("tiny/sft", "waiting", "for 2 of 2 slots")
     now[0] = 1060.0
     assert took(board.views["tiny/sft"], 1060.0) == "1m 00s"
-    board.tell("tiny/sft", "running", folder=tmp_path)
+    board.update("tiny/sft", "running", folder=tmp_path)
     assert took(board.views["tiny/sft"], 1065.0) == "5s"
     now[0] = 1070.0
-    board.tell("tiny/sft", "running", "attempt 2", folder=tmp_path)
+    board.update("tiny/sft", "running", "attempt 2", folder=tmp_path)
     now[0] = 1090.0
-    board.tell("tiny/sft", "ran", seconds=90.0)
+    board.update("tiny/sft", "ran", seconds=90.0)
     assert took(board.views["tiny/sft"], 1100.0) == "30s"
 
 
@@ -125,7 +125,7 @@ class Told:
 
     def left(self, ended, due, left):
         self.ended.append(ended)
-        return Outlook(sum(left(address, 600.0) or 600.0 for address in due), how="a test")
+        return Forecast(sum(left(address, 600.0) or 600.0 for address in due), how="a test")
 
 
 def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_whole_run(monkeypatch):
@@ -136,14 +136,14 @@ def test_the_head_of_the_tree_and_a_line_now_and_then_tell_the_time_left_of_the_
     board = Board("tiny", stages, forecast, ["tiny/sft", "tiny/eval"])  # pyright: ignore[reportArgumentType]
     display = Display(board, io.StringIO(), interval_s=15)
     assert board.left(1000.0) == ""  # it may be that all is up to date
-    board.tell("tiny/sft", "running")
+    board.update("tiny/sft", "running")
     assert display.lines(1000.0)[0] == "tiny: about 20 minutes left"
     assert not any("left" in line for line in display.lines(1030.0))
     assert display.lines(1300.0)[0] == "tiny: about 15 minutes left"
-    board.tell("tiny/sft", "ran", seconds=330.0)
+    board.update("tiny/sft", "ran", seconds=330.0)
     assert board.left(1330.0) == "about 10 minutes left" and forecast.ended[-1] == {"tiny/sft"}  # that `base` is not here is no matter
     assert "tiny  1/3 stages  about 10 minutes left" in shown_with(board.left(1330.0), list(board.views.values()))
-    board.tell("tiny/eval", "ran", seconds=1.0)
+    board.update("tiny/eval", "ran", seconds=1.0)
     assert board.left(1400.0) == ""
 
 
@@ -160,7 +160,7 @@ def test_a_forecast_that_cannot_be_made_leaves_the_display_alone(error):
             raise error
 
     board = Board("tiny", [("tiny/sft", "sft", "sft")], Broken(), ["tiny/sft"])  # pyright: ignore[reportArgumentType]
-    board.tell("tiny/sft", "running")
+    board.update("tiny/sft", "running")
     assert board.left(1e9) == ""
 
 
@@ -197,13 +197,13 @@ def test_plain_lines_come_with_every_change_and_every_fifteen_seconds():
     board = Board("tiny", [("tiny/sft", "sft", "sft"), ("tiny/eval", "eval", "evaluate")])
     display = Display(board, io.StringIO(), interval_s=15)
     assert display.lines(0.0) == []
-    board.tell("tiny/sft", "running")
+    board.update("tiny/sft", "running")
     (line,) = display.lines(100.0)
     assert line.startswith("● sft") and "running" in line
     assert display.lines(110.0) == []
     assert len(display.lines(115.0)) == 1
-    board.tell("tiny/sft", "ran", seconds=65.0)
-    board.tell("tiny/eval", "failed", "no suite")
+    board.update("tiny/sft", "ran", seconds=65.0)
+    board.update("tiny/eval", "failed", "no suite")
     done, failed = display.lines(116.0)
     assert done.startswith("✓ sft") and "1m 05s" in done
     assert failed.startswith("✗ eval") and "no suite" in failed
@@ -212,7 +212,7 @@ def test_plain_lines_come_with_every_change_and_every_fifteen_seconds():
 
 def test_heartbeats_are_read_from_the_scratch_folder_of_a_running_job(tmp_path):
     board = Board("tiny", [("tiny/sft", "sft", "sft")])
-    board.tell("tiny/sft", "running", folder=tmp_path)
+    board.update("tiny/sft", "running", folder=tmp_path)
     board.read_heartbeats()  # nothing there yet
     (tmp_path / "progress.json").write_text("{")  # half a file: of a job that was killed
     board.read_heartbeats()
@@ -226,7 +226,7 @@ def test_heartbeats_are_read_from_the_scratch_folder_of_a_running_job(tmp_path):
 def test_silence_of_a_job_is_timed_by_who_looks_whatever_its_clock_says(tmp_path, monkeypatch, hours):
     stream, board, now = io.StringIO(), Board("tiny", [("tiny/sft", "sft", "sft")]), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    board.tell("tiny/sft", "running", folder=tmp_path)
+    board.update("tiny/sft", "running", folder=tmp_path)
     with Display(board, stream, interval_s=60):
         for step in (4, 5):
             (tmp_path / "progress.json").write_text(json.dumps(beat(step, 8) | {"time": time.time() + 3600 * hours}))
@@ -244,8 +244,8 @@ def test_without_a_terminal_nothing_but_lines_is_written():
     stream = io.StringIO()
     board = Board("tiny", [("tiny/sft", "sft", "sft")])
     with Display(board, stream, interval_s=0.05):
-        board.tell("tiny/sft", "running")
+        board.update("tiny/sft", "running")
         until(stream.getvalue)
-        board.tell("tiny/sft", "ran", seconds=1.0)
+        board.update("tiny/sft", "ran", seconds=1.0)
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].startswith("✓ sft")

@@ -23,7 +23,7 @@ from configs.language.recipe import load_recipe
 from data.sources import row_files
 from pipelines.cli.main import app
 from pipelines.jobs.processes import kill_all
-from pipelines.rehearsal.preparing import CannotRehearse, lay_project, not_only_sampled, prepare
+from pipelines.rehearsal.preparing import CannotRehearse, create_project, not_only_sampled, prepare
 
 pytestmark = pytest.mark.slow
 COMMAND = "import sys; sys.argv[0] = 'pedigree'; from pipelines.cli.main import main; main()"
@@ -131,9 +131,9 @@ def test_killed_anywhere_and_typed_again_it_ends_in_the_same_bytes(rehearsed, tm
 
 def test_a_kill_while_it_is_prepared_is_harmless(tmp_path):
     project = Project(tmp_path / "p" / ".pedigree" / "rehearsals" / "cpu")
-    lay_project(project)
+    create_project(project)
     (project.root / ".dvc" / "config").write_text("[co")  # as of a machine that went down
-    lay_project(project)
+    create_project(project)
     assert "no_scm = true" in (project.root / ".dvc" / "config").read_text() and project.is_rehearsal
     assert Project.find(project.root) == project
 

@@ -7,7 +7,7 @@ from handmade import CONTENT, build, project_at
 
 from configs.language.recipe import load_recipe
 from pipelines.lineage.ancestry import read_pedigree
-from pipelines.lineage.trace import Wanted, trace
+from pipelines.lineage.trace import RowQuery, trace
 from pipelines.lineage.waivers import waived_of
 from pipelines.maintain.forget import forget
 from pipelines.publish.card import card
@@ -69,16 +69,16 @@ def made(tmp_path_factory):
 
 
 def test_a_trace_says_for_which_item_a_row_went_and_who_said_so(made):
-    mine = trace(made[0], Wanted(id=GONE))
+    mine = trace(made[0], RowQuery(id=GONE))
     (drop,) = mine.dropped
     assert (drop.address, drop.reason, drop.by) == ("lab/clean", "overlap", "")
     assert drop.detail == f"judged by a language model as a rephrasing (cosine 0.7312) of item {ITEM} of suite"
     assert not mine.models
-    assert [(one.id, one.by) for one in trace(made[0], Wanted(id=ITEM)).dropped] == [(GONE, ITEM)]
+    assert [(one.id, one.by) for one in trace(made[0], RowQuery(id=ITEM)).dropped] == [(GONE, ITEM)]
 
 
 def test_rows_keep_their_ids_on_the_way_to_a_model_and_what_it_takes_to_forget_one_has_all_of_it(made):
-    kept = trace(made[0], Wanted(id=KEPT))
+    kept = trace(made[0], RowQuery(id=KEPT))
     (model,) = kept.models
     assert (model.way, model.certain) == (("lab/talks", "lab/corpus", "lab/clean", "lab/again", "lab/sft"), True) and not kept.dropped
     again = {one.address: one.part for one in forget(made[0], kept).again}

@@ -28,7 +28,7 @@ from pipelines.jobs.preparation import InputsGone
 from pipelines.ledger import ledger, store
 from pipelines.ledger.store import RemoteError, Store
 from pipelines.ledger.transfers import RemoteObjects
-from pipelines.request import already_made
+from pipelines.request import up_to_date_results
 from pipelines.run import ensure as ensure_module
 from pipelines.run.ensure import Result, ensure, identify, log_file, run_under_dvc
 from pipelines.run.runs import NotRun, load_run, plan, pull, run_graph, selected, unchanged
@@ -198,7 +198,7 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     run = lab.run()
     chosen = frozenset(run.graph.nodes)
     with pytest.raises(ConfigError, match="stage sft: memory needs"):
-        already_made(run, chosen, frozenset({"lab/sft"}))
+        up_to_date_results(run, chosen, frozenset({"lab/sft"}))
     objects = {path.read_bytes(): path for path in lab.root.glob(".dvc/cache/files/md5/??/*") if path.is_file()}
     weights = lab.root / "artifacts/lab/sft/payload/model.safetensors"
     damaged, good = objects[weights.read_bytes()], weights.read_bytes()
@@ -207,7 +207,7 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     rows = {row.node.name: row for row in planned_rows(run)}
     assert (rows["base"].state, rows["sft"].state) == ("cached", "cached") and not misfits(rows.values())
     assert totals(rows.values()) == (0, 0, 0) and needs_cells(rows["sft"]) is None
-    assert already_made(run, chosen, frozenset()) is None
+    assert up_to_date_results(run, chosen, frozenset()) is None
     ends = outcomes(lab)
     assert (ends["base"], ends["sft"]) == ("restored", "restored")
     shutil.rmtree(lab.root / "artifacts/lab/sft")
@@ -215,7 +215,7 @@ def test_a_model_that_the_cache_gives_back_needs_no_memory(lab: Lab) -> None:
     damaged.write_bytes(good[:-1] + b"?")
     damaged.chmod(0o444)
     run = lab.run()
-    assert already_made(run, chosen, frozenset()) is None
+    assert up_to_date_results(run, chosen, frozenset()) is None
     (failed,) = [end for end in run_graph(run) if isinstance(end, StageFailed)]
     assert failed.address == "lab/sft" and "its cached result is unusable, and its job needs more memory" in failed.message
 

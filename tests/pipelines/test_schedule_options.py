@@ -7,7 +7,7 @@ import pytest
 
 from configs.base.problems import UsageProblem
 from pipelines import deployments
-from pipelines.deployments import said, schedule_of
+from pipelines.deployments import describe, schedule_of
 
 
 def nightly(*given: str) -> Any:
@@ -53,7 +53,7 @@ def test_a_rule_whose_next_date_is_not_found_in_time_is_refused(monkeypatch: pyt
 )
 def test_a_schedule_that_fires_however_seldom_or_often_is_taken(option: str, text: str, words: str) -> None:
     given = dict.fromkeys(("cron", "interval", "rrule"), None) | {option: text}
-    assert said(schedule_of(given["cron"], given["interval"], given["rrule"], "Europe/Berlin")) == words
+    assert describe(schedule_of(given["cron"], given["interval"], given["rrule"], "Europe/Berlin")) == words
 
 
 @pytest.mark.parametrize("text", ["99999999999d", "1000000000d", "1" + "0" * 400 + "d", "0d"])

@@ -14,10 +14,10 @@ from waiting import until
 from data.artifacts import artifacts
 from data.artifacts.artifacts import KnownHashes, sha256_path
 from data.store import hashing
-from pipelines.cli.console import say
+from pipelines.cli.console import echo
 from pipelines.cli.main import app
 from pipelines.cli.progress import Board, Display
-from pipelines.cli.telling import Telling
+from pipelines.cli.telling import StatusLine
 from pipelines.jobs import context
 from pipelines.ledger import objects, store
 from pipelines.lineage.verify import verify_project
@@ -124,7 +124,7 @@ def test_project_files_are_hashed_once_and_told_of(tmp_path: Path, monkeypatch: 
 
 def test_the_first_look_of_a_run_is_told_and_leaves_no_stage_hashing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(Telling, "__call__", lambda self, words: told.append(words))
+    monkeypatch.setattr(StatusLine, "__call__", lambda self, words: told.append(words))
     monkeypatch.chdir(lab.root)
     result = CliRunner().invoke(app, ["run", "lab"])
     assert result.exit_code == 0 and "4 stages up to date" in result.output
@@ -164,10 +164,10 @@ def outcomes_of(run: Any) -> dict[str, str]:
 def test_hashing_is_shown_without_a_terminal_too() -> None:
     board = Board("tiny", [("tiny/sft", "sft", "sft")])
     display = Display(board, io.StringIO(), interval_s=15)
-    board.tell("tiny/sft", "hashing", "1.0 GB of 3.0 GB")
+    board.update("tiny/sft", "hashing", "1.0 GB of 3.0 GB")
     (line,) = display.lines(100.0)
     assert "hashing  1.0 GB of 3.0 GB" in line
-    board.tell("tiny/sft", "hashing", "2.0 GB of 3.0 GB")
+    board.update("tiny/sft", "hashing", "2.0 GB of 3.0 GB")
     assert display.lines(105.0) == []
     (line,) = display.lines(115.0)
     assert "2.0 GB of 3.0 GB" in line
@@ -190,10 +190,10 @@ def test_exporting_and_verifying_tell_how_far_they_are(lab: Lab, tmp_path: Path)
 
 def test_a_command_that_looks_says_what_lasts_beside_its_result() -> None:
     stream = io.StringIO()
-    with Telling(stream, interval_s=15) as telling:
+    with StatusLine(stream, interval_s=15) as telling:
         telling.far("checking")(1, 2)
     assert stream.getvalue() == ""  # it took no time
-    with Telling(stream, interval_s=0.05) as telling:
+    with StatusLine(stream, interval_s=0.05) as telling:
         telling.far("checking")(1_000_000, 2_000_000)
         until(lambda: stream.getvalue().count("\n") == 1)
         telling.watch("lab/raw", "hashing", "1 of 2 \x1b[31m")
@@ -209,10 +209,10 @@ def test_on_a_terminal_it_is_one_line_that_goes_away_and_leaves_the_result_alone
     monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
-    with Telling(stream) as telling:
+    with StatusLine(stream) as telling:
         telling.far("[bold]checking")(1, 3)
         until(lambda: "[bold]checking 1 byte of 3 bytes" in stream.getvalue())
         telling.far("signing")(0, 3)  # said once, and shown all the same
         until(lambda: "signing 0 bytes of 3 bytes" in stream.getvalue())
-        say("the result")
+        echo("the result")
     assert capsys.readouterr() == ("the result\n", "") and "the result" not in stream.getvalue()

@@ -13,7 +13,7 @@ from configs.language.recipe import load_recipe
 from data.artifacts.artifacts import open_artifact
 from pipelines.cli.main import app
 from pipelines.cli.rows import _way
-from pipelines.lineage.trace import NoRow, Wanted, trace
+from pipelines.lineage.trace import NoRow, RowQuery, trace
 
 RECIPE = """
 description: Prompts on their way into a policy.
@@ -158,7 +158,7 @@ def models(found):
 
 
 def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_learned_from_them(lab):
-    found = trace(lab, Wanted(id=KEPT))
+    found = trace(lab, RowQuery(id=KEPT))
     assert holders(found) == {
         "raw": (KEPT, f"{KEPT}-2"), "prompts": (KEPT, f"{KEPT}-2"), "sample": (f"{KEPT}/sft/0", f"{KEPT}/base/0"),
         "judge": (f"{KEPT}/sft/0", f"{KEPT}/base/0"), "pair": (f"{KEPT}/best_vs_worst",), "good": (f"{KEPT}/sft/0",),
@@ -175,7 +175,7 @@ def test_a_prompt_is_followed_through_answers_and_pairs_into_the_policies_that_l
 
 
 def test_what_learned_from_the_answers_of_a_policy_goes_back_to_what_that_policy_learned_from(lab):
-    found = trace(lab, Wanted(id=TALK))
+    found = trace(lab, RowQuery(id=TALK))
     assert holders(found) == {"talks": (TALK,), "corpus": (TALK,)}
     assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", True)
     assert models(found)["taught"] == ("goes back to it", "lab/talks > corpus > sft > mine > own > taught", True)
@@ -183,19 +183,19 @@ def test_what_learned_from_the_answers_of_a_policy_goes_back_to_what_that_policy
 
 
 def test_a_stage_that_takes_all_its_rows_from_others_brings_none_in(lab):
-    mixed, kept = trace(lab, Wanted(id=name("mixed", 9))), trace(lab, Wanted(id=KEPT))
+    mixed, kept = trace(lab, RowQuery(id=name("mixed", 9))), trace(lab, RowQuery(id=KEPT))
     assert {place.address: place.handed_on for place in mixed.places} == {"lab/mixed": True, "lab/checked": False}
     assert mixed.sources() == [] and kept.sources() == [("lab/raw", "asked")]
     assert not any(place.handed_on for place in kept.places)
 
 
 def test_a_row_that_gave_no_pair_has_reached_no_model_but_by_what_was_written_after_its_example(lab):
-    found = trace(lab, Wanted(id=ALONE))
+    found = trace(lab, RowQuery(id=ALONE))
     assert set(holders(found)) == {"raw", "prompts", "sample", "judge"} and set(models(found)) == {"taught"}
 
 
 def test_a_row_that_decontamination_took_out_is_told_with_the_item_and_reached_nothing(lab):
-    found = trace(lab, Wanted(id=LEAKED))
+    found = trace(lab, RowQuery(id=LEAKED))
     assert set(holders(found)) == {"raw"} and not found.reached
     assert [(drop.address, drop.reason, drop.detail) for drop in found.dropped] == [
         ("lab/prompts", "overlap", f"0.83 of item {ITEM} of suite")
@@ -203,54 +203,54 @@ def test_a_row_that_decontamination_took_out_is_told_with_the_item_and_reached_n
 
 
 def test_an_item_names_its_suites_the_rows_that_matched_it_and_who_was_scored(lab):
-    found = trace(lab, Wanted(id=ITEM))
+    found = trace(lab, RowQuery(id=ITEM))
     assert [(drop.id, drop.by) for drop in found.dropped] == [(LEAKED, ITEM)]
     (scored,) = [place for place in found.places if place.type == "scores"]
     assert scored.scores == (("t", "base", 0.0), ("t", "dpo", 1.0)) and not found.models
 
 
 def test_a_dropped_copy_is_told_from_both_sides(lab):
-    twin, kept = trace(lab, Wanted(id=TWIN)), trace(lab, Wanted(id=KEPT))
+    twin, kept = trace(lab, RowQuery(id=TWIN)), trace(lab, RowQuery(id=KEPT))
     assert not twin.places and [(drop.id, drop.by) for drop in twin.dropped] == [(TWIN, "")]
     assert [(drop.id, drop.by) for drop in kept.dropped] == [(TWIN, KEPT)]
 
 
 def test_a_text_is_found_in_other_case_and_space_and_no_other_text_is(lab):
-    assert trace(lab, Wanted(text="  how many RIVERS\nflow into the aral sea? ")).ids == (KEPT, TWIN)
-    assert trace(lab, Wanted(text="How many rivers flow into the Aral")).ids == ()
-    assert trace(lab, Wanted(text="rivers flow into the Aral", contains=True)).ids == (KEPT, TWIN)
-    assert trace(lab, Wanted(text="Two.")).ids == (ALONE, KEPT)  # an answer stands for its prompt
+    assert trace(lab, RowQuery(text="  how many RIVERS\nflow into the aral sea? ")).ids == (KEPT, TWIN)
+    assert trace(lab, RowQuery(text="How many rivers flow into the Aral")).ids == ()
+    assert trace(lab, RowQuery(text="rivers flow into the Aral", contains=True)).ids == (KEPT, TWIN)
+    assert trace(lab, RowQuery(text="Two.")).ids == (ALONE, KEPT)  # an answer stands for its prompt
     with pytest.raises(NoRow, match="at least 20 characters, but the text has 13"):
-        Wanted(text="the  Aral Sea?", contains=True)
+        RowQuery(text="the  Aral Sea?", contains=True)
     with pytest.raises(NoRow, match="specify a row id"):
-        Wanted(text=" \n")
+        RowQuery(text=" \n")
 
 
 def test_a_row_that_could_not_be_read_is_found_by_its_words(lab):
-    found = trace(lab, Wanted(text="name each lake in mali"))
+    found = trace(lab, RowQuery(text="name each lake in mali"))
     assert found.ids == () and [drop.detail for drop in found.dropped] == ["asked.jsonl:9: no answer"]
 
 
 def test_the_start_of_an_id_is_enough_where_one_row_has_it(lab):
     for start in (KEPT, f"{KEPT}-2", f"{KEPT}/sft/0", f"{KEPT}/best_vs_worst"):
-        assert trace(lab, Wanted(id=start)).ids == (KEPT,)
-    assert trace(lab, Wanted(id="arith")).ids == (ALONE,)
+        assert trace(lab, RowQuery(id=start)).ids == (KEPT,)
+    assert trace(lab, RowQuery(id="arith")).ids == (ALONE,)
     with pytest.raises(NoRow, match=f"'asked-' is a prefix of 3 ids: {KEPT}, {LEAKED}, {TWIN}"):
-        trace(lab, Wanted(id="asked-"))
+        trace(lab, RowQuery(id="asked-"))
 
 
 def test_where_an_artifact_is_not_here_it_is_named_and_what_it_may_have_passed_on_is_doubted(lab, tmp_path):
     shutil.copytree(lab.root, tmp_path / "project")
     project = type(lab)(tmp_path / "project")
     shutil.rmtree(project.artifact("lab/corpus"))
-    found = trace(project, Wanted(id=TALK))
+    found = trace(project, RowQuery(id=TALK))
     assert models(found)["sft"] == ("trained on it", "lab/talks > corpus > sft", False)
-    assert models(trace(lab, Wanted(id=name("talks", 8)))) == {}  # which decontamination left out
-    assert models(trace(project, Wanted(id=name("talks", 8))))["sft"][2] is False
+    assert models(trace(lab, RowQuery(id=name("talks", 8)))) == {}  # which decontamination left out
+    assert models(trace(project, RowQuery(id=name("talks", 8))))["sft"][2] is False
     ((named, why),) = found.not_looked_in.items()
     assert named.startswith("lab/corpus ") and "only its records remain" in why
     (project.artifact("lab/pair") / "payload" / "rows.jsonl").write_text("{}\n")
-    assert "payload" in trace(project, Wanted(id=TALK)).not_looked_in["lab/pair"]
+    assert "payload" in trace(project, RowQuery(id=TALK)).not_looked_in["lab/pair"]
 
 
 @pytest.mark.parametrize(("old", "new"), [('{"id": "talks', '["id": "talks'), ('"content"', '"contant"')])
@@ -259,7 +259,7 @@ def test_an_artifact_that_cannot_be_read_hides_no_other_and_counts_for_nothing(l
     project = type(lab)(tmp_path / "project")
     rows = project.artifact("lab/corpus") / "payload/rows.jsonl"
     rows.write_text(rows.read_text().replace(old, new))
-    found = trace(project, Wanted(text="Say it."))
+    found = trace(project, RowQuery(text="Say it."))
     assert holders(found)["talks"] == (TALK,) and "row" in found.not_looked_in["lab/corpus"]
     assert models(found)["sft"][2] is (new == '"contant"')  # its ids could be read
 
@@ -270,18 +270,18 @@ def test_what_a_lock_names_and_is_not_here_is_not_passed_over(lab, tmp_path):
     outs = [{"path": "gone/payload", "md5": f"{'0' * 32}.dir"}, {"path": "raw/payload", "md5": f"{'0' * 32}.dir"}]
     stages = {name: {"cmd": "pedigree", "outs": [out]} for name, out in zip(("gone", "raw"), outs, strict=True)}
     (project.artifacts / "lab/dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
-    assert trace(project, Wanted(id=KEPT)).not_looked_in == {"lab/gone": "not available locally: try `pedigree pull lab`"}
+    assert trace(project, RowQuery(id=KEPT)).not_looked_in == {"lab/gone": "not available locally: try `pedigree pull lab`"}
 
 
 def test_an_artifact_that_lies_in_two_recipes_is_named_twice(lab, tmp_path):
     shutil.copytree(lab.root, tmp_path / "project")
     project = type(lab)(tmp_path / "project")
     shutil.copytree(project.artifact("lab/sft"), project.artifact("other/sft"))
-    assert [one.address for one in trace(project, Wanted(id=TALK)).models][:2] == ["lab/sft", "other/sft"]
+    assert [one.address for one in trace(project, RowQuery(id=TALK)).models][:2] == ["lab/sft", "other/sft"]
 
 
 def test_looking_in_some_artifacts_says_nothing_certain_of_others(lab):
-    found = trace(lab, Wanted(id=KEPT), within=["lab/raw"])
+    found = trace(lab, RowQuery(id=KEPT), within=["lab/raw"])
     assert holders(found) == {"raw": (KEPT, f"{KEPT}-2")} and found.looked_in == 1
     assert models(found)["dpo"][2] is False
 
@@ -349,10 +349,10 @@ def test_a_row_that_models_did_not_like_is_told_with_its_score_and_reached_nothi
         lines = "".join(json.dumps(one) + "\n" for one in rows.get(node.name, ()))
         payload = {"rows.jsonl": lines} if lines else {"model.safetensors": node.name, "config.json": "{}"}
         build(project, graph, node, payload, {"drops.jsonl": [drop]} if node.name == "liked" else {}, {})
-    found = trace(project, Wanted(id=spurned["id"]))
+    found = trace(project, RowQuery(id=spurned["id"]))
     assert [(one.address, one.reason, one.detail) for one in found.dropped] == [("lab/liked", "below min_score", "3")]
-    assert not found.models and not trace(project, Wanted(id=undrawn["id"])).models
-    assert models(trace(project, Wanted(id=TALK)))["sft"] == ("trained on it", "lab/talks > corpus > liked > again > sft", True)
+    assert not found.models and not trace(project, RowQuery(id=undrawn["id"])).models
+    assert models(trace(project, RowQuery(id=TALK)))["sft"] == ("trained on it", "lab/talks > corpus > liked > again > sft", True)
 
 
 MEASURED = """
@@ -378,4 +378,4 @@ def test_rows_that_a_model_only_counts_the_tokens_of_go_back_to_nothing_that_it_
     for node in graph.nodes.values():
         payload = {"rows.jsonl": "".join(json.dumps(one) + "\n" for one in held.get(node.name, []))} if node.name in held else {"w": "w"}
         build(project, graph, node, payload, {}, {})
-    assert [one.kind for one in trace(project, Wanted(id=TALK)).reached] == ["source_model"]
+    assert [one.kind for one in trace(project, RowQuery(id=TALK)).reached] == ["source_model"]

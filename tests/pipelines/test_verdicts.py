@@ -26,7 +26,7 @@ from data.artifacts.artifacts import (
     write_rows,
 )
 from data.artifacts.run_record import Hardware
-from pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_alone, members_of, profile, recipe
+from pipelines.reproduce.rebuild import MOST_PROCESSES, ReproduceError, data_only, members_of, profile, recipe
 from pipelines.reproduce.verdicts import Finding, Original, conditions, first_divergence, judge, passes, score_differences
 
 RUN = {
@@ -169,7 +169,7 @@ def test_the_recipe_of_a_whole_chain_is_rebuilt_from_records_alone(tiny, tmp_pat
 
 def test_data_stages_are_those_above_which_no_model_stands(tiny):
     members, _ = tiny
-    kinds = sorted(member.record.kind for member in members.values() if member.id in data_alone(members))
+    kinds = sorted(member.record.kind for member in members.values() if member.id in data_only(members))
     assert set(kinds) == {"prepare_data", "decontaminate"} and "pair" in {member.record.kind for member in members.values()}
 
 

@@ -6,7 +6,7 @@ from models import a_job
 from data.artifacts.mirror import Mirror
 from data.store.storage import StoreError
 from pipelines.jobs.attempts import _reached, resumable
-from pipelines.jobs.progress_kept import REWARDS, kept_here
+from pipelines.jobs.progress_kept import REWARDS, saved_progress
 from stages.job.job import Job
 from stages.sampling import rewards
 from stages.sampling.response_log import PART, KeptLog
@@ -170,6 +170,6 @@ def test_what_is_gone_on_from_is_called_what_it_is(tmp_path, files, said, chunks
     (tmp_path / "chunks").mkdir()
     for name in files:
         (tmp_path / name).write_text('[["0123", {}]]\n')
-    found = kept_here(tmp_path)
-    assert (found.said(), len(found.chunks), bool(found)) == (said, chunks, bool(files))
+    found = saved_progress(tmp_path)
+    assert (found.description(), len(found.chunks), bool(found)) == (said, chunks, bool(files))
     assert rewards.KEPT == REWARDS

@@ -284,11 +284,11 @@ def test_work_that_was_sent_by_other_code_after_a_job_was_prepared_marks_its_res
 
 def test_what_says_by_which_code_work_was_made_is_read_strictly(plain_store):
     mirror = Mirror(f"{URL}/k")
-    assert mirror.made() is None
+    assert mirror.producer() is None
     for text in (b"{", b'{"code": "../x"}', b'{"code": "' + b"0" * 64 + b'", "run": "me"}', b"[" * 1000):
         storage.write(f"{mirror.url}/made.json", text)
         with pytest.raises(ContentChanged, match=r"made\.json"):
-            mirror.made()
+            mirror.producer()
 
 
 def test_a_checkpoint_that_other_code_has_written_marks_the_result_with_the_step_and_both_hashes(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from test_suites import ROWS, SHOTS, made
 from tiny_models import make
 from waiting import deadline
 
-from configs.base.frozen import Given
+from configs.base.frozen import PortInput
 from configs.judging.answers import Evaluate, evaluate_problem
 from configs.language.execution import Numerics
 from configs.methods.training import Sampling
@@ -309,7 +309,7 @@ def test_the_forms_sampling_counts_and_may_be_made_shorter():
 def test_settings_without_an_effect_are_refused_before_anything_runs(config, forms, problem):
     file = {"type": "files", "path": "x.jsonl"}
     suites = {
-        f"s{number}": Given("item", PrepareData.model_validate({"record": "item", "task": "t", "sources": [file], "form": form}))
+        f"s{number}": PortInput("item", PrepareData.model_validate({"record": "item", "task": "t", "sources": [file], "form": form}))
         for number, form in enumerate(forms)
     }
     found = evaluate_problem(Evaluate.model_validate(config), {"suites": suites})
@@ -388,7 +388,7 @@ def test_choices_are_compared_by_the_likelihood_that_transformers_finds_too(eval
             continue
         item, sums = items[row["id"]], []
         for choice in item["choices"]:
-            prompt, said = chat.prompt(item["messages"]), chat.said(choice)
+            prompt, said = chat.prompt(item["messages"]), chat.response_ids(choice)
             with torch.no_grad():
                 logps = model(torch.tensor([[*prompt, *said]])).logits[0, :-1].log_softmax(-1)[len(prompt) - 1 :]
             sums.append(logps.gather(-1, torch.tensor(said)[:, None]).sum().item())

@@ -43,7 +43,7 @@ def sampled(policy, prompts, *texts):
     (prompt,) = prompts
     drawn = [Draw(prompt, index, index, None) for index in range(len(texts))]
     asked: Ask = ask(policy, drawn, None, policy.path, lambda: None)
-    answers = [Generation([*asked.chat.said(text), asked.chat.eos_id], [0.0], "stop") for text in texts]
+    answers = [Generation([*asked.chat.response_ids(text), asked.chat.eos_id], [0.0], "stop") for text in texts]
     return asked, [
         completion(one, "qwen", True, asked, request, answer) for one, request, answer in zip(drawn, asked.requests, answers, strict=True)
     ]

@@ -155,7 +155,7 @@ def test_a_template_makes_the_text_of_its_source_and_brings_its_tokens_along(nam
     assert all(chat.tokenizer(token, add_special_tokens=False)["input_ids"] == [chat.tokenizer.vocab[token]] for token in added)
     ids, mask = chat.training(PROBE)
     said = [token for token, trained in zip(ids, mask, strict=True) if trained]
-    assert said == [*chat.said("2"), chat.eos_id, *chat.said("It is 4."), chat.eos_id]
+    assert said == [*chat.response_ids("2"), chat.eos_id, *chat.response_ids("It is 4."), chat.eos_id]
     generation = AutoModelForCausalLM.from_pretrained(made.payload).generation_config
     assert generation.eos_token_id == chat.eos_id and chat.tokenizer.eos_token == (end_of_turn(chat.template) or "<|im_end|>")
 
@@ -248,7 +248,7 @@ def test_an_answer_is_trained_after_what_was_asked_with_thoughts_and_without(nam
     assert prompt == chat.prompt(asked, arguments)
     ids, mask = chat.training([*asked, assistant(said)], "last_turn", arguments)
     assert ids[: len(prompt + answer)] == prompt + answer and mask[: len(prompt + answer)] == [False] * len(prompt) + [True] * len(answer)
-    assert answer == [*chat.said(said), chat.eos_id]
+    assert answer == [*chat.response_ids(said), chat.eos_id]
 
 
 def test_thoughts_that_a_template_takes_out_of_earlier_turns_are_not_trained_away(sourced):

@@ -212,7 +212,7 @@ def test_an_answer_after_a_result_is_trained_in_the_context_that_it_is_asked_for
     chat = Chat(sourced(name, chat_template=name).payload)
     for asked in (ONE, WHOLE):
         prompt, answer = chat.answer(asked, "No.", arguments=OFFERED)
-        assert prompt == chat.prompt(asked, OFFERED) and answer == [*chat.said("No."), chat.eos_id]
+        assert prompt == chat.prompt(asked, OFFERED) and answer == [*chat.response_ids("No."), chat.eos_id]
         ids, mask = chat.training([*asked, assistant("No.")], "last_turn", OFFERED)
         assert ids[: len(prompt + answer)] == prompt + answer and not any(mask[: len(prompt)])
     for before in (ASKED, ONE):

@@ -133,7 +133,7 @@ def test_any_two_that_are_drawn_together_can_be_followed_together():
     """What `excludes` leaves: some 200 pairs, each in several forms."""
     together = 0
     for pair in combinations(RULES.instructions, 2):
-        if pair[1] in RULES.apart[pair[0]]:
+        if pair[1] in RULES.incompatible[pair[0]]:
             continue
         together += 1
         for number in range(2):
@@ -150,7 +150,7 @@ def test_five_at_once_are_never_apart_and_can_be_followed():
         row = made(number, min_constraints=5, max_constraints=5)
         instructions = row["verifier"]["instructions"]
         names = {one["id"] for one in instructions}
-        assert len(names) == 5 and all(RULES.apart[name] & names == {name} for name in names)
+        assert len(names) == 5 and all(RULES.incompatible[name] & names == {name} for name in names)
         told = verify(row["verifier"], answer_to(instructions))
         assert told.score == 1.0, (instructions, told.reason, answer_to(instructions))
 
@@ -172,7 +172,7 @@ def test_what_the_prompt_asks_for_already_stays_and_what_excludes_it_is_not_adde
         first, *added = row["verifier"]["instructions"]
         assert first == given["instructions"][0] and (row["verifier"]["mode"], row["verifier"]["score"]) == ("loose", "share")
         seen |= {one["id"] for one in added}
-    assert len(seen) > 10 and not seen & RULES.apart["change_case:english_capital"]
+    assert len(seen) > 10 and not seen & RULES.incompatible["change_case:english_capital"]
     config = Constrain(instructions=("change_case:english_lowercase",))
     assert constrained(prompt(0, verifier=given), config, RULES) == "too few constraints fit it"
     assert constrained(prompt(0, verifier={"name": "math", "answer": "4"}), config, RULES) == "it has the verifier math"

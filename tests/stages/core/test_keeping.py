@@ -9,7 +9,7 @@ from answers_lab import said
 from pydantic import ValidationError
 
 from configs.judging.keeping import Above, BestAnswers, SelectPrompts, TopShare
-from data.records.answer_pool import Said
+from data.records.answer_pool import AnswerFacts
 from stages.core.keeping import Scored, left_out, pass_rate, worth_imitating
 from stages.core.pass_rates import histogram
 
@@ -18,7 +18,7 @@ def config(keep: Any, **more: Any) -> BestAnswers:
     return BestAnswers.model_validate({"keep": keep} | more)
 
 
-def kept(group: list[Said], keep: Any, **more: Any) -> Any:
+def kept(group: list[AnswerFacts], keep: Any, **more: Any) -> Any:
     found = worth_imitating(group, config(keep, **more))
     return found if isinstance(found, str) else [one.policy for one in found]
 

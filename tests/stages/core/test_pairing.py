@@ -11,7 +11,7 @@ from answers_lab import said
 from pydantic import ValidationError
 
 from configs.judging.pairing import Pair
-from data.records.answer_pool import Said
+from data.records.answer_pool import AnswerFacts
 from stages.pair.pairing import Preferred, disagreement, preferences
 from stages.pair.run import chosen
 
@@ -26,18 +26,18 @@ EVERY = [
 ]
 
 
-def made(group: list[Said], **config: Any) -> Any:
+def made(group: list[AnswerFacts], **config: Any) -> Any:
     return preferences(group, Pair.model_validate(config))
 
 
-def sides(group: list[Said], **config: Any) -> list[tuple[str, ...]]:
+def sides(group: list[AnswerFacts], **config: Any) -> list[tuple[str, ...]]:
     """The policies of each preference, best first."""
     found = made(group, **config)
     assert not isinstance(found, str), found
     return [tuple(one.policy for one in preferred.ranked) for preferred in found]
 
 
-def drawn(group: list[Said], seeds: int, **config: Any) -> Counter:
+def drawn(group: list[AnswerFacts], seeds: int, **config: Any) -> Counter:
     return Counter(pair for seed in range(seeds) for pair in sides(group, seed=seed, **config))
 
 
@@ -134,7 +134,7 @@ def test_of_several_answers_of_a_policy_chance_takes_one():
     both = ("large", "small")
     group = [said(label, None)._replace(id=f"q/{label}/{index}", text=bytes([index])) for label in both for index in (1, 2, 3)]
 
-    def taken(seed: int, order: list[Said]) -> tuple[str, ...]:
+    def taken(seed: int, order: list[AnswerFacts]) -> tuple[str, ...]:
         return tuple(one.id for one in made(order, strategy=DELTA, seed=seed)[0].ranked)
 
     found = Counter(name for seed in range(90) for name in taken(seed, group))
@@ -166,7 +166,7 @@ def test_label_noise_exchanges_the_words_of_every_kind_of_pair(config):
     assert 66 < sum(one.exchanged for one in noisy) < 134  # 100 are due, with a deviation of 8.7
 
 
-def made_up(seed: int) -> list[Said]:
+def made_up(seed: int) -> list[AnswerFacts]:
     """Answers of four of six policies to each prompt, some without a score, some cut off, some alike."""
     draw = random.Random(seed)
     scores = [None, 0.0, 0.25, 0.5, 1.0, 2.0, 3.0]
@@ -178,7 +178,7 @@ def made_up(seed: int) -> list[Said]:
     ]  # fmt: skip
 
 
-def outcome(rows: list[Said], config: Pair) -> list[Preferred]:
+def outcome(rows: list[AnswerFacts], config: Pair) -> list[Preferred]:
     by_prompt = sorted(rows, key=lambda one: one.prompt_id)
     return chosen({name: list(group) for name, group in groupby(by_prompt, lambda one: one.prompt_id)}, config)[0]
 
@@ -223,7 +223,7 @@ def test_what_does_not_go_together_is_refused_with_its_numbers(config, problem):
 # --- a budget ------------------------------------------------------------------------------------------------------------
 
 
-def preferred(name: str, better: float, worse: float, ours: tuple[float, ...] = (), theirs: tuple[float, ...] = ()) -> list[Said]:
+def preferred(name: str, better: float, worse: float, ours: tuple[float, ...] = (), theirs: tuple[float, ...] = ()) -> list[AnswerFacts]:
     return [said("a", better, name, rewards=ours), said("b", worse, name, rewards=theirs)]
 
 
