@@ -150,7 +150,7 @@ def _of_policy(by: ByPolicy, policy: Artifact, questions: Questions, job: Job, a
 
     def fitting() -> Iterator[Request]:
         for number in range(len(questions)):
-            job.doing("tokenising", number, len(questions), "questions")
+            job.doing("tokenizing", number, len(questions), "questions")
             try:
                 ids = chat.prompt(questions.messages(number))
             except ChatError as error:  # e.g. the answer spells out a token that ends turns

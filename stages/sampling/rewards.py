@@ -85,7 +85,7 @@ class FrozenRewardModel:
     def _documents(self, answers: Sequence[dict[str, Any]], problems: dict[int, str]) -> Iterator[tuple[int, Unit]]:
         """(index, tokens) of the answers that the model can read; why the others cannot be is noted."""
         for place, row in enumerate(answers):
-            self._job.doing("tokenising", place, len(answers), "answers")
+            self._job.doing("tokenizing", place, len(answers), "answers")
             try:
                 if row.get("calls"):
                     raise ChatError("the answer calls tools, for which a reward model that reads texts has no form")

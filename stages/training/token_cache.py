@@ -43,7 +43,7 @@ TELL_S = 1.0
 TOLD_BYTES = 48
 MOST_TRIES = 10
 """A file may be damaged, be deleted just now, or be another process's turn that then dies."""
-DOING = "tokenising"
+DOING = "tokenizing"
 LIBRARIES = ("transformers", "tokenizers", "jinja2", "regex")
 CODE = (
     "data/chat/chat.py", "data/records/columns.py", "data/chat/documents.py", "data/chat/encoding.py", "data/records/messages.py",

@@ -289,9 +289,9 @@ def test_kto_reads_pairs_lists_and_scored_singles():
     ("loss", "row", "message"),
     [
         ("kto", preference_of(("a", None)), "preference p is one answer without a score"),
-        ("kto", preference_of(("a", None), ("b", None), strength=0.7), "preference p has strength 0.7, and kto takes certain pairs only"),
+        ("kto", preference_of(("a", None), ("b", None), strength=0.7), "preference p has strength 0.7, but kto takes only certain pairs"),
         ("sppo_soft", preference_of(("a", 1.0), ("b", 0.0)), "preference p has neither a win_rate in both answers nor a strength"),
-        ("sppo_hard", preference_of(("a", None), ("b", None), strength=0.7), "sppo_hard takes certain pairs only: use a loss that"),
+        ("sppo_hard", preference_of(("a", None), ("b", None), strength=0.7), "sppo_hard takes only certain pairs: use a loss that"),
     ],
 )
 def test_rows_that_a_loss_cannot_read_are_refused(loss, row, message):

@@ -282,7 +282,7 @@ def test_the_sampler_has_a_process_of_its_own_unless_it_is_inline(policy, tmp_pa
 
 def test_an_inline_sampler_needs_one_rank(policy, tmp_path):
     job = a_job(tmp_path / "job", numerics=Numerics(world_size=2), sampler_process="inline")
-    with pytest.raises(StageError, match="inline needs world_size 1, not 2"):
+    with pytest.raises(StageError, match="inline requires world_size 1, not 2"):
         refuse(config_of("rlvr", **FIELDS), {"policy": {"p": policy}}, job, 256)
 
 
@@ -290,5 +290,5 @@ def test_a_reference_with_another_vocabulary_is_refused(policy, tmp_path):
     other = make(tmp_path / "other" / "payload")
     (other / "config.json").write_text((other / "config.json").read_text().replace('"vocab_size": ', '"vocab_size": 1'))
     given = {"policy": {"p": policy}, "reference": {"r": publish(tmp_path / "other", "source_model", "policy")}}
-    with pytest.raises(StageError, match="the reference has another vocabulary than the policy"):
+    with pytest.raises(StageError, match="the reference has a different vocabulary than the policy"):
         refuse(config_of("rlvr", **FIELDS), given, a_job(tmp_path / "job"), 256)
