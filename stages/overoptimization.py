@@ -41,8 +41,8 @@ def run(config: Overoptimization, inputs: Inputs, job: Job) -> dict[str, Any]:
     if not kept or largest < 2:
         most = max(len(answers) for answers in scored.values())
         raise StageError(
-            f"best of {largest} requires prompts with at least {max(2, largest)} answers scored by both rewards; {len(kept)} of "
-            f"{len(scored)} prompts have them, and the maximum is {most}: sample more answers per prompt, or set max_n to 2 ... {most}"
+            f"best of {largest} requires at least 2 and at least {largest} answers per prompt scored by both rewards; {len(kept)} of "
+            f"{len(scored)} prompts have {largest}, and the maximum is {most}: sample more answers per prompt, or set max_n to 2 ... {most}"
         )
     curves = {prompt: best_of_n([p for p, _ in answers], [g for _, g in answers], largest) for prompt, answers in kept.items()}
     rows = []
