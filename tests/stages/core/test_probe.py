@@ -90,7 +90,7 @@ def test_log_probs_that_are_not_the_models_own_are_refused(name, numerics):
     model = BY_NAME[name].model(kernel)
     form = numerics.model_copy(update={"attention": kernel})
     probe(PolicyModule(model, 1024), form, CPU)
-    with pytest.raises(ProbeError, match=r"is off by .* from the model's own forward with eager attention: set `packing: false`"):
+    with pytest.raises(ProbeError, match=r"differs by .* from the model's own forward with eager attention: set `packing: false`"):
         probe(Bare(model, 1024), form, CPU)
 
 
