@@ -223,7 +223,7 @@ def test_waived_rows_stay_and_are_on_record_but_not_planted_ones_and_no_waiver_h
     with chat_server(lenient) as chats:
         suites = {"suite": SUITE, "kin": {"k": CRAYONS}}
         done = Done(tmp_path / "a", chats.base_url, rows, suites, neighbours=1, threshold=0.4, waivers=[WAIVER])
-        with pytest.raises(StageError, match="'pencil' is the id of no item of suite"):
+        with pytest.raises(StageError, match="suite has no item 'pencil'"):
             Done(tmp_path / "b", chats.base_url, rows, suites, waivers=[WAIVER | {"items": ["pencil"]}])
     assert done.kept == ["mine", "poem"]
     assert done.metrics["waivers"] == [{"benchmark": "suite", "because": "we own it", "rows": 1, "items": {"t": ["pencils"]}}]
