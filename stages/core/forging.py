@@ -13,6 +13,6 @@ CONTROL = re.compile(
 
 
 def control_token(messages: Sequence[Message]) -> str | None:
-    """The first chat-template token that a message contains as text. A server that parses it as a control token would take the text after it
-    for another turn, possibly the model's own."""
+    """The first chat-template token that a message contains as text. A server that parses it as a control token would take the text after
+    it for another turn, possibly the model's own."""
     return next((found.group() for found in (CONTROL.search(message["content"]) for message in messages) if found), None)
