@@ -83,7 +83,7 @@ def write(kept: Sequence[Said], given: GivenAnswers, job: Job) -> dict[str, Any]
 
 def conversation(row: Mapping[str, Any]) -> Conversation:
     """A prompt with one answer."""
-    said: Message = {"role": "assistant", "content": row["text"]}
+    answer: Message = {"role": "assistant", "content": row["text"]}
     if row["finish_reason"] == "length":
-        said["finish_reason"] = "length"
-    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], said], **records.context_of(row)}
+        answer["finish_reason"] = "length"
+    return {"id": row["id"], "source": row["source"], "messages": [*row["messages"], answer], **records.context_of(row)}

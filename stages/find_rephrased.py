@@ -222,12 +222,12 @@ def write_evidence(suites: Suites, judged: Sequence[Judged], hits: Sequence[Hit]
     }
     with (job.evidence / "rephrased.jsonl").open("w", encoding="utf-8") as stream:
         for suspect, reply, verdict in judged:
-            said = {"reply": reply.text} if isinstance(reply, Reply) else {}
+            words = {"reply": reply.text} if isinstance(reply, Reply) else {}
             for label, item in suites.items(suspect.like.text):
                 outcome = followed.get((suspect.place, label, item["id"]), OTHER)
                 judgment = {"failure": verdict} if isinstance(verdict, str) else {"verdict": outcome}
                 about = {"id": suspect.id, "source": suspect.source, "benchmark": label, "task": item["task"], "item": item["id"]}
-                stream.write(canonical_json(about | {"score": round(suspect.like.cosine, 4)} | said | judgment) + "\n")
+                stream.write(canonical_json(about | {"score": round(suspect.like.cosine, 4)} | words | judgment) + "\n")
 
 
 def counted(suites: Suites, judged: Sequence[Judged]) -> dict[str, dict[str, int]]:

@@ -278,7 +278,7 @@ class Job:
     """Fencing token of this submission; None: started manually, with no other writer."""
     _beats: int = field(default=0, repr=False)
     _last_beat: float = field(default=float("-inf"), repr=False)
-    _told: dict[str, Any] = field(default_factory=dict, repr=False)
+    _report: dict[str, Any] = field(default_factory=dict, repr=False)
     _doing: str = field(default="", repr=False)
 
     @classmethod
@@ -311,11 +311,11 @@ class Job:
     def beating(self) -> Iterator[None]:
         """Send heartbeats, and end this process if a later submission of the job exists."""
 
-        def told() -> dict[str, Any]:
+        def state() -> dict[str, Any]:
             return {"pid": os.getpid(), "host": os.uname().nodename, "memory_share": share_left()}
 
         self.seal()
-        with Pulse(self.folder / PULSES / str(self.rank), told=told, look=self.seal):
+        with Pulse(self.folder / PULSES / str(self.rank), told=state, look=self.seal):
             yield
 
     def seal(self) -> None:
@@ -381,7 +381,7 @@ class Job:
         """
         new, self._doing = what != self._doing, what
         if new or time.monotonic() - self._last_beat >= HEARTBEAT_INTERVAL_S:
-            self._beat({**self._told, "doing": {"what": what, "done": done, "of": of, "unit": unit}}, at_once=new)
+            self._beat({**self._report, "doing": {"what": what, "done": done, "of": of, "unit": unit}}, at_once=new)
 
     @contextmanager
     def busy(self, what: str, *, flushing: bool = False) -> Iterator[None]:
@@ -392,28 +392,28 @@ class Job:
         """
         ended = threading.Event()
 
-        def tell() -> None:
+        def report() -> None:
             effort = Effort()
             while not ended.wait(HEARTBEAT_INTERVAL_S):
                 if flushing or effort.made():
                     self.doing(what)
 
-        teller = threading.Thread(target=tell, daemon=True, name=what)
-        teller.start()
+        reporter = threading.Thread(target=report, daemon=True, name=what)
+        reporter.start()
         try:
             yield
         finally:
             ended.set()
-            teller.join()
+            reporter.join()
 
-    def _beat(self, told: dict[str, Any], at_once: bool) -> None:
+    def _beat(self, report: dict[str, Any], at_once: bool) -> None:
         self._go_on()
-        told = {"doing": None} | told
-        self._told = {"step": 0, "total": 0, "numbers": {}} | {name: value for name, value in told.items() if name != "doing"}
+        report = {"doing": None} | report
+        self._report = {"step": 0, "total": 0, "numbers": {}} | {name: value for name, value in report.items() if name != "doing"}
         now = time.monotonic()
         if self.rank == 0 and (at_once or now - self._last_beat >= HEARTBEAT_INTERVAL_S):
             self._last_beat, self._beats = now, self._beats + 1
-            beat = self._told | told | {"beat": self._beats, "time": time.time()}  # the time is for human readers
+            beat = self._report | report | {"beat": self._beats, "time": time.time()}  # the time is for human readers
             temporary = self.folder / f".progress.{os.getpid()}.{threading.get_ident()}"  # the thread of `busy` writes concurrently
             temporary.write_text(json.dumps(finite(beat)))
             os.replace(temporary, self.folder / "progress.json")

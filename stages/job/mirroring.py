@@ -294,8 +294,8 @@ class Mirroring:
         """Upload the code behind the uploaded work, so that another machine can resume with it."""
         if not self.job.code:  # started manually
             return
-        told = self.job.folder / "code.json"
-        state = ToldCode.model_validate(read_json(told)) if told.exists() else None
+        file = self.job.folder / "code.json"
+        state = ToldCode.model_validate(read_json(file)) if file.exists() else None
         made = Made(code=self.job.code, state=state, marks=tuple(self.job.marks))
         if made != self._noted:
             self.mirror.note_made(made, code_files())

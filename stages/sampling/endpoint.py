@@ -251,13 +251,13 @@ class ChatServer:
                 return read_reply(raw)
             except Garbage as error:
                 return _Failed(str(error))
-        said = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
+        problem = f"status {status}: {self._clean(raw.decode(errors='replace'))}"
         if status in PASSING or status >= 500:
-            return _Failed(said, _seconds(headers.get("retry-after")))
+            return _Failed(problem, _seconds(headers.get("retry-after")))
         if status in REFUSED:
-            return NoReply(said, refused=True)
+            return NoReply(problem, refused=True)
         key = f"the key in {self._variable}" if self._key else f"no key, since {self._variable} is not set"
-        raise StageError(f"{self.base_url} rejects requests ({said}), with {key}: check base_url, model and key")
+        raise StageError(f"{self.base_url} rejects requests ({problem}), with {key}: check base_url, model and key")
 
     async def _post(self, client: Any, body: dict[str, Any]) -> tuple[int, Any, bytes]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}

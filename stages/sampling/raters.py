@@ -121,5 +121,5 @@ def _read(questions: RatingQuestions, replies: list[Reply | str]) -> Ratings:
 
 def _shown(questions: RatingQuestions, number: int, reply: Reply | str) -> dict[str, Any]:
     row, name = questions.of(number)
-    said = {"failure": reply} if isinstance(reply, str) else {"reply": reply.text}
-    return {"id": row["id"], "rubric": name, "question": questions.messages(number)[0]["content"], **said}
+    outcome = {"failure": reply} if isinstance(reply, str) else {"reply": reply.text}
+    return {"id": row["id"], "rubric": name, "question": questions.messages(number)[0]["content"], **outcome}

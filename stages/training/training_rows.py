@@ -114,8 +114,8 @@ def every_answer(rows: Sequence[Row]) -> Sequence[Row]:
 
 def _answer(row: Row, place: int) -> Row:
     answer = row["answers"][place]
-    said = {"text": answer["text"], "ended": records.ended(answer)}
-    return {name: row[name] for name in ("id", "source", "messages")} | said | records.context_of(row)
+    fields = {"text": answer["text"], "ended": records.ended(answer)}
+    return {name: row[name] for name in ("id", "source", "messages")} | fields | records.context_of(row)
 
 
 def fitting(rows: Sequence[Row], units: Units, max_length: int, job: Job, too_long: TooLong = "drop") -> tuple[Sequence[Row], Units]:

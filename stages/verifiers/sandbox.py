@@ -134,8 +134,8 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
     }
     allowed = STARTUP_SECONDS + SLACK * seconds
     # No pipes: a leftover process could keep one open, or fill it endlessly.
-    with open(os.memfd_create("said"), "rb+") as said, open(os.memfd_create("complaints"), "rb+") as complaints:
-        process = _start(ISOLATED, "tests", stdin=subprocess.PIPE, stdout=said, stderr=complaints)
+    with open(os.memfd_create("said"), "rb+") as output, open(os.memfd_create("complaints"), "rb+") as complaints:
+        process = _start(ISOLATED, "tests", stdin=subprocess.PIPE, stdout=output, stderr=complaints)
         late = False
         try:
             process.communicate(json.dumps(order).encode(), timeout=allowed)
@@ -143,7 +143,7 @@ def run(before: str, program: str, tests: str, entry: str, seconds: int) -> Outc
             late = True
         finally:
             _end(process)
-        lines = [line.removeprefix(order["word"]) for line in _text(said).splitlines() if line.startswith(order["word"])]
+        lines = [line.removeprefix(order["word"]) for line in _text(output).splitlines() if line.startswith(order["word"])]
         if not lines:
             raise _not_up(complaints)
     if len(lines) < 2:

@@ -98,7 +98,7 @@ def serve(limits):
         exec(compile(order["program"], "program", "exec"), namespace)
         reply = {"value": None}
     except BaseException as error:
-        reply = {"raised": type(error).__name__, "said": said(error)}
+        reply = {"raised": type(error).__name__, "said": message_of(error)}
     while True:
         answers.write(json.dumps(reply).encode() + b"\n")
         answers.flush()
@@ -109,10 +109,10 @@ def serve(limits):
             given: Any = decode(json.loads(line))
             reply = {"value": encode(namespace[order["entry"]](*given[0], **given[1]))}
         except BaseException as error:  # also SystemExit: it ends the call, not the program
-            reply = {"raised": type(error).__name__, "said": said(error)}
+            reply = {"raised": type(error).__name__, "said": message_of(error)}
 
 
-def said(error):
+def message_of(error):
     try:
         return str(error)[:200]
     except BaseException:
@@ -189,7 +189,7 @@ def test(order, tell):
         if callable(namespace.get("check")):
             namespace["check"](program)
     except BaseException as error:
-        tell({"wrong": f"{type(error).__name__}: {said(error)}"[:300]})
+        tell({"wrong": f"{type(error).__name__}: {message_of(error)}"[:300]})
     else:
         tell({"right": True})
     os._exit(0)
@@ -209,7 +209,7 @@ def make_rows(order, write):
             raise NameError(f"{name} has no function {order['function']!r}")
         made = namespace[order["function"]](count=order["count"], seed=order["seed"], **order["arguments"])
         for row in itertools.islice(made, order["count"]):
-            write(told(row))
+            write(line_of(row))
     except BaseException as error:  # also SystemExit: reported to the caller
         write(json.dumps({"raised": last_words(error)}))
     else:
@@ -217,14 +217,14 @@ def make_rows(order, write):
     os._exit(0)
 
 
-def told(row):
+def line_of(row):
     """A row as a JSON line, or a report of why it is invalid."""
     if not isinstance(row, dict):
         return bad(row, f"is a {type(row).__name__}, and a row is a mapping from columns to values")
     try:
         text = json.dumps(row, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return bad(row, f"is not JSON: {said(error)}")
+        return bad(row, f"is not JSON: {message_of(error)}")
     if len(text) > LONGEST_VALUE:
         return bad(row, f"has {len(text)} characters as JSON, {LONGEST_VALUE} at most")
     return f'{{"row": {text}}}'
