@@ -295,7 +295,7 @@ def test_the_forms_sampling_counts_and_may_be_made_shorter():
 @pytest.mark.parametrize(
     ("config", "forms", "problem"),
     [
-        ({}, [None], "suite s0 has no form that specifies sampling: set sampling"),
+        ({}, [None], "suite s0 has no form, which would say how answers are drawn: set sampling"),
         ({"sampling": {"max_tokens": 3}}, ["gsm8k"], "leave sampling out"),
         ({"sampling": {"max_tokens": 3}, "max_tokens": 2}, [None], "no suite has one: set sampling.max_tokens"),
         ({"sampling": {"max_tokens": 3}}, ["gsm8k", None], None),
